@@ -1,0 +1,34 @@
+"""midstep: process-level rescheduling for distributed training. Kill a rank, and only that rank comes back.
+
+The face of the package. Names are looked up when they are first used, so that `import midstep` loads neither torch nor
+zmq.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .adapters.ddp.state import TrainState
+    from .processor.resilient import init_process_group, resilient
+    from .protocol.errors import MidstepError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "MidstepError": "protocol.errors",
+    "TrainState": "adapters.ddp.state",
+    "init_process_group": "processor.resilient",
+    "resilient": "processor.resilient",
+}
+
+__all__ = ["MidstepError", "TrainState", "__version__", "init_process_group", "resilient"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,29 @@
+"""What the recovery machine wants done. The driver does it, in order, after the event that caused it is durable."""
+
+import msgspec
+
+from ..protocol.messages import Command
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send a command and see that it arrives. `generation` is stamped on the envelope."""
+
+    receiver: str
+    body: Command
+    generation: int
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """Stop resending to a receiver: what was for it is void, or nobody is there any more."""
+
+    receiver: str
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """The job is over: deliver what is outstanding, then leave with `exit_code`."""
+
+    exit_code: int
+    reason: str
+
+
+Action = Send | Forget | Finish

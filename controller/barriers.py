@@ -1,0 +1,183 @@
+"""The two barriers and the resume: what happens when ranks answer.
+
+Barrier one closes when every survivor has quiesced and every newcomer has joined; then the repair is planned and all
+rejoin. Barrier two closes when all stand at one step; then all resume, and the incident ends when each has committed
+the first new step.
+"""
+
+from ..protocol.errors import StateLost
+from ..protocol.messages import (
+    RankFinished,
+    RankJoined,
+    RankQuiesced,
+    RankReady,
+    Rejoin,
+    Release,
+    Resume,
+    StepCommitted,
+)
+from ..protocol.types import Rung, rank_address
+from .deciding import rung_failed
+from .ending import ready_to_save
+from .repair import plan_repair
+from .state import JobState, Phase
+from .world import Holder, RankState
+
+# Rungs that keep processes alive, and so depend on state that can be had from them.
+KEEPING = (Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER)
+
+
+def on_rank_joined(state: JobState, event: RankJoined, now: float) -> None:
+    """A new process has reached its train function."""
+    holder = _current(state, event.rank, event.incarnation)
+    if holder is None or holder.state is not RankState.STARTING:
+        state.ignore("joined twice or too late")
+        return
+    holder.state, holder.resilient, holder.pid = RankState.JOINED, True, event.pid
+    holder.report, holder.joined_generation = event.report, event.generation
+    state.awaiting_joined.discard(event.rank)
+    state.ever_resilient = True
+    state.history.rank_phases(state.generation, event.rank, {"join": event.join_s})
+    if state.phase is Phase.STARTING and state.newcomers_due_s is None:
+        state.newcomers_due_s = now + state.policy.deadlines.start_s
+    barrier_one(state, now)
+
+
+def on_rank_quiesced(state: JobState, event: RankQuiesced, now: float) -> None:
+    """A survivor has stopped and cleaned."""
+    holder = _current(state, event.rank, event.incarnation)
+    if holder is None or event.generation != state.generation or holder.state is not RankState.QUIESCING:
+        state.ignore("quiesced in another generation")
+        return
+    holder.state, holder.report = RankState.QUIESCED, event.report
+    holder.committed = max(holder.committed, event.report.committed)
+    state.committed = max(state.committed, event.report.committed)
+    state.awaiting_quiesced.discard(event.rank)
+    state.history.rank_phases(state.generation, event.rank, event.phases_s)
+    if state.phase is Phase.SAVING:
+        ready_to_save(state, now)
+    else:
+        barrier_one(state, now)
+
+
+def barrier_one(state: JobState, now: float) -> None:
+    """When all have answered: plan the repair, and have everybody rejoin."""
+    if not state.awaiting_joined:
+        state.newcomers_due_s = None
+    if state.awaiting_joined or state.awaiting_quiesced:
+        return
+    world = state.world
+    reports = {holder.rank: holder.report for holder in world.holders if holder.report is not None}
+    try:
+        state.plan = plan_repair(reports, world.places(), state.policy.restore)
+    except StateLost as lost:
+        for rung in KEEPING:
+            rung_failed(state, rung, str(lost), now, decide_now=rung is KEEPING[-1])
+        return
+    plan = state.plan
+    state.history.planned(plan.restore, plan.reasons, plan.target_step, state.committed)
+    for holder in world.holders:
+        holder.state = RankState.REJOINING
+        state.send(rank_address(holder.rank), rejoin_command(state, holder))
+    state.awaiting_ready = set(range(world.size))
+    state.enter(Phase.REJOINING, now, state.policy.deadlines.rejoin_s)
+
+
+def rejoin_command(state: JobState, holder: Holder) -> Rejoin:
+    """Return a rank's own part of the plan, as a command."""
+    assert state.plan is not None
+    return Rejoin(
+        rank=holder.rank,
+        generation=state.generation,
+        store=state.world.store(),
+        seated=holder.seated and holder.joined_generation == state.generation,
+        part=state.plan.parts[holder.rank],
+    )
+
+
+def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
+    """A rank is rebuilt, repaired and rolled back."""
+    holder = _current(state, event.rank, event.incarnation)
+    if holder is None or event.generation != state.generation or holder.state is not RankState.REJOINING:
+        state.ignore("ready in another generation")
+        return
+    assert state.plan is not None
+    if event.step != state.plan.target_step:
+        rung_failed(
+            state,
+            None,
+            f"rank {event.rank} came back at step {event.step}, all others go to {state.plan.target_step}",
+            now,
+        )
+        return
+    holder.state, holder.committed = RankState.READY, event.step
+    state.awaiting_ready.discard(event.rank)
+    state.history.rank_phases(state.generation, event.rank, event.phases_s)
+    state.history.moved(event.bytes_received)
+    if state.awaiting_ready:
+        return
+    for each in state.world.holders:
+        each.state = RankState.TRAINING
+        state.send(rank_address(each.rank), Resume(each.rank, state.generation, event.step))
+    state.committed = event.step
+    state.first_steps_at_s = 0.0
+    state.awaiting_step = set(range(state.world.size))
+    state.unfinished = set(range(state.world.size))
+    state.enter(Phase.RESUMING, now, state.policy.deadlines.first_step_s)
+
+
+def on_step_committed(state: JobState, event: StepCommitted, now: float) -> None:
+    """A rank has committed its first step since the resume."""
+    if _answers(state, event.rank, event.incarnation, event.generation) is None:
+        state.ignore("step of another generation")
+        return
+    state.committed = max(state.committed, event.committed)
+    state.median_step_s = max(state.median_step_s, event.median_step_s)
+    state.first_steps_at_s = max(state.first_steps_at_s, event.at_s)
+    state.awaiting_step.discard(event.rank)
+    _maybe_resumed(state, now)
+
+
+def on_rank_finished(state: JobState, event: RankFinished, now: float) -> None:
+    """A rank's train function has returned; it stays until all have."""
+    holder = _answers(state, event.rank, event.incarnation, event.generation)
+    if holder is None:
+        state.ignore("finished in another generation")
+        return
+    holder.state = RankState.FINISHED
+    holder.committed = max(holder.committed, event.committed)
+    state.committed = max(state.committed, event.committed)
+    state.first_steps_at_s = max(state.first_steps_at_s, now)
+    state.awaiting_step.discard(event.rank)
+    state.unfinished.discard(event.rank)
+    _maybe_resumed(state, now)
+    if state.phase is not Phase.RUNNING:
+        return
+    if state.unfinished:
+        state.due_s = state.due_s or now + state.policy.deadlines.finish_s
+        return
+    for each in state.world.holders:
+        each.state = RankState.RELEASED
+        state.send(rank_address(each.rank), Release(each.rank, state.generation))
+    state.enter(Phase.FINISHING, now, state.policy.deadlines.finish_s)
+
+
+def _maybe_resumed(state: JobState, now: float) -> None:
+    if state.phase is not Phase.RESUMING or state.awaiting_step:
+        return
+    state.history.resumed(state.first_steps_at_s, state.world.pids(), state.median_step_s)
+    state.clear_incident()
+    state.enter(Phase.RUNNING, now)
+
+
+def _current(state: JobState, rank: int, incarnation: int) -> Holder | None:
+    """Return the holder of a rank if the report comes from its present process."""
+    if not 0 <= rank < state.world.size:
+        return None
+    holder = state.world.holders[rank]
+    return holder if holder.incarnation == incarnation else None
+
+
+def _answers(state: JobState, rank: int, incarnation: int, generation: int) -> Holder | None:
+    holder = _current(state, rank, incarnation)
+    return holder if holder is not None and generation == state.generation else None

@@ -1,0 +1,89 @@
+"""What happens when time runs out. Every phase in which somebody is waited for has a deadline, and it ends here."""
+
+from collections.abc import Callable
+
+from ..protocol.types import CONTROLLER, FaultKind, FaultReport
+from .deciding import blame, decide
+from .ending import end, ready_to_save
+from .events import DeadlinePassed
+from .nodes import nodes_missing
+from .openings import nodes_needed, overdue, wait_for_nodes
+from .reports import resolve_suspicion, suspect
+from .state import JobState, Phase
+from .world import NodeState
+
+
+def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
+    """The present phase is over time."""
+    if state.newcomers_due_s is not None and state.newcomers_due_s <= now:
+        state.newcomers_due_s = None
+        what = "has not reached its train function"
+        _blame_all(state, overdue(state, state.awaiting_joined, FaultKind.START_FAILED, what, now), now)
+    elif state.due_s is not None and state.due_s <= now:
+        state.due_s = None
+        _OVERDUE[state.phase](state, now)
+    else:
+        state.ignore("deadline that was met")
+
+
+def _waiting(state: JobState, now: float) -> None:
+    if len(state.world.named(NodeState.ACTIVE, NodeState.SPARE)) >= nodes_needed(state):
+        state.spares_awaited = False
+        wait_for_nodes(state, now)
+    else:
+        nodes_missing(state, f"too few nodes came within {state.policy.deadlines.nodes_s:g} s", now)
+
+
+def _quiescing(state: JobState, now: float) -> None:
+    late = overdue(state, state.awaiting_quiesced, FaultKind.UNRESPONSIVE, "did not quiesce", now)
+    _blame_all(state, late, now)
+
+
+def _rejoining(state: JobState, now: float) -> None:
+    limit_s = state.policy.deadlines.rejoin_s
+    _over_time(state, f"{len(state.awaiting_ready)} ranks not ready after {limit_s:g} s", now)
+
+
+def _resuming(state: JobState, now: float) -> None:
+    limit_s = state.policy.deadlines.first_step_s
+    _over_time(state, f"no first step from {len(state.awaiting_step)} ranks in {limit_s:g} s", now)
+
+
+def _saving(state: JobState, now: float) -> None:
+    if state.saving:
+        end(state, state.stop_code, f"{state.stop_reason}; the emergency checkpoint was not written in time", now)
+    else:
+        ready_to_save(state, now, overdue=True)
+
+
+def _finishing(state: JobState, now: float) -> None:
+    ranks = ", ".join(map(str, sorted(state.unfinished))) or "some"
+    limit_s = state.policy.deadlines.finish_s
+    end(state, 1, f"rank {ranks} did not finish within {limit_s:g} s of the others", now)
+
+
+_OVERDUE: dict[Phase, Callable[[JobState, float], None]] = {
+    Phase.WAITING: _waiting,
+    Phase.SUSPECTING: resolve_suspicion,
+    Phase.QUIESCING: _quiescing,
+    Phase.REJOINING: _rejoining,
+    Phase.RESUMING: _resuming,
+    Phase.SAVING: _saving,
+    Phase.RUNNING: _finishing,
+    Phase.FINISHING: _finishing,
+}
+
+
+def _blame_all(state: JobState, reports: list[FaultReport], now: float) -> None:
+    for report in reports:
+        state.history.report(report, state.world.pids(), now, state.committed)
+        blame(state, report)
+    if reports:
+        decide(state, now)
+
+
+def _over_time(state: JobState, detail: str, now: float) -> None:
+    """A phase in which ranks wait for each other is over time: find out who holds it up."""
+    report = FaultReport(FaultKind.STALL, now, CONTROLLER, detail, generation=state.generation)
+    state.history.report(report, state.world.pids(), now, state.committed)
+    suspect(state, report, now)

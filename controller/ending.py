@@ -1,0 +1,104 @@
+"""How a job ends: well, with all processes released; or stopped, with an emergency checkpoint where there is state.
+
+The checkpoint is written by the survivors, parked at one step: first each its own state, then the lowest of them the
+shards, and only that one publishes. Whatever fails on the way is said and does not keep the job from ending.
+"""
+
+from ..protocol.messages import CheckpointSaved, EndJob, Quiesce, SaveCheckpoint
+from ..protocol.types import PLATFORM, node_address, rank_address
+from .state import JobState, Phase
+from .world import PARKED, NodeState, RankState
+
+SAVE_S = 300.0
+
+
+def begin_stop(state: JobState, reason: str, now: float, exit_code: int = 1) -> None:
+    """Stop the job: park the survivors, save what they hold, end everything."""
+    state.stop_reason, state.stop_code = reason, exit_code
+    survivors = [holder for holder in state.world.holders if holder.resilient and holder.rank not in state.guilty]
+    if not survivors or state.committed == 0:
+        end(state, exit_code, reason, now)
+        return
+    state.generation += 1
+    state.awaiting_joined.clear()
+    state.awaiting_ready.clear()
+    state.awaiting_quiesced.clear()
+    state.newcomers_due_s = None
+    for holder in survivors:
+        if holder.state not in PARKED:
+            state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation))
+            holder.state = RankState.QUIESCING
+            state.awaiting_quiesced.add(holder.rank)
+    state.enter(Phase.SAVING, now, state.policy.deadlines.quiesce_s)
+    ready_to_save(state, now)
+
+
+def ready_to_save(state: JobState, now: float, *, overdue: bool = False) -> None:
+    """When all survivors are parked (or overdue), have those at the newest committed step save."""
+    if state.awaiting_quiesced and not overdue:
+        return
+    clean = [
+        holder
+        for holder in state.world.in_state(*PARKED)
+        if holder.report is not None and holder.report.clean and holder.report.holds
+    ]
+    step = max((holder.report.committed for holder in clean if holder.report), default=0)
+    writers = [holder.rank for holder in clean if holder.report and holder.report.committed == step]
+    if not writers or step == 0:
+        end(
+            state,
+            state.stop_code,
+            f"{state.stop_reason}; no emergency checkpoint: nobody holds clean state",
+            now,
+        )
+        return
+    state.saving = sorted(writers)
+    state.committed = step
+    state.enter(Phase.SAVING, now, SAVE_S)
+    for rank in state.saving[1:] or state.saving:
+        _ask_to_save(state, rank)
+
+
+def on_checkpoint_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
+    """One rank has saved; the last one publishes, then the job ends."""
+    if event.generation != state.generation or event.rank not in state.saving:
+        state.ignore("checkpoint of another generation")
+        return
+    state.saving.remove(event.rank)
+    if event.error:
+        end(
+            state,
+            state.stop_code,
+            f"{state.stop_reason}; the emergency checkpoint failed: {event.error}",
+            now,
+        )
+    elif not state.saving:
+        end(
+            state,
+            state.stop_code,
+            f"{state.stop_reason}; an emergency checkpoint of step {event.step} is at {event.path}",
+            now,
+        )
+    elif len(state.saving) == 1:
+        _ask_to_save(state, state.saving[0])
+
+
+def outstanding_saves(state: JobState) -> list[int]:
+    """Return the ranks that have been asked to save and have not answered."""
+    return state.saving[1:] or state.saving
+
+
+def _ask_to_save(state: JobState, rank: int) -> None:
+    publish = len(state.saving) == 1
+    state.send(rank_address(rank), SaveCheckpoint(rank, state.generation, state.committed, publish))
+
+
+def end(state: JobState, exit_code: int, reason: str, now: float) -> None:
+    """Tell everybody that the job is over."""
+    state.history.stopped(now, state.world.pids(), reason)
+    state.enter(Phase.ENDED, now)
+    state.newcomers_due_s = None
+    for name in state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.ISOLATED):
+        state.send(node_address(name), EndJob(exit_code, reason))
+    state.send(PLATFORM, EndJob(exit_code, reason))
+    state.finish(exit_code, reason)

@@ -1,0 +1,41 @@
+"""What can happen to the recovery machine.
+
+Reports from below are events as they are (`protocol.messages.Report`); here are those that arise in the controller
+itself. All of them go into the journal, so all of them are frozen, tagged structs.
+"""
+
+import msgspec
+
+from ..protocol.messages import Report
+from ..protocol.types import ArmedFault
+
+
+class DeadlinePassed(msgspec.Struct, frozen=True, tag=True):
+    """The time that `RecoveryMachine.next_deadline` named has come."""
+
+
+class ControllerStarted(msgspec.Struct, frozen=True, tag=True):
+    """A controller has taken over with a new term, after it replayed the journal."""
+
+    term: int
+
+
+class InjectRequested(msgspec.Struct, frozen=True, tag=True):
+    """An operator wants a fault in a rank."""
+
+    fault: ArmedFault
+
+
+class KillNodeRequested(msgspec.Struct, frozen=True, tag=True):
+    """An operator wants a node to die."""
+
+    node: str
+
+
+class StopRequested(msgspec.Struct, frozen=True, tag=True):
+    """An operator, or a signal to the launcher, wants the job to end."""
+
+    reason: str
+
+
+Event = Report | DeadlinePassed | ControllerStarted | InjectRequested | KillNodeRequested | StopRequested

@@ -1,0 +1,44 @@
+"""Who is to blame: pure functions from what was seen to the ranks at fault."""
+
+import signal
+from collections.abc import Iterable
+
+from ..protocol.types import Activity, FaultKind, RankProgress
+
+# Something is wrong, and the rank that says so is most likely not the one at fault: those who wait for a dead or
+# stalled rank report first.
+SUSPICIONS = frozenset({FaultKind.COMMUNICATION, FaultKind.STALL, FaultKind.LINK_UP})
+
+WAITING_FOR_PEERS = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
+
+
+def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = ()) -> tuple[int, ...]:
+    """Return the ranks that hold up the others, from all step clocks read at about the same time.
+
+    A rank that the kernel has stopped is at fault, and so is one of a node that does not answer (`silent`). Otherwise
+    those that are furthest behind, if they are not waiting in a collective themselves. Empty: nobody can be blamed.
+    """
+    clocks = list(clocks)
+    certain = {clock.rank for clock in clocks if clock.suspended} | set(silent)
+    if certain:
+        return tuple(sorted(certain))
+    working = [clock for clock in clocks if clock.activity is not Activity.FINISHED]
+    if not working:
+        return ()
+    last = min((clock.step, clock.collectives) for clock in working)
+    behind = [clock for clock in working if (clock.step, clock.collectives) == last]
+    blamed = [clock.rank for clock in behind if clock.activity not in WAITING_FOR_PEERS]
+    if len(blamed) == len(working):
+        return ()
+    return tuple(sorted(blamed))
+
+
+def describe_exit(status: int) -> str:
+    """Say in words how a process ended; negative numbers are signals."""
+    if status >= 0:
+        return f"the process ended with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"the process was ended by {name}"

@@ -1,0 +1,106 @@
+"""The record of incidents, written as they unfold: what `midstep report` shows.
+
+Kept apart from the machine so that deciding and remembering do not mix: the machine says what happens, this turns it
+into `Incident` records with phases, decisions and reasons.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from ..protocol.incidents import Incident, Outcome, PhaseRecord, RankPhase
+from ..protocol.types import Decision, FaultReport, RestoreSource
+
+MAX_INCIDENTS = 1000
+MAX_REPORTS_PER_INCIDENT = 200
+
+
+class History:
+    """All incidents of a job; the last one may be open."""
+
+    def __init__(self) -> None:
+        self.incidents: list[Incident] = []
+
+    @property
+    def open(self) -> Incident | None:
+        """The incident that has not ended, if there is one."""
+        if self.incidents and self.incidents[-1].outcome is Outcome.OPEN:
+            return self.incidents[-1]
+        return None
+
+    def report(self, report: FaultReport, pids: Mapping[int, int], now: float, committed: int) -> bool:
+        """Add a fault report to the open incident, or open one with it; say whether one was opened."""
+        opened = self.open is None
+        if opened:
+            number = self.incidents[-1].number + 1 if self.incidents else 1
+            began_s = min(report.at_s, now)
+            self.incidents.append(
+                Incident(number=number, began_s=began_s, pids_before=dict(pids), committed_before=committed)
+            )
+            del self.incidents[:-MAX_INCIDENTS]
+        current = self.incidents[-1]
+        if len(current.reports) < MAX_REPORTS_PER_INCIDENT:
+            self._change(reports=(*current.reports, report), began_s=min(current.began_s, report.at_s))
+        return opened
+
+    def decided(self, decision: Decision) -> None:
+        """Remember what was decided, with its reasons."""
+        if self.open:
+            self._change(decisions=(*self.open.decisions, decision))
+
+    def opened(self, generation: int, replaced: Iterable[int]) -> None:
+        """Remember that a generation was opened and whose processes it replaces."""
+        if self.open:
+            ranks = tuple(sorted({*self.open.replaced, *replaced}))
+            self._change(generations=(*self.open.generations, generation), replaced=ranks)
+
+    def entered(self, name: str, generation: int, now: float) -> None:
+        """Close the phase that was under way and begin the next."""
+        if self.open:
+            phases = [self._ended(phase, now) for phase in self.open.phases]
+            self._change(phases=(*phases, PhaseRecord(generation, name, now)))
+
+    def rank_phases(self, generation: int, rank: int, phases_s: Mapping[str, float]) -> None:
+        """Add one rank's own timings."""
+        if self.open:
+            rows = (RankPhase(generation, rank, name, duration) for name, duration in phases_s.items())
+            self._change(rank_phases=(*self.open.rank_phases, *rows))
+
+    def planned(self, restore: RestoreSource, reasons: tuple[str, ...], target: int, committed: int) -> None:
+        """Remember where state comes from, and the step that will be repeated."""
+        if self.open:
+            before = max(self.open.committed_before, committed)
+            self._change(restore=restore, repair_reasons=reasons, resumed_step=target, committed_before=before)
+
+    def moved(self, size_bytes: int) -> None:
+        """Add bytes that a rank received."""
+        if self.open and size_bytes:
+            self._change(bytes_moved=self.open.bytes_moved + size_bytes)
+
+    def resumed(self, at_s: float, pids: Mapping[int, int], median_step_s: float) -> None:
+        """Close the incident: the first new step is committed everywhere."""
+        if self.open:
+            phases = tuple(self._ended(phase, at_s) for phase in self.open.phases)
+            self._change(
+                phases=phases,
+                resumed_s=at_s,
+                pids_after=dict(pids),
+                median_step_s=median_step_s,
+                outcome=Outcome.RESUMED,
+                ended_reason="all ranks have committed the repeated step",
+            )
+
+    def stopped(self, now: float, pids: Mapping[int, int], reason: str) -> None:
+        """Close the incident: the job stops."""
+        if self.open:
+            phases = tuple(self._ended(phase, now) for phase in self.open.phases)
+            self._change(phases=phases, pids_after=dict(pids), outcome=Outcome.STOPPED, ended_reason=reason)
+
+    @staticmethod
+    def _ended(phase: PhaseRecord, now: float) -> PhaseRecord:
+        if phase.ended_s is not None:
+            return phase
+        return msgspec.structs.replace(phase, ended_s=max(now, phase.began_s))
+
+    def _change(self, **fields: object) -> None:
+        self.incidents[-1] = msgspec.structs.replace(self.incidents[-1], **fields)

@@ -1,0 +1,93 @@
+"""The recovery machine: the pure heart of the controller.
+
+Events in, actions out; the clock is an argument. It reads no clock, opens nothing, and remembers only what the events
+told it, so its journal is the truth about it: replay the events, and it stands where it stood.
+"""
+
+from ..policies.ladder import Ladder
+from ..policies.schema import Policy
+from ..protocol.incidents import Incident, JobStatus, NodeStatus, RankStatus
+from ..protocol.types import JobSpec
+from .actions import Action
+from .events import Event
+from .openings import wait_for_nodes
+from .state import JobState, Phase
+from .table import TABLE
+from .world import World
+
+
+class RecoveryMachine:
+    """Decides what is to be done about everything that happens to one job."""
+
+    def __init__(self, policy: Policy, job: JobSpec, *, can_create_nodes: bool = False) -> None:
+        world = World(size=job.world_size, ranks_per_node=job.ranks_per_node)
+        self._state = JobState(policy, Ladder(policy), job, world, can_create_nodes=can_create_nodes)
+        self._started = False
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take in one event at `now` (seconds, never going back) and return what is to be done, in order.
+
+        Never raises for what comes from outside: an event that does not fit the phase changes nothing and is counted.
+        """
+        state = self._state
+        if not self._started:
+            self._started = True
+            wait_for_nodes(state, now)
+        row = TABLE.get((state.phase, type(event)))
+        if row is None:
+            state.ignore(f"{type(event).__name__} while {state.phase}")
+            return []
+        row.handler(state, event, now)
+        actions, state.actions = state.actions, []
+        return actions
+
+    def next_deadline(self) -> float | None:
+        """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nobody is waited for."""
+        due = [at for at in (self._state.due_s, self._state.newcomers_due_s) if at is not None]
+        return min(due, default=None)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the job stands."""
+        return self._state.phase
+
+    @property
+    def generation(self) -> int:
+        """Return the number of the present membership."""
+        return self._state.generation
+
+    @property
+    def state(self) -> JobState:
+        """The machine's memory, to be read by tests and the simulator, and written by nobody."""
+        return self._state
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """All incidents so far; the last one may be open."""
+        return tuple(self._state.history.incidents)
+
+    def status(self, now: float) -> JobStatus:
+        """Return what `midstep status` shows."""
+        state = self._state
+        return JobStatus(
+            job=state.job.job,
+            at_s=now,
+            phase=state.phase.value,
+            generation=state.generation,
+            term=state.term,
+            committed=state.committed,
+            median_step_s=state.median_step_s,
+            ranks=tuple(
+                RankStatus(h.rank, h.node, h.pid, h.incarnation, h.state.value, h.committed, "")
+                for h in state.world.holders
+            ),
+            nodes=tuple(
+                NodeStatus(n.name, n.failure_domain, n.state.value, tuple(h.rank for h in state.world.on(n.name)))
+                for n in state.world.nodes.values()
+            ),
+            budgets=state.ladder.budgets(tuple(state.spent), now),
+            incidents=self.incidents,
+            refused=dict(state.ignored),
+            exit_code=state.exit_code,
+            reason=state.reason,
+        )

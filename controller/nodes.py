@@ -1,0 +1,78 @@
+"""When a node comes, goes, or cannot be had."""
+
+from ..protocol.messages import NodeJoined, NodeLost, NodeRefused, StoreMoved, WelcomeNode
+from ..protocol.types import CONTROLLER, FaultKind, FaultReport, node_address
+from .deciding import blame, decide, rung_failed
+from .ending import end
+from .openings import wait_for_nodes
+from .state import OVER, JobState, Phase
+from .world import NodeState
+
+
+def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
+    """An agent is there: a new node, or one that found this controller again."""
+    world = state.world
+    node = world.nodes.get(event.node)
+    if node is None or node.state in {NodeState.LOST, NodeState.REQUESTED}:
+        node = world.add_node(event.node, NodeState.SPARE, event.failure_domain)
+    node.store = event.store
+    state.send(node_address(event.node), WelcomeNode(state.job))
+    if state.phase is Phase.WAITING:
+        wait_for_nodes(state, now)
+
+
+def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
+    """A node is gone, with everything on it."""
+    node = state.world.nodes.get(event.node)
+    if node is None or node.state is NodeState.LOST:
+        state.ignore("loss of a node that is not there")
+        return
+    was, node.state = node.state, NodeState.LOST
+    if was is not NodeState.ACTIVE or state.phase in OVER:
+        return
+    if state.phase is Phase.FINISHING:
+        end(state, 1, f"node {event.node} was lost after training had finished: {event.reason}", now)
+        return
+    report = FaultReport(
+        kind=FaultKind.NODE_LOST,
+        at_s=event.at_s,
+        seen_by=CONTROLLER,
+        detail=event.reason,
+        node=event.node,
+        generation=state.generation,
+    )
+    lost = state.world.on(event.node)
+    if state.phase is not Phase.WAITING:
+        state.history.report(report, state.world.pids(), now, state.committed)
+        blame(state, report)
+    for holder in lost:
+        holder.lose()
+    if state.phase is Phase.WAITING:
+        wait_for_nodes(state, now)
+        return
+    decide(state, now)
+
+
+def on_node_refused(state: JobState, event: NodeRefused, now: float) -> None:
+    """The platform has no such node to give."""
+    node = state.world.nodes.get(event.node)
+    if node is None or node.state is not NodeState.REQUESTED:
+        state.ignore("refusal of a node that was not asked for")
+        return
+    node.state = NodeState.LOST
+    if state.phase is Phase.WAITING and not state.world.named(NodeState.REQUESTED):
+        nodes_missing(state, f"the platform refused node {event.node}: {event.reason}", now)
+
+
+def on_store_moved(state: JobState, event: StoreMoved, now: float) -> None:
+    """A rendezvous store listens elsewhere; the next generation will meet there."""
+    if event.node in state.world.nodes:
+        state.world.nodes[event.node].store = event.store
+
+
+def nodes_missing(state: JobState, reason: str, now: float) -> None:
+    """Too few nodes will come: the rung that asked for them has failed, or the job cannot start."""
+    if state.history.open is None:
+        end(state, 1, reason, now)
+    else:
+        rung_failed(state, None, reason, now)

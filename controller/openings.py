@@ -1,0 +1,209 @@
+"""How a generation is opened: who is asked to quiesce, whose process is started, and where.
+
+Three ways: survivors stay and some ranks get a new process (`open_generation`); everybody starts anew on the nodes at
+hand (`open_world`); or nodes have to come first (`wait_for_nodes`).
+"""
+
+from collections.abc import Iterable
+
+from ..protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
+from ..protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
+from .state import JobState, Phase
+from .world import PARKED, Holder, NodeState, RankState
+
+SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
+
+
+def nodes_needed(state: JobState) -> int:
+    """Return how many nodes the ranks of the job take."""
+    return -(-state.world.size // state.world.ranks_per_node)
+
+
+def wait_for_nodes(state: JobState, now: float) -> None:
+    """Go on when there are enough nodes; until then wait, for as long as the policy says."""
+    have = len(state.world.named(NodeState.ACTIVE, NodeState.SPARE))
+    if have < nodes_needed(state):
+        if state.phase is not Phase.WAITING or state.due_s is None:
+            state.enter(Phase.WAITING, now, state.policy.deadlines.nodes_s)
+        return
+    wanted = nodes_needed(state) + state.job.spare_nodes
+    if state.spares_awaited and have < wanted:
+        if state.due_s is None or state.due_s > now + SPARES_WAIT_S:
+            state.due_s = now + SPARES_WAIT_S
+        return
+    open_world(state, now)
+
+
+def open_world(state: JobState, now: float) -> None:
+    """Start the process of every rank anew, on the nodes at hand: nodes in use first, then spares."""
+    state.spares_awaited = False
+    world = state.world
+    in_use = world.named(NodeState.ACTIVE)
+    world.place([*in_use, *sorted(world.named(NodeState.SPARE), key=_natural)])
+    if state.generation > 0:
+        state.restarts += 1
+    _next_generation(state, range(world.size))
+    state.unfinished = set(range(world.size))
+    for holder in world.holders:
+        _start(state, holder, seated=True)
+    _reset_barriers(state)
+    state.awaiting_joined = set(range(world.size))
+    state.newcomers_due_s = None
+    state.enter(Phase.STARTING, now)
+
+
+def open_generation(state: JobState, replace: Iterable[int], now: float) -> None:
+    """Open the next generation: survivors quiesce, the ranks of `replace` get a new process.
+
+    Newcomers of an earlier attempt that are still on their way, and ranks that are parked already, stay as they are.
+    Where nobody would survive, the world starts as a whole.
+    """
+    world = state.world
+    replaced = set(replace)
+    replaced |= {h.rank for h in world.in_state(RankState.ABSENT, RankState.EXITED)}
+    replaced |= {h.rank for h in world.in_state(RankState.STARTING) if h.seated}
+    survivors = [holder for holder in world.holders if holder.rank not in replaced and holder.resilient]
+    if not survivors:
+        open_world(state, now)
+        return
+    _next_generation(state, replaced)
+    _reset_barriers(state)
+    for holder in survivors:
+        if holder.state not in PARKED:
+            state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation))
+            holder.state = RankState.QUIESCING
+            state.awaiting_quiesced.add(holder.rank)
+    for rank in sorted(replaced):
+        _start(state, world.holders[rank], seated=False)
+    state.awaiting_joined = {holder.rank for holder in world.in_state(RankState.STARTING)}
+    state.unfinished = set(range(world.size))
+    limits = state.policy.deadlines
+    if replaced or not state.awaiting_joined:
+        state.newcomers_due_s = now + limits.start_s if state.awaiting_joined else None
+    state.enter(Phase.QUIESCING, now, limits.quiesce_s)
+
+
+def leave_node(state: JobState, name: str) -> bool:
+    """Move the ranks of a node to a spare one, and isolate it if it is alive; False when there is no spare."""
+    world = state.world
+    spares = world.named(NodeState.SPARE)
+    if not spares:
+        return False
+    for holder in world.on(name):
+        _end_process(state, holder)
+    if world.nodes[name].state is not NodeState.LOST:
+        world.nodes[name].state = NodeState.ISOLATED
+    world.move(name, sorted(spares, key=_natural)[0])
+    return True
+
+
+def replace_node(state: JobState, name: str) -> None:
+    """Give a node back and make sure that another takes its place: a spare one, or one that the platform creates."""
+    world = state.world
+    for holder in world.on(name):
+        _end_process(state, holder)
+    if world.nodes[name].state is not NodeState.LOST:
+        world.nodes[name].state = NodeState.ISOLATED
+    state.send(PLATFORM, DeleteNode(name))
+    have = len(world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED))
+    if have < nodes_needed(state):
+        request_node(state)
+
+
+def request_node(state: JobState) -> None:
+    """Ask the platform for one more node."""
+    world = state.world
+    name = world.new_node_name()
+    world.add_node(name, NodeState.REQUESTED)
+    state.send(PLATFORM, CreateNode(name))
+
+
+def give_back_all_nodes(state: JobState) -> None:
+    """Release every node and ask for as many new ones."""
+    world = state.world
+    for holder in world.holders:
+        _end_process(state, holder)
+    for name in world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.ISOLATED):
+        world.nodes[name].state = NodeState.LOST
+        state.send(PLATFORM, DeleteNode(name))
+    for _ in range(nodes_needed(state) - len(world.named(NodeState.REQUESTED))):
+        request_node(state)
+
+
+def stop_all_processes(state: JobState) -> None:
+    """End every process of the world; the ranks stay where they are placed."""
+    for holder in state.world.holders:
+        _end_process(state, holder)
+
+
+def _next_generation(state: JobState, replaced: Iterable[int]) -> None:
+    state.generation += 1
+    state.replaced |= set(replaced)
+    state.guilty.clear()
+    state.suspicions.clear()
+    state.lost_nodes = {name: report for name, report in state.lost_nodes.items() if state.world.on(name)}
+    state.plan = None
+    state.history.opened(state.generation, replaced)
+
+
+def _reset_barriers(state: JobState) -> None:
+    for waiting in (
+        state.awaiting_quiesced,
+        state.awaiting_joined,
+        state.awaiting_ready,
+        state.awaiting_step,
+    ):
+        waiting.clear()
+
+
+def _start(state: JobState, holder: Holder, *, seated: bool) -> None:
+    """Have the agent start the next process of a rank (it ends the present one first)."""
+    state.forget(holder.rank)
+    holder.lose()
+    holder.incarnation += 1
+    holder.state, holder.seated = RankState.STARTING, seated
+    state.send(node_address(holder.node), start_command(state, holder))
+
+
+def start_command(state: JobState, holder: Holder) -> StartProcess:
+    """Return the command that starts the present incarnation of a rank."""
+    return StartProcess(
+        rank=holder.rank,
+        local_rank=holder.rank % state.world.ranks_per_node,
+        group_rank=holder.rank // state.world.ranks_per_node,
+        incarnation=holder.incarnation,
+        generation=state.generation,
+        restart_count=state.restarts,
+        seated=holder.seated,
+        store=state.world.store(),
+    )
+
+
+def _end_process(state: JobState, holder: Holder) -> None:
+    alive = holder.pid and state.world.nodes[holder.node].state is not NodeState.LOST
+    if alive and holder.state not in {RankState.ABSENT, RankState.EXITED}:
+        state.send(node_address(holder.node), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
+    holder.lose()
+
+
+def overdue(state: JobState, ranks: Iterable[int], kind: FaultKind, what: str, now: float) -> list[FaultReport]:
+    """Return one fault for each rank that did not answer in time."""
+    return [
+        FaultReport(
+            kind=kind,
+            at_s=now,
+            seen_by="controller",
+            detail=f"rank {rank} {what}",
+            rank=rank,
+            node=state.world.holders[rank].node,
+            generation=state.generation,
+            incarnation=state.world.holders[rank].incarnation,
+        )
+        for rank in sorted(ranks)
+    ]
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """Sort node10 after node9."""
+    digits = name[len(name.rstrip("0123456789")) :]
+    return name.rstrip("0123456789"), int(digits or 0)

@@ -1,0 +1,118 @@
+"""Everything that the recovery machine knows, and the few verbs with which its handlers change it.
+
+The state is a fold of the events: same events, same state, same actions. That is what lets a restarted controller
+replay its journal and go on.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from ..policies.facts import Spent
+from ..policies.ladder import Ladder
+from ..policies.schema import Policy
+from ..protocol.messages import Command
+from ..protocol.types import FaultReport, JobSpec, RepairPlan, Rung, rank_address
+from .actions import Action, Finish, Forget, Send
+from .history import History
+from .world import World
+
+
+class Phase(enum.StrEnum):
+    """Where the job stands. `docs/architecture.md` has the diagram, drawn from the transition table."""
+
+    WAITING = "waiting"  # for nodes
+    STARTING = "starting"  # a world of new processes is on its way to barrier one
+    RUNNING = "running"
+    SUSPECTING = "suspecting"  # something is wrong, and it is not yet known whose fault it is
+    QUIESCING = "quiescing"  # towards barrier one
+    REJOINING = "rejoining"  # towards barrier two
+    RESUMING = "resuming"  # towards the first new step
+    FINISHING = "finishing"  # training is done, processes wind up
+    SAVING = "saving"  # an emergency checkpoint before the stop
+    ENDED = "ended"
+
+
+# In these nothing more can be mended: faults are not taken in.
+OVER = frozenset({Phase.SAVING, Phase.ENDED})
+
+
+@dataclass
+class JobState:
+    """The machine's memory. Only handlers change it."""
+
+    policy: Policy
+    ladder: Ladder
+    job: JobSpec
+    world: World
+    history: History = field(default_factory=History)
+    phase: Phase = Phase.WAITING
+    generation: int = 0
+    term: int = 0
+    due_s: float | None = None  # when the present phase is over time
+    newcomers_due_s: float | None = None  # when replacements must have joined
+    # who still has to answer; sets, so that one answer costs the same in a world of any size
+    awaiting_quiesced: set[int] = field(default_factory=set)
+    awaiting_joined: set[int] = field(default_factory=set)
+    awaiting_ready: set[int] = field(default_factory=set)
+    awaiting_step: set[int] = field(default_factory=set)
+    unfinished: set[int] = field(default_factory=set)
+    awaiting_progress: set[str] = field(default_factory=set)
+    # the incident under way
+    guilty: dict[int, FaultReport] = field(default_factory=dict)  # whose process has to be replaced
+    suspicions: list[FaultReport] = field(default_factory=list)  # wrong, and nobody's fault yet
+    lost_nodes: dict[str, FaultReport] = field(default_factory=dict)  # nodes to be left
+    replaced: set[int] = field(default_factory=set)
+    failures: dict[Rung, list[str]] = field(default_factory=dict)  # what went wrong with a rung in this incident
+    relinks: int = 0  # attempts to link the communicators under one decision
+    suspected_in: Phase = Phase.RUNNING  # the phase in which the first suspicion came
+    plan: RepairPlan | None = None
+    stop_reason: str = ""
+    stop_code: int = 1
+    saving: list[int] = field(default_factory=list)  # ranks that have yet to save, the one that publishes last
+    # the whole job
+    spent: list[Spent] = field(default_factory=list)
+    restarts: int = 0  # of the whole world
+    ever_resilient: bool = False
+    spares_awaited: bool = True  # at the start of a job
+    can_create_nodes: bool = False  # a platform that makes nodes has said so
+    committed: int = 0
+    median_step_s: float = 0.0
+    first_steps_at_s: float = 0.0
+    probes: int = 0
+    ignored: dict[str, int] = field(default_factory=dict)
+    exit_code: int | None = None
+    reason: str = ""
+    actions: list[Action] = field(default_factory=list)
+
+    def send(self, receiver: str, body: Command) -> None:
+        """Ask for a command to be sent in the present generation."""
+        self.actions.append(Send(receiver, body, self.generation))
+
+    def forget(self, rank: int) -> None:
+        """What was on its way to the rank's process is void."""
+        self.actions.append(Forget(rank_address(rank)))
+
+    def enter(self, phase: Phase, now: float, limit_s: float | None = None) -> None:
+        """Enter a phase, with a deadline `limit_s` from now."""
+        self.phase = phase
+        self.due_s = None if limit_s is None else now + limit_s
+        self.history.entered(phase.value, self.generation, now)
+
+    def ignore(self, why: str) -> None:
+        """Count a report that changes nothing."""
+        self.ignored[why] = self.ignored.get(why, 0) + 1
+
+    def finish(self, exit_code: int, reason: str) -> None:
+        """The job is over."""
+        self.exit_code, self.reason = exit_code, reason
+        self.actions.append(Finish(exit_code, reason))
+
+    def clear_incident(self) -> None:
+        """Forget what belongs to the incident that has just ended."""
+        self.guilty.clear()
+        self.suspicions.clear()
+        self.lost_nodes.clear()
+        self.replaced.clear()
+        self.failures.clear()
+        self.relinks = 0
+        self.newcomers_due_s = None

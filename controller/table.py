@@ -1,0 +1,77 @@
+"""The transition table: which event is taken in which phase, by whom, and where it can lead.
+
+The machine dispatches by it, a test holds every transition against it, and the diagram in `docs/architecture.md` is
+drawn from it. An event without a row in the present phase changes nothing and is counted.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from ..protocol import messages as m
+from . import barriers, deadlines, ending, nodes, reports, requests
+from .events import ControllerStarted, DeadlinePassed, InjectRequested, KillNodeRequested, StopRequested
+from .state import JobState, Phase
+
+Handler = Callable[[JobState, Any, float], None]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """In each of `phases`, an event of type `event` is handled by `handler` and can lead to the phases `to`."""
+
+    phases: tuple[Phase, ...]
+    event: type
+    handler: Handler
+    to: tuple[Phase, ...] = ()
+
+
+P = Phase
+ALIVE = tuple(phase for phase in Phase if phase is not Phase.ENDED)
+AT_WORK = tuple(phase for phase in ALIVE if phase is not Phase.WAITING)
+# Where a decision can lead: on with survivors, with a new world, to wait for nodes, or to the stop.
+DECIDED = (P.QUIESCING, P.REJOINING, P.STARTING, P.WAITING, P.SAVING, P.ENDED)
+
+ROWS: tuple[Row, ...] = (
+    Row(ALIVE, m.NodeJoined, nodes.on_node_joined, (P.STARTING,)),
+    Row(ALIVE, m.NodeLost, nodes.on_node_lost, DECIDED),
+    Row(ALIVE, m.NodeRefused, nodes.on_node_refused, DECIDED),
+    Row(ALIVE, m.StoreMoved, nodes.on_store_moved),
+    Row(AT_WORK, m.ProcessStarted, reports.on_process_started),
+    Row(ALIVE, m.ProcessExited, reports.on_process_exited, (*DECIDED, P.SUSPECTING)),
+    Row(AT_WORK, m.FaultReported, reports.on_fault_reported, (*DECIDED, P.SUSPECTING)),
+    Row((P.SUSPECTING,), m.ProgressReported, reports.on_progress_reported, DECIDED),
+    Row((P.STARTING, P.QUIESCING), m.RankJoined, barriers.on_rank_joined, DECIDED),
+    Row((P.QUIESCING, P.SAVING), m.RankQuiesced, barriers.on_rank_quiesced, DECIDED),
+    Row((P.REJOINING,), m.RankReady, barriers.on_rank_ready, (*DECIDED, P.RESUMING)),
+    Row((P.RESUMING, P.RUNNING, P.SUSPECTING), m.StepCommitted, barriers.on_step_committed, (P.RUNNING,)),
+    Row(
+        (P.RESUMING, P.RUNNING, P.SUSPECTING),
+        m.RankFinished,
+        barriers.on_rank_finished,
+        (P.RUNNING, P.FINISHING),
+    ),
+    Row((P.SAVING,), m.CheckpointSaved, ending.on_checkpoint_saved, (P.ENDED,)),
+    Row(ALIVE, DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.SUSPECTING)),
+    Row(tuple(Phase), ControllerStarted, requests.on_controller_started),
+    Row(AT_WORK, InjectRequested, requests.on_inject_requested),
+    Row(ALIVE, KillNodeRequested, requests.on_kill_node_requested),
+    Row(ALIVE, StopRequested, requests.on_stop_requested, (P.SAVING, P.ENDED)),
+)
+
+TABLE: Mapping[tuple[Phase, type], Row] = {(phase, row.event): row for row in ROWS for phase in row.phases}
+
+
+def diagram(rows: Iterable[Row] = ROWS) -> str:
+    """Return the table as a mermaid state diagram: one arrow for each pair of phases, labelled with its events."""
+    arrows: dict[tuple[Phase, Phase], list[str]] = {}
+    for row in rows:
+        for phase in row.phases:
+            for target in row.to:
+                if target is not phase:
+                    arrows.setdefault((phase, target), []).append(row.event.__name__)
+    lines = ["stateDiagram-v2", "    [*] --> waiting"]
+    for (source, target), events in arrows.items():
+        lines.append(f"    {source} --> {target}: {', '.join(dict.fromkeys(events))}")
+    lines.append("    ended --> [*]")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,148 @@
+"""The world as the controller knows it: which process holds each rank, on which node, in which state.
+
+Plain bookkeeping, no decisions. Only the recovery machine changes it.
+"""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..protocol.errors import PlatformError
+from ..protocol.types import RankProgress, StepReport, StoreEndpoint
+from .repair import Place
+
+
+class RankState(enum.StrEnum):
+    """Where the process of a rank stands in the way of a fault."""
+
+    ABSENT = "absent"  # nobody holds the rank
+    STARTING = "starting"  # told to start, has not reached its train function
+    JOINED = "joined"  # new, parked in front of its train function
+    TRAINING = "training"
+    QUIESCING = "quiescing"
+    QUIESCED = "quiesced"  # a survivor, parked
+    REJOINING = "rejoining"
+    READY = "ready"
+    FINISHED = "finished"  # train function returned, parked
+    RELEASED = "released"
+    EXITED = "exited"  # ended well
+
+
+PARKED = frozenset({RankState.JOINED, RankState.QUIESCED})
+GONE = frozenset({RankState.ABSENT, RankState.EXITED})
+
+
+class NodeState(enum.StrEnum):
+    """What a node is to the job."""
+
+    ACTIVE = "active"
+    SPARE = "spare"
+    REQUESTED = "requested"  # the platform has been asked for it
+    LOST = "lost"
+    ISOLATED = "isolated"  # alive, and not to be used any more
+
+
+@dataclass
+class Holder:
+    """The process that holds a rank, or its absence. `resilient`: it has reached a resilient train function."""
+
+    rank: int
+    node: str = ""
+    pid: int = 0
+    incarnation: int = 0
+    state: RankState = RankState.ABSENT
+    resilient: bool = False
+    seated: bool = False
+    joined_generation: int = 0
+    report: StepReport | None = None
+    committed: int = 0  # the most that any life of the rank is known to have committed
+    first_step_done: bool = False
+
+    def lose(self) -> None:
+        """Forget the process; the rank stays."""
+        self.state, self.resilient, self.report, self.pid = RankState.ABSENT, False, None, 0
+        self.seated = self.first_step_done = False
+
+
+@dataclass
+class Node:
+    """A node and its rendezvous store."""
+
+    name: str
+    failure_domain: str
+    state: NodeState
+    store: StoreEndpoint | None = None
+
+
+@dataclass
+class World:
+    """All ranks and nodes of one job."""
+
+    size: int
+    ranks_per_node: int
+    holders: list[Holder] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    progress: dict[int, RankProgress] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.holders = [Holder(rank) for rank in range(self.size)]
+
+    def on(self, node: str) -> list[Holder]:
+        """Return the holders placed on a node."""
+        return [holder for holder in self.holders if holder.node == node]
+
+    def in_state(self, *states: RankState) -> list[Holder]:
+        """Return the holders in one of the states."""
+        return [holder for holder in self.holders if holder.state in states]
+
+    def named(self, *states: NodeState) -> list[str]:
+        """Return the names of the nodes in one of the states, in the order in which they came."""
+        return [node.name for node in self.nodes.values() if node.state in states]
+
+    def group_nodes(self) -> list[str]:
+        """Return the nodes that hold ranks, in the order of their lowest rank."""
+        return list(dict.fromkeys(holder.node for holder in self.holders if holder.node))
+
+    def place(self, names: Iterable[str]) -> None:
+        """Put all ranks on the named nodes, `ranks_per_node` each, in rank order; the rest become spares."""
+        names = list(names)
+        for holder in self.holders:
+            holder.node = names[holder.rank // self.ranks_per_node]
+        used = set(names[: -(-self.size // self.ranks_per_node)])
+        for node in self.nodes.values():
+            if node.state in {NodeState.ACTIVE, NodeState.SPARE}:
+                node.state = NodeState.ACTIVE if node.name in used else NodeState.SPARE
+
+    def move(self, old: str, new: str) -> None:
+        """Move all ranks of one node to another one."""
+        for holder in self.on(old):
+            holder.node = new
+        self.nodes[new].state = NodeState.ACTIVE
+
+    def places(self) -> dict[int, Place]:
+        """Return where each rank runs."""
+        return {holder.rank: Place(holder.node, self.nodes[holder.node].failure_domain) for holder in self.holders}
+
+    def store(self) -> StoreEndpoint:
+        """Return the store that a new generation meets at: that of the first node in use."""
+        for name in self.group_nodes():
+            node = self.nodes[name]
+            if node.state is NodeState.ACTIVE and node.store is not None:
+                return node.store
+        raise PlatformError("no node in use has a rendezvous store")
+
+    def add_node(self, name: str, state: NodeState, failure_domain: str = "") -> Node:
+        """Enter a node into the books; its failure domain is the node itself where none is named."""
+        self.nodes[name] = Node(name, failure_domain or name, state)
+        return self.nodes[name]
+
+    def new_node_name(self) -> str:
+        """Return a name that no node of this job has had."""
+        number = len(self.nodes)
+        while f"node{number}" in self.nodes:
+            number += 1
+        return f"node{number}"
+
+    def pids(self) -> dict[int, int]:
+        """Return the process id of each rank that has one."""
+        return {holder.rank: holder.pid for holder in self.holders if holder.pid}

@@ -1,0 +1,72 @@
+"""What a framework must be able to do for a recovery, as one protocol.
+
+The processor drives a recovery; it knows nothing of modules, optimizers or reducers. An adapter (plain PyTorch,
+Megatron, ...) implements `Framework`; the five lifecycle callbacks of a recovery end in its methods, in the order in
+which they are written here.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..protocol.types import ShardHold
+
+
+class OpenShard(Protocol):
+    """A shard as one run of bytes: a small header and the tensors behind it, in an order that all replicas share."""
+
+    @property
+    def header(self) -> bytes:
+        """Everything of the shard that is no tensor (param groups, scheduler, ...), pickle-free; and tensor shapes."""
+        ...
+
+    @property
+    def tensors(self) -> Sequence["torch.Tensor"]:
+        """The tensors in order, contiguous on the CPU or the device; the transfer reads or writes their memory."""
+        ...
+
+
+class Framework(Protocol):
+    """The framework's side of a recovery. All methods run in the train thread unless they say otherwise."""
+
+    def shards(self) -> "tuple[ShardHold, ...]":
+        """Name the shards that this rank must hold, with their sizes now. Runs for barrier one."""
+        ...
+
+    def capture_own(self) -> bytes:
+        """Capture the small state that is this rank's alone: RNG, data position, buffers, user values.
+
+        Runs at `ready(s)`, right before the commit barrier; the answer is the own state after `s + 1` updates. It is
+        also called once before the first step. Must be cheap: it is on the path of every step.
+        """
+        ...
+
+    def clean(self) -> None:
+        """Drop what an interrupted step left behind: gradients, async handles, reducer state. After stop."""
+        ...
+
+    def rebuilt(self) -> None:
+        """The communicators have been seated for a new generation: refresh what was derived from them. After rebuild."""
+        ...
+
+    def open_shard(self, shard_id: str) -> OpenShard:
+        """Open a shard that this rank holds, to send from it. In repair, at a source."""
+        ...
+
+    def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
+        """Make room for a shard that arrives, as its header says. In repair, at a destination."""
+        ...
+
+    def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
+        """Make the shard that has arrived (its checksum was right) the state of this rank. In repair."""
+        ...
+
+    def restore_own(self, blob: bytes) -> None:
+        """Put back the own state that `capture_own` gave. In rollback, on every rank, survivors included."""
+        ...
+
+    def rolled_back(self, step: int) -> None:
+        """All state is as of `step` committed updates: reset what the framework keeps beside it. End of rollback."""
+        ...

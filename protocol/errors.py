@@ -1,0 +1,144 @@
+"""Every error that midstep raises, in one tree.
+
+::
+
+    MidstepError
+    +-- ConfigurationError          the user's file, flag or environment is wrong; nothing was started
+    |   +-- PolicyError             a policy YAML: carries file and key
+    |   +-- NotUnderMidstep         a call that needs `midstep run` around it
+    |   +-- UnsupportedState        a train state that cannot be captured without pickle
+    +-- WireError                   bytes that are refused; counted, never fatal
+    |   +-- MalformedMessage
+    |   +-- OversizedMessage
+    |   +-- UnauthenticatedMessage
+    |   +-- StaleMessage            an older generation, term or session
+    +-- MailboxFull                 more is unacknowledged than a mailbox may hold; nothing was posted
+    +-- JournalError                the controller's journal cannot be read or written
+    |   +-- JournalSuperseded       a later term has begun: this controller is no longer the active one
+    +-- PlatformError               nodes could not be had or released
+    +-- AgentError                  a process could not be started or watched
+    +-- CommunicatorError           collectives
+    |   +-- CommunicatorAborted     aborted on purpose; the recovery goes on
+    |   +-- LinkUpFailed            communicators could not be built in time
+    |   +-- CommunicatorFailed      a peer went away in the middle of a collective
+    +-- RecoveryError               the recovery itself cannot go on in this process
+    |   +-- ChecksumMismatch
+    |   +-- StateLost               no clean copy is left
+    |   +-- ProtocolViolation       the user's loop broke the order of the consistent step
+    |   +-- OrdersOverdue           no word from the controller before the deadline
+    +-- CheckpointError             a checkpoint cannot be written or read
+
+    Interrupted(BaseException)      raised in the train thread to leave the train function; never caught by users
+    InjectedFault(Exception)        raised on purpose by `midstep inject --raise`
+"""
+
+
+class MidstepError(Exception):
+    """The root. Its text says what happened, where, and what to do about it."""
+
+
+class ConfigurationError(MidstepError):
+    """The user's file, flag or environment is wrong. Nothing was started."""
+
+
+class PolicyError(ConfigurationError):
+    """A policy YAML is wrong. The text names the file, the path of the key and what is allowed there."""
+
+
+class NotUnderMidstep(ConfigurationError):
+    """A call that needs `midstep run` around it was made in a process that was started otherwise."""
+
+
+class UnsupportedState(ConfigurationError):
+    """The train state holds a value that cannot be captured without pickle. The text names its path."""
+
+
+class WireError(MidstepError):
+    """Bytes that are refused. They are counted and dropped; the connection lives on."""
+
+
+class MalformedMessage(WireError):
+    """Bytes that are no message of this protocol."""
+
+
+class OversizedMessage(WireError):
+    """A message beyond the size limit."""
+
+
+class UnauthenticatedMessage(WireError):
+    """A message whose sender is not who it says it is."""
+
+
+class StaleMessage(WireError):
+    """A message of an older generation, term or session."""
+
+
+class MailboxFull(MidstepError):
+    """More is unacknowledged than a mailbox may hold. Nothing was posted."""
+
+
+class JournalError(MidstepError):
+    """The controller's journal cannot be read or written."""
+
+
+class JournalSuperseded(JournalError):
+    """A later term has begun: this controller is no longer the active one and must leave."""
+
+
+class PlatformError(MidstepError):
+    """Nodes could not be had or released."""
+
+
+class AgentError(MidstepError):
+    """A process could not be started or watched."""
+
+
+class CommunicatorError(MidstepError):
+    """Something about collectives."""
+
+
+class CommunicatorAborted(CommunicatorError):
+    """The communicators were aborted on purpose; the recovery goes on."""
+
+
+class CommunicatorFailed(CommunicatorError):
+    """A peer went away, or a link broke, in the middle of a collective."""
+
+
+class LinkUpFailed(CommunicatorError):
+    """Communicators could not be built in time."""
+
+
+class RecoveryError(MidstepError):
+    """The recovery cannot go on in this process; the controller is told and decides."""
+
+
+class ChecksumMismatch(RecoveryError):
+    """Bytes that arrived are not the bytes that were sent."""
+
+
+class StateLost(RecoveryError):
+    """No clean copy of something is left."""
+
+
+class ProtocolViolation(RecoveryError):
+    """The train loop broke the order of the consistent step (see `docs/training-loop.md`)."""
+
+
+class OrdersOverdue(RecoveryError):
+    """The controller gave no orders before the deadline."""
+
+
+class CheckpointError(MidstepError):
+    """A checkpoint cannot be written or read."""
+
+
+class Interrupted(BaseException):
+    """Raised in the train thread to leave the train function.
+
+    A BaseException, so that a user's `except Exception` does not swallow a recovery.
+    """
+
+
+class InjectedFault(Exception):
+    """Raised on purpose by `midstep inject`."""

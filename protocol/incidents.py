@@ -1,0 +1,142 @@
+"""What is remembered of an incident: enough to tell an operator what happened, when, where and why.
+
+The recovery machine writes these records; status, report, demo and benchmarks read them.
+"""
+
+import enum
+
+import msgspec
+
+from .types import Decision, FaultReport, RestoreSource, Rung
+
+
+class Outcome(enum.StrEnum):
+    """How an incident ended, or that it has not."""
+
+    OPEN = "open"
+    RESUMED = "resumed"
+    STOPPED = "stopped"
+
+
+class PhaseRecord(msgspec.Struct, frozen=True):
+    """One phase of one recovery attempt on the controller's clock (wall-clock seconds); `ended_s` None: still in it."""
+
+    generation: int
+    name: str  # suspecting, quiescing, rejoining, resuming
+    began_s: float
+    ended_s: float | None = None
+
+
+class RankPhase(msgspec.Struct, frozen=True):
+    """How long one rank took for one phase of the lifecycle, on its own clock."""
+
+    generation: int
+    rank: int
+    name: str  # stop, clean, join, rebuild, repair, rollback
+    duration_s: float
+
+
+class Incident(msgspec.Struct, frozen=True):
+    """Everything from the first fault report to the resumed step, or to the stop.
+
+    `began_s` is when the first fault happened, as its observer says; `resumed_s` when the last rank had committed the
+    first new step. `pids_before` and `pids_after` map rank to process id; `replaced` names the ranks whose process was
+    meant to be replaced.
+    """
+
+    number: int
+    began_s: float
+    reports: tuple[FaultReport, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    generations: tuple[int, ...] = ()
+    phases: tuple[PhaseRecord, ...] = ()
+    rank_phases: tuple[RankPhase, ...] = ()
+    replaced: tuple[int, ...] = ()
+    pids_before: dict[int, int] = {}
+    pids_after: dict[int, int] = {}
+    restore: RestoreSource | None = None
+    repair_reasons: tuple[str, ...] = ()
+    bytes_moved: int = 0
+    committed_before: int = 0  # the highest number of updates that any rank is known to have committed
+    resumed_step: int | None = None
+    resumed_s: float | None = None
+    median_step_s: float = 0.0
+    outcome: Outcome = Outcome.OPEN
+    ended_reason: str = ""
+
+    @property
+    def rung(self) -> Rung | None:
+        """The rung that was taken last."""
+        return self.decisions[-1].rung if self.decisions else None
+
+    @property
+    def steps_lost(self) -> int:
+        """Committed updates that have to be done again."""
+        if self.resumed_step is None:
+            return 0
+        return max(0, self.committed_before - self.resumed_step)
+
+    @property
+    def healthy_pids_kept(self) -> bool:
+        """Whether every rank that was not to be replaced has the process id that it had before."""
+        return all(
+            self.pids_after.get(rank) == pid for rank, pid in self.pids_before.items() if rank not in self.replaced
+        )
+
+    @property
+    def recovery_s(self) -> float | None:
+        """Seconds from the fault to the first new step that all ranks completed."""
+        return None if self.resumed_s is None else self.resumed_s - self.began_s
+
+    @property
+    def excess_s(self) -> float | None:
+        """What the recovery took beyond one median step."""
+        return None if self.recovery_s is None else self.recovery_s - self.median_step_s
+
+
+class BudgetUse(msgspec.Struct, frozen=True):
+    """How much of one budget is spent."""
+
+    name: str  # e.g. "recover_in_place per job"
+    used: int
+    limit: int
+
+
+class RankStatus(msgspec.Struct, frozen=True):
+    """One line of `midstep status`."""
+
+    rank: int
+    node: str
+    pid: int
+    incarnation: int
+    state: str
+    step: int
+    activity: str
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """One node of `midstep status`."""
+
+    node: str
+    failure_domain: str
+    state: str  # active, spare, lost, isolated
+    ranks: tuple[int, ...]
+
+
+class JobStatus(msgspec.Struct, frozen=True):
+    """The answer to `midstep status`: the machine's view at `at_s`."""
+
+    job: str
+    at_s: float
+    phase: str
+    generation: int
+    term: int
+    committed: int
+    median_step_s: float
+    ranks: tuple[RankStatus, ...]
+    nodes: tuple[NodeStatus, ...]
+    budgets: tuple[BudgetUse, ...]
+    incidents: tuple[Incident, ...]
+    refused: dict[str, int] = {}  # messages refused, by reason
+    exit_code: int | None = None
+    reason: str = ""

@@ -1,0 +1,299 @@
+"""The nouns of midstep, as enums and frozen structs.
+
+They exist so that a rank, a fault or a repair plan means the same in the controller's journal, on the wire, in a
+report and in a training process. Nothing here has behaviour beyond deriving a value from its own fields.
+"""
+
+import enum
+
+import msgspec
+
+CONTROLLER = "controller"
+PLATFORM = "platform"
+
+
+def node_address(node: str) -> str:
+    """Return the address of the agent of `node`."""
+    return f"node/{node}"
+
+
+def rank_address(rank: int) -> str:
+    """Return the address of the processor that holds `rank`."""
+    return f"rank/{rank}"
+
+
+class Rung(enum.StrEnum):
+    """The ways to recover, from cheapest to coarsest (see `docs/policies.md`)."""
+
+    RETRY_STEP = "retry_step"
+    RECOVER_IN_PLACE = "recover_in_place"
+    RECOVER = "recover"
+    RESCHEDULE_POD = "reschedule_pod"
+    RESCHEDULE_JOB = "reschedule_job"
+    STOP = "stop"
+
+
+class FaultKind(enum.StrEnum):
+    """What was seen to be wrong."""
+
+    EXCEPTION = "exception"  # the train function raised
+    EXIT = "exit"  # the process ended
+    STALL = "stall"  # the step clock stands still
+    COMMUNICATION = "communication"  # a collective failed, and nobody is known to be at fault
+    LINK_UP = "link_up"  # a communicator could not be built
+    UNRESPONSIVE = "unresponsive"  # a command was not carried out before its deadline
+    CORRUPTION = "corruption"  # a checksum was wrong
+    NODE_LOST = "node_lost"  # the node or its agent is gone
+    START_FAILED = "start_failed"  # a replacement process never joined
+    DEVICE = "device"  # a detector reported the device
+
+
+class FaultLevel(enum.StrEnum):
+    """How the field ranks a fault; the device levels carry MindCluster's names."""
+
+    SOFTWARE = "Software"
+    NOT_HANDLE = "NotHandleFault"
+    RESTART_REQUEST = "RestartRequest"
+    RESTART_BUSINESS = "RestartBusiness"
+    FREE_RESTART_NPU = "FreeRestartNPU"
+    RESTART_NPU = "RestartNPU"
+    SEPARATE_NPU = "SeparateNPU"
+    PRE_SEPARATE_NPU = "PreSeparateNPU"
+    SUB_HEALTH = "SubHealthFault"
+    NODE = "Node"
+
+
+class Activity(enum.StrEnum):
+    """What a training thread is doing; the step clock of the black box carries it."""
+
+    STARTING = "starting"
+    COMPUTING = "computing"
+    COLLECTIVE = "collective"
+    COMMITTING = "committing"  # inside the commit barrier
+    UPDATING = "updating"
+    CHECKPOINTING = "checkpointing"
+    PAUSED = "paused"  # the user said that a long pause is coming
+    RECOVERING = "recovering"
+    FINISHED = "finished"
+
+
+class Moment(enum.StrEnum):
+    """A place in a step or in a recovery at which a fault can be armed (`midstep inject --at`)."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COLLECTIVE = "collective"
+    BARRIER = "barrier"
+    UPDATE = "update"
+    CHECKPOINT = "checkpoint"
+    STOP = "stop"
+    CLEAN = "clean"
+    JOIN = "join"
+    REBUILD = "rebuild"
+    REPAIR = "repair"
+    ROLLBACK = "rollback"
+
+
+class Injury(enum.StrEnum):
+    """What an armed fault does when its moment comes."""
+
+    KILL = "kill"  # SIGKILL to the own process
+    STOP = "stop"  # SIGSTOP to the own process
+    RAISE = "raise"
+    EXIT = "exit"  # exit status 1, without a word
+    HANG = "hang"  # sleep in Python for ever
+    KILL_NODE = "kill_node"  # agent and processes of the node, at once
+
+
+class RestoreSource(enum.StrEnum):
+    """Where lost state comes from."""
+
+    NOTHING = "nothing"  # a fresh start: there is no state yet
+    REPLICA = "replica"
+    CHECKPOINT = "checkpoint"
+
+
+class FaultReport(msgspec.Struct, frozen=True):
+    """One observation of something wrong.
+
+    `at_s` is wall-clock seconds at the observer; `generation` and `incarnation` say which life of the rank it is about.
+    """
+
+    kind: FaultKind
+    at_s: float
+    seen_by: str
+    detail: str
+    rank: int | None = None
+    node: str | None = None
+    generation: int = 0
+    incarnation: int = 0
+    level: FaultLevel = FaultLevel.SOFTWARE
+    code: str | None = None  # a device fault's code, as its detector names it
+
+
+class ArmedFault(msgspec.Struct, frozen=True):
+    """A fault to be caused on purpose: at a moment of a step (None: the next one that comes), in one rank."""
+
+    rank: int
+    injury: Injury
+    moment: Moment | None = None  # None: now
+    step: int | None = None  # index of the step, 0-based; None: any
+    incarnation: int | None = None  # only this life of the rank; None: any
+
+
+class ShardHold(msgspec.Struct, frozen=True):
+    """A shard (parameters + optimizer state) that a rank holds whole. Two ranks with one `shard_id` hold replicas."""
+
+    shard_id: str
+    size_bytes: int
+
+
+class OwnStateCopy(msgspec.Struct, frozen=True):
+    """A copy of the small state that is `rank`'s alone (RNG, data position), as of `step` committed updates."""
+
+    rank: int
+    step: int
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """Where one rank stands at barrier one.
+
+    `committed` counts the updates that the rank has fully applied, so the next step's 0-based index is `committed`.
+    `ready`: all collectives of that next step are done and its gradients are final.
+    `clean`: what it holds is whole and at `committed` (a newcomer's and a half-repaired rank's are not).
+    `needs`: the shards that the rank must hold, whether or not it holds them now.
+    """
+
+    committed: int
+    ready: bool
+    clean: bool
+    holds: tuple[ShardHold, ...] = ()
+    needs: tuple[str, ...] = ()
+    own_states: tuple[OwnStateCopy, ...] = ()
+    checkpoints: tuple[int, ...] = ()  # steps of the complete checkpoints that this rank can read
+
+
+class ShardTransfer(msgspec.Struct, frozen=True):
+    """Bytes [offset_bytes, offset_bytes + length_bytes) of a shard go from rank `source` to rank `destination`."""
+
+    shard_id: str
+    offset_bytes: int
+    length_bytes: int
+    source: int
+    destination: int
+
+
+class OwnStateTransfer(msgspec.Struct, frozen=True):
+    """`rank`'s own state goes from the black box of `source` to `rank`. They may be the same rank."""
+
+    rank: int
+    source: int
+
+
+class RepairPart(msgspec.Struct, frozen=True):
+    """What one rank must do in repair. All ranks get the same `target_step` and `restore`."""
+
+    target_step: int
+    restore: RestoreSource
+    finish_update: bool = False  # this rank is ready at target_step - 1: apply the update locally
+    transfers: tuple[ShardTransfer, ...] = ()  # those in which this rank is source or destination
+    own_states: tuple[OwnStateTransfer, ...] = ()  # likewise
+    restore_own: bool = False  # put back the own state as of target_step (everybody, in a repeated step)
+
+
+class RepairPlan(msgspec.Struct, frozen=True):
+    """How the world gets to `target_step`: each rank's part, and the reasons in words."""
+
+    target_step: int
+    restore: RestoreSource
+    parts: dict[int, RepairPart]
+    reasons: tuple[str, ...]
+
+
+class StoreEndpoint(msgspec.Struct, frozen=True):
+    """Where the rendezvous store of a generation listens (a torch TCPStore outside the training processes)."""
+
+    host: str
+    port: int
+
+
+class RankProgress(msgspec.Struct, frozen=True):
+    """A rank's step clock, as its agent reads it from the black box. Ages are seconds before the reading.
+
+    `collectives` counts the collectives that the rank has entered in this generation.
+    """
+
+    rank: int
+    incarnation: int
+    generation: int
+    step: int
+    activity: Activity
+    collectives: int
+    activity_age_s: float
+    step_age_s: float
+    median_step_s: float
+    suspended: bool = False  # the kernel says that the process is stopped
+
+
+class RunningProcess(msgspec.Struct, frozen=True):
+    """A training process that an agent has running."""
+
+    rank: int
+    pid: int
+    incarnation: int
+    generation: int
+
+
+class JobSpec(msgspec.Struct, frozen=True):
+    """What to run. The agents get it when they join."""
+
+    job: str
+    command: tuple[str, ...]  # script path or module name, then its arguments
+    is_module: bool
+    no_python: bool  # run command[0] as a program
+    environment: dict[str, str]
+    working_directory: str
+    job_directory: str  # checkpoints, logs, journal
+    world_size: int
+    ranks_per_node: int
+    nodes: int
+    spare_nodes: int
+    max_restarts: int
+    settings: "JobSettings"
+
+
+class JobSettings(msgspec.Struct, frozen=True):
+    """The part of the policy file that agents and processors follow."""
+
+    checkpoint_directory: str | None = None
+    checkpoint_every_steps: int = 0  # 0: never
+    checkpoint_keep: int = 2
+    preload: tuple[str, ...] = ()
+    warm_standby: bool = True
+    heartbeat_s: float = 0.5
+    stall_factor: float = 3.0
+    stall_grace_s: float = 1.0
+    stall_after_steps: int = 5  # steps of history before the clock is believed
+    orders_s: float = 600.0  # how long a parked processor waits for the controller
+    link_up_s: float = 1.5  # one attempt to build the communicators
+    collective_s: float = 1800.0  # the communicator's own timeout
+    stop_grace_s: float = 5.0  # SIGTERM to SIGKILL when a job ends
+    black_box_bytes: int = 65536  # capacity of one own-state slot
+    communicator: str = "gloo"
+    device: str = "cpu"
+    restore: tuple[str, ...] = ("replica", "checkpoint")
+
+
+class SkippedRung(msgspec.Struct, frozen=True):
+    """A rung that was not taken, and why."""
+
+    rung: Rung
+    reason: str
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The rung that was taken, why, and why each cheaper one was not."""
+
+    rung: Rung
+    reason: str
+    skipped: tuple[SkippedRung, ...] = ()

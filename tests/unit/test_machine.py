@@ -1,0 +1,365 @@
+"""The recovery machine, fed by hand: events in, actions out."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from midstep.controller.actions import Action, Finish, Send
+from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, StopRequested
+from midstep.controller.machine import RecoveryMachine
+from midstep.controller.state import Phase
+from midstep.controller.table import TABLE, diagram
+from midstep.policies.schema import default_policy
+from midstep.protocol.incidents import Outcome
+from midstep.protocol.messages import (
+    CheckpointSaved,
+    EndJob,
+    FaultReported,
+    NodeJoined,
+    NodeLost,
+    ProbeProgress,
+    ProcessExited,
+    ProcessStarted,
+    ProgressReported,
+    Quiesce,
+    RankFinished,
+    RankJoined,
+    RankQuiesced,
+    RankReady,
+    Rejoin,
+    Release,
+    Resume,
+    SaveCheckpoint,
+    StartProcess,
+    StepCommitted,
+)
+from midstep.protocol.types import (
+    Activity,
+    FaultKind,
+    FaultReport,
+    JobSettings,
+    JobSpec,
+    OwnStateCopy,
+    RankProgress,
+    Rung,
+    RunningProcess,
+    ShardHold,
+    StepReport,
+    StoreEndpoint,
+)
+
+HOLDS = (ShardHold("replicated", 1000),)
+
+
+def job(nodes: int = 2, ranks_per_node: int = 2, spares: int = 1) -> JobSpec:
+    """A job of a few ranks."""
+    return JobSpec(
+        job="test",
+        command=("train.py",),
+        is_module=False,
+        no_python=False,
+        environment={},
+        working_directory="/",
+        job_directory="/",
+        world_size=nodes * ranks_per_node,
+        ranks_per_node=ranks_per_node,
+        nodes=nodes,
+        spare_nodes=spares,
+        max_restarts=0,
+        settings=JobSettings(),
+    )
+
+
+class Cluster:
+    """A machine with everybody around it played by hand; every transition is held against the table."""
+
+    def __init__(self, spec: JobSpec | None = None) -> None:
+        self.job = spec or job()
+        self.machine = RecoveryMachine(default_policy(), self.job)
+        self.now = 1000.0
+        self.log: list[Action] = []
+
+    def feed(self, *events: Event) -> list[Any]:
+        """Hand events to the machine and return the commands that it sends."""
+        bodies: list[Any] = []
+        for event in events:
+            self.now += 0.001
+            before = self.machine.phase
+            actions = self.machine.handle(event, self.now)
+            after = self.machine.phase
+            if after is not before:
+                assert after in TABLE[before, type(event)].to, f"{before} -{type(event).__name__}-> {after}"
+            self.log += actions
+            bodies += [action.body for action in actions if isinstance(action, Send)]
+        return bodies
+
+    def node(self, name: str) -> NodeJoined:
+        """An agent that has come up."""
+        return NodeJoined(name, name, StoreEndpoint("127.0.0.1", 1))
+
+    def holder(self, rank: int) -> Any:
+        """The machine's view of a rank."""
+        return self.machine.state.world.holders[rank]
+
+    def joined(self, rank: int, *, fresh: bool = False, own: int | None = None) -> RankJoined:
+        """A process that has reached its train function."""
+        own_states = () if own is None else (OwnStateCopy(rank, own),)
+        holds = HOLDS if fresh else ()
+        report = StepReport(0, ready=False, clean=fresh, holds=holds, needs=("replicated",), own_states=own_states)
+        holder = self.holder(rank)
+        return RankJoined(rank, self.machine.generation, holder.incarnation, 100 + rank, report, 0.1)
+
+    def quiesced(self, rank: int, committed: int, *, ready: bool = False, wards: Iterable[int] = ()) -> RankQuiesced:
+        """A survivor that has stopped."""
+        own = tuple(OwnStateCopy(each, committed) for each in (rank, *wards))
+        report = StepReport(committed, ready=ready, clean=True, holds=HOLDS, needs=("replicated",), own_states=own)
+        return RankQuiesced(rank, self.machine.generation, self.holder(rank).incarnation, report, {"stop": 0.01})
+
+    def ready(self, rank: int, step: int) -> RankReady:
+        """A rank at barrier two."""
+        return RankReady(rank, self.machine.generation, self.holder(rank).incarnation, step, {"rebuild": 0.02}, 0)
+
+    def committed(self, rank: int, committed: int) -> StepCommitted:
+        """A rank's first new step."""
+        return StepCommitted(
+            rank, self.machine.generation, self.holder(rank).incarnation, committed, self.now, 0.1
+        )
+
+    def exited(self, rank: int, status: int = -9) -> ProcessExited:
+        """A process that is gone."""
+        holder = self.holder(rank)
+        process = RunningProcess(rank, holder.pid, holder.incarnation, self.machine.generation)
+        return ProcessExited(holder.node, process, status, self.now, expected=False)
+
+    def fault(self, rank: int, kind: FaultKind) -> FaultReported:
+        """A report about a rank."""
+        return FaultReported(
+            FaultReport(kind, self.now, f"rank/{rank}", "seen", rank, self.holder(rank).node,
+                        self.machine.generation, self.holder(rank).incarnation)
+        )
+
+    def start(self) -> None:
+        """Bring the job to RUNNING at step 0."""
+        for number in range(self.job.nodes + self.job.spare_nodes):
+            self.feed(self.node(f"node{number}"))
+        ranks = range(self.job.world_size)
+        for rank in ranks:
+            holder = self.holder(rank)
+            process = RunningProcess(rank, 100 + rank, holder.incarnation, 1)
+            self.feed(ProcessStarted(holder.node, process, warm=True))
+        self.feed(*(self.joined(rank, fresh=True, own=0) for rank in ranks))
+        self.pass_barrier_two(0)
+
+    def pass_barrier_two(self, step: int) -> None:
+        """All ranks get ready, resume and commit one step."""
+        ranks = range(self.job.world_size)
+        self.feed(*(self.ready(rank, step) for rank in ranks))
+        assert self.machine.phase is Phase.RESUMING
+        self.feed(*(self.committed(rank, step + 1) for rank in ranks))
+        assert self.machine.phase is Phase.RUNNING
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """A running job on two nodes of two ranks, with a spare node."""
+    running = Cluster()
+    running.start()
+    return running
+
+
+def only(bodies: list[Any], kind: type) -> list[Any]:
+    """The commands of one kind."""
+    return [body for body in bodies if isinstance(body, kind)]
+
+
+def test_a_job_starts_when_its_nodes_and_spares_are_there() -> None:
+    """Four seated processes are started, two on each of the first two nodes."""
+    fresh = Cluster()
+    assert only(fresh.feed(fresh.node("node0"), fresh.node("node2")), StartProcess) == []
+    starts = only(fresh.feed(fresh.node("node1")), StartProcess)
+    assert [start.rank for start in starts] == [0, 1, 2, 3]
+    assert all(start.seated for start in starts)
+    assert [fresh.holder(rank).node for rank in range(4)] == ["node0", "node0", "node1", "node1"]
+
+
+def test_a_killed_rank_comes_back_in_place_and_the_others_stay(cluster: Cluster) -> None:
+    """Survivors are quiesced at once, only the dead rank is started, and the incident closes at the first new step."""
+    bodies = cluster.feed(cluster.exited(1))
+    assert [body.rank for body in only(bodies, Quiesce)] == [0, 2, 3]
+    assert [(body.rank, body.seated) for body in only(bodies, StartProcess)] == [(1, False)]
+    cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(2, 5), cluster.quiesced(3, 5, wards=[1]))
+    bodies = cluster.feed(cluster.joined(1))
+    parts = {body.rank: body.part for body in only(bodies, Rejoin)}
+    assert parts[1].target_step == 5
+    assert [transfer.destination for transfer in parts[1].transfers] == [1]
+    assert parts[1].own_states[0].source == 3
+    cluster.holder(1).pid = 999
+    cluster.pass_barrier_two(5)
+    (incident,) = cluster.machine.incidents
+    assert incident.outcome is Outcome.RESUMED
+    assert incident.rung is Rung.RECOVER_IN_PLACE
+    assert incident.healthy_pids_kept
+    assert incident.steps_lost == 0
+
+
+def test_a_rank_with_final_gradients_finishes_its_update(cluster: Cluster) -> None:
+    """When somebody has committed the step, a rank at the barrier is told to finish and not to reload."""
+    cluster.feed(cluster.exited(1))
+    cluster.feed(cluster.quiesced(0, 6, wards=[1]), cluster.quiesced(2, 5, ready=True), cluster.quiesced(3, 6))
+    bodies = cluster.feed(cluster.joined(1))
+    parts = {body.rank: body.part for body in only(bodies, Rejoin)}
+    assert parts[2].target_step == 6
+    assert parts[2].finish_update
+    assert not any(transfer.destination == 2 for transfer in parts[2].transfers)
+
+
+def test_collateral_reports_wait_for_the_culprit(cluster: Cluster) -> None:
+    """A broken collective alone decides nothing; the exit that explains it does."""
+    assert cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION)) == []
+    assert cluster.machine.phase is Phase.SUSPECTING
+    bodies = cluster.feed(cluster.exited(1))
+    assert [body.rank for body in only(bodies, StartProcess)] == [1]
+
+
+def test_a_link_fault_with_nobody_at_fault_repeats_the_step(cluster: Cluster) -> None:
+    """After the grouping time everybody quiesces and nobody is replaced."""
+    cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION))
+    cluster.now += 1
+    bodies = cluster.feed(DeadlinePassed())
+    assert len(only(bodies, Quiesce)) == 4
+    assert only(bodies, StartProcess) == []
+    assert cluster.machine.incidents[0].rung is Rung.RETRY_STEP
+
+
+def test_a_stall_is_blamed_on_the_rank_that_the_others_wait_for(cluster: Cluster) -> None:
+    """The step clocks of all nodes are read; the stopped rank is replaced."""
+    bodies = cluster.feed(cluster.fault(0, FaultKind.STALL))
+    assert len(only(bodies, ProbeProgress)) == 2
+
+    def clock(rank: int, *, suspended: bool = False) -> RankProgress:
+        return RankProgress(rank, 1, 1, 5, Activity.COLLECTIVE, 40, 2.0, 2.0, 0.1, suspended)
+
+    probe = bodies[0].probe
+    cluster.feed(ProgressReported("node0", probe, cluster.now, (clock(0), clock(1))))
+    bodies = cluster.feed(ProgressReported("node1", probe, cluster.now, (clock(2), clock(3, suspended=True))))
+    assert [body.rank for body in only(bodies, StartProcess)] == [3]
+
+
+def test_a_lost_node_moves_its_ranks_to_the_spare(cluster: Cluster) -> None:
+    """Both ranks of the node are started on the spare; the other node's ranks stay."""
+    bodies = cluster.feed(NodeLost("node1", "its agent is gone", cluster.now))
+    assert [body.rank for body in only(bodies, StartProcess)] == [2, 3]
+    assert cluster.holder(2).node == cluster.holder(3).node == "node2"
+    assert [body.rank for body in only(bodies, Quiesce)] == [0, 1]
+    assert cluster.machine.incidents[0].rung is Rung.RECOVER
+
+
+def test_a_second_kill_in_the_recovery_is_part_of_the_same_incident(cluster: Cluster) -> None:
+    """The newcomer on its way is kept, the second victim is replaced too, parked survivors are not asked again."""
+    cluster.feed(cluster.exited(1))
+    cluster.feed(cluster.quiesced(0, 5))
+    incarnation = cluster.holder(1).incarnation
+    bodies = cluster.feed(cluster.exited(2))
+    assert [body.rank for body in only(bodies, StartProcess)] == [2]
+    assert cluster.holder(1).incarnation == incarnation
+    assert [body.rank for body in only(bodies, Quiesce)] == [3]
+    assert len(cluster.machine.incidents) == 1
+
+
+def test_a_replacement_that_dies_hands_over_to_the_next_rung(cluster: Cluster) -> None:
+    """In place has failed, so the rank moves to the spare node."""
+    cluster.feed(cluster.exited(1))
+    cluster.feed(cluster.exited(1))
+    incident = cluster.machine.incidents[0]
+    assert [decision.rung for decision in incident.decisions] == [Rung.RECOVER_IN_PLACE, Rung.RECOVER]
+    assert "failed before" in incident.decisions[1].skipped[-1].reason
+
+
+def test_all_ranks_dead_starts_the_world_from_its_checkpoint(cluster: Cluster) -> None:
+    """With every replica gone the whole world is started anew, seated."""
+    for rank in range(3):
+        cluster.feed(cluster.exited(rank))
+    bodies = cluster.feed(cluster.exited(3))
+    assert cluster.machine.phase is Phase.STARTING
+    assert all(start.seated for start in only(bodies, StartProcess))
+
+
+def test_a_finished_job_is_released_and_ends_well(cluster: Cluster) -> None:
+    """All ranks finish, are released, exit with 0, and so does the job."""
+    bodies = cluster.feed(
+        *(RankFinished(rank, cluster.machine.generation, 1, 10) for rank in range(4))
+    )
+    assert len(only(bodies, Release)) == 4
+    bodies = cluster.feed(*(cluster.exited(rank, 0) for rank in range(4)))
+    assert only(bodies, EndJob)
+    assert cluster.log[-1] == Finish(0, "all ranks have finished")
+
+
+def test_a_stop_saves_an_emergency_checkpoint_first(cluster: Cluster) -> None:
+    """Survivors park, all save their own state, the lowest publishes last."""
+    cluster.feed(StopRequested("Ctrl-C"))
+    bodies = cluster.feed(*(cluster.quiesced(rank, 7) for rank in range(4)))
+    assert [(save.rank, save.publish) for save in only(bodies, SaveCheckpoint)] == [(1, False), (2, False), (3, False)]
+    generation = cluster.machine.generation
+    bodies = cluster.feed(*(CheckpointSaved(rank, generation, 7, "/ck") for rank in (1, 2, 3)))
+    assert [(save.rank, save.publish) for save in only(bodies, SaveCheckpoint)] == [(0, True)]
+    cluster.feed(CheckpointSaved(0, generation, 7, "/ck"))
+    finish = cluster.log[-1]
+    assert isinstance(finish, Finish)
+    assert "emergency checkpoint of step 7 is at /ck" in finish.reason
+
+
+def test_a_plain_script_that_fails_ends_the_job_when_no_restart_is_allowed() -> None:
+    """A rank that never joined cannot be kept; without --max-restarts the job stops and names the budget."""
+    plain = Cluster()
+    for number in range(3):
+        plain.feed(plain.node(f"node{number}"))
+    plain.feed(plain.exited(0, 1))
+    finish = plain.log[-1]
+    assert isinstance(finish, Finish)
+    assert finish.exit_code == 1
+    assert "max-restarts" in finish.reason
+
+
+def test_a_restarted_controller_asks_again_for_what_is_outstanding(cluster: Cluster) -> None:
+    """In QUIESCING, those who have not answered are asked again, and the newcomer is started again."""
+    cluster.feed(cluster.exited(1))
+    cluster.feed(cluster.quiesced(0, 5))
+    bodies = cluster.feed(ControllerStarted(term=2))
+    assert [body.rank for body in only(bodies, Quiesce)] == [2, 3]
+    assert [body.rank for body in only(bodies, StartProcess)] == [1]
+
+
+def test_replaying_the_same_events_gives_the_same_actions() -> None:
+    """Two machines fed alike do alike."""
+    one, other = Cluster(), Cluster()
+    for each in (one, other):
+        each.start()
+        each.feed(each.exited(1))
+        each.feed(each.quiesced(0, 5), each.fault(2, FaultKind.COMMUNICATION))
+    assert one.log == other.log
+
+
+def test_reports_of_an_earlier_process_change_nothing(cluster: Cluster) -> None:
+    """An exit that was overtaken by a restart is counted and dropped."""
+    late = cluster.exited(1)
+    cluster.feed(cluster.exited(1))
+    generation = cluster.machine.generation
+    assert cluster.feed(late) == []
+    assert cluster.machine.generation == generation
+
+
+def test_the_diagram_names_every_phase() -> None:
+    """The state diagram of the docs is drawn from the table."""
+    drawn = diagram()
+    assert all(phase.value in drawn for phase in Phase)
+
+
+def test_resume_goes_to_all_ranks_at_one_step(cluster: Cluster) -> None:
+    """Barrier two closes with the same step for everybody."""
+    cluster.feed(cluster.exited(1))
+    cluster.feed(cluster.quiesced(0, 5, wards=[1]), cluster.quiesced(2, 5), cluster.quiesced(3, 5))
+    cluster.feed(cluster.joined(1))
+    bodies = cluster.feed(*(cluster.ready(rank, 5) for rank in range(4)))
+    assert {(body.rank, body.step) for body in only(bodies, Resume)} == {(rank, 5) for rank in range(4)}
