@@ -5,13 +5,14 @@ Megatron, ...) implements `Framework`; the five lifecycle callbacks of a recover
 which they are written here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
 
-    from ..protocol.types import ShardHold
+    from ..protocol.types import Moment, ShardHold
+    from .ledger import Ledger
 
 
 class OpenShard(Protocol):
@@ -30,6 +31,10 @@ class OpenShard(Protocol):
 
 class Framework(Protocol):
     """The framework's side of a recovery. All methods run in the train thread unless they say otherwise."""
+
+    def bind(self, ledger: "Ledger") -> None:
+        """Take the ledger that `steps` goes by. Runs once, when the resilient function is called."""
+        ...
 
     def shards(self) -> "tuple[ShardHold, ...]":
         """Name the shards that this rank must hold, with their sizes now. Runs for barrier one."""
@@ -69,4 +74,8 @@ class Framework(Protocol):
 
     def rolled_back(self, step: int) -> None:
         """All state is as of `step` committed updates: reset what the framework keeps beside it. End of rollback."""
+        ...
+
+    def fire_in(self, moment: "Moment", fire: Callable[[], None]) -> None:
+        """Call `fire` once, in the middle of the next forward or backward pass: a fault is armed there."""
         ...

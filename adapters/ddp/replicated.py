@@ -1,0 +1,128 @@
+"""The replicated shard: parameters, optimizer state and all else that is the same on every rank, as one run of bytes.
+
+A source opens its live tensors, uncopied. A destination receives into its live tensors where they fit, so that every
+handle on a parameter stays valid and a survivor needs no second copy; what does not exist yet (a newcomer's optimizer
+state) is allocated and then becomes the live state without another copy. From `accept` until `adopt` the state of
+this rank is therefore neither the old one nor the new one.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ...processor import tree
+from ...processor.registry import Registry
+from ...protocol.errors import RecoveryError
+from .optimizer_state import OptimizerState
+
+SHARD_ID = "replicated"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """An open shard."""
+
+    header: bytes
+    tensors: Sequence[torch.Tensor]
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each tensor, for the checkpoint file."""
+        return tree.tensor_names(self.header)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+class ReplicatedState:
+    """Opens, accepts and adopts the replicated shard of a registry.
+
+    `synced_buffers` names the modules whose buffers were made equal at start (by DDP): their contents then travel
+    along, as a newcomer cannot know them if they were drawn at random.
+    """
+
+    def __init__(self, registry: Registry, synced_buffers: frozenset[str]) -> None:
+        self._registry = registry
+        self._synced = synced_buffers
+        self._optimizers = {name: OptimizerState(name, item) for name, item in registry.optimizers.items()}
+
+    def open(self) -> Shard:
+        """Open this rank's state as a source. Raises UnsupportedState for what cannot be carried."""
+        content = {
+            "parameters": {
+                name: {path: parameter.detach() for path, parameter in module.named_parameters()}
+                for name, module in self._registry.modules.items()
+            },
+            "baseline": self._baseline(),
+            "optimizers": {name: state.collect() for name, state in self._optimizers.items()},
+            "small": self._registry.small_replicated(),
+        }
+        skeleton, tensors = tree.flatten(content, SHARD_ID)
+        return Shard(skeleton, [tensor.contiguous() for tensor in tensors])
+
+    def accept(self, header: bytes) -> Shard:
+        """Make room for a shard that arrives. Raises RecoveryError when it does not fit this rank's modules."""
+        outline = tree.outline(header)
+        tensors: list[torch.Tensor | None] = [None] * len(tree.slots(header))
+        for place, slot, live, device in self._targets(outline):
+            if live is not None and (live.shape != slot.shape or live.dtype != slot.dtype):
+                raise RecoveryError(
+                    f"{place} arrives as {slot.dtype} {list(slot.shape)}, but here it is {live.dtype} "
+                    f"{list(live.shape)}; do all ranks build the same model?"
+                )
+            usable = live is not None and live.is_contiguous()
+            tensors[slot.index] = live if usable else torch.empty(slot.shape, dtype=slot.dtype, device=device)
+        filled = [
+            torch.empty(slot.shape, dtype=slot.dtype) if tensor is None else tensor
+            for slot, tensor in zip(tree.slots(header), tensors, strict=True)
+        ]
+        return Shard(header, filled)
+
+    def adopt(self, shard: Shard) -> None:
+        """Make an accepted shard, now filled, the state of this rank."""
+        content = tree.unflatten(shard.header, shard.tensors)
+        for name, module in self._registry.modules.items():
+            for path, parameter in module.named_parameters():
+                arrived = content["parameters"][name][path]
+                if arrived.data_ptr() != parameter.data_ptr():
+                    parameter.data.copy_(arrived)
+        self._registry.buffers.adopt_baseline(content["baseline"])
+        self._registry.adopt_small_replicated(content["small"])
+        for name, state in self._optimizers.items():
+            state.adopt(content["optimizers"][name])
+
+    def _baseline(self) -> dict[str, torch.Tensor]:
+        return {
+            path: tensor
+            for path, tensor in self._registry.buffers.baseline().items()
+            if any(path.startswith(f"{name}.") for name in self._synced)
+        }
+
+    def _targets(
+        self, outline: dict[str, Any]
+    ) -> Iterator[tuple[str, tree.TensorSlot, torch.Tensor | None, torch.device]]:
+        """Yield where each arriving tensor of modules and optimizers belongs: place, slot, live tensor, device."""
+        modules = self._registry.modules
+        _require_same("modules", outline["parameters"], modules)
+        _require_same("optimizers", outline["optimizers"], self._optimizers)
+        for name, module in modules.items():
+            live = dict(module.named_parameters())
+            _require_same(f"parameters of {name}", outline["parameters"][name], live)
+            for path, slot in outline["parameters"][name].items():
+                yield f"{name}.{path}", slot, live[path].data, live[path].device
+        for name, state in self._optimizers.items():
+            yield from state.targets(outline["optimizers"][name])
+
+
+def _require_same(kind: str, arrived: dict[str, Any], here: dict[str, Any]) -> None:
+    if arrived.keys() != here.keys():
+        only_there = sorted(arrived.keys() - here.keys())[:3]
+        only_here = sorted(here.keys() - arrived.keys())[:3]
+        raise RecoveryError(
+            f"{kind} differ between ranks: only at the source {only_there}, only here {only_here}; do all ranks run the "
+            "same script?"
+        )

@@ -1,0 +1,184 @@
+"""The train state of a plain PyTorch script, and what a recovery does with it.
+
+Holds for DDP and for any module whose parameters every rank keeps whole. The script registers what it trains with; the
+recovery captures, carries and puts back what was registered (see `docs/training-loop.md`).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ...processor import tree
+from ...processor.lifecycle import OpenShard
+from ...processor.random_state import DeviceRandom, RandomState
+from ...processor.registry import Registry, as_value, by_name
+from ...protocol.errors import NotUnderMidstep, RecoveryError
+from ...protocol.types import Moment, ShardHold
+from .buckets import BucketLayout
+from .passes import fire_in_backward, fire_in_forward
+from .replicated import SHARD_ID, ReplicatedState, Shard
+
+
+class TrainState:
+    """Everything that training changes. Give single objects, lists or dicts of them.
+
+    `model`: modules, wrapped in DDP or not; every module whose parameters change, also averaged copies.
+    `optimizer`, `scheduler`, `scaler`: as in the script.
+    `data`: objects with state_dict and load_state_dict that say where in the data this rank is.
+    `values`: anything else that changes, by name: dicts, lists, tensors, arrays, generators, objects with state_dict, or
+    `Value(get, set)`. They are this rank's own unless marked `replicated(...)`.
+
+    Raises ConfigurationError for what cannot be put back and UnsupportedState for what cannot be carried, with its path.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        *,
+        data: Any = None,
+        values: dict[str, Any] | None = None,
+        device_random: tuple[DeviceRandom, ...] = (),
+    ) -> None:
+        given = by_name("model", model)
+        modules = {
+            name: item.module if isinstance(item, DistributedDataParallel) else item for name, item in given.items()
+        }
+        wrapped = {name: item for name, item in given.items() if isinstance(item, DistributedDataParallel)}
+        self.registry = Registry(
+            modules=modules,
+            optimizers=by_name("optimizer", optimizer),
+            schedulers=by_name("scheduler", scheduler),
+            scalers=by_name("scaler", scaler),
+            data=by_name("data", data),
+            values={name: as_value(name, target) for name, target in (values or {}).items()},
+            random_state=RandomState(device_random),
+        )
+        self.registry.check()
+        self._layouts = {name: BucketLayout(name, item) for name, item in wrapped.items()}
+        self._replicated = ReplicatedState(self.registry, frozenset(wrapped))
+        self._ledger: Any = None
+
+    # --- for the script -------------------------------------------------------------------------------------------
+
+    def bind(self, ledger: Any) -> None:
+        """Tie the state to the step ledger of the train function that is about to run."""
+        self._ledger = ledger
+
+    def steps(self, total: int, **options: Any) -> Iterator[Any]:
+        """Go through the steps that are left up to `total`; see `processor/resilient.py` for what each one offers."""
+        steps: Iterator[Any] = self._bound("steps").steps(total, **options)
+        return steps
+
+    @property
+    def step(self) -> int:
+        """The index of the current step, 0-based: how many updates have been committed."""
+        index: int = self._bound("step").step_index
+        return index
+
+    def audit(self) -> tuple[str, ...]:
+        """Name what is mutable and not registered, one sentence each. Runs at start."""
+        return self.registry.audit()
+
+    def _all_parameters(self) -> Iterator[torch.Tensor]:
+        for module in self.registry.modules.values():
+            yield from module.parameters()
+        for optimizer in self.registry.optimizers.values():
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+    def _bound(self, name: str) -> Any:
+        if self._ledger is None:
+            raise NotUnderMidstep(
+                f"TrainState.{name} is only there inside a train function that midstep runs: decorate the function with "
+                "@midstep.resilient, or call midstep.resilient(state) around it, and use the state that it passes"
+            )
+        return self._ledger
+
+    # --- for the recovery: the Framework protocol -----------------------------------------------------------------
+
+    def shards(self) -> tuple[ShardHold, ...]:
+        """Name the one shard, the replicated one, with its size now."""
+        return (ShardHold(SHARD_ID, self._replicated.open().size_bytes),)
+
+    def capture_own(self) -> bytes:
+        """Capture this rank's own state. Runs right before the commit barrier, on all ranks.
+
+        In the step in which DDP's bucket rebuild is due it is carried out here, which is one collective.
+        """
+        for layout in self._layouts.values():
+            layout.settle()
+        return tree.pack(
+            {
+                "own": self.registry.capture_own(),
+                "buckets": {name: layout.capture() for name, layout in self._layouts.items()},
+            },
+            "state",
+        )
+
+    def clean(self) -> None:
+        """Make DDP's reducers anew, as an interrupted backward pass leaves them unusable.
+
+        Gradients stay until `rolled_back`: a rank that was ready may yet have to finish its update.
+        """
+        for layout in self._layouts.values():
+            layout.renew()
+
+    def rebuilt(self) -> None:
+        """Nothing is derived from the communicators: DDP keeps its group object."""
+
+    def open_shard(self, shard_id: str) -> OpenShard:
+        """Open the replicated shard to send from it."""
+        _known(shard_id)
+        return self._replicated.open()
+
+    def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
+        """Make room for the replicated shard. From here until `adopt_shard` this rank's state is not whole."""
+        _known(shard_id)
+        return self._replicated.accept(header)
+
+    def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
+        """Make the replicated shard that has arrived the state of this rank."""
+        _known(shard_id)
+        if not isinstance(shard, Shard):
+            raise RecoveryError(f"shard {shard_id!r} was not accepted by this state, it is a {type(shard).__name__}")
+        self._replicated.adopt(shard)
+
+    def restore_own(self, blob: bytes) -> None:
+        """Put back the own state that `capture_own` gave, here or in this rank's earlier process."""
+        captured = tree.unpack(blob)
+        if captured["buckets"].keys() != self._layouts.keys():
+            raise RecoveryError(
+                f"the captured state has DDP modules {sorted(captured['buckets'])}, this rank has "
+                f"{sorted(self._layouts)}; do all ranks run the same script?"
+            )
+        for name, layout in captured["buckets"].items():
+            self._layouts[name].expect(layout)
+        self.registry.restore_own(captured["own"])
+
+    def rolled_back(self, step: int) -> None:
+        """Drop gradients and half-done scaling, and see to it that DDP's buckets are those of step `step`."""
+        for parameter in self._all_parameters():
+            parameter.grad = None
+        for scaler in self.registry.scalers.values():
+            if isinstance(scaler, torch.amp.GradScaler):
+                scaler._per_optimizer_states.clear()  # else the repeated unscale_ would be refused
+        for layout in self._layouts.values():
+            layout.refresh()
+
+    def fire_in(self, moment: Moment, fire: Callable[[], None]) -> None:
+        """Call `fire` once, in the middle of the next forward or backward pass: a fault is armed there."""
+        modules = list(self.registry.modules.values())
+        if moment is Moment.FORWARD:
+            fire_in_forward(modules, fire)
+        else:
+            fire_in_backward(modules, fire)
+
+
+def _known(shard_id: str) -> None:
+    if shard_id != SHARD_ID:
+        raise RecoveryError(f"there is no shard {shard_id!r} in plain data parallel training, only {SHARD_ID!r}")

@@ -1,0 +1,59 @@
+"""What a rank finds in its environment: torchrun's variables, so that scripts need no change, and midstep's
+own.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ..protocol import environment as names
+from ..protocol.messages import StartProcess
+from ..protocol.types import JobSpec
+
+THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+ROLE = "default"
+
+
+def rank_environment(
+    base: Mapping[str, str],
+    job: JobSpec,
+    order: StartProcess,
+    *,
+    node: str,
+    agent_socket: str,
+    started_s: float,
+) -> dict[str, str]:
+    """Return the whole environment of a training process: the agent's own, the job's, and the rank's on top.
+
+    `base` is the agent's. Threads are limited to one per rank unless somebody has said otherwise, as torchrun
+    does.
+    """
+    rank = {
+        "RANK": order.rank,
+        "LOCAL_RANK": order.local_rank,
+        "GROUP_RANK": order.group_rank,
+        "ROLE_RANK": order.rank,
+        "ROLE_NAME": ROLE,
+        "WORLD_SIZE": job.world_size,
+        "LOCAL_WORLD_SIZE": job.ranks_per_node,
+        "GROUP_WORLD_SIZE": job.nodes,
+        "ROLE_WORLD_SIZE": job.world_size,
+        "MASTER_ADDR": order.store.host,
+        "MASTER_PORT": order.store.port,
+        "TORCHELASTIC_RESTART_COUNT": order.restart_count,
+        "TORCHELASTIC_MAX_RESTARTS": job.max_restarts,
+        "TORCHELASTIC_RUN_ID": job.job,
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # rank 0 must not serve the store itself
+        names.JOB: job.job,
+        names.NODE: node,
+        names.AGENT_SOCKET: agent_socket,
+        names.GENERATION: order.generation,
+        names.INCARNATION: order.incarnation,
+        names.SEATED: int(order.seated),
+        names.SETTINGS: msgspec.json.encode(job.settings).decode(),
+        names.JOB_DIRECTORY: job.job_directory,
+        names.STORE: f"{order.store.host}:{order.store.port}",
+        names.STARTED_S: started_s,
+    }
+    limits = dict.fromkeys(THREAD_LIMITS, "1")
+    return {**limits, **base, **job.environment, **{name: str(value) for name, value in rank.items()}}

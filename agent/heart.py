@@ -1,0 +1,86 @@
+"""The agent's clock: heartbeats for the controller, and the watch over the ranks' step clocks."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from ..protocol.messages import FaultReported, Message, NodeHeartbeat
+from ..protocol.types import FaultKind, FaultReport, JobSettings, node_address
+from .ranks import RankHost
+from .stall_clock import Stall, StallClock
+
+TICK_S = 0.1
+LAG_S = 0.05  # a loop that is later than this was held up
+
+_Post = Callable[..., None]
+
+
+class Heart:
+    """Beats in the running loop from `start` to `close`. `post(message, reliable=...)` sends to the
+    controller.
+    """
+
+    def __init__(self, node: str, ranks: RankHost, *, post: _Post) -> None:
+        self._node = node
+        self._ranks = ranks
+        self._post = post
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._interval_s = TICK_S
+        self._next_beat_s = 0.0
+        self._heartbeat_s = TICK_S
+        self._stalls: StallClock | None = None
+
+    def start(self, settings: JobSettings) -> None:
+        """Beat by these settings from now on. Again with others when the job is known."""
+        self._heartbeat_s = settings.heartbeat_s
+        self._interval_s = min(TICK_S, settings.heartbeat_s)
+        self._stalls = StallClock(
+            factor=settings.stall_factor,
+            grace_s=settings.stall_grace_s,
+            after_steps=settings.stall_after_steps,
+        )
+        self.close()
+        self._tick(self._loop.time())
+
+    def forget(self, rank: int) -> None:
+        """The rank gets a new process."""
+        if self._stalls is not None:
+            self._stalls.forget(rank)
+
+    def close(self) -> None:
+        """Stop beating. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self, planned_s: float) -> None:
+        now = self._loop.time()
+        lag_s = now - planned_s
+        readings = self._ranks.progress()
+        if self._stalls is not None:
+            if lag_s > LAG_S:
+                self._stalls.held_up(lag_s)
+            for reading in readings:
+                stall = self._stalls.observe(reading)
+                if stall is not None:
+                    self._post(_report(stall, self._node))
+        if now >= self._next_beat_s:
+            self._next_beat_s = now + self._heartbeat_s - self._interval_s / 2
+            self._post(NodeHeartbeat(node=self._node, at_s=time.time(), ranks=readings), reliable=False)
+        self._timer = self._loop.call_at(now + self._interval_s, self._tick, now + self._interval_s)
+
+
+def _report(stall: Stall, node: str) -> Message:
+    return FaultReported(
+        FaultReport(
+            kind=FaultKind.STALL,
+            at_s=time.time(),
+            seen_by=node_address(node),
+            detail=stall.detail,
+            rank=stall.progress.rank,
+            node=node,
+            generation=stall.progress.generation,
+            incarnation=stall.progress.incarnation,
+        )
+    )

@@ -1,0 +1,73 @@
+"""What the agent asks of Linux and Python has no word for: who dies with whom, who adopts whom, who is
+stopped.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+from ..protocol.errors import AgentError
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_STOPPED_STATES = frozenset({"T", "t"})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose own parent ends. Raises AgentError."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when `parent` ends; if it has ended already, end here and now."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(os.EX_UNAVAILABLE)
+
+
+def await_adoption(adopter: int, timeout_s: float) -> bool:
+    """Wait until `adopter` is this process's parent, because the one that forked it has ended.
+
+    Returns False when that has not come to pass in time, or cannot any more.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (parent := os.getppid()) != adopter:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            return False
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile: look again
+            pidfd = os.pidfd_open(parent)
+            try:
+                poll = select.poll()
+                poll.register(pidfd, select.POLLIN)
+                poll.poll(remaining_s * 1000)
+            finally:
+                os.close(pidfd)
+    return True
+
+
+def is_stopped(pid: int) -> bool:
+    """Say whether the process is stopped by a signal or a tracer. False when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    state = stat.rpartition(")")[2].split()
+    return bool(state) and state[0] in _STOPPED_STATES
+
+
+def thread_count() -> int:
+    """Count the threads of this process, those that Python knows nothing of included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise AgentError(f"prctl({option}, {value}) failed: {os.strerror(code)}; midstep needs Linux 3.4 or newer")

@@ -1,0 +1,256 @@
+"""The agent of a node: one process, one loop, that owns everything on the node and decides nothing.
+
+It joins the controller, starts and watches what the controller asks for, passes the ranks' messages on, and
+reads their step clocks. While the controller is away it keeps the training running and repeats what it has to
+say. When it ends, whatever ends it, everything that it has started ends too.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import zmq
+
+from ..protocol.keys import JobKeys
+from ..protocol.link import ControllerLink
+from ..protocol.mailbox import Mailbox
+from ..protocol.messages import (
+    ArmFault,
+    EndJob,
+    Envelope,
+    NodeJoined,
+    ProbeProgress,
+    ProgressReported,
+    StartProcess,
+    StopProcess,
+    StoreMoved,
+    WelcomeNode,
+)
+from ..protocol.transport import DealerSocket
+from ..protocol.types import Injury, JobSettings, JobSpec, node_address
+from .children import Children
+from .heart import Heart
+from .kernel import adopt_orphans
+from .nursery import Nursery
+from .ranks import RankHost
+from .relay import Relay, listen
+from .store_host import StoreHost
+
+RETRY_MAX_S = 2.0
+GIVE_UP_S = 7 * 24 * 3600.0  # a controller that is away is waited for, as long as the training goes on
+LAST_WORDS_S = 0.5  # for reports that are still unacknowledged when the agent leaves
+LEFTOVERS_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class AgentOptions(msgspec.Struct, frozen=True):
+    """What an agent is started with. `host`: the address under which other nodes reach this one's store."""
+
+    job: str
+    node: str
+    controller: str
+    keys: str
+    run_directory: str
+    failure_domain: str = ""
+    host: str = "127.0.0.1"
+    life_fd: int | None = None
+
+
+class Agent:
+    """One node's agent. Construct it in the running loop; `run` returns when it has ended everything."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        self._options = options
+        self._settings = JobSettings()
+        self._ending: str | None = None
+        self._end = asyncio.Event()
+        self._failed = False
+        self._folder = Path(options.run_directory) / options.node
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        address = node_address(options.node)
+        keys = JobKeys.load_client(options.keys, address)
+        adopt_orphans()
+        self._children = Children()
+        self._nursery = Nursery(os.environ, self._children)
+        self._store = StoreHost(options.host, self._nursery, on_moved=self._store_moved, on_failed=self._store_failed)
+        router = listen(str(self._folder / "agent.sock"), self._context)
+        self._link = ControllerLink(
+            Mailbox(
+                job=options.job,
+                address=address,
+                session=time.time_ns(),
+                retry_max_s=RETRY_MAX_S,
+                give_up_s=GIVE_UP_S,
+            ),
+            DealerSocket(options.controller, identity=address, curve=keys, context=self._context),
+            on_command=self._command,
+            on_new_controller=self._join,
+            on_foreign=self._foreign,
+        )
+        self._ranks = RankHost(options.node, router.endpoint, self._nursery, post=self._link.post)
+        self._relay = Relay(router, oldest_session=self._ranks.oldest_session, forward=self._link.forward)
+        self._heart = Heart(options.node, self._ranks, post=self._link.post)
+        router.attach(asyncio.get_running_loop(), self._relay.received)
+
+    async def run(self) -> int:
+        """Serve until the job ends, the launcher ends, or a signal comes; then end everything. Returns an
+        exit status.
+        """
+        self._nursery.start()
+        self._store.start()
+        self._listen_for_the_end()
+        self._link.post(self._joined())
+        self._heart.start(self._settings)
+        await self._end.wait()
+        _log.info("%s ends: %s", self._options.node, self._ending)
+        await self._leave()
+        return 1 if self._failed else 0
+
+    # --- commands -----------------------------------------------------------------------------------------------
+
+    def _command(self, envelope: Envelope) -> None:
+        match envelope.body:
+            case WelcomeNode(job=job):
+                self._welcome(job)
+            case StartProcess() as order:
+                self._heart.forget(order.rank)
+                self._ranks.start(order)
+            case StopProcess() as order:
+                self._ranks.stop(order)
+            case ProbeProgress(probe=probe):
+                self._link.post(
+                    ProgressReported(
+                        node=self._options.node,
+                        probe=probe,
+                        at_s=time.time(),
+                        ranks=self._ranks.progress(),
+                    )
+                )
+            case ArmFault(fault=fault) if fault.injury is Injury.KILL_NODE:
+                self._die()
+            case ArmFault(fault=fault):
+                self._ranks.hurt(fault)
+            case EndJob(reason=reason):
+                self._begin_end(f"the job is over: {reason}")
+            case other:
+                _log.warning("an agent cannot carry out a %s", type(other).__name__)
+
+    def _foreign(self, envelope: Envelope, data: bytes) -> None:
+        self._relay.deliver(envelope, data)
+
+    def _welcome(self, job: JobSpec) -> None:
+        self._settings = job.settings
+        directory = job.working_directory if job.is_module else str(Path(job.command[0]).parent)
+        self._nursery.configure(
+            {**os.environ, **job.environment},
+            job.settings.preload,
+            tuple(dict.fromkeys((str(Path(job.working_directory) / directory), job.working_directory))),
+            warm=job.settings.warm_standby,
+        )
+        self._ranks.welcome(job)
+        self._heart.start(job.settings)
+
+    def _join(self) -> None:
+        """A controller is heard that was not known: it must learn what runs here."""
+        self._link.post(self._joined())
+
+    def _joined(self) -> NodeJoined:
+        return NodeJoined(
+            node=self._options.node,
+            failure_domain=self._options.failure_domain or self._options.node,
+            store=self._store.endpoint,
+            processes=self._ranks.running(),
+        )
+
+    def _store_moved(self) -> None:
+        self._link.post(StoreMoved(node=self._options.node, store=self._store.endpoint))
+
+    def _store_failed(self, reason: str) -> None:
+        _log.error("%s", reason)
+        self._failed = True
+        self._begin_end(reason)
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _listen_for_the_end(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._begin_end, f"signal {number.name}")
+        if self._options.life_fd is not None:
+            os.set_blocking(self._options.life_fd, False)
+            os.set_inheritable(self._options.life_fd, False)
+            loop.add_reader(self._options.life_fd, self._read_life)
+
+    def _read_life(self) -> None:
+        fd = self._options.life_fd
+        assert fd is not None
+        try:
+            if os.read(fd, 64):
+                return
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _log.warning("the launcher's pipe cannot be read: %s", error)
+        asyncio.get_running_loop().remove_reader(fd)
+        self._begin_end("the launcher is gone")
+
+    def _begin_end(self, reason: str) -> None:
+        if self._ending is None:
+            self._ending = reason
+            self._end.set()
+        elif reason.startswith("signal"):
+            self._ranks.kill_all()  # asked twice: no more grace
+
+    async def _leave(self) -> None:
+        self._heart.close()
+        await self._ranks.end_all(self._settings.stop_grace_s)
+        self._nursery.close()
+        self._store.close()
+        await self._say_last_words()
+        self._link.close()
+        self._relay.close()
+        self._context.term()
+        self._ranks.close()
+        await _kill_leftovers()
+        self._children.close()
+        with contextlib.suppress(OSError):  # not ours alone, or gone with the run directory
+            self._folder.rmdir()
+
+    async def _say_last_words(self) -> None:
+        deadline = time.monotonic() + LAST_WORDS_S
+        while self._link.mailbox.next_due() is not None and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the last acknowledgement leaves through zmq's own thread
+
+    def _die(self) -> None:
+        """End as a node that loses power: at once, with everything on it."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _kill_leftovers() -> None:
+    """Kill what is still below this process: what the ranks have started and left behind."""
+    deadline = time.monotonic() + LEFTOVERS_S
+    while time.monotonic() < deadline:
+        children = psutil.Process().children(recursive=True)
+        if not children:
+            return
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        await asyncio.sleep(0.01)
+    _log.error("processes that do not end: %s", [child.pid for child in psutil.Process().children()])
+
+
+async def serve(options: AgentOptions) -> int:
+    """Run an agent in the running loop and return its exit status. Raises MidstepError when it cannot start."""
+    return await Agent(options).run()

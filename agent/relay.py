@@ -1,0 +1,85 @@
+"""Carries messages between the ranks of this node and the controller, unchanged, and lets no rank speak for
+another.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+import zmq
+
+from ..protocol.codec import decode
+from ..protocol.errors import WireError
+from ..protocol.messages import Envelope
+from ..protocol.transport import Received, RouterSocket
+from ..protocol.types import CONTROLLER
+
+_log = logging.getLogger(__name__)
+
+
+class Relay:
+    """The agent's socket for its processors. Belongs to the running loop.
+
+    `oldest_session(address)` says how old a sender's session may be: that of the process which holds the rank
+    now. A predecessor's last words that arrive late are refused; None refuses a rank that this node does not
+    have.
+    """
+
+    def __init__(
+        self,
+        router: RouterSocket,
+        *,
+        oldest_session: Callable[[str], int | None],
+        forward: Callable[[bytes], None],
+    ) -> None:
+        self._router = router
+        self._oldest_session = oldest_session
+        self._forward = forward
+        self.refused: Counter[str] = Counter()
+
+    @property
+    def endpoint(self) -> str:
+        """Where the processors connect."""
+        return self._router.endpoint
+
+    def deliver(self, envelope: Envelope, data: bytes) -> None:
+        """Hand the controller's envelope to its rank. A rank that is not there (yet) gets it when it is sent
+        again.
+        """
+        if envelope.sender != CONTROLLER:
+            self.refused["not from the controller"] += 1
+        elif not self._router.send(envelope.receiver, data):
+            self.refused["rank not connected"] += 1
+
+    def received(self, batch: list[Received]) -> None:
+        """Pass on what ranks have sent to the controller."""
+        for message in batch:
+            reason = self._fault_of(message)
+            if reason is None:
+                self._forward(message.data)
+            else:
+                self.refused[reason] += 1
+                _log.warning("refused a message of %s: %s", message.identity, reason)
+
+    def close(self) -> None:
+        """Close the socket; its file goes with it. Idempotent."""
+        self._router.close()
+
+    def _fault_of(self, message: Received) -> str | None:
+        try:
+            envelope = decode(message.data)
+        except WireError:
+            return "malformed"
+        if envelope.sender != message.identity:
+            return "sender is not who connected"
+        if envelope.receiver != CONTROLLER:
+            return "not for the controller"
+        oldest = self._oldest_session(envelope.sender)
+        if oldest is None:
+            return "unknown rank"
+        return "session of an earlier process" if envelope.session < oldest else None
+
+
+def listen(path: str, context: "zmq.Context[zmq.Socket[bytes]]") -> RouterSocket:
+    """Open the unix socket for the processors at `path`. Raises ConfigurationError."""
+    return RouterSocket(f"ipc://{path}", curve=None, context=context)

@@ -1,0 +1,85 @@
+"""`midstep controller`: the controller process of one job. `midstep run` starts it, and starts it again if it dies."""
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from ..protocol.errors import MidstepError
+
+EXIT_FAILED = 70  # the controller could not go on; the job is not over (there is no result.json)
+
+
+@click.command("controller", short_help="Run the controller of a job (started by `midstep run`).")
+@click.option(
+    "--job-dir",
+    "job_directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    required=True,
+    help="The job directory, with the journal that `midstep run` founded.",
+)
+@click.option(
+    "--run-dir",
+    "run_directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    required=True,
+    help="Where sockets and keys are. Owner-only, on this machine, with a short path.",
+)
+@click.option(
+    "--listen",
+    default="tcp://127.0.0.1:0",
+    show_default=True,
+    metavar="ENDPOINT",
+    help="Where agents connect. Port 0: the port of this job's last controller, else any; see controller.endpoint.",
+)
+@click.option(
+    "--keys",
+    "keys_directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The job's keys.  [default: keys in the run directory]",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stand by this long for another controller of the job to end; then give up.",
+)
+@click.option("--verbose", is_flag=True, help="Log every refused message, too.")
+def command(
+    *,
+    job_directory: Path,
+    run_directory: Path,
+    listen: str,
+    keys_directory: Path | None,
+    wait_s: float,
+    verbose: bool,
+) -> None:
+    """Run the controller of a job. You need this only to start one by hand; `midstep run` does it for you.
+
+    It replays the job's journal, takes over with a new term, and goes on where the last controller ended. When the job
+    is over, its exit code is this command's. Exit code 70: the controller could not go on, and the job may be running;
+    start another one. Logs go to stderr.
+    """
+    from ..controller.service import KEYS_NAME, serve
+
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s controller %(levelname)s %(message)s",
+    )
+    try:
+        exit_code = serve(
+            job_directory.resolve(),
+            run_directory.resolve(),
+            listen,
+            keys_directory=keys_directory or run_directory / KEYS_NAME,
+            wait_s=wait_s,
+        )
+    except MidstepError as error:
+        click.echo(f"midstep controller: {error}", err=True)
+        sys.exit(EXIT_FAILED)
+    sys.exit(exit_code)

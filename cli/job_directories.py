@@ -1,0 +1,100 @@
+"""Where jobs keep what outlives them, and how a command finds the one that is meant.
+
+A job directory holds the journal; everything that reads a job after the fact starts from here.
+"""
+
+import os
+from pathlib import Path
+
+from ..protocol.errors import ConfigurationError
+
+HOME_VARIABLE = "MIDSTEP_HOME"
+DEFAULT_BASE = Path("~/.midstep/jobs")
+JOURNAL_FILE = "journal.sqlite"
+LISTED_JOBS = 10
+
+
+def base_directory() -> Path:
+    """Return the directory that job directories are in: `$MIDSTEP_HOME`, else `~/.midstep/jobs`."""
+    named = os.environ.get(HOME_VARIABLE)
+    return (Path(named) if named else DEFAULT_BASE).expanduser()
+
+
+def is_job(directory: Path) -> bool:
+    """Tell whether a directory holds a job's journal."""
+    return (directory / JOURNAL_FILE).is_file()
+
+
+def jobs(base: Path | None = None) -> list[Path]:
+    """Return the job directories below `base`, the one that was written to last first.
+
+    Raises ConfigurationError if `base` cannot be read.
+    """
+    base = base_directory() if base is None else base
+    try:
+        found = [entry for entry in base.iterdir() if is_job(entry)] if base.is_dir() else []
+    except OSError as error:
+        raise ConfigurationError(f"cannot list the jobs in {base}: {error.strerror}") from error
+    return sorted(found, key=lambda directory: (-_written_s(directory), directory.name))
+
+
+def latest_job(base: Path | None = None) -> Path:
+    """Return the directory of the job that was written to last. Raises ConfigurationError if there is none."""
+    base = base_directory() if base is None else base
+    found = jobs(base)
+    if not found:
+        raise ConfigurationError(
+            f"there are no jobs in {base}; start one with `midstep run`, name a job directory, "
+            f"or set {HOME_VARIABLE} to where your jobs are"
+        )
+    return found[0]
+
+
+def find_job(name_or_path: str | None, base: Path | None = None) -> Path:
+    """Return the job directory that is meant: a path, a job's name, or its beginning if only one job has it.
+
+    None means the latest job. Raises ConfigurationError that lists the jobs that are there.
+    """
+    base = base_directory() if base is None else base
+    if name_or_path is None:
+        return latest_job(base)
+    path = Path(name_or_path).expanduser()
+    if path.name == JOURNAL_FILE and path.is_file():
+        return path.parent
+    if is_job(path):
+        return path
+    is_name = path.name == name_or_path  # no separators: "../x" names no job
+    if is_name and is_job(base / name_or_path):
+        return base / name_or_path
+    beginning = [job for job in jobs(base) if is_name and name_or_path and job.name.startswith(name_or_path)]
+    if len(beginning) == 1:
+        return beginning[0]
+    raise ConfigurationError(f"{_what_is_wrong(path, name_or_path, beginning)}; {_listing(base)}")
+
+
+def _what_is_wrong(path: Path, name: str, beginning: list[Path]) -> str:
+    if beginning:
+        return f"{len(beginning)} jobs begin with {name!r}"
+    if path.is_dir():
+        return f"{path} is a directory, but no job's: it has no {JOURNAL_FILE}"
+    return f"there is no job {name!r}"
+
+
+def _listing(base: Path) -> str:
+    found = jobs(base)
+    if not found:
+        return f"there are no jobs in {base} (set {HOME_VARIABLE} to look elsewhere)"
+    names = ", ".join(job.name for job in found[:LISTED_JOBS])
+    more = f" and {len(found) - LISTED_JOBS} more" if len(found) > LISTED_JOBS else ""
+    return f"jobs in {base}, latest first: {names}{more}"
+
+
+def _written_s(directory: Path) -> float:
+    """When the journal was last written: while a job runs, that shows on the write-ahead log beside it only."""
+    times = []
+    for name in (JOURNAL_FILE, f"{JOURNAL_FILE}-wal"):
+        try:
+            times.append((directory / name).stat().st_mtime)
+        except OSError:  # no log beside it, or gone between listing and looking
+            continue
+    return max(times, default=0.0)

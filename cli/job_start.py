@@ -1,0 +1,107 @@
+"""From the flags of `midstep run` to a job: its directories, its keys, its journal."""
+
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from ..controller.journal import Journal, journal_path
+from ..policies.files import load_policy, render
+from ..policies.schema import Policy, default_policy, job_settings
+from ..protocol.errors import ConfigurationError
+from ..protocol.keys import JobKeys
+from ..protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
+from .job_directories import base_directory
+from .job_file import JobFile, write_job_file
+
+OWNER_FILE = "launcher.pid"
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a user asked for. Paths are absolute."""
+
+    command: tuple[str, ...]
+    is_module: bool = False
+    no_python: bool = False
+    nodes: int = 1
+    ranks_per_node: int = 1
+    spare_nodes: int = 0
+    max_restarts: int = 0
+    policy_file: Path | None = None
+    job_directory: Path | None = None
+    job: str | None = None
+    environment: dict[str, str] = {}
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A job that is ready to be started."""
+
+    spec: JobSpec
+    policy: Policy
+    job_directory: Path
+    run_directory: Path
+
+
+def found(start: Start) -> Job:
+    """Make the directories, the keys and the journal of a new job. Raises ConfigurationError; nothing has run then."""
+    name = start.job or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    if not start.no_python and not start.is_module and not Path(start.command[0]).is_file():
+        raise ConfigurationError(f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program.")
+    policy = load_policy(start.policy_file) if start.policy_file else default_policy()
+    directory = (start.job_directory or base_directory() / name).absolute()
+    if journal_path(directory).exists():
+        raise ConfigurationError(f"{directory} holds a job already. Choose another --job-dir, or remove it.")
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        (directory / "policy.yaml").write_text(render(policy))
+        run_directory = _run_directory(name)
+    except OSError as error:
+        raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
+    spec = JobSpec(
+        job=name,
+        command=start.command,
+        is_module=start.is_module,
+        no_python=start.no_python,
+        environment=start.environment,
+        working_directory=str(Path.cwd()),
+        job_directory=str(directory),
+        world_size=start.nodes * start.ranks_per_node,
+        ranks_per_node=start.ranks_per_node,
+        nodes=start.nodes,
+        spare_nodes=start.spare_nodes,
+        max_restarts=start.max_restarts,
+        settings=job_settings(policy, directory),
+    )
+    names = [f"node{number}" for number in range(start.nodes + start.spare_nodes)]
+    JobKeys.create(run_directory / "keys", [CONTROLLER, PLATFORM, *map(node_address, names)])
+    Journal.create(journal_path(directory), spec, policy, can_create_nodes=True)
+    write_job_file(directory, JobFile(str(run_directory)))
+    return Job(spec, policy, directory, run_directory)
+
+
+def _run_directory(name: str) -> Path:
+    """Make an owner-only directory with a short path, and clear away those of launchers that are gone."""
+    base = Path(f"/tmp/midstep-{os.getuid()}")  # noqa: S108 - unix sockets need a short path; the mode keeps others out
+    base.mkdir(mode=0o700, exist_ok=True)
+    status = base.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ConfigurationError(f"{base} belongs to somebody else or is open to others. Remove it.")
+    for old in base.iterdir():
+        if not _owner_lives(old):
+            shutil.rmtree(old, ignore_errors=True)
+    directory = base / name
+    directory.mkdir(mode=0o700)
+    (directory / OWNER_FILE).write_text(str(os.getpid()))
+    return directory
+
+
+def _owner_lives(run_directory: Path) -> bool:
+    try:
+        pid = int((run_directory / OWNER_FILE).read_text())
+    except (OSError, ValueError):
+        return time.time() - run_directory.stat().st_mtime < 60 if run_directory.exists() else False
+    return psutil.pid_exists(pid)

@@ -1,0 +1,131 @@
+"""Keeps a job on one machine alive: the controller process, started again when it dies, and the local platform.
+
+The launcher decides nothing about recoveries. When it ends, whatever the signal, so does everything it started.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from ..agent.kernel import die_with_parent
+from ..controller.notices import Result, read_endpoint, read_result
+from ..platforms.local import LocalOptions, LocalPlatform
+from ..protocol.errors import PlatformError
+from .job_start import Job
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+START_S = 60.0
+STOP_MARGIN_S = 10.0
+RESTARTS = 10  # of the controller, within RESTARTS_WINDOW_S
+RESTARTS_WINDOW_S = 60.0
+
+
+class Launcher:
+    """Runs one job to its end. Use as `await Launcher(job).run()`."""
+
+    def __init__(self, job: Job, look: Callable[[], None] = lambda: None) -> None:
+        self._job = job
+        self._look = look
+        self._stops = 0
+        self._controller: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> Result:
+        """Start controller and nodes, wait for the end, clear everything away, and return how the job ended.
+
+        Raises PlatformError when the controller cannot be kept running; everything is cleared away then, too.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        supervising = asyncio.create_task(self._keep_controller())
+        platform: LocalPlatform | None = None
+        try:
+            endpoint = await self._endpoint(supervising)
+            spec = self._job.spec
+            platform = LocalPlatform(
+                LocalOptions(
+                    job=spec.job,
+                    controller=endpoint,
+                    keys=str(self._job.run_directory / "keys"),
+                    run_directory=str(self._job.run_directory),
+                    log_directory=str(self._job.job_directory / "logs"),
+                    grace_s=spec.settings.stop_grace_s + STOP_MARGIN_S,
+                )
+            )
+            platform.start(spec.nodes + spec.spare_nodes)
+            while not supervising.done() and self._stops < 2:
+                self._look()
+                await asyncio.wait([supervising], timeout=LOOK_S)
+            if self._stops >= 2:
+                supervising.cancel()
+                return Result(spec.job, 130, "interrupted twice: ended without waiting for a checkpoint", 0, time.time())
+            return await supervising
+        finally:
+            supervising.cancel()
+            with contextlib.suppress(asyncio.CancelledError, PlatformError):
+                await supervising
+            if platform is not None:
+                await platform.close()
+            self._end_controller()
+            self._look()
+            shutil.rmtree(self._job.run_directory, ignore_errors=True)
+
+    async def _endpoint(self, supervising: "asyncio.Task[Result]") -> str:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and not supervising.done():
+            endpoint = read_endpoint(self._job.run_directory)
+            if endpoint is not None:
+                return endpoint
+            await asyncio.wait([supervising], timeout=0.02)
+        log = self._job.job_directory / "logs" / "controller.log"
+        raise PlatformError(f"the controller does not come up; see {log}")
+
+    async def _keep_controller(self) -> Result:
+        """Run the controller, again and again if it dies before the job is over."""
+        job = self._job
+        starts: deque[float] = deque(maxlen=RESTARTS)
+        with (job.job_directory / "logs" / "controller.log").open("ab") as log:
+            while True:
+                if len(starts) == RESTARTS and time.monotonic() - starts[0] < RESTARTS_WINDOW_S:
+                    raise PlatformError(
+                        f"the controller has died {RESTARTS} times in {RESTARTS_WINDOW_S:g} s; see {log.name}"
+                    )
+                starts.append(time.monotonic())
+                self._controller = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "midstep.cli.main", "controller"),
+                    *("--job-dir", str(job.job_directory), "--run-dir", str(job.run_directory)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=partial(die_with_parent, os.getpid()),
+                )
+                (job.run_directory / "controller.pid").write_text(str(self._controller.pid))
+                status = await self._controller.wait()
+                result = read_result(job.job_directory)
+                if result is not None:
+                    return result
+                _log.warning("the controller ended with status %d before the job was over; starting it again", status)
+
+    def _on_signal(self, number: int) -> None:
+        self._stops += 1
+        if self._stops == 1 and self._controller is not None:
+            _log.warning("%s: asking the job to stop; once more ends it at once", signal.Signals(number).name)
+            with contextlib.suppress(ProcessLookupError):
+                self._controller.send_signal(signal.SIGINT)
+
+    def _end_controller(self) -> None:
+        if self._controller is not None and self._controller.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._controller.kill()

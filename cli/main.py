@@ -1,0 +1,53 @@
+"""`midstep`: the command line. Commands are imported when they are called, so that `--help` is quick."""
+
+from importlib import import_module
+
+import click
+
+from .. import __version__
+
+# name -> what it is for, in the order in which the help lists them
+COMMANDS = {
+    "run": "Run a training script with process-level recovery (torchrun's flags).",
+    "demo": "Kill ranks and nodes of a small training job and watch it recover.",
+    "status": "Show where a job stands.",
+    "report": "Show what happened in a job: incidents, phases, reasons.",
+    "inject": "Cause a fault on purpose, now or at a moment of a step.",
+    "stop": "End a job, with an emergency checkpoint.",
+    "policy": "Check a policy file, or ask what it would do.",
+    "controller": "Run the controller of a job (`run` does it for you).",
+    "agent": "Run the agent of a node (`run` does it for you).",
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands live in a module each."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f".{cmd_name}", __package__).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="midstep")
+def main() -> None:
+    """Process-level rescheduling for distributed training: kill a rank, and only that rank comes back.
+
+    Start with `midstep demo`, then `midstep run --nproc-per-node 4 train.py`.
+    """
+
+
+if __name__ == "__main__":
+    main()

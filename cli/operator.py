@@ -1,0 +1,33 @@
+"""How the commands of an operator reach the controller of the job that is meant."""
+
+from pathlib import Path
+
+import click
+
+from ..controller.control_requests import Accepted, Refused, Request
+from ..controller.control_socket import NoController, ask
+from ..protocol.errors import MidstepError
+from .job_directories import find_job
+from .job_file import run_directory_of
+
+
+def tell(job: str | None, request: Request, timeout_s: float) -> str:
+    """Give the controller of a job an order and return what follows from it. Raises ClickException if nothing does."""
+    try:
+        job_directory = find_job(job)
+        reply = ask(live_directory(job_directory), request, timeout_s)
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+    if isinstance(reply, Accepted):
+        return f"{job_directory.name}: {reply.text}"
+    if isinstance(reply, Refused):
+        raise click.ClickException(f"{job_directory.name}: {reply.reason}.")
+    raise click.ClickException(f"{job_directory.name}: the controller answered something else than was asked.")
+
+
+def live_directory(job_directory: Path) -> Path:
+    """Return the run directory of a job. Raises NoController if it never had one."""
+    run_directory = run_directory_of(job_directory)
+    if run_directory is None:
+        raise NoController(f"{job_directory}: the job has not been started.")
+    return run_directory

@@ -1,0 +1,194 @@
+"""`midstep policy`: is a policy file right, and what would it do?"""
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from ..policies.explain import SupposedWorld, Supposition, parse_fault, suppose, typical
+from ..policies.files import load_policy, render
+from ..policies.ladder import Ladder
+from ..policies.rules import advice
+from ..policies.schema import Policy, default_policy
+from ..protocol.errors import ConfigurationError, PolicyError
+from ..protocol.types import Decision, Rung
+
+EXIT_WRONG_FILE = 1
+MAX_RANKS = 200_000  # answers stay a matter of seconds
+
+_STYLES = {
+    Rung.RETRY_STEP: "green",
+    Rung.RECOVER_IN_PLACE: "green",
+    Rung.RECOVER: "cyan",
+    Rung.RESCHEDULE_POD: "yellow",
+    Rung.RESCHEDULE_JOB: "yellow",
+    Rung.STOP: "red",
+}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the policy would do about one supposition; the form of `--json`."""
+
+    title: str
+    decision: Decision
+
+
+class SpentCount(click.ParamType[tuple[Rung, int]]):
+    """`RUNG=N`: a rung and how often it was taken."""
+
+    name = "rung=n"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Rung, int]:
+        """Make a rung and a count of the text; refuse anything else as wrong usage."""
+        name, _, times = str(value).partition("=")
+        if name not in list(Rung) or not (times.isascii() and times.isdigit()) or int(times) > 1000:
+            self.fail(f"{value!r} is not RUNG=N; rungs: {', '.join(Rung)}; N: 0 to 1000", param, ctx)
+        return Rung(name), int(times)
+
+
+_RUNG = click.Choice([rung.value for rung in Rung])
+
+
+@click.group(name="policy")
+def command() -> None:
+    """Check policy files, and ask what they would do.
+
+    A policy is a YAML file: the ladder of ways to recover, their budgets, and the deadlines. Exit status: 0
+    when all is well, 1 when a file is wrong, 2 when the command line is.
+    """
+
+
+@command.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+def check(files: tuple[Path, ...]) -> None:
+    """Find every mistake in policy FILES, with its key and what is allowed there.
+
+    A file that is right may still come with notes: things that are allowed and perhaps not meant. Exit
+    status: 0 when all files are right, 1 when any is wrong.
+    """
+    console = _console()
+    wrong = 0
+    for file in files:
+        try:
+            policy = load_policy(file)
+        except PolicyError as error:
+            wrong += 1
+            console.print(Text(str(error), style="red"))
+            continue
+        rungs = " -> ".join(entry.rung for entry in policy.ladder)
+        console.print(Text.assemble(str(file), ": ", ("ok", "green"), f" ({rungs})"))
+        for note in advice(policy):
+            console.print(Text.assemble(str(file), ": ", ("note", "yellow"), f": {note}"))
+    sys.exit(EXIT_WRONG_FILE if wrong else 0)
+
+
+@command.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="KEY=VALUE,...",
+    help="A fault to ask about, e.g. kind=exit,rank=3 or kind=node_lost,node=node-1 or level=RestartNPU,rank=0. "
+    "Several together are one incident. Without any, typical faults are explained.",
+)
+@click.option("--nodes", type=click.IntRange(1, 100_000), default=2, show_default=True, help="Nodes of the job.")
+@click.option("--ranks-per-node", type=click.IntRange(1, 1024), default=2, show_default=True, help="Ranks on each.")
+@click.option("--spares", type=click.IntRange(0, 100_000), default=1, show_default=True, help="Spare nodes left.")
+@click.option(
+    "--create-nodes/--no-create-nodes",
+    default=True,
+    show_default=True,
+    help="Whether the platform can bring new nodes.",
+)
+@click.option("--failed", multiple=True, type=_RUNG, help="A rung that failed in this incident.")
+@click.option("--spent", multiple=True, type=SpentCount(), help="A rung taken N times for those at fault.")
+@click.option("--not-resilient", is_flag=True, help="No rank has reached a resilient train function.")
+@click.option("--max-restarts", type=click.IntRange(0, 1_000_000), help="As of `midstep run`, for --not-resilient.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answers as JSON.")
+def explain(
+    *,
+    file: Path | None,
+    faults: tuple[str, ...],
+    nodes: int,
+    ranks_per_node: int,
+    spares: int,
+    create_nodes: bool,
+    failed: tuple[str, ...],
+    spent: tuple[tuple[Rung, int], ...],
+    not_resilient: bool,
+    max_restarts: int | None,
+    as_json: bool,
+) -> None:
+    """Tell which rung the policy in FILE would take, and why none of the cheaper ones.
+
+    Without FILE it is the default policy. Nodes are named node-0, node-1, ...; ranks fill them in order.
+
+    \b
+    midstep policy explain job.yaml
+    midstep policy explain job.yaml --fault kind=exit,rank=3 --failed recover_in_place
+    midstep policy explain job.yaml --fault kind=node_lost,node=node-1 --spares 0 --no-create-nodes
+    """
+    try:
+        policy = default_policy() if file is None else load_policy(file)
+    except PolicyError as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_WRONG_FILE)
+    if nodes * ranks_per_node > MAX_RANKS:
+        raise click.UsageError(f"--nodes x --ranks-per-node is {nodes * ranks_per_node}; allowed: up to {MAX_RANKS}")
+    world = SupposedWorld(
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        spares=spares,
+        can_create_nodes=create_nodes,
+        resilient=not not_resilient,
+        max_restarts=max_restarts,
+        failed=tuple(Rung(rung) for rung in failed),
+        spent=spent,
+    )
+    try:
+        answers = _answers(policy, world, faults)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from error
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(answers), indent=2).decode())
+    else:
+        _show(answers)
+
+
+@command.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+def show(file: Path | None) -> None:
+    """Print the policy of FILE with every key that it leaves to its default; without FILE, the default policy."""
+    try:
+        click.echo(render(default_policy() if file is None else load_policy(file)), nl=False)
+    except PolicyError as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_WRONG_FILE)
+
+
+def _answers(policy: Policy, world: SupposedWorld, faults: tuple[str, ...]) -> list[Answer]:
+    if faults:
+        cases = [Supposition(" + ".join(faults), tuple(parse_fault(fault) for fault in faults), world)]
+    else:
+        cases = list(typical(world))
+    ladder = Ladder(policy)
+    return [Answer(case.title, ladder.decide(suppose(case.faults, case.world))) for case in cases]
+
+
+def _show(answers: list[Answer]) -> None:
+    console = _console()
+    for answer in answers:
+        decision = answer.decision
+        console.print(Text(answer.title, style="bold"))
+        console.print(Text.assemble("  ", (decision.rung, f"bold {_STYLES[decision.rung]}"), f": {decision.reason}"))
+        for skipped in decision.skipped:
+            console.print(Text(f"    not {skipped.rung}: {skipped.reason}", style="dim"))
+        console.print()
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)

@@ -1,0 +1,117 @@
+"""`midstep report`: what happened in a job, when, where and why; as text, data, a picture or a trace.
+
+It replays the job's journal read-only, so it works while the job runs, after it, and after its controller was killed.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console, RenderableType
+
+from ..protocol.errors import ConfigurationError, MidstepError
+from ..protocol.incidents import Incident, JobStatus
+from .job_directories import find_job
+from .views.incident_data import report_json
+
+WIDTH = 100
+NARROWEST = 80  # tables of ranks do not fit on less
+
+
+@click.command("report")
+@click.argument("job", required=False, metavar="[JOB_OR_DIRECTORY]")
+@click.option("--incident", "number", type=int, metavar="N", help="Only incident N.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw ranks and phases over time into FILE (.png, .svg or .pdf).",
+)
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a trace for ui.perfetto.dev or chrome://tracing into FILE (JSON).",
+)
+def command(job: str | None, number: int | None, as_json: bool, picture: Path | None, trace: Path | None) -> None:
+    """Tell what happened in a job: each incident, the rung taken and why no cheaper one, phases, budgets.
+
+    JOB_OR_DIRECTORY is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
+    Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs.
+
+    \b
+    Examples:
+      midstep report                              the latest job
+      midstep report demo --incident 2            one incident of job "demo"
+      midstep report --picture report.png         and draw it
+    """
+    try:
+        status = load_status(find_job(job))
+        incidents = choose(status, number)
+        if picture is not None:
+            from .views.timeline_picture import write_picture
+
+            write_picture(status, incidents, picture)
+            click.echo(f"wrote {picture}", err=True)
+        if trace is not None:
+            from .views.trace import trace_json
+
+            write_text(trace, json.dumps(trace_json(status, incidents)))
+            click.echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
+        if as_json:
+            click.echo(json.dumps(report_json(status, incidents), indent=2))
+        else:
+            print_report(status, incidents)
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def load_status(job_directory: Path) -> JobStatus:
+    """Replay a job's journal, read-only, to its last event. Raises JournalError if it cannot be read."""
+    from ..controller.journal import read_status
+
+    return read_status(job_directory)
+
+
+def choose(status: JobStatus, number: int | None) -> tuple[Incident, ...]:
+    """Return all incidents, or the one with this number. Raises ConfigurationError that says which there are."""
+    if number is None:
+        return status.incidents
+    chosen = tuple(incident for incident in status.incidents if incident.number == number)
+    if not chosen:
+        from .views.wording import numbers_text
+
+        there = numbers_text(incident.number for incident in status.incidents)
+        known = f"it has incidents {there}" if there else "it has had no incidents"
+        raise ConfigurationError(f"job {status.job} has no incident {number}; {known}")
+    return chosen
+
+
+def print_report(status: JobStatus, incidents: tuple[Incident, ...]) -> None:
+    """Print the report to standard output: colours on a terminal, plain text in a file or a pipe."""
+    from .views.job_text import job_view
+
+    width = min(WIDTH, max(NARROWEST, shutil.get_terminal_size((WIDTH, 0)).columns))
+    show(job_view(status, incidents, width=width), width)
+
+
+def show(view: RenderableType, width: int) -> None:
+    """Print a view to standard output, without the blanks that tables leave at the ends of lines."""
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    with console.capture() as captured:
+        console.print(view)
+    encoding = sys.stdout.encoding or "utf-8"
+    lines = (line.rstrip() for line in captured.get().splitlines())
+    # A terminal that cannot show a character of somebody's error text shows a question mark instead.
+    click.echo("\n".join(lines).encode(encoding, "replace").decode(encoding))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, or raise ConfigurationError that says why that cannot be done."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,125 @@
+"""`midstep run`: a training script with process-level recovery, under torchrun's flags."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from ..protocol.errors import MidstepError
+from .job_start import Job, Start, found
+from .log_follower import LogFollower
+
+console = Console(stderr=True, highlight=False)
+
+
+def two_ways(name: str) -> tuple[str, ...]:
+    """Return a torchrun flag in both of its spellings."""
+    dashed = name.replace("_", "-")
+    return (f"--{dashed}", f"--{name}") if dashed != name else (f"--{name}",)
+
+
+@click.command(
+    "run",
+    short_help="Run a training script with process-level recovery (torchrun's flags).",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+)
+@click.option(*two_ways("nnodes"), "nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes.")
+@click.option(
+    *two_ways("nproc_per_node"), "ranks_per_node", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Ranks on each node.",
+)
+@click.option("--spares", "spare_nodes", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Spare nodes, warm and without ranks, that take the place of a lost one.")
+@click.option(*two_ways("max_restarts"), type=click.IntRange(min=0), default=0, show_default=True,
+              help="Restarts of the whole job, for scripts that are not resilient; others go by the policy.")
+@click.option("--policy", "policy_file", type=click.Path(dir_okay=False, path_type=Path),
+              help="The job's policy file; see `midstep policy check`.  [default: the built-in policy]")
+@click.option("--job", help="A name for the job.  [default: the time of day]")
+@click.option("--job-dir", "job_directory", type=click.Path(file_okay=False, path_type=Path),
+              help="Where journal, logs and checkpoints go.  [default: ~/.midstep/jobs/JOB]")
+@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set a variable for the ranks.")
+@click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as with `python -m`.")
+@click.option(*two_ways("no_python"), "no_python", is_flag=True, help="SCRIPT is a program, not Python.")
+@click.option("--standalone", is_flag=True, help="As with torchrun; the default, and the only way, on one machine.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(  # noqa: PLR0917 - one parameter for each flag
+    *,
+    nodes: int,
+    ranks_per_node: int,
+    spare_nodes: int,
+    max_restarts: int,
+    policy_file: Path | None,
+    job: str | None,
+    job_directory: Path | None,
+    environment: tuple[str, ...],
+    is_module: bool,
+    no_python: bool,
+    standalone: bool,
+    quiet: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run SCRIPT on NNODES x NPROC-PER-NODE ranks and keep it running.
+
+    All nodes are on this machine: each is an agent with its ranks, and a failure domain of its own. Ranks get the
+    environment that torchrun sets. When a process fails, only what broke is replaced, if the script uses
+    `@midstep.resilient`; a script that does not is restarted as a whole, --max-restarts times.
+
+    The exit code is 0 when all ranks have finished, 130 after a stop by Ctrl-C or `midstep stop`, 1 otherwise.
+    Afterwards `midstep report` tells what happened.
+    """
+    logging.basicConfig(level=logging.WARNING, format="midstep: %(message)s")
+    start = Start(
+        command=(script, *arguments),
+        is_module=is_module,
+        no_python=no_python,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        spare_nodes=spare_nodes,
+        max_restarts=max_restarts,
+        policy_file=policy_file,
+        job_directory=job_directory,
+        job=job,
+        environment=_variables(environment),
+    )
+    try:
+        sys.exit(launch(found(start), quiet=quiet))
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def launch(job: Job, *, quiet: bool) -> int:
+    """Run a job to its end on this machine and return its exit code; says on stderr what happens to it."""
+    from .launcher import Launcher
+    from .watching import Watcher
+
+    console.print(f"midstep: job {job.spec.job} in {job.job_directory}", style="dim")
+    follower = LogFollower(job.job_directory / "logs", lambda rank, line: print(f"[rank {rank}] {line}", flush=True))  # noqa: T201
+    watcher = Watcher(job.run_directory, lambda line: console.print(f"midstep: {line}"))
+
+    def look() -> None:
+        if not quiet:
+            follower.look()
+        watcher.look()
+
+    result = asyncio.run(Launcher(job, look).run())
+    style = "green" if result.exit_code == 0 else "red"
+    console.print(f"midstep: {result.reason} (exit code {result.exit_code})", style=style)
+    if result.exit_code != 0:
+        console.print(f"midstep: see `midstep report {job.job_directory}`", style="dim")
+    return result.exit_code
+
+
+def _variables(pairs: tuple[str, ...]) -> dict[str, str]:
+    variables = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--env")
+        variables[name] = value
+    return variables

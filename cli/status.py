@@ -1,0 +1,122 @@
+"""`midstep status`: how a job stands, from its controller, or from its journal when there is none."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from ..controller.control_requests import StatusReply, StatusRequest
+from ..controller.control_socket import NoController, ask
+from ..controller.journal import read_status
+from ..protocol.errors import MidstepError
+from ..protocol.incidents import JobStatus
+from .job_directories import find_job
+from .operator import live_directory
+
+ASK_S = 2.0
+
+
+@click.command("status", short_help="Show how a job stands.")
+@click.argument("job", required=False, metavar="[JOB]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line each time.")
+@click.option("--watch", is_flag=True, help="Go on showing it until the job has ended, or Ctrl-C.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often --watch looks.",
+)
+def command(job: str | None, as_json: bool, watch: bool, every_s: float) -> None:
+    """Show how a job stands: phase, ranks, nodes, budgets, incidents.
+
+    Asks the job's controller. If there is none (the job has ended, or the controller is being restarted), the job's
+    journal is read instead, and that is said.
+
+    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
+    Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs.
+
+    \b
+    Examples:
+      midstep status                  the latest job
+      midstep status demo --watch     go on looking
+      midstep status --json | jq .phase
+    """
+    try:
+        job_directory = find_job(job)
+        if watch:
+            _watch(job_directory, as_json, every_s)
+            return
+        status, note = look(job_directory)
+        if as_json:
+            click.echo(as_data(status, note))
+        else:
+            _show(status, note)
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def look(job_directory: Path) -> tuple[JobStatus, str]:
+    """Return a job's status, and why it is not live (empty if it is). Raises MidstepError if nothing can be read."""
+    try:
+        reply = ask(live_directory(job_directory), StatusRequest(), ASK_S)
+        if isinstance(reply, StatusReply):
+            return reply.status, ""
+        why = "its controller gave no status"
+    except NoController as error:
+        why = str(error)
+    status = read_status(job_directory)
+    if status.exit_code is not None:
+        return status, "the job has ended; this is the end of its journal"
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.at_s))
+    return status, f"no controller answers; this is the journal as of {at} ({why})"
+
+
+def as_data(status: JobStatus, note: str) -> str:
+    """Return the status as one line of JSON, with `live` and, if it is not, `note`."""
+    data = {"live": not note, "note": note, **msgspec.to_builtins(status)}
+    return msgspec.json.encode(data).decode()
+
+
+def _watch(job_directory: Path, as_json: bool, every_s: float) -> None:
+    if as_json:
+        for status, note in _looks(job_directory, every_s):
+            click.echo(as_data(status, note))
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from .views.status_view import status_view
+
+    with Live(auto_refresh=False, vertical_overflow="visible") as live:
+        for status, note in _looks(job_directory, every_s):
+            lines = [Text(note, style="yellow")] if note else []
+            live.update(Group(*lines, status_view(status)), refresh=True)
+
+
+def _looks(job_directory: Path, every_s: float) -> Iterator[tuple[JobStatus, str]]:
+    """Look again and again, until the job has ended or the user has seen enough."""
+    try:
+        while True:
+            status, note = look(job_directory)
+            yield status, note
+            if status.exit_code is not None:
+                return
+            time.sleep(every_s)
+    except KeyboardInterrupt:
+        return
+
+
+def _show(status: JobStatus, note: str) -> None:
+    from rich.console import Console
+
+    from .views.status_view import status_view
+
+    if note:
+        click.echo(note, err=True)
+    Console().print(status_view(status))

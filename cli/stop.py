@@ -1,0 +1,33 @@
+"""`midstep stop`: end a running job."""
+
+import getpass
+
+import click
+
+from ..controller.control_requests import StopJobRequest
+from .operator import tell
+
+ASK_S = 10.0
+
+
+@click.command("stop", short_help="End a running job.")
+@click.argument("job", required=False, metavar="[JOB]")
+@click.option("--reason", metavar="TEXT", help="Why; it is kept in the job's journal.  [default: your user name]")
+def command(job: str | None, reason: str | None) -> None:
+    """End a running job: its processes, agents and controller, in order. Its journal, logs and checkpoints stay.
+
+    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
+
+    \b
+    Examples:
+      midstep stop                                the latest job
+      midstep stop demo --reason "enough steps"
+    """
+    click.echo(tell(job, StopJobRequest(reason or f"midstep stop by {_user()}"), ASK_S))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "an operator"

@@ -1,0 +1,179 @@
+"""One incident in words, for the operator who is called at night: outcome first, then cause, decision, state, time."""
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ...protocol.incidents import Incident, Outcome
+from ...protocol.types import Decision, RestoreSource
+from .causes import KIND_WORDS, ReportGroup, headline_cause, place_text, report_groups
+from .timeline import incident_end_s, lay_out
+from .timeline_text import timeline_view
+from .wording import clock_text, count_text, duration_text, numbers_text, ranks_text, size_text, telling_line
+
+REPORT_LINES = 8
+REPAIR_LINES = 8
+PID_CHANGES = 8
+LABEL_WIDTH = 9
+REASON_CHARACTERS = 400
+
+OUTCOME_STYLES = {
+    Outcome.RESUMED: "bold green",
+    Outcome.STOPPED: "bold red",
+    Outcome.OPEN: "bold yellow",
+}
+
+
+def incident_view(incident: Incident, *, width: int, until_s: float | None = None) -> RenderableType:
+    """Return an incident as text of at most `width` columns. `until_s`: now, for an open one (wall-clock)."""
+    body = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+    body.add_column(width=LABEL_WIDTH, style="dim", no_wrap=True)
+    body.add_column(overflow="fold")
+    for label, lines in (
+        ("because", _ended_lines(incident)),
+        ("cause", _cause_lines(incident)),
+        ("decision", _decision_lines(incident)),
+        ("state", _state_lines(incident)),
+        ("processes", _process_lines(incident)),
+        ("time", _time_lines(incident)),
+    ):
+        for index, line in enumerate(lines):
+            body.add_row(label if index == 0 else "", line)
+    timeline = lay_out(incident, until_s)
+    parts: list[RenderableType] = [outcome_line(incident, until_s), Padding(body, (0, 0, 0, 2))]
+    if timeline.phases or timeline.lanes:
+        parts.extend((Text(""), timeline_view(timeline, width)))
+    return Group(*parts)
+
+
+def outcome_line(incident: Incident, until_s: float | None = None) -> Text:
+    """Return the first line of an incident: how it ended, how long that took, by which rung, what it cost."""
+    text = Text(f"Incident {incident.number}: ", style="bold")
+    text.append(str(incident.outcome).upper(), style=OUTCOME_STYLES[incident.outcome])
+    spent = duration_text(incident_end_s(incident, until_s) - incident.began_s)
+    rung = "" if incident.rung is None else f" by {incident.rung}"
+    if incident.outcome is Outcome.RESUMED:
+        text.append(f" after {spent}{rung}, {_lost_text(incident)}")
+        text.append("" if incident.healthy_pids_kept else ", HEALTHY PROCESSES LOST", style="bold red")
+    elif incident.outcome is Outcome.STOPPED:
+        text.append(f" after {spent}")
+    else:
+        phase = f", {incident.phases[-1].name}" if incident.phases else ""
+        text.append(f" for {spent}{phase}{rung}")
+    text.append(f"; {headline_cause(incident)}")
+    return text
+
+
+def _lost_text(incident: Incident) -> str:
+    return f"{count_text(incident.steps_lost, 'step')} lost"
+
+
+def _cause_lines(incident: Incident) -> list[Text]:
+    groups = report_groups(incident)
+    lines = [_report_line(group, incident.began_s) for group in groups[:REPORT_LINES]]
+    if len(groups) > REPORT_LINES:
+        lines.append(Text(f"... and {len(groups) - REPORT_LINES} more kinds of reports (see --json)", style="dim"))
+    return lines or [Text("no fault was reported")]
+
+
+def _report_line(group: ReportGroup, began_s: float) -> Text:
+    first = group.first
+    place = place_text(group.ranks, group.nodes)
+    text = Text()
+    text.append(KIND_WORDS[first.kind], style="bold")
+    text.append(f", {place}" if place else "")
+    detail = telling_line(first.detail)
+    text.append(f": {detail}" if detail else "")
+    seen = f"seen by {first.seen_by}" if group.count == 1 else f"{group.count} reports"
+    since_s = first.at_s - began_s
+    when = f"+{duration_text(since_s)}, " if since_s > 0 else ""
+    return text.append(f" ({when}{seen})", style="dim")
+
+
+def _decision_lines(incident: Incident) -> list[Text]:
+    if not incident.decisions:
+        return [Text("none yet")]
+    lines = []
+    for number, decision in enumerate(incident.decisions, start=1):
+        prefix = f"{number}. " if len(incident.decisions) > 1 else ""
+        failed = number < len(incident.decisions)
+        lines.extend(_one_decision(decision, prefix, failed))
+    return lines
+
+
+def _one_decision(decision: Decision, prefix: str, failed: bool) -> list[Text]:
+    taken = (
+        Text(prefix)
+        .append(str(decision.rung), style="bold")
+        .append(f": {telling_line(decision.reason, REASON_CHARACTERS)}")
+    )
+    if failed:
+        taken.append(" -> not completed", style="yellow")
+    pad = " " * len(prefix)
+    skipped = [
+        Text(f"{pad}not {skipped.rung}: {telling_line(skipped.reason, REASON_CHARACTERS)}", style="dim")
+        for skipped in decision.skipped
+    ]
+    return [taken, *skipped]
+
+
+def _state_lines(incident: Incident) -> list[Text]:
+    if incident.restore is None:
+        return []
+    source = {
+        RestoreSource.REPLICA: "from live replicas",
+        RestoreSource.CHECKPOINT: "from a checkpoint",
+        RestoreSource.NOTHING: "none to restore: a fresh start",
+    }[incident.restore]
+    text = Text(source)
+    text.append(f", {size_text(incident.bytes_moved)} moved" if incident.bytes_moved else "")
+    if incident.outcome is Outcome.RESUMED and incident.resumed_step is not None:
+        lost = f" ({incident.committed_before} were committed)" if incident.steps_lost else ""
+        text.append(f", resumed at step {incident.resumed_step}: {_lost_text(incident)}{lost}")
+    reasons = [Text(telling_line(reason), style="dim") for reason in incident.repair_reasons[:REPAIR_LINES]]
+    hidden = len(incident.repair_reasons) - REPAIR_LINES
+    if hidden > 0:
+        reasons.append(Text(f"... and {hidden} more lines (see --json)", style="dim"))
+    return [text, *reasons]
+
+
+def _process_lines(incident: Incident) -> list[Text]:
+    if incident.outcome is not Outcome.RESUMED or not incident.pids_before:
+        return []
+    healthy = [rank for rank in incident.pids_before if rank not in incident.replaced]
+    lost = [rank for rank in healthy if incident.pids_after.get(rank) != incident.pids_before[rank]]
+    changed = sorted({*incident.replaced, *lost})
+    moves = ", ".join(_pid_change(incident, rank) for rank in changed[:PID_CHANGES])
+    more = f", and {len(changed) - PID_CHANGES} more" if len(changed) > PID_CHANGES else ""
+    if not healthy:
+        return [Text(f"all {len(changed)} replaced: {moves}{more}")]
+    kept = Text(f"{len(healthy) - len(lost)} of {len(healthy)} healthy kept")
+    kept.append(f"; replaced: {moves}{more}" if moves else "")
+    if not lost:
+        return [kept]
+    return [Text(f"healthy, yet not the same afterwards: {ranks_text(lost)}", style="bold red"), kept]
+
+
+def _pid_change(incident: Incident, rank: int) -> str:
+    before, after = incident.pids_before.get(rank), incident.pids_after.get(rank)
+    return f"rank {rank} (pid {before or 'none'} -> {after or 'none'})"
+
+
+def _time_lines(incident: Incident) -> list[Text]:
+    text = Text(f"began {clock_text(incident.began_s)}")
+    if incident.recovery_s is not None:
+        text.append(f", recovery {duration_text(incident.recovery_s)}, ")
+        text.append(f"excess {duration_text(incident.excess_s)}", style="bold")
+        text.append(f" over one step of {duration_text(incident.median_step_s)}")
+    if len(incident.generations) > 1:
+        text.append(f"; {len(incident.generations)} attempts, generations {numbers_text(incident.generations)}")
+    return [text]
+
+
+def _ended_lines(incident: Incident) -> list[Text]:
+    if incident.outcome is Outcome.RESUMED:
+        return []  # the first line says it
+    style = "bold red" if incident.outcome is Outcome.STOPPED else ""
+    reason = telling_line(incident.ended_reason)
+    return [Text(reason, style=style)] if reason else []

@@ -1,0 +1,115 @@
+"""A job's whole history on one page: outcome first, an overview, each incident, the budgets that are left."""
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from ...protocol.incidents import BudgetUse, Incident, JobStatus, Outcome
+from .causes import headline_cause
+from .incident_text import OUTCOME_STYLES, incident_view
+from .timeline import incident_end_s
+from .timeline_text import legend
+from .wording import ABSENT, count_text, date_text, duration_text, telling_line
+
+BUDGET_BAR = 20
+OVERVIEW_ROWS = 20
+CAUSE_WIDTH = 24
+
+
+def job_view(status: JobStatus, incidents: tuple[Incident, ...], *, width: int) -> RenderableType:
+    """Return the report of the chosen incidents of a job, at most `width` columns wide."""
+    parts: list[RenderableType] = [job_line(status), summary_line(status)]
+    if len(incidents) > 1:
+        parts.extend((Text(""), overview(incidents, status.at_s)))
+    for incident in incidents:
+        parts.extend((Rule(style="dim", characters="-"), incident_view(incident, width=width, until_s=status.at_s)))
+    if any(incident.rank_phases for incident in incidents):
+        parts.extend((Text(""), *legend()))
+    parts.append(Rule(style="dim", characters="-"))
+    parts.append(budget_table(status))
+    return Group(*parts)
+
+
+def job_line(status: JobStatus) -> Text:
+    """Return the first line: what became of the job, or what it is doing."""
+    text = Text(f"Job {status.job}: ", style="bold")
+    if status.exit_code is None:
+        style = "bold yellow" if any(_is_open(incident) for incident in status.incidents) else "bold green"
+        text.append(status.phase.upper(), style=style)
+        text.append(f" at step {status.committed}, {date_text(status.at_s)}")
+    else:
+        ended_well = status.exit_code == 0
+        text.append("FINISHED" if ended_well else "FAILED", style="bold green" if ended_well else "bold red")
+        text.append(f" with exit code {status.exit_code} at step {status.committed}, {date_text(status.at_s)}")
+    if status.reason:
+        text.append(f"\n{telling_line(status.reason)}")
+    return text
+
+
+def summary_line(status: JobStatus) -> Text:
+    """Return the history in one line: incidents by outcome, steps lost, time spent."""
+    incidents = status.incidents
+    if not incidents:
+        return Text("No incidents.")
+    counts = [
+        f"{sum(incident.outcome is outcome for incident in incidents)} {outcome}"
+        for outcome in Outcome
+        if any(incident.outcome is outcome for incident in incidents)
+    ]
+    lost = sum(incident.steps_lost for incident in incidents if incident.outcome is Outcome.RESUMED)
+    recovering = [incident.recovery_s for incident in incidents if incident.recovery_s is not None]
+    text = Text(f"{count_text(len(incidents), 'incident')} ({', '.join(counts)}), {count_text(lost, 'step')} lost")
+    if recovering:
+        text.append(f", {duration_text(sum(recovering))} spent recovering")
+    return text
+
+
+def overview(incidents: tuple[Incident, ...], until_s: float) -> Table:
+    """Return one line per incident; of a long history the latest ones."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("#", "outcome", "rung", "took", "excess", "lost"):
+        right = name in ("#", "took", "excess", "lost")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    table.add_column("cause", overflow="fold", min_width=CAUSE_WIDTH)
+    hidden = len(incidents) - OVERVIEW_ROWS
+    if hidden > 0:
+        table.add_row("...", "", "", "", "", "", f"{count_text(hidden, 'earlier incident')}")
+    for incident in incidents[-OVERVIEW_ROWS:]:
+        resumed = incident.outcome is Outcome.RESUMED
+        table.add_row(
+            str(incident.number),
+            Text(str(incident.outcome), style=OUTCOME_STYLES[incident.outcome]),
+            ABSENT if incident.rung is None else str(incident.rung),
+            duration_text(incident_end_s(incident, until_s) - incident.began_s),
+            duration_text(incident.excess_s),
+            str(incident.steps_lost) if resumed else ABSENT,
+            headline_cause(incident),
+        )
+    return table
+
+
+def budget_table(status: JobStatus) -> RenderableType:
+    """Return the budgets with what is used of them; a spent one says so."""
+    if not status.budgets:
+        return Text("No budgets are limited.", style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("budget", overflow="fold")
+    table.add_column("used", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for budget in status.budgets:
+        table.add_row(budget.name, f"{budget.used} of {budget.limit}", _budget_bar(budget))
+    return table
+
+
+def _budget_bar(budget: BudgetUse) -> Text:
+    if budget.limit <= 0:
+        return Text("not allowed", style="dim")
+    spent = budget.used >= budget.limit
+    filled = BUDGET_BAR if spent else budget.used * BUDGET_BAR // budget.limit
+    bar = Text(f"[{'#' * filled}{'.' * (BUDGET_BAR - filled)}]", style="red" if spent else "")
+    return bar.append(" spent" if spent else "", style="bold red")
+
+
+def _is_open(incident: Incident) -> bool:
+    return incident.outcome is Outcome.OPEN

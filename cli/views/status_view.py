@@ -1,0 +1,75 @@
+"""`midstep status`: where the job stands now, who holds which rank, what is left of the budgets."""
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from ...protocol.incidents import JobStatus, NodeStatus, RankStatus
+from .job_text import budget_table, job_line, overview, summary_line
+from .wording import ABSENT, count_text, duration_text, numbers_text
+
+RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
+INCIDENTS = 5
+
+NODE_STYLES = {"active": "green", "spare": "cyan", "lost": "bold red", "isolated": "bold yellow"}
+
+
+def status_view(status: JobStatus) -> RenderableType:
+    """Return the status as text; the first line is what the job is doing."""
+    parts: list[RenderableType] = [job_line(status), _figures(status), summary_line(status)]
+    parts.extend((Rule(style="dim", characters="-"), rank_table(status.ranks)))
+    parts.extend((Text(""), node_table(status.nodes)))
+    parts.extend((Rule(style="dim", characters="-"), budget_table(status)))
+    if status.incidents:
+        parts.extend((Text(""), overview(status.incidents[-INCIDENTS:], status.at_s)))
+    if status.refused:
+        counted = ", ".join(f"{reason}: {count}" for reason, count in sorted(status.refused.items()))
+        parts.append(Text(f"messages refused: {counted}", style="yellow"))
+    return Group(*parts)
+
+
+def _figures(status: JobStatus) -> Text:
+    text = Text(f"phase {status.phase}, generation {status.generation}, term {status.term}, ")
+    text.append(f"{count_text(status.committed, 'step')} committed, ")
+    return text.append(f"median step {duration_text(status.median_step_s or None)}")
+
+
+def rank_table(ranks: tuple[RankStatus, ...]) -> RenderableType:
+    """Return a line per rank; in a big world those that differ from the rest come first, and the rest is counted."""
+    if not ranks:
+        return Text("No rank has joined yet.", style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("rank", "node", "pid", "incarnation", "state", "activity", "step"):
+        right = name in ("rank", "pid", "incarnation", "step")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    states = [rank.state for rank in ranks]
+    usual = max(set(states), key=lambda state: (states.count(state), state))
+    shown = sorted(ranks, key=lambda rank: (rank.state == usual, rank.rank))[:RANK_ROWS]
+    for rank in sorted(shown, key=lambda rank: rank.rank):
+        table.add_row(
+            str(rank.rank),
+            rank.node or ABSENT,
+            str(rank.pid) if rank.pid else ABSENT,
+            str(rank.incarnation),
+            Text(rank.state, style="" if rank.state == usual else "bold yellow"),
+            rank.activity or ABSENT,
+            str(rank.step),
+        )
+    hidden = len(ranks) - len(shown)
+    if not hidden:
+        return table
+    return Group(table, Text(f"... and {hidden} more ranks, most of them {usual} (see --json)", style="dim"))
+
+
+def node_table(nodes: tuple[NodeStatus, ...]) -> RenderableType:
+    """Return a line per node with its failure domain, state and ranks."""
+    if not nodes:
+        return Text("No node has joined yet.", style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("node", "domain", "state", "ranks"):
+        table.add_column(name, overflow="fold")
+    for node in nodes:
+        state = Text(node.state, style=NODE_STYLES.get(node.state, ""))
+        table.add_row(node.node, node.failure_domain, state, numbers_text(node.ranks) or ABSENT)
+    return table

@@ -1,0 +1,104 @@
+"""Numbers, times and names as an operator reads them, the same in every view."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+MS_PER_S = 1000
+S_PER_MINUTE = 60
+S_PER_HOUR = 3600
+S_PER_DAY = 86400
+SIZE_STEP = 1000  # decimal units, as network and disk vendors count
+DETAIL_CHARACTERS = 200
+
+ABSENT = "-"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return seconds as 12 ms, 1.24 s, 3 min 5 s, 2 h 10 min or 3 d 4 h; None as a dash."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 0:
+        positive = _positive_duration_text(-seconds)
+        return positive if positive == "<1 ms" else f"-{positive}"
+    return _positive_duration_text(seconds) if seconds else "0 ms"
+
+
+def _positive_duration_text(seconds: float) -> str:
+    milliseconds = round(seconds * MS_PER_S)
+    if milliseconds < MS_PER_S:
+        return f"{milliseconds} ms" if milliseconds else "<1 ms"
+    if round(seconds, 1) < 10:
+        return f"{seconds:.2f} s"
+    if round(seconds, 1) < S_PER_MINUTE:
+        return f"{seconds:.1f} s"
+    return _long_duration_text(round(seconds))
+
+
+def _long_duration_text(whole_s: int) -> str:
+    if whole_s < S_PER_HOUR:
+        return f"{whole_s // S_PER_MINUTE} min {whole_s % S_PER_MINUTE} s"
+    if whole_s < S_PER_DAY:
+        return f"{whole_s // S_PER_HOUR} h {whole_s % S_PER_HOUR // S_PER_MINUTE} min"
+    return f"{whole_s // S_PER_DAY} d {whole_s % S_PER_DAY // S_PER_HOUR} h"
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a number of bytes as 512 B, 1.2 MB or 40 GB."""
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if round(value) < SIZE_STEP:
+            return f"{value:.1f} {unit}" if unit != "B" and value < 10 else f"{value:.0f} {unit}"
+        value /= SIZE_STEP
+    return f"{value:.1f} TB"
+
+
+def clock_text(at_s: float) -> str:
+    """Return wall-clock seconds as a time of day to the millisecond, in UTC."""
+    return f"{_utc(at_s):%H:%M:%S}.{_utc(at_s).microsecond // MS_PER_S:03d} UTC"
+
+
+def date_text(at_s: float) -> str:
+    """Return wall-clock seconds as date and time of day, in UTC."""
+    return f"{_utc(at_s):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _utc(at_s: float) -> datetime:
+    return datetime.fromtimestamp(at_s, UTC)
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 step, 2 steps, no steps."""
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Return numbers in order, runs of three and more joined: 0-3, 7, 9."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks as words: rank 1, ranks 0-3, 7; no rank."""
+    numbers = sorted(set(ranks))
+    if not numbers:
+        return "no rank"
+    return f"rank{'' if len(numbers) == 1 else 's'} {numbers_text(numbers)}"
+
+
+def telling_line(detail: str, limit: int = DETAIL_CHARACTERS) -> str:
+    """Return the one line of a detail that says most: the first one, or the last one of a traceback.
+
+    Characters that would move a terminal's cursor or change its colours are made harmless.
+    """
+    lines = [line.strip() for line in detail.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    line = "".join(character if character.isprintable() else "?" for character in line)
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."

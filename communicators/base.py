@@ -1,0 +1,113 @@
+"""What a recovery asks of the collective layer.
+
+A process has many process groups, and a fault breaks all of them at once. A communicator is all of them as one thing:
+aborted together, from any thread, and seated together for the next generation, while the group objects that models,
+reducers and device meshes hold stay what they are.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..protocol.types import StoreEndpoint
+
+
+class CollectiveObserver(Protocol):
+    """Told of each collective of the training, for the step clock and for faults that are caused on purpose.
+
+    The communicator's own traffic (link checks, `isend`, `irecv`, `barrier`) is not reported.
+    """
+
+    def entered(self, op: str) -> None:
+        """The calling thread is about to start `op`. An exception from here leaves the collective undone."""
+        ...
+
+    def left(self, op: str) -> None:
+        """`op` is over, well or not: its wait returned, or its future is done (then in any thread)."""
+        ...
+
+
+class Transfer(Protocol):
+    """A tensor under way."""
+
+    def wait(self) -> bool:
+        """Wait until the tensor has been handed over. Raises CommunicatorAborted or CommunicatorFailed."""
+        ...
+
+    def is_completed(self) -> bool:
+        """Say whether `wait` would return at once."""
+        ...
+
+
+class Communicator(Protocol):
+    """All process groups of this process."""
+
+    @property
+    def name(self) -> str:
+        """The name that the policy uses."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """The generation that the groups were last seated for, or that was being tried."""
+        ...
+
+    @property
+    def failed(self) -> str | None:
+        """Why no collective can succeed until the next `reseat`; None while all is well."""
+        ...
+
+    def init(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        generation: int,
+        store: "StoreEndpoint | None",
+        collective_s: float,
+        link_up_s: float,
+    ) -> None:
+        """Make the default process group of torch.distributed. Runs once, in the train thread.
+
+        With `store` None the group is not seated: collectives return what this rank put in, until `reseat`. A
+        collective that takes longer than `collective_s` fails. Raises LinkUpFailed after `link_up_s`.
+        """
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Make every collective that is under way, or tried from now on, raise CommunicatorAborted.
+
+        Runs in **stop**, in any thread; also ends a `reseat` in progress. Wakes a blocked thread within
+        milliseconds, and returns when that is done. May be called again.
+        """
+        ...
+
+    def reseat(self, generation: int, store: "StoreEndpoint", link_up_s: float) -> None:
+        """Connect all live groups, in place, to the members of `generation`, and check the links.
+
+        Runs in **rebuild**, in the train thread of every rank of the generation. Raises LinkUpFailed if that is not
+        done within `link_up_s`, and CommunicatorAborted if `abort` was called meanwhile; `reseat` may then be called
+        for another generation, never for the same one.
+        """
+        ...
+
+    def isend(self, tensor: "torch.Tensor", rank: int) -> Transfer:
+        """Start to send `tensor` to `rank`. Runs in **repair**. Raises CommunicatorAborted, CommunicatorFailed."""
+        ...
+
+    def irecv(self, tensor: "torch.Tensor", rank: int) -> Transfer:
+        """Start to fill `tensor` from `rank`. Runs in **repair**. Raises CommunicatorAborted, CommunicatorFailed."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Raises CommunicatorAborted or CommunicatorFailed."""
+        ...
+
+    def watch(self, observer: CollectiveObserver | None) -> None:
+        """Report the collectives from now on to `observer`; None: to nobody."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back, at the end of the process or of the job. Returns within a second."""
+        ...

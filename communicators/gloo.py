@@ -1,0 +1,301 @@
+"""The communicator for CPU tensors: gloo, made abortable and re-seatable."""
+
+import hashlib
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed, LinkUpFailed
+from ..protocol.types import StoreEndpoint
+from .base import CollectiveObserver, Transfer
+from .group import BACKEND, Group, orphaned
+from .life import Life
+from .links import Links
+from .seating import Abandoned, Attempt, Connected, Table
+
+_WORLD = "world"
+_TAG = 0x6D73  # apart from the tags that a user's own sends use
+_SETTLE_S = 0.1  # how long a reseat waits for the backend to let go of the tensors of aborted collectives
+_CLOSE_S = 0.8
+_PAUSE_S = 0.001
+_BARRIER_VARIABLE = "TORCH_DIST_INIT_BARRIER"
+
+_owner: "GlooCommunicator | None" = None  # the communicator that makes the groups of this process
+
+
+class _Built(NamedTuple):
+    """What a seating gives: groups by name, and of those that not all members have, who lacks them."""
+
+    table: Table
+    built: dict[str, Connected]
+    missing: dict[str, list[int]]
+
+
+def _create(options: Any, _: Any) -> Group:
+    """Make a group for torch: the backend's creator function."""
+    if _owner is None:
+        raise CommunicatorError(f"backend {BACKEND} is used without a communicator; call midstep.init_process_group")
+    return _owner.make_group(options)
+
+
+class GlooCommunicator:
+    """See Communicator. All groups share one gloo device, and one life."""
+
+    name = "gloo"
+
+    def __init__(self) -> None:
+        """Register the backend with torch."""
+        if not hasattr(dist.Backend, BACKEND.upper()):
+            dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        self.generation = 0
+        self.observer: CollectiveObserver | None = None
+        self._lock = threading.RLock()  # held by an abort until the sockets are down
+        self._life = Life(self._cut)
+        self._groups: list[Group] = []  # in the order of their creation
+        self._seated: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
+        self._links: Links | None = None
+        self._table: Table | None = None
+        self._attempt: Attempt[Any] | None = None
+        self._retirements: list[threading.Thread] = []
+        self._rank = 0
+        self._members: tuple[int, ...] = ()
+        self._collective_s = 0.0
+        self._link_up_s = 0.0
+
+    @property
+    def failed(self) -> str | None:
+        """Why no collective can succeed until the next `reseat`; None while all is well."""
+        return self._life.reason
+
+    def init(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        generation: int,
+        store: StoreEndpoint | None,
+        collective_s: float,
+        link_up_s: float,
+    ) -> None:
+        """Make the default process group of torch.distributed; seat it if there is a `store`."""
+        global _owner  # noqa: PLW0603 - torch calls a function for a backend's name, and knows no object
+        _owner = self
+        self._rank = rank
+        self._members = tuple(range(world_size))
+        self._collective_s = collective_s
+        self._link_up_s = link_up_s
+        self.generation = generation
+        # The seating is a rendezvous of its own. Torch's barrier would wait in a store that nobody shares.
+        os.environ[_BARRIER_VARIABLE] = "0"
+        dist.init_process_group(
+            BACKEND,
+            store=HashStore(),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=collective_s),
+        )
+        if store is not None:
+            self.reseat(generation, store, link_up_s)
+
+    def make_group(self, options: Any) -> Group:
+        """Make a group that torch asks for; seat it at once if the others are. Raises as `reseat` does."""
+        members = tuple(options.global_ranks_in_group) or self._members
+        group = Group(self, members, options.group_rank, self._life, options.timeout)
+        if self._life.reason is not None:
+            raise self._life.error("new_group")
+        if self._table is not None:
+            self._seat_one(group)
+        self._groups.append(group)
+        return group
+
+    def _seat_one(self, group: Group) -> None:
+        table, links, life = self._table, self._links, self._life
+        assert table is not None
+        assert links is not None
+        name = _group_name(group.members, self._seated[group.members])
+
+        def work(attempt: Attempt[Connected]) -> Connected:
+            table.meet(attempt, name, group.members, self._rank, None)
+            return table.connect(name, group.place, len(group.members), links, self._link_up_s)
+
+        # The members come here when their programs do, as with torch's own groups.
+        attempt = Attempt(work, time.monotonic() + self._collective_s)
+        with self._lock:
+            self._attempt = attempt
+            if life.reason is not None:
+                attempt.abandon()
+        try:
+            connected = attempt.outcome()
+        except Abandoned:
+            raise life.error("new_group") from None
+        except (TimeoutError, RuntimeError, LinkUpFailed) as error:
+            raise life.fail("new_group", error) from error
+        finally:
+            self._attempt = None
+        self._seated[group.members] += 1
+        group.seat(connected, life)
+
+    def abort(self, reason: str) -> None:
+        """End all collectives, and a seating that is under way."""
+        with self._lock:
+            self._life.end(CommunicatorAborted, reason)
+            self._cut()
+
+    def _cut(self) -> None:
+        with self._lock:
+            if self._attempt is not None:
+                self._attempt.abandon()
+            if self._links is not None:
+                self._links.cut()
+
+    def reseat(self, generation: int, store: StoreEndpoint, link_up_s: float) -> None:
+        """Connect all live groups, in place, to the members of `generation`, and check the links."""
+        deadline = time.monotonic() + link_up_s
+        old = self._life
+        if old.end(CommunicatorAborted, f"generation {generation} began"):
+            self._cut()
+        life = Life(self._cut)
+        names = self._names()
+        with self._lock:
+            self.generation = generation
+            self._life = life
+            self._table = None
+            self._attempt = attempt = Attempt(lambda a: self._build(a, generation, store, names), deadline)
+        try:
+            _settle(old)
+            self._take_seats(attempt.outcome(), generation, names, life)
+            self._check_links(life, deadline)
+        except (Abandoned, TimeoutError, RuntimeError, CommunicatorError) as error:
+            cause = str(error).splitlines()[0] if str(error) else f"not done within {link_up_s:g} s"
+            life.end(CommunicatorFailed, f"link-up of generation {generation} failed: {cause}")
+            self._cut()
+            self._retire([group.unseat(life) for group in self._groups])
+            if life.aborted:
+                raise life.error("reseat") from None
+            raise LinkUpFailed(f"generation {generation}, rank {self._rank}: {cause}") from error
+        finally:
+            self._attempt = None
+
+    def _names(self) -> list[str]:
+        """Name the live groups such that all ranks that made the same groups in the same order agree."""
+        made: Counter[tuple[int, ...]] = Counter()
+        names = []
+        for group in self._groups:
+            names.append(_group_name(group.members, made[group.members]))
+            made[group.members] += 1
+        return names
+
+    def _build(self, attempt: Attempt[_Built], generation: int, store: StoreEndpoint, names: list[str]) -> _Built:
+        """Meet the others and build what all have. Runs in the attempt's thread."""
+        table = Table(store, generation, self._collective_s, attempt.go_on())
+        if self._links is None:
+            self._links = Links(store)
+        links = self._links
+        word = {"listener": links.listener, "groups": names}
+        words = table.meet(attempt, _WORLD, self._members, self._rank, word)
+        links.expect(generation, [(host, port) for host, port in (word["listener"] for word in words)])
+        built: dict[str, Connected] = {}
+        missing: dict[str, list[int]] = {}
+        for group, name in zip(list(self._groups), names, strict=True):
+            without = [member for member in group.members if name not in words[member]["groups"]]
+            if without:
+                missing[name] = without
+            else:
+                built[name] = table.connect(name, group.place, len(group.members), links, attempt.go_on())
+        return _Built(table, built, missing)
+
+    def _take_seats(self, result: _Built, generation: int, names: list[str], life: Life) -> None:
+        self._seated.clear()
+        retired: list[Connected | None] = []
+        kept = []
+        for group, name in zip(self._groups, names, strict=True):
+            if name in result.missing:
+                retired.append(group.unseat(orphaned(result.missing[name], generation)))
+                continue
+            kept.append(group)
+            self._seated[group.members] += 1
+            retired.append(group.seat(result.built.pop(name), life))
+        self._groups = kept
+        self._table = result.table
+        self._retire(retired)
+
+    def _check_links(self, life: Life, deadline: float) -> None:
+        """Add up ones in every group, all groups at once."""
+        checks = []
+        for group in self._groups:
+            if len(group.members) > 1:
+                ones = torch.ones(1)
+                checks.append((group, ones, group.start("allreduce", False, False, ([ones],))))
+        for group, ones, work in checks:
+            work.wait(timedelta(seconds=max(_PAUSE_S, deadline - time.monotonic())))
+            if ones.item() != len(group.members):
+                raise CommunicatorFailed(f"link check of ranks {group.members} gave {ones.item()}")
+        if life.reason is not None:
+            raise life.error("reseat")
+
+    def isend(self, tensor: torch.Tensor, rank: int) -> Transfer:
+        """Start to send `tensor` to `rank`."""
+        return self._groups[0].start("send", True, False, ([tensor], rank, _TAG))
+
+    def irecv(self, tensor: torch.Tensor, rank: int) -> Transfer:
+        """Start to fill `tensor` from `rank`."""
+        return self._groups[0].start("recv", True, False, ([tensor], rank, _TAG))
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._groups[0].start("barrier", False, False, ()).wait()
+
+    def watch(self, observer: CollectiveObserver | None) -> None:
+        """Report the collectives from now on to `observer`."""
+        self.observer = observer
+
+    def forget(self, group: Group) -> None:
+        """Take leave of a group that torch destroys."""
+        self._groups = [other for other in self._groups if other is not group]
+        gone = Life(self._cut)
+        gone.end(CommunicatorAborted, "the group was destroyed")
+        self._retire([group.unseat(gone)])
+
+    def _retire(self, backends: list[Connected | None]) -> None:
+        """Drop the last references in a thread: destroying a gloo group waits for its threads."""
+        self._retirements = [thread for thread in self._retirements if thread.is_alive()]
+        if any(backends):
+            thread = threading.Thread(target=backends.clear, name="midstep-retirement", daemon=True)
+            thread.start()
+            self._retirements.append(thread)
+
+    def close(self) -> None:
+        """Abort, destroy the groups, and wait a moment for their threads."""
+        end = time.monotonic() + _CLOSE_S
+        self.abort("the communicator was closed")
+        if _owner is self and dist.is_initialized():
+            dist.destroy_process_group()
+        for group in list(self._groups):
+            self.forget(group)
+        self._table = None
+        for thread in self._retirements:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+def _settle(life: Life) -> None:
+    """Give the backend a moment to let go of the tensors of a life that is over.
+
+    Sockets that are shut down end its operations within milliseconds. A send that missed the news stays until the
+    collective's timeout; it only reads its tensor.
+    """
+    end = time.monotonic() + _SETTLE_S
+    while life.left_behind() and time.monotonic() < end:
+        time.sleep(_PAUSE_S)
+
+
+def _group_name(members: Sequence[int], ordinal: int) -> str:
+    digest = hashlib.blake2b(repr(tuple(members)).encode(), digest_size=8).hexdigest()
+    return f"{len(members)}x{digest}.{ordinal}"

@@ -1,0 +1,174 @@
+"""The process group that models, reducers and device meshes hold on to.
+
+It is a torch ProcessGroup in its own right, so that everything of torch takes it; the collectives are done by what
+sits behind it: a gloo group of the present generation, or a loopback while there is none. Seating it anew changes what
+is behind, never the object.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed as dist
+
+from ..protocol.errors import CommunicatorFailed
+from .life import Life
+from .loopback import Loopback
+from .seating import Connected
+from .work import GroupWork, SilentWork, ToldWork
+
+if TYPE_CHECKING:
+    from .gloo import GlooCommunicator
+
+BACKEND = "midstep_gloo"
+
+# Every collective of torch's ProcessGroup, under the names of torch 2.13 and of the versions before it.
+_TOLD = (
+    "allreduce",
+    "allreduce_coalesced",
+    "allgather",
+    "allgather_coalesced",
+    "_allgather_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "alltoall",
+    "alltoall_base",
+    "all_to_all_single",
+    "barrier",
+)
+# Gloo's works for these have no future, and are not complete before somebody waits for them.
+_SILENT = (
+    "send",
+    "recv",
+    "recv_anysource",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
+_GLOO_SOURCES = "/gloo/"  # in the text of an error that comes from a link, and not from wrong arguments
+
+
+class Group(dist.ProcessGroup):
+    """A process group whose backend can be replaced."""
+
+    def __init__(
+        self, owner: "GlooCommunicator", members: Sequence[int], place: int, life: Life, timeout: timedelta
+    ) -> None:
+        """Make the group of the global ranks `members`, in which this process has `place`. Not seated."""
+        super().__init__(place, len(members))  # type: ignore[call-arg]
+        self.members = tuple(members)
+        self.place = place
+        self._owner = owner
+        self._life = life
+        self._connected: Connected | None = None
+        self._face: Any = Loopback(place, len(members))
+        self._longest_s = timeout.total_seconds()
+        self._name = ""
+        self._desc = "undefined"
+
+    def seat(self, connected: Connected, life: Life) -> Connected | None:
+        """Put a new backend behind the group; return the old one, which the caller must retire."""
+        old, self._connected = self._connected, connected
+        self._face = connected.face
+        self._life = life
+        return old
+
+    def unseat(self, life: Life) -> Connected | None:
+        """Take the backend away, and let every collective raise as `life` has it; return the old one."""
+        old, self._connected = self._connected, None
+        self._face = Loopback(self.place, len(self.members))
+        self._life = life
+        return old
+
+    def start(self, op: str, silent: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
+        """Start the collective `op`. Raises CommunicatorAborted or CommunicatorFailed."""
+        life = self._life
+        if life.reason is not None:
+            raise life.error(op)
+        observer = self._owner.observer if observed else None
+        if observer is not None:
+            observer.entered(op)
+        try:
+            work = getattr(self._face, op)(*args, **(kwargs or {}))
+        except BaseException as error:
+            if observer is not None:
+                observer.left(op)
+            if isinstance(error, RuntimeError) and _GLOO_SOURCES in str(error):
+                raise life.fail(op, error) from error
+            raise
+        if self._connected is None:
+            if observer is not None:
+                observer.left(op)
+            return work  # type: ignore[no-any-return]
+        inner = SilentWork(work, self._longest_s) if silent else ToldWork(work)
+        return GroupWork(life, inner, op, observer, self._longest_s)
+
+    def abort(self) -> None:
+        """End all collectives of this process: a broken group cannot be told from a broken link."""
+        self._owner.abort(f"abort of group {self._name} was asked for")
+
+    def shutdown(self) -> None:
+        """Leave the communicator. Called by torch's destroy_process_group."""
+        self._owner.forget(self)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Let collectives take `timeout` from now on, until the next seating."""
+        self._longest_s = timeout.total_seconds()
+        if self._connected is not None:
+            self._connected.gloo._set_default_timeout(timeout)
+
+    # Torch looks for these by name when a Python class stands behind a C++ reference.
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._desc
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return BACKEND
+
+    def getRank(self) -> int:  # noqa: N802
+        return self.place
+
+    def getSize(self) -> int:  # noqa: N802
+        return len(self.members)
+
+
+def _collective(op: str, silent: bool) -> Callable[..., dist.Work]:
+    def call(self: Group, *args: Any, **kwargs: Any) -> dist.Work:
+        return self.start(op, silent, True, args, kwargs)
+
+    call.__name__ = op
+    call.__doc__ = f"Start `{op}` in the backend of the present generation."
+    return call
+
+
+for _op in _TOLD + _SILENT:
+    if hasattr(dist.ProcessGroup, _op):
+        setattr(Group, _op, _collective(_op, _op in _SILENT))
+
+
+def orphaned(missing: Sequence[int], generation: int) -> Life:
+    """Return the life of a group that not all of its members have: every collective raises."""
+    life = Life(lambda: None)
+    ranks = ", ".join(str(rank) for rank in missing)
+    life.end(
+        CommunicatorFailed,
+        f"rank {ranks}, which joined in generation {generation}, has not made this group; make groups before the "
+        "train function, or anew at its beginning",
+    )
+    return life

@@ -1,0 +1,81 @@
+"""The time from one seating to the next, and how it ends.
+
+Every collective belongs to the life in which it was started. When the life ends, by an abort or by a failure, all its
+collectives end with it, wherever they wait; a life never comes back.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed
+
+
+class InFlight(Protocol):
+    """Something under way that must not outlast the life."""
+
+    def life_ended(self) -> None:
+        """The life has ended: stop waiting. Any thread; must not block."""
+        ...
+
+    def finished(self) -> bool:
+        """Say whether the backend has let go of the tensors."""
+        ...
+
+
+class Life:
+    """One seating of all groups of a process."""
+
+    def __init__(self, on_failure: Callable[[], None]) -> None:
+        """Start a life; `on_failure` is called, in any thread, when a collective was the first to fail."""
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._in_flight: set[InFlight] = set()
+        self._kind: type[CommunicatorError] = CommunicatorAborted
+        self.reason: str | None = None
+
+    @property
+    def aborted(self) -> bool:
+        """Say whether the life is over because of an abort."""
+        return self.reason is not None and self._kind is CommunicatorAborted
+
+    def end(self, kind: type[CommunicatorError], reason: str) -> bool:
+        """End the life and wake all that waits. Returns False if it was over before."""
+        with self._lock:
+            if self.reason is not None:
+                return False
+            self._kind = kind
+            self.reason = reason
+            in_flight = list(self._in_flight)
+        for work in in_flight:
+            work.life_ended()
+        return True
+
+    def fail(self, op: str, error: BaseException) -> CommunicatorError:
+        """Take note that `op` failed with `error`; return what its caller must raise."""
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if self.end(CommunicatorFailed, f"{op} failed: {cause}"):
+            self._on_failure()
+        return self.error(op)
+
+    def error(self, op: str) -> CommunicatorError:
+        """Return the exception for `op` in a life that is over."""
+        return self._kind(f"{op} cannot be done: {self.reason}; the groups must be seated for a new generation")
+
+    def enrol(self, work: InFlight) -> None:
+        """Have `work` woken at the end; at once if that has come."""
+        with self._lock:
+            if self.reason is None:
+                self._in_flight.add(work)
+                return
+        work.life_ended()
+
+    def dismiss(self, work: InFlight) -> None:
+        """Forget `work`: it is done."""
+        with self._lock:
+            self._in_flight.discard(work)
+
+    def left_behind(self) -> list[InFlight]:
+        """Return what was under way at the end and may still touch its tensors."""
+        with self._lock:
+            return [work for work in self._in_flight if not work.finished()]

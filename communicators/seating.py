@@ -1,0 +1,161 @@
+"""Building gloo groups for a generation, in a thread that nobody has to wait for.
+
+Gloo's own connecting can neither be aborted nor be trusted to be quick: it stalls for seconds when a peer dies at the
+wrong moment. So it runs in a thread that is left alone when the deadline passes or an abort comes; what it builds
+after that is thrown away by the thread itself.
+
+Members meet in the store before anything is connected. The commonest trouble, somebody who never comes, is thereby
+found while nothing is half built.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+from ..protocol.errors import LinkUpFailed
+from ..protocol.types import StoreEndpoint
+from .links import Links
+
+T = TypeVar("T")
+
+_SLICE_S = 0.5  # an abandoned thread looks up this often while it waits for members
+_PREFIX = "midstep/g{generation}/{name}"
+
+
+class Connected(NamedTuple):
+    """A gloo group. `face` has the names of torch's ProcessGroup; `gloo` is the backend behind it."""
+
+    face: Any
+    gloo: dist.ProcessGroupGloo
+
+
+class Abandoned(Exception):
+    """Nobody waits for this attempt any more."""
+
+
+class Attempt(Generic[T]):
+    """Work in a background thread that its owner can stop waiting for."""
+
+    def __init__(self, work: Callable[["Attempt[T]"], T], deadline: float) -> None:
+        """Start `work`. It calls `go_on` between its steps. `deadline` is on the monotonic clock."""
+        self.deadline = deadline
+        self._work = work
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._abandoned = False
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="midstep-seating", daemon=True).start()
+
+    def _run(self) -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = self._work(self)
+        except Exception as caught:  # handed to the owner
+            error = caught
+        with self._lock:
+            if not self._abandoned:
+                self._result, self._error = result, error
+                self._over.set()
+        # An unwanted result is dropped here: destroying a gloo group may block for as long as its timeout.
+
+    def go_on(self) -> float:
+        """Return the seconds left. Raises Abandoned once nobody waits, or no time is left."""
+        left_s = self.deadline - time.monotonic()
+        if self._abandoned or left_s <= 0:
+            raise Abandoned
+        return left_s
+
+    def abandon(self) -> None:
+        """Wake the owner, and throw away what comes. Any thread."""
+        with self._lock:
+            self._abandoned = True
+            self._over.set()
+
+    def outcome(self) -> T:
+        """Wait for the result until the deadline. Raises Abandoned, TimeoutError, or what the work raised."""
+        in_time = self._over.wait(max(0.0, self.deadline - time.monotonic()))
+        with self._lock:
+            if self._abandoned:
+                raise Abandoned
+            if not in_time and not self._over.is_set():
+                self._abandoned = True
+                raise TimeoutError
+            if isinstance(self._error, Abandoned):
+                raise TimeoutError
+            if self._error is not None:
+                raise self._error
+            result, self._result = self._result, None
+        assert result is not None
+        return result
+
+
+class Table:
+    """The place in the store where the members of a generation meet, and from which their groups are built."""
+
+    def __init__(self, endpoint: StoreEndpoint, generation: int, collective_s: float, limit_s: float) -> None:
+        """Connect to the store within `limit_s`. Raises RuntimeError (torch's) if it cannot be reached."""
+        self.generation = generation
+        self._collective_s = collective_s
+        self._store = TCPStore(
+            endpoint.host,
+            endpoint.port,
+            is_master=False,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+        )
+
+    def meet(self, attempt: Attempt[Any], name: str, members: Sequence[int], rank: int, word: Any) -> list[Any]:
+        """Leave `word` (JSON) for the other members and return everybody's, in their order.
+
+        Raises LinkUpFailed, naming the missing, when the attempt's time is over; Abandoned when the attempt is.
+        """
+        store = PrefixStore(_PREFIX.format(generation=self.generation, name=name), self._store)
+        store.set(_seat(rank), json.dumps(word))
+        missing = [member for member in members if member != rank]
+        words = {rank: word}
+        while missing:
+            left_s = attempt.deadline - time.monotonic()
+            if left_s <= 0:
+                raise LinkUpFailed(
+                    f"generation {self.generation}: rank {_listed(missing)} did not come to group {name} in time"
+                )
+            attempt.go_on()
+            try:
+                store.wait([_seat(missing[0])], timedelta(seconds=min(_SLICE_S, left_s)))
+            except dist.DistStoreError:  # torch's word for a timeout
+                continue
+            words[missing[0]] = json.loads(store.get(_seat(missing[0])))
+            del missing[0]
+        return [words[member] for member in members]
+
+    def connect(self, name: str, place: int, size: int, links: Links, limit_s: float) -> Connected:
+        """Build the gloo group `name`, all members of which are at the table. Raises RuntimeError (torch's)."""
+        options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [links.device]
+        options._timeout = timedelta(seconds=limit_s)  # of the connecting
+        store = PrefixStore(_PREFIX.format(generation=self.generation, name=name), self._store)
+        gloo = dist.ProcessGroupGloo(store, place, size, options)
+        gloo._set_default_timeout(timedelta(seconds=self._collective_s))  # of the collectives
+        face = dist.ProcessGroup(store, place, size)
+        face._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        face._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        face._set_group_name(c10d.GroupName(name))
+        return Connected(face, gloo)
+
+
+def _seat(rank: int) -> str:
+    return f"seat/{rank}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks)

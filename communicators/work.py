@@ -1,0 +1,303 @@
+"""A collective under way, as its caller sees it: a wait that an abort can end.
+
+The backend's own wait cannot be ended from another thread, so nobody waits there. Callers wait for an event that is
+set by whichever comes first, the backend's completion or the end of the life.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from ..protocol.errors import CommunicatorError
+from .base import CollectiveObserver
+from .life import Life
+
+IDLE_S = 5.0  # how long a waiter without work is kept
+OVERDUE_S = 5.0  # how much later than the backend's own timeout a missing completion is given up
+MAX_WAITERS = 1024
+
+
+class Waiters:
+    """Threads that wait for what the backend completes without telling anybody.
+
+    Sends, receives and reduce-scatters of gloo have no future, and are not complete before somebody waits for them.
+    Threads are made on demand, kept for a while, and end by themselves.
+    """
+
+    def __init__(self) -> None:
+        """Start with no thread."""
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._idle = 0  # threads that no job has been promised to
+        self._alive = 0
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run `job`, which must not raise, in a thread of its own for as long as it takes."""
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+                self._jobs.put(job)
+                return
+            if self._alive >= MAX_WAITERS:
+                raise CommunicatorError(
+                    f"{MAX_WAITERS} sends, receives or reduce-scatters are being waited for at once; "
+                    "wait for some before more are started"
+                )
+            self._alive += 1
+        threading.Thread(target=self._serve, args=(job,), name="midstep-waiter", daemon=True).start()
+
+    def _serve(self, job: Callable[[], None]) -> None:
+        while True:
+            job()
+            del job  # it holds a tensor
+            with self._lock:
+                self._idle += 1
+            try:
+                job = self._jobs.get(timeout=IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._jobs.empty():
+                        self._idle -= 1
+                        self._alive -= 1
+                        return
+                job = self._jobs.get()  # promised between the timeout and the lock
+
+
+WAITERS = Waiters()
+
+
+class SilentWork:
+    """A work of the backend that has no future, made to tell when it is complete."""
+
+    def __init__(self, inner: dist.Work, longest_s: float) -> None:
+        """Wrap `inner`; its wait is started when somebody asks, and is given `longest_s`."""
+        self.inner = inner
+        self._longest_s = longest_s
+        self._done = threading.Event()
+        self._started = False
+        self._error: BaseException | None = None
+        self._then: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def _wait(self) -> None:
+        try:
+            self.inner.wait(timedelta(seconds=self._longest_s))
+        except Exception as error:  # handed to the thread that asks
+            self._error = error
+        with self._lock:
+            self._done.set()
+            then, self._then = self._then, []
+        for call in then:
+            call()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._started:
+                return
+            self._started = True
+        WAITERS.run(self._wait)
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call `call`, in any thread, once the work is complete."""
+        with self._lock:
+            late = self._done.is_set()
+            if not late:
+                self._then.append(call)
+        if late:
+            call()
+        else:
+            self._start()
+
+    def is_completed(self) -> bool:
+        """Say whether the backend is done with it."""
+        self._start()
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        """Raise what the backend raised. Only after `is_completed`."""
+        if self._error is not None:
+            raise self._error
+
+    def exception(self) -> BaseException | None:
+        """Return what the backend raised."""
+        return self._error
+
+    def __getattr__(self, name: str) -> Any:
+        """Hand on the rest of torch's Work."""
+        return getattr(self.inner, name)
+
+
+class ToldWork:
+    """A work of the backend that has a future, with the same face as SilentWork."""
+
+    def __init__(self, inner: dist.Work) -> None:
+        """Wrap `inner`."""
+        self.inner = inner
+        self.wait = inner.wait
+        self._future: torch.futures.Future[Any] | None = None
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call `call`, in any thread, once the work is complete."""
+        self._future = self.inner.get_future()
+        self._future.add_done_callback(lambda _: call())
+
+    def is_completed(self) -> bool:
+        """Say whether the backend is done with it."""
+        # Gloo completes the future a moment before the work itself; a caller that was told must not be told otherwise.
+        return self.inner.is_completed() or (self._future is not None and self._future.done())
+
+    def __getattr__(self, name: str) -> Any:
+        """Hand on the rest of torch's Work."""
+        return getattr(self.inner, name)
+
+
+class GroupWork(dist.Work):
+    """What the collectives of a seated group return."""
+
+    def __init__(
+        self,
+        life: Life,
+        inner: ToldWork | SilentWork,
+        op: str,
+        observer: CollectiveObserver | None,
+        longest_s: float,
+    ) -> None:
+        """Take charge of `inner`, the backend's side of `op`, for the rest of `life`."""
+        super().__init__()
+        self._life = life
+        self._inner = inner
+        self._op = op
+        self._observer = observer
+        self._longest_s = longest_s
+        self._woken: threading.Event | None = None
+        self._promise: _Promise | None = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the completion or the end of the life. Raises CommunicatorAborted or CommunicatorFailed.
+
+        A `timeout` other than 0 leaves the collective under way and raises RuntimeError.
+        """
+        try:
+            if not self._inner.is_completed():
+                self._await(timeout.total_seconds())
+            return self._outcome()
+        finally:
+            self._leave()
+
+    def _await(self, timeout_s: float) -> None:
+        if self._woken is None:
+            self._woken = threading.Event()
+            self._life.enrol(self)
+            self._inner.when_done(self._woken.set)
+        if not self._woken.wait(timeout_s if timeout_s > 0 else self._longest_s + OVERDUE_S):
+            if timeout_s > 0:
+                raise RuntimeError(f"{self._op}: Operation timed out! It is still under way.")
+            raise self._life.fail(self._op, TimeoutError(f"no completion within {self._longest_s:.0f} s"))
+
+    def _outcome(self) -> bool:
+        if not self._inner.is_completed():
+            raise self._life.error(self._op)
+        if self._woken is not None:
+            self._life.dismiss(self)
+        try:
+            self._inner.wait()
+        except RuntimeError as error:
+            raise self._life.fail(self._op, error) from error
+        return True
+
+    def _leave(self) -> None:
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            observer.left(self._op)
+
+    def life_ended(self) -> None:
+        """Wake the waiting thread and settle the future, if there is one. Any thread."""
+        if self._woken is not None:
+            self._woken.set()
+        if self._promise is not None:
+            self._promise.settle(self._life.error(self._op), None)
+
+    def finished(self) -> bool:
+        """Say whether the backend has let go of the tensors."""
+        return self._inner.is_completed()
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        """Return a future that completes with the collective or fails with the life. For DDP's reducer."""
+        if self._promise is None:
+            told = self._inner.inner.get_future()
+            self._promise = _Promise()
+            self._life.enrol(self)
+            told.add_done_callback(self._told)
+        return self._promise.future
+
+    def _told(self, told: "torch.futures.Future[Any]") -> None:
+        promise = self._promise
+        assert promise is not None
+        self._life.dismiss(self)
+        try:
+            value = told.value()
+        except Exception as error:  # the backend's; what the reducer's thread gets says which collective
+            promise.settle(self._life.fail(self._op, error), None)
+        else:
+            promise.settle(None, value)
+        self._leave()
+
+    def is_completed(self) -> bool:
+        """Say whether `wait` would return or raise at once."""
+        return self._inner.is_completed() or self._life.reason is not None
+
+    def is_success(self) -> bool:
+        """Say whether the collective was done, and well."""
+        return self._inner.is_completed() and self._inner.exception() is None
+
+    def exception(self) -> Any:
+        """Return the backend's error, if there is one."""
+        return self._inner.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors of the collective."""
+        return self._inner.result()  # type: ignore[no-any-return]
+
+    def source_rank(self) -> int:
+        """Return the sender of what was received."""
+        return self._inner._source_rank()  # type: ignore[no-any-return]
+
+    _source_rank = source_rank
+
+    def synchronize(self) -> None:
+        """Wait, as torch's Work does on a CPU."""
+        self.wait()
+
+
+class _Promise:
+    """A future that can be failed.
+
+    Future.set_exception would store the exception as the value, and DDP's reducer would read it as tensors and crash.
+    A callback that raises makes a true error, so the future handed out is one that follows another.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._settled = False
+        self._first: torch.futures.Future[Any] = torch.futures.Future()
+        self.future: torch.futures.Future[Any] = self._first.then(_unwrap)
+
+    def settle(self, error: BaseException | None, value: Any) -> None:
+        """Complete the future; the first call counts."""
+        with self._lock:
+            if self._settled:
+                return
+            self._settled = True
+        self._first.set_result((error, value))
+
+
+def _unwrap(first: "torch.futures.Future[Any]") -> Any:
+    error, value = first.value()
+    if error is not None:
+        raise error
+    return value

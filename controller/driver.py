@@ -1,0 +1,300 @@
+"""The loop around the recovery machine: what arrives becomes durable, then is handled, then acted on, in this order.
+
+The machine decides and has no clock, socket or file; the driver has all three and decides nothing. One turn takes in
+what is there, makes it durable in one transaction, hands it to the machine, and does what the machine wants. While the
+journal cannot be written nothing is handled, acknowledged or sent; operators are told, and it is tried again.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from ..protocol.errors import JournalError, JournalSuperseded, MidstepError
+from ..protocol.incidents import JobStatus
+from ..protocol.messages import DeleteNode, EndJob, NodeHeartbeat, NodeLost
+from ..protocol.types import CONTROLLER, node_address
+from .actions import Action, Finish, Forget, Send
+from .clock import Clock
+from .control_requests import Refused, Reply
+from .control_socket import ControlServer
+from .desk import Desk
+from .events import ControllerStarted, DeadlinePassed, Event, StopRequested
+from .journal import Entry, Journal
+from .journal_trouble import JournalTrouble
+from .notices import Result, write_result
+from .progress import ProgressBoard
+from .routes import Routes
+from .wire import Arrival, Wire
+
+BATCH_LIMIT = 1000  # events in one transaction
+DRAIN_S = 2.0  # after the end of the job: for its last words to arrive
+LONGEST_SLEEP_S = 1.0
+DEADLINE_SPACING_S = 0.02  # a machine that names a passed deadline again does not flood the journal
+JOURNAL_PATIENCE_S = 600.0  # an unwritable journal for longer than this ends the controller
+_NODE_PREFIX = node_address("")
+
+_log = logging.getLogger(__name__)
+
+
+class Machine(Protocol):
+    """What the driver needs of the recovery machine."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take in an event; return what is to be done."""
+
+    def next_deadline(self) -> float | None:
+        """Return when DeadlinePassed is due."""
+
+    def status(self, now: float) -> JobStatus:
+        """Return how the job stands."""
+
+
+@dataclass
+class Pending:
+    """An event on its way into the journal. Then `arrival` is acknowledged, and the operator `asker` is answered."""
+
+    entry: Entry
+    arrival: Arrival | None = None
+    asker: str | None = None
+
+
+class Driver:
+    """Runs one controller until the job is over. Journal, sockets and control server stay their creator's to close."""
+
+    def __init__(
+        self,
+        *,
+        machine: Machine,
+        journal: Journal,
+        wire: Wire,
+        routes: Routes,
+        board: ProgressBoard,
+        control: ControlServer,
+        job_directory: Path,
+        patience_s: float = JOURNAL_PATIENCE_S,
+    ) -> None:
+        """Nothing happens before `run`."""
+        self._machine = machine
+        self._journal = journal
+        self._wire = wire
+        self._routes = routes
+        self._board = board
+        self._control = control
+        self._desk = Desk(journal.founding.job)
+        self._job_directory = job_directory
+        self._clock = Clock()
+        self._pending: list[Pending] = []
+        self._trouble = JournalTrouble(patience_s)
+        self._numbers = 0
+        self._finish: Finish | None = None
+        self._drain_until_s = 0.0
+        self._deadline_not_before_s = 0.0
+        self._wake: asyncio.Event | None = None
+
+    async def run(self) -> int:
+        """Replay, take over, and drive the job to its end. Returns the exit code of the job.
+
+        Raises JournalError when the journal stays unwritable, JournalSuperseded when another controller has taken over.
+        """
+        loop = asyncio.get_running_loop()
+        self._wake = wake = asyncio.Event()
+        descriptors = (self._wire.fileno(), self._control.fileno())
+        for descriptor in descriptors:
+            loop.add_reader(descriptor, wake.set)
+        try:
+            self.begin()
+            while True:
+                wake.clear()
+                self.turn()
+                if self._finish is not None and self._has_drained():
+                    return self._finish.exit_code
+                if self._is_busy():
+                    await asyncio.sleep(0)  # signals
+                else:
+                    await self._sleep(wake)
+        finally:
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)
+
+    def stop(self, reason: str) -> None:
+        """Ask the machine to end the job. For signal handlers in the loop's thread."""
+        self._pend(StopRequested(reason))
+        if self._wake is not None:
+            self._wake.set()
+
+    def begin(self) -> None:
+        """Fold the journal into the machine without acting, then announce the new term to it."""
+        last_s = 0.0
+        events = 0
+        for event, at_s in self._journal.replay():
+            self._learn(event, self._machine.handle(event, at_s), at_s)
+            last_s = max(last_s, at_s)
+            events += 1
+        self._clock = Clock(last_s)
+        self._wire.restore(self._journal.seen())
+        self._board.start(self._clock.now())
+        _log.info("term %d begins, %d events replayed", self._journal.term, events)
+        self._pend(ControllerStarted(self._journal.term))
+
+    def turn(self) -> None:
+        """Do everything that is to be done now, within bounds."""
+        now = self._clock.now()
+        for arrival in self._wire.receive(now):
+            self._take(arrival, now)
+        self._serve(now)
+        self._listen_for_silence(now)
+        self._commit(self._clock.now())
+        self._watch_deadline(self._clock.now())
+        self._wire.resend(self._clock.now())
+
+    def _is_busy(self) -> bool:
+        waiting = bool(self._pending) and self._trouble.error is None
+        return waiting or self._wire.pending or self._control.pending
+
+    def status(self) -> JobStatus:
+        """Return how the job stands, with the latest heartbeats and what this controller has refused."""
+        status = self._board.overlay(self._machine.status(self._clock.now()))
+        refused = {**status.refused, **self._wire.refused}
+        if self._control.refused:
+            refused["control request of another version"] = self._control.refused
+        error = self._trouble.error
+        reason = status.reason if error is None else f"the journal cannot be written: {error}"
+        return msgspec.structs.replace(status, refused=refused, reason=reason, term=self._journal.term)
+
+    def _take(self, arrival: Arrival, now: float) -> None:
+        if arrival.connection.startswith(_NODE_PREFIX):
+            self._board.hear(arrival.connection.removeprefix(_NODE_PREFIX), now)
+        envelope = arrival.envelope
+        if isinstance(envelope.body, NodeHeartbeat):
+            self._board.take(envelope.body)
+            self._wire.acknowledge(arrival)
+            return
+        # Admission lets nothing but reports through.
+        entry = Entry(envelope.body, envelope.sender, envelope.session, envelope.number)  # type: ignore[arg-type]
+        self._pending.append(Pending(entry, arrival))
+
+    def _pend(self, event: Event, asker: str | None = None) -> None:
+        self._numbers += 1
+        entry = Entry(event, CONTROLLER, self._journal.session, self._numbers)
+        self._pending.append(Pending(entry, asker=asker))
+
+    def _serve(self, now: float) -> None:
+        for asker, request in self._control.requests():
+            answer = self._desk.open(request, self.status)
+            if isinstance(answer, Reply):
+                self._control.answer(asker, answer)
+            elif self._trouble.error is not None and self._trouble.blocks(now):
+                self._control.answer(asker, _regret(self._trouble.error))
+            else:
+                self._pend(answer, asker)
+
+    def _listen_for_silence(self, now: float) -> None:
+        if self._wire.pending:  # a word of a node may lie unread
+            return
+        for lost in self._board.silent(now):
+            _log.warning("node %s: %s", lost.node, lost.reason)
+            self._pend(lost)
+
+    def _watch_deadline(self, now: float) -> None:
+        """Last in a turn, and only when all that came in time has been handled."""
+        deadline = self._machine.next_deadline()
+        if self._pending or deadline is None or deadline > now or now < self._deadline_not_before_s:
+            return
+        self._deadline_not_before_s = now + DEADLINE_SPACING_S
+        self._pend(DeadlinePassed())
+        self._commit(now)
+
+    def _commit(self, now: float) -> None:
+        if not self._pending or self._trouble.blocks(now):
+            return
+        batch = self._pending[:BATCH_LIMIT]
+        try:
+            fresh = self._journal.append([pending.entry for pending in batch], now)
+        except JournalSuperseded:
+            raise
+        except JournalError as error:
+            self._suffer(error, now)
+            return
+        self._trouble.end(now)
+        del self._pending[: len(batch)]
+        for pending, new in zip(batch, fresh, strict=True):
+            actions = self._machine.handle(pending.entry.event, now) if new else []
+            self._learn(pending.entry.event, actions, now)
+            if pending.arrival is not None:
+                self._wire.acknowledge(pending.arrival)
+            if pending.asker is not None:
+                self._control.answer(pending.asker, self._desk.close(pending.entry.event, actions))
+            self._perform(actions, now)
+
+    def _suffer(self, error: JournalError, now: float) -> None:
+        """Nothing follows from what is not durable: keep what was reported, refuse what was asked, try again later."""
+        for pending in self._pending:
+            if pending.asker is not None:
+                self._control.answer(pending.asker, _regret(error))
+        self._pending = [pending for pending in self._pending if pending.asker is None]
+        self._trouble.suffer(error, now, len(self._pending))
+
+    def _learn(self, event: Event, actions: list[Action], now: float) -> None:
+        """Take in what events and orders say about routes and liveness; the same in a replay as when it happens."""
+        if isinstance(event, NodeLost):
+            self._wire.forget(node_address(event.node))  # nobody is there to acknowledge
+        self._routes.learn(event, actions)
+        self._board.learn(event, now)
+        for action in actions:
+            if isinstance(action, Finish):
+                self._finish = action
+            elif isinstance(action, Send) and isinstance(action.body, DeleteNode):
+                self._board.unwatch(action.body.node)
+            elif isinstance(action, Send) and isinstance(action.body, EndJob):
+                self._board.unwatch(action.receiver.removeprefix(_NODE_PREFIX))
+
+    def _perform(self, actions: list[Action], now: float) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._wire.send(action.receiver, action.body, action.generation, now)
+            elif isinstance(action, Forget):
+                self._wire.forget(action.receiver)
+            elif not self._drain_until_s:
+                self._conclude(action, now)
+
+    def _conclude(self, finish: Finish, now: float) -> None:
+        self._drain_until_s = now + DRAIN_S
+        _log.info("the job is over, exit code %d: %s", finish.exit_code, finish.reason)
+        result = Result(self._journal.founding.job.job, finish.exit_code, finish.reason, self._journal.term, now)
+        try:
+            write_result(self._job_directory, result)
+        except MidstepError:
+            _log.exception("the result is in the journal only")
+
+    def _has_drained(self) -> bool:
+        if self._pending and self._trouble.error is None:
+            return False
+        return self._wire.next_due() is None or self._clock.now() >= self._drain_until_s
+
+    async def _sleep(self, wake: asyncio.Event) -> None:
+        now = self._clock.now()
+        times = [now + LONGEST_SLEEP_S, self._board.next_check(now)]
+        times += [self._machine.next_deadline(), self._wire.next_due()]
+        if self._trouble.error is not None:
+            times.append(self._trouble.retry_s)
+        if self._drain_until_s:
+            times.append(self._drain_until_s)
+        first = min(moment for moment in times if moment is not None)
+        # Never zero: a deadline that has passed and waits for the journal must not make this a busy loop.
+        await _wait(wake, max(first - now, DEADLINE_SPACING_S / 2))
+
+
+async def _wait(wake: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await wake.wait()
+    except TimeoutError:
+        return
+
+
+def _regret(error: JournalError) -> Refused:
+    return Refused(f"nothing was done, because the journal cannot be written: {error}")

@@ -1,0 +1,215 @@
+"""The journal as a file: one sqlite database per job, its schema, its lock, and errors that say what to do.
+
+It exists so that `journal.py` can speak of events and terms only. Every sqlite error leaves here as a JournalError that
+names the file.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ..protocol.errors import JournalError
+
+APPLICATION_ID = 0x6D696473  # "mids": tells a journal from any other sqlite file
+SCHEMA_VERSION = 1
+BUSY_S = 5.0  # how long sqlite waits for a reader that holds up a checkpoint
+LOCK_POLL_S = 0.05
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE lease (
+    term INTEGER PRIMARY KEY, session INTEGER NOT NULL, pid INTEGER NOT NULL, host TEXT NOT NULL, began_s REAL NOT NULL
+);
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY,
+    term INTEGER NOT NULL,
+    at_s REAL NOT NULL,
+    sender TEXT NOT NULL,
+    session INTEGER NOT NULL,
+    number INTEGER,  -- NULL: sent without a number, cannot be told from a repetition
+    kind TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    UNIQUE (sender, session, number)
+);
+"""
+
+_ADVICE = {
+    "SQLITE_FULL": "Free space on that disk; nothing that was acknowledged is lost",
+    "SQLITE_IOERR": "Look for a full or failing disk (df, dmesg) and for a file size limit (ulimit -f)",
+    "SQLITE_NOTADB": "The file is not a journal of midstep; restore it, or start the job in another job directory",
+    "SQLITE_CORRUPT": "The file is damaged; restore it from a copy, or start the job in another job directory",
+    "SQLITE_BUSY": "Another process holds it; end that process and try again",
+    "SQLITE_LOCKED": "Another process holds it; end that process and try again",
+    "SQLITE_READONLY": "Make the file and its directory writable for this user",
+    "SQLITE_CANTOPEN": "Check that the directory exists and that this user may read and write it",
+    "SQLITE_PERM": "Check that this user may read and write it",
+}
+
+
+@contextmanager
+def explained(path: Path, doing: str) -> Iterator[None]:
+    """Turn every sqlite and file error inside into a JournalError with path and advice."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "") or ""
+        advice = next((text for key, text in _ADVICE.items() if name.startswith(key)), "See the text above")
+        raise JournalError(f"{path}: cannot {doing}: {error} ({name or 'sqlite'}). {advice}.") from error
+    except OSError as error:
+        raise JournalError(
+            f"{path}: cannot {doing}: {error.strerror}. Check space and permissions of that directory."
+        ) from error
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """One transaction: durable when the block has been left, undone when anything in it raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def create(path: Path, meta: dict[str, bytes]) -> None:
+    """Make a journal with `meta`, whole or not at all. Refuses to replace one."""
+    if path.exists():
+        raise JournalError(
+            f"{path}: a job has already been run in this directory. Choose another one, or move it away."
+        )
+    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with explained(path, "create the journal"):
+        draft.unlink(missing_ok=True)
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it holds the job's environment
+        try:
+            connection = sqlite3.connect(draft, isolation_level=None)
+            try:
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                connection.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+                with transaction(connection):
+                    connection.executemany("INSERT INTO meta VALUES (?, ?)", sorted(meta.items()))
+            finally:
+                connection.close()
+            draft.rename(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """Open the journal for the one controller that holds its lock: WAL, synchronous FULL, checked for damage."""
+    _require(path)
+    with explained(path, "open the journal"):
+        connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
+        try:
+            _identify(connection, path)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if damage != "ok":
+                raise JournalError(f"{path}: the journal is damaged ({damage}). {_ADVICE['SQLITE_CORRUPT']}.")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Open the journal beside a writer that may be there, or may be gone; nothing is changed."""
+    _require(path)
+    with explained(path, "open the journal"):
+        # A finished job may lie on a read-only disk, where sqlite can make no shared-memory file beside it.
+        settled = not path.with_name(path.name + "-wal").exists() and not os.access(path.parent, os.W_OK)
+        query = "immutable=1" if settled else "mode=ro"
+        connection = sqlite3.connect(
+            f"{path.resolve().as_uri()}?{query}", uri=True, isolation_level=None, timeout=BUSY_S
+        )
+        try:
+            _identify(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise JournalError(
+            f"{path}: there is no journal. `midstep run` makes it; check the job directory that was given."
+        )
+
+
+def _identify(connection: sqlite3.Connection, path: Path) -> None:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION_ID:
+        raise JournalError(
+            f"{path}: this sqlite file is not a journal of midstep. Check the job directory that was given."
+        )
+    if version != SCHEMA_VERSION:
+        raise JournalError(
+            f"{path}: the journal has schema {version}, this midstep reads {SCHEMA_VERSION}. "
+            "Use the midstep version that wrote it."
+        )
+
+
+class Lock:
+    """The one-writer lock of a journal: an flock, so that the kernel frees it however its holder ends."""
+
+    def __init__(self, path: Path, wait_s: float) -> None:
+        """Take the lock, waiting up to `wait_s` for its holder to end; JournalError names the holder."""
+        self._path = path
+        self._file: IO[str] | None = None
+        with explained(path, "open the lock file"):
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+        try:
+            self._take(file, wait_s)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+
+    def _take(self, file: IO[str], wait_s: float) -> None:
+        give_up = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up:
+                    raise JournalError(
+                        f"{self._path}: another controller is active on this journal ({self._holder(file)}). "
+                        "It has to end first; one job has one active controller."
+                    ) from None
+                time.sleep(LOCK_POLL_S)
+        with explained(self._path, "write the lock file"):
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            file.flush()
+
+    @staticmethod
+    def _holder(file: IO[str]) -> str:
+        file.seek(0)
+        try:
+            holder = json.loads(file.read(4096))
+            return f"pid {int(holder['pid'])} on {holder['host']}"
+        except (ValueError, KeyError, TypeError):
+            return "it has not written its name yet"
+
+    def close(self) -> None:
+        """Let the next one in. The file stays: to remove it would let two hold two files of one name."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

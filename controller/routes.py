@@ -1,0 +1,52 @@
+"""Through which connection a peer is reached: ranks through the agent of the node that hosts them.
+
+Learned from what is said and ordered anyway, so that a restarted controller knows the routes again once it has replayed
+its journal.
+"""
+
+from collections.abc import Iterable
+
+from ..protocol.messages import NodeJoined, NodeLost, ProcessStarted, StartProcess
+from ..protocol.types import PLATFORM, RunningProcess, node_address, rank_address
+from .actions import Action, Send
+from .events import Event
+
+_NODE_PREFIX = node_address("")
+
+
+class Routes:
+    """Rank -> connection of its agent. A higher incarnation of a rank beats a lower one."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, tuple[int, str]] = {}  # rank address -> (incarnation, connection)
+
+    def connection(self, receiver: str) -> str | None:
+        """Return the identity of the connection that leads to `receiver`; None while nobody hosts it."""
+        if receiver == PLATFORM or receiver.startswith(_NODE_PREFIX):
+            return receiver
+        host = self._hosts.get(receiver)
+        return None if host is None else host[1]
+
+    def learn(self, event: Event, actions: Iterable[Action]) -> None:
+        """Take in what an event and the orders that followed from it say about who hosts whom."""
+        if isinstance(event, NodeJoined):
+            self._hosted(event.node, event.processes)
+        elif isinstance(event, ProcessStarted):
+            self._hosted(event.node, (event.process,))
+        elif isinstance(event, NodeLost):
+            gone = node_address(event.node)
+            self._hosts = {rank: host for rank, host in self._hosts.items() if host[1] != gone}
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.body, StartProcess):
+                self._hosts[rank_address(action.body.rank)] = (action.body.incarnation, action.receiver)
+
+    def relayed(self, sender: str, connection: str) -> None:
+        """A rank was heard through `connection`: believed where nothing better is known."""
+        if sender not in self._hosts and not sender.startswith(_NODE_PREFIX) and sender != PLATFORM:
+            self._hosts[sender] = (0, connection)
+
+    def _hosted(self, node: str, processes: Iterable[RunningProcess]) -> None:
+        for process in processes:
+            rank = rank_address(process.rank)
+            if self._hosts.get(rank, (0, ""))[0] <= process.incarnation:
+                self._hosts[rank] = (process.incarnation, node_address(node))

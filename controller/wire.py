@@ -1,0 +1,147 @@
+"""The controller's end of all connections: bytes to believed, fresh messages, and orders to bytes.
+
+It joins transport, codec, admission, mailbox and routes, and leaves one promise to its user: what `receive` hands out
+is acknowledged only by `acknowledge`, that is after it is durable.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from ..protocol import codec
+from ..protocol.errors import MailboxFull, WireError
+from ..protocol.mailbox import Mailbox
+from ..protocol.messages import Command, Envelope, NodeHeartbeat
+from ..protocol.transport import RouterSocket
+from .admission import refusal
+from .routes import Routes
+
+RECEIVE_LIMIT = 1000  # messages a turn
+UNCONFIRMED_LIMIT = 10_000  # messages taken in and not yet durable; more are dropped and come again
+
+_log = logging.getLogger(__name__)
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """A believed, fresh message, and the connection that it came through."""
+
+    envelope: Envelope
+    connection: str
+
+
+class Wire:
+    """Sends and receives for one controller. Never blocks."""
+
+    def __init__(self, router: RouterSocket, mailbox: Mailbox, routes: Routes, world_size: int) -> None:
+        """`router` stays its creator's to close."""
+        self._router = router
+        self._mailbox = mailbox
+        self._routes = routes
+        self._world_size = world_size
+        self._unconfirmed = 0
+        self._refused: Counter[str] = Counter()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something has arrived that was not received. Asked before every wait: see `protocol.transport`."""
+        return self._router.pending
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Messages that were refused so far, by reason."""
+        return dict(self._router.refused + self._mailbox.refused + self._refused)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when something may have arrived."""
+        return self._router.fileno()
+
+    def receive(self, now: float) -> list[Arrival]:
+        """Return fresh messages that have arrived, a bounded number; look at `pending` for more."""
+        arrivals = []
+        for received in self._router.receive(limit=RECEIVE_LIMIT):
+            try:
+                envelope = codec.decode(received.data)
+            except WireError as error:
+                self._refuse(type(error).__name__, received.identity)
+                continue
+            if self._admit(received.identity, envelope, now):
+                arrivals.append(Arrival(envelope, received.identity))
+        return arrivals
+
+    def _admit(self, connection: str, envelope: Envelope, now: float) -> bool:
+        reason = refusal(connection, envelope, self._world_size)
+        if reason is not None:
+            self._refuse(reason, connection)
+            return False
+        if self._unconfirmed >= UNCONFIRMED_LIMIT and not isinstance(envelope.body, NodeHeartbeat):
+            self._refuse("the journal is behind", connection)  # not taken, so its sender sends it again
+            return False
+        taken = self._mailbox.take(envelope, now)
+        if taken.reply is not None:
+            self._transmit(taken.reply, connection)
+        if not taken.deliver:
+            return False
+        self._routes.relayed(envelope.sender, connection)
+        if envelope.number:
+            self._unconfirmed += 1
+        return True
+
+    def acknowledge(self, arrival: Arrival) -> None:
+        """Tell the sender that its message is durable."""
+        envelope = arrival.envelope
+        if envelope.number:
+            self._unconfirmed -= 1
+            self._transmit(self._mailbox.acknowledge(envelope), arrival.connection)
+
+    def send(self, receiver: str, body: Command, generation: int, now: float) -> None:
+        """Send a command, again and again until it is acknowledged or forgotten."""
+        self._mailbox.generation = generation
+        try:
+            envelope = self._mailbox.post(body, receiver, now)
+        except MailboxFull:
+            _log.exception("%s for %s is not sent", type(body).__name__, receiver)
+            return
+        self._forward(envelope)
+
+    def restore(self, seen: Iterable[tuple[str, int, int]]) -> None:
+        """Remember what an earlier controller took in, so that nothing is taken in twice."""
+        for sender, session, number in seen:
+            self._mailbox.remember(sender, session, number)
+
+    def forget(self, receiver: str) -> None:
+        """Stop resending to a receiver."""
+        self._mailbox.forget(receiver)
+
+    def resend(self, now: float) -> None:
+        """Send again what is due, and give up what is hopeless."""
+        for envelope in self._mailbox.due(now):
+            self._forward(envelope)
+        for envelope in self._mailbox.undeliverable(now):
+            _log.error(
+                "%s for %s was never acknowledged and is given up",
+                type(envelope.body).__name__,
+                envelope.receiver,
+            )
+
+    def next_due(self) -> float | None:
+        """Return when `resend` has something to do; None when everything is acknowledged."""
+        return self._mailbox.next_due()
+
+    def _forward(self, envelope: Envelope) -> None:
+        connection = self._routes.connection(envelope.receiver)
+        if connection is not None:  # else it waits: the route is learned from its agent
+            self._transmit(envelope, connection)
+
+    def _transmit(self, envelope: Envelope, connection: str) -> None:
+        try:
+            data = codec.encode(envelope)
+        except WireError:
+            _log.exception("%s for %s cannot be sent", type(envelope.body).__name__, envelope.receiver)
+            return
+        self._router.send(connection, data)
+
+    def _refuse(self, reason: str, connection: str) -> None:
+        self._refused[reason] += 1
+        _log.debug("refused a message from %s: %s", connection, reason)

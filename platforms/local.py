@@ -1,0 +1,259 @@
+"""Nodes on this machine: each is an agent in a session of its own.
+
+Used by `midstep run` inside the launcher, which owns the agents: a pipe tells each when the launcher is gone,
+even when it was killed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from ..protocol import environment as names
+from ..protocol.errors import ConfigurationError, MidstepError, PlatformError
+from ..protocol.keys import JobKeys
+from ..protocol.link import ControllerLink
+from ..protocol.mailbox import Mailbox
+from ..protocol.messages import CreateNode, DeleteNode, EndJob, Envelope, KillNode, NodeLost, NodeRefused
+from ..protocol.transport import DealerSocket
+from ..protocol.types import PLATFORM, node_address
+from .leftovers import kill_marked, kill_tree
+from .processes import WatchedProcess
+
+RETRY_MAX_S = 2.0
+GIVE_UP_S = 7 * 24 * 3600.0
+KILLED_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class LocalOptions(msgspec.Struct, frozen=True):
+    """Where the nodes of a job live on this machine.
+
+    `grace_s`: from asking an agent to leave until it is killed; longer than the job's own `stop_grace_s`.
+    """
+
+    job: str
+    controller: str  # where it listens, tcp://
+    keys: str  # the job's key directory: keys for new nodes are made here
+    run_directory: str
+    log_directory: str
+    host: str = "127.0.0.1"
+    max_nodes: int = 64
+    grace_s: float = 15.0
+
+
+class _Node:
+    """A node: its agent's process, the launcher's end of its life pipe, and whether it is meant to end."""
+
+    def __init__(self, name: str, life: int) -> None:
+        self.name = name
+        self.life = life
+        self.process: WatchedProcess | None = None
+        self.deleted = False
+        self.kill: asyncio.TimerHandle | None = None
+
+    def end(self) -> None:
+        """Close the pipe, which asks the agent to leave. Idempotent."""
+        if self.life >= 0:
+            os.close(self.life)
+            self.life = -1
+
+
+class LocalPlatform:
+    """The `local` platform. Construct it in the running loop, once the job's keys exist; `close` it in the
+    end.
+
+    `domain_of(node)` names the failure domain of a node; by default each is its own. `on_end` is told when
+    the controller ends the job. Raises ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        options: LocalOptions,
+        *,
+        environment: Mapping[str, str] | None = None,
+        domain_of: Callable[[str], str] | None = None,
+        on_end: Callable[[EndJob], None] | None = None,
+    ) -> None:
+        self._options = options
+        self._environment = dict(os.environ if environment is None else environment)
+        self._domain_of = domain_of or str
+        self._on_end = on_end
+        self._nodes: dict[str, _Node] = {}
+        self._ending = False
+        self._link = ControllerLink(
+            Mailbox(
+                job=options.job,
+                address=PLATFORM,
+                session=time.time_ns(),
+                retry_max_s=RETRY_MAX_S,
+                give_up_s=GIVE_UP_S,
+            ),
+            DealerSocket(
+                options.controller,
+                identity=PLATFORM,
+                curve=JobKeys.load_client(options.keys, PLATFORM),
+            ),
+            on_command=self._command,
+            on_new_controller=lambda: None,  # it learns of the nodes from their agents
+        )
+
+    @property
+    def agents(self) -> dict[str, int]:
+        """The agents that run now: pid by node."""
+        return {node.name: node.process.pid for node in self._nodes.values() if node.process is not None}
+
+    def start(self, nodes: int) -> None:
+        """Start the nodes of a new job: node0, node1, ... Spare ones are among them. Raises PlatformError."""
+        for number in range(nodes):
+            self._create(f"node{number}")
+
+    # --- what the controller asks for ---------------------------------------------------------------------------
+
+    def create_node(self, command: CreateNode) -> None:
+        """Make a node and start its agent; answers with NodeRefused when it cannot be."""
+        if self._ending:
+            return
+        try:
+            self._create(command.node)
+        except MidstepError as error:
+            self._link.post(NodeRefused(node=command.node, reason=str(error)))
+
+    def delete_node(self, command: DeleteNode) -> None:
+        """Ask the node's agent to leave, and kill it when it does not."""
+        node = self._nodes.get(command.node)
+        if node is not None and not node.deleted:
+            node.deleted = True
+            self._ask_to_leave(node)
+
+    def kill_node(self, command: KillNode) -> None:
+        """Kill the node's agent and everything below it."""
+        node = self._nodes.get(command.node)
+        if node is not None and node.process is not None:
+            kill_tree(node.process.pid)
+
+    def end_job(self, command: EndJob) -> None:
+        """Note that the agents are about to leave, and tell the launcher."""
+        self._ending = True
+        if self._on_end is not None:
+            self._on_end(command)
+
+    async def close(self) -> None:
+        """End all nodes, and return when they are gone: within `grace_s`, and KILLED_S after killing the
+        rest.
+        """
+        self._ending = True
+        nodes = list(self._nodes.values())
+        for node in nodes:
+            self._ask_to_leave(node)
+        deadline = time.monotonic() + self._options.grace_s + KILLED_S
+        for node in nodes:
+            if node.process is not None and not await node.process.wait(max(0.0, deadline - time.monotonic())):
+                _log.error("agent %d of %s does not end", node.process.pid, node.name)
+        self._link.close()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _command(self, envelope: Envelope) -> None:
+        match envelope.body:
+            case CreateNode() as command:
+                self.create_node(command)
+            case DeleteNode() as command:
+                self.delete_node(command)
+            case KillNode() as command:
+                self.kill_node(command)
+            case EndJob() as command:
+                self.end_job(command)
+            case other:
+                _log.warning("a platform cannot carry out a %s", type(other).__name__)
+
+    def _create(self, name: str) -> None:
+        if name in self._nodes:
+            return
+        if len(self._nodes) >= self._options.max_nodes:
+            raise PlatformError(f"{name} would be one more than {self._options.max_nodes} nodes on this machine")
+        if not name or not all(letter.isalnum() or letter in "-_" for letter in name):
+            raise PlatformError(f"{name!r} is no name for a node: use letters, digits, - and _")
+        try:
+            JobKeys.add(self._options.keys, node_address(name))
+        except ConfigurationError as error:
+            raise PlatformError(f"no keys for {name}: {error}") from error
+        theirs, ours = os.pipe()
+        node = _Node(name, ours)
+        try:
+            pid = self._spawn(name, theirs)
+        except OSError as error:
+            node.end()
+            raise PlatformError(f"the agent of {name} cannot be started: {error}") from error
+        finally:
+            os.close(theirs)
+        self._nodes[name] = node
+        node.process = WatchedProcess(pid, lambda status: self._ended(node, status))
+
+    def _spawn(self, name: str, life: int) -> int:
+        options = self._options
+        command = [sys.executable, "-m", "midstep.cli.agent"]
+        arguments = {
+            "--job": options.job,
+            "--controller": options.controller,
+            "--node": name,
+            "--keys": options.keys,
+            "--run-dir": options.run_directory,
+            "--failure-domain": self._domain_of(name),
+            "--host": options.host,
+            "--life-fd": str(life),
+        }
+        for option, value in arguments.items():
+            command += [option, value]
+        log = Path(options.log_directory) / f"agent-{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**self._environment, names.AGENT_SOCKET: self._mark(name)},
+                pass_fds=(life,),
+                start_new_session=True,
+            )
+        process.returncode = 0  # it is waited for by its pidfd; Popen must not do so too
+        return process.pid
+
+    def _mark(self, name: str) -> str:
+        """What all processes of a node carry in their environment."""
+        return f"ipc://{self._folder(name)}/agent.sock"
+
+    def _folder(self, name: str) -> Path:
+        return Path(self._options.run_directory).resolve() / name
+
+    def _ask_to_leave(self, node: _Node) -> None:
+        node.end()
+        if node.process is not None and node.kill is None:
+            node.process.signal(signal.SIGTERM)
+            loop = asyncio.get_running_loop()
+            node.kill = loop.call_later(self._options.grace_s, kill_tree, node.process.pid)
+
+    def _ended(self, node: _Node, status: int) -> None:
+        node.end()
+        if node.kill is not None:
+            node.kill.cancel()
+        del self._nodes[node.name]
+        # An agent that was killed leaves its socket, and perhaps what its ranks had started.
+        kill_marked(names.AGENT_SOCKET, self._mark(node.name))
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._folder(node.name))
+        if not node.deleted and not self._ending:
+            how = f"signal {-status}" if status < 0 else f"status {status}"
+            reason = f"its agent ended with {how}"
+            self._link.post(NodeLost(node=node.name, reason=reason, at_s=time.time()))

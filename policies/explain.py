@@ -1,0 +1,183 @@
+"""Answers "what would this policy do?" for faults that have not happened.
+
+It makes the facts that the recovery machine would make and asks the same ladder, so the reasons are word for
+word those that status, report and log would show.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from ..protocol.errors import ConfigurationError
+from ..protocol.types import FaultKind, FaultLevel, FaultReport, Rung
+from .facts import Facts, FailedRung, Spent
+
+_NOW_S = 1_000_000.0  # far enough from zero for every window
+_NOBODY_AT_FAULT = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP})
+_Member = TypeVar("_Member")
+
+_KEYS = ("kind", "rank", "node", "level", "code")
+
+
+class SupposedWorld(msgspec.Struct, frozen=True):
+    """The job in which the faults are supposed to happen. Nodes are named node-0, node-1, ..., spares spare-0, ..."""
+
+    nodes: int = 2
+    ranks_per_node: int = 2
+    spares: int = 1
+    can_create_nodes: bool = True
+    resilient: bool = True
+    max_restarts: int | None = None
+    failed: tuple[Rung, ...] = ()
+    spent: tuple[tuple[Rung, int], ...] = ()  # how often each was taken for those at fault, a moment ago
+
+    @property
+    def node_of(self) -> dict[int, str]:
+        """The node of each rank."""
+        return {rank: f"node-{rank // self.ranks_per_node}" for rank in range(self.nodes * self.ranks_per_node)}
+
+
+class Supposition(msgspec.Struct, frozen=True):
+    """Faults that are supposed to come together, with a title for people."""
+
+    title: str
+    faults: tuple[FaultReport, ...]
+    world: SupposedWorld
+
+
+def parse_fault(text: str) -> FaultReport:
+    """Make a fault of text like `kind=exit,rank=3` or `kind=device,level=RestartNPU,rank=0,code=80E01801`.
+
+    Raises ConfigurationError, with what is allowed, when it is not one.
+    """
+    values: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise ConfigurationError(f"--fault {text!r}: {part!r} is not of the form key=value")
+        if key not in _KEYS:
+            raise ConfigurationError(f"--fault {text!r}: unknown key {key!r}{_choose(key, _KEYS)}")
+        if key in values:
+            raise ConfigurationError(f"--fault {text!r}: {key} stands twice")
+        values[key] = value
+    rank = values.get("rank")
+    if rank is not None and not (rank.isascii() and rank.isdigit()):
+        raise ConfigurationError(f"--fault {text!r}: rank is {rank!r}; allowed: a whole number of at least 0")
+    level_name = values.get("level")
+    kind_name = values.get("kind") or (FaultKind.DEVICE if level_name else "")
+    kind = _member(text, "kind", kind_name, {member.value: member for member in FaultKind})
+    if kind is FaultKind.DEVICE and level_name is None:
+        raise ConfigurationError(f"--fault {text!r}: a device fault needs a level{_choose('', list(FaultLevel))}")
+    levels = {member.value: member for member in FaultLevel}
+    fallback = FaultLevel.NODE if kind is FaultKind.NODE_LOST else FaultLevel.SOFTWARE
+    level = fallback if level_name is None else _member(text, "level", level_name, levels)
+    return FaultReport(
+        kind=kind,
+        at_s=_NOW_S,
+        seen_by="supposed",
+        detail="supposed",
+        rank=None if rank is None else int(rank),
+        node=values.get("node"),
+        level=level,
+        code=values.get("code"),
+    )
+
+
+def suppose(faults: Iterable[FaultReport], world: SupposedWorld) -> Facts:
+    """Make the facts of `faults` happening together in `world`. Raises ConfigurationError for who is not in it."""
+    node_of = world.node_of
+    nodes = dict.fromkeys(node_of.values())
+    located = tuple(_located(fault, node_of, nodes) for fault in faults)
+    lost = frozenset(fault.node for fault in located if fault.kind is FaultKind.NODE_LOST and fault.node)
+    culprits = sorted({rank for fault in located for rank in _blamed(fault, node_of)})
+    at_fault_on = tuple(sorted({node_of[rank] for rank in culprits}))
+    return Facts(
+        now=_NOW_S,
+        faults=located,
+        culprits=tuple(culprits),
+        nodes=node_of,
+        healthy=frozenset(node_of).difference(culprits) if world.resilient else frozenset(),
+        resilient=world.resilient,
+        max_restarts=world.max_restarts,
+        nodes_lost=lost,
+        spare_nodes=tuple(f"spare-{index}" for index in range(world.spares)),
+        can_create_nodes=world.can_create_nodes,
+        taken=world.failed,
+        failed=tuple(FailedRung(rung, "supposed") for rung in world.failed),
+        spent=tuple(
+            Spent(rung, _NOW_S, tuple(culprits), at_fault_on) for rung, times in world.spent for _ in range(times)
+        ),
+    )
+
+
+def typical(world: SupposedWorld) -> tuple[Supposition, ...]:
+    """Return the faults that every operator asks about, in `world`."""
+    last = world.nodes * world.ranks_per_node - 1
+    last_node = f"node-{world.nodes - 1}"
+
+    def case(title: str, *faults: str, **changes: object) -> Supposition:
+        changed = msgspec.structs.replace(world, **changes)
+        return Supposition(title, tuple(parse_fault(fault) for fault in faults), changed)
+
+    everybody = [f"kind=exit,rank={rank}" for rank in range(last + 1)]
+    return (
+        case("rank 0 raises an exception", "kind=exception,rank=0"),
+        case(f"the process of rank {last} is killed", f"kind=exit,rank={last}"),
+        case(f"rank {last} stands still", f"kind=stall,rank={last}"),
+        case("a collective fails, nobody is at fault", "kind=communication"),
+        case("the communicators cannot be built", "kind=link_up"),
+        case("a device asks for its process to be restarted", "level=RestartRequest,rank=0"),
+        case("a device must be reset", "level=RestartNPU,rank=0"),
+        case("a node is lost", f"kind=node_lost,node={last_node}"),
+        case("a node is lost, and no spare is left", f"kind=node_lost,node={last_node}", spares=0),
+        case(
+            "a process is killed, its restart in place fails",
+            "kind=exit,rank=0",
+            failed=(Rung.RECOVER_IN_PLACE,),
+        ),
+        case(
+            "a process is killed, a hundred restarts in place are spent",
+            "kind=exit,rank=0",
+            spent=((Rung.RECOVER_IN_PLACE, 100),),
+        ),
+        case("all processes are killed at once", *everybody),
+        case("a rank dies in a script that knows nothing of midstep", "kind=exit,rank=0", resilient=False),
+    )
+
+
+def _located(fault: FaultReport, node_of: dict[int, str], nodes: dict[str, None]) -> FaultReport:
+    """Fill in the node of a fault of a rank; refuse ranks and nodes that the world does not have."""
+    if fault.rank is not None and fault.rank not in node_of:
+        raise ConfigurationError(f"--fault: there is no rank {fault.rank}; allowed: 0 to {len(node_of) - 1}")
+    if fault.node is not None and fault.node not in nodes:
+        raise ConfigurationError(f"--fault: there is no node {fault.node!r}{_choose(fault.node, list(nodes)[:16])}")
+    if fault.rank is not None and fault.node not in (None, node_of[fault.rank]):
+        raise ConfigurationError(f"--fault: rank {fault.rank} is on {node_of[fault.rank]}, not on {fault.node}")
+    if fault.rank is None and fault.node is None and fault.kind not in _NOBODY_AT_FAULT:
+        raise ConfigurationError(f"--fault: kind={fault.kind} needs a rank=... or a node=...")
+    if fault.rank is None or fault.kind in _NOBODY_AT_FAULT:
+        return fault
+    return msgspec.structs.replace(fault, node=node_of[fault.rank])
+
+
+def _blamed(fault: FaultReport, node_of: dict[int, str]) -> list[int]:
+    if fault.kind in _NOBODY_AT_FAULT:
+        return []
+    if fault.kind is FaultKind.NODE_LOST or fault.rank is None:
+        return [rank for rank, node in node_of.items() if node == fault.node]
+    return [fault.rank]
+
+
+def _member(text: str, key: str, value: str, members: dict[str, _Member]) -> _Member:
+    if value not in members:
+        found = f"{key} is {value!r}" if value else f"{key} is missing"
+        raise ConfigurationError(f"--fault {text!r}: {found}{_choose(value, list(members))}")
+    return members[value]
+
+
+def _choose(value: str, names: Iterable[str]) -> str:
+    names = list(names)
+    close = difflib.get_close_matches(value, names, n=1)
+    return f"; allowed: {', '.join(names)}" + (f"; did you mean {close[0]}?" if close else "")

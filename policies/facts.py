@@ -1,0 +1,72 @@
+"""What the ladder is told when it has to choose: everything it may look at, and nothing else.
+
+The recovery machine fills a `Facts` from its world and its fault book each time that an incident needs a
+decision: at its beginning, and again after every new fault or missed deadline in it. The answer depends on
+these values alone, so a decision can be repeated, explained and tested without a cluster.
+"""
+
+import msgspec
+
+from ..protocol.types import FaultReport, Rung
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """A rung that was taken, as its budget counts it.
+
+    `at_s` is on the clock of `Facts.now`. `ranks` are the ranks whose processes it replaced because they, or
+    their nodes, were at fault; `nodes` are the nodes that these were on.
+    """
+
+    rung: Rung
+    at_s: float
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+class FailedRung(msgspec.Struct, frozen=True):
+    """A rung that was taken in this incident and did not lead to a resume, with what went wrong in words."""
+
+    rung: Rung
+    reason: str
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident and its world at `now` (seconds; any clock, the same as in `spent`).
+
+    `faults` are those that are still to be dealt with, `culprits` the ranks at fault by them (all ranks of a
+    lost node are). `nodes` maps every rank of the world to its node. `healthy` are the ranks alive in a
+    resilient train function and not at fault.
+
+    `resilient`: at least one rank of the running world has reached a resilient train function; without one no
+    process can be kept. `max_restarts`: limit for restarts of a world that is not resilient (torchrun's
+    flag); it takes the place of the budgets of `reschedule_pod` and `reschedule_job`. None: the policy's
+    budgets hold. A job that was resilient once, and is caught while it starts, gets None.
+
+    `taken`: the rungs taken so far in this incident, in order; `failed`: those of them that failed by
+    themselves (a rung that another rank's fault cut short has not failed). `spent`: what was taken in the
+    whole job.
+    """
+
+    now: float
+    faults: tuple[FaultReport, ...] = ()
+    culprits: tuple[int, ...] = ()
+    nodes: dict[int, str] = {}
+    healthy: frozenset[int] = frozenset()
+    resilient: bool = True
+    max_restarts: int | None = None
+    nodes_lost: frozenset[str] = frozenset()
+    isolated: frozenset[str] = frozenset()
+    spare_nodes: tuple[str, ...] = ()
+    can_create_nodes: bool = False
+    taken: tuple[Rung, ...] = ()
+    failed: tuple[FailedRung, ...] = ()
+    spent: tuple[Spent, ...] = ()
+
+    @property
+    def attempts(self) -> int:
+        """How many rungs were taken in this incident."""
+        return len(self.taken)
+
+    def usable_spares(self) -> tuple[str, ...]:
+        """Return the spare nodes that are neither lost nor isolated, in their order."""
+        return tuple(node for node in self.spare_nodes if node not in self.nodes_lost and node not in self.isolated)

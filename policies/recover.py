@@ -1,0 +1,47 @@
+"""`recover`: the processes at fault are started on other nodes, and theirs are left and isolated.
+
+For lost nodes, device faults that a restart does not mend, and culprits that may not be restarted in place
+any more. Culprits whose node is sound are restarted there in the same recovery. The healthy processes
+elsewhere stay alive.
+"""
+
+from ..protocol.types import Rung
+from .facts import Spent
+from .rule import Case, nodes_missing, nothing_to_keep
+from .wording import count, faults_text, nodes_text, ranks_text
+
+
+def unfit(case: Case) -> str | None:
+    """Fits when there is a spare for every node to be left, and somebody healthy stays."""
+    facts, placement = case.facts, case.placement
+    if not facts.culprits and not placement.broken:
+        return "no rank is known to be at fault, so there is no node to leave"
+    keeping = nothing_to_keep(facts)
+    if keeping is not None:
+        return keeping
+    if placement.homeless:
+        return f"the node of {ranks_text(placement.homeless)} is not known, so it cannot be left"
+    if not placement.leave:
+        return "no node has to be left"
+    if facts.healthy <= set(placement.moved):
+        return f"no healthy rank is left outside {nodes_text(placement.leave)}, so there is no process to keep"
+    return nodes_missing(facts, len(placement.leave))
+
+
+def why(case: Case) -> str:
+    """Name what happened, who moves where and why, and how many stay."""
+    facts, placement = case.facts, case.placement
+    spares = facts.usable_spares()[: len(placement.leave)]
+    stay = len(facts.healthy.difference(placement.moved))
+    reasons = dict.fromkeys((*placement.broken.values(), *placement.obstacles.values()))
+    in_place = f", in place: {ranks_text(placement.in_place)}" if placement.in_place else ""
+    return (
+        f"{faults_text(facts.faults)}: {ranks_text(placement.moved)} move from {nodes_text(placement.leave)} "
+        f"to spare {nodes_text(spares)} ({next(iter(reasons))}){in_place}, "
+        f"keeping {count(stay, 'healthy rank')} alive"
+    )
+
+
+def cost(case: Case) -> Spent:
+    """Once for each rank that moves, each node that is left, and the job."""
+    return Spent(Rung.RECOVER, case.facts.now, case.placement.moved, case.placement.leave)

@@ -1,0 +1,29 @@
+"""`reschedule_job`: all nodes are given back and asked for again, and the job starts from the checkpoint.
+
+The last thing to try: it trusts nothing of the world in which the cheaper rungs failed.
+"""
+
+from ..protocol.types import Rung
+from .facts import Spent
+from .rule import Case
+from .wording import faults_text
+
+
+def unfit(case: Case) -> str | None:
+    """Fits when the platform can create nodes."""
+    if case.facts.can_create_nodes:
+        return None
+    return "the platform cannot create nodes, so nodes that are released would not come back"
+
+
+def why(case: Case) -> str:
+    """Name what happened."""
+    seen = faults_text(case.facts.faults) or "no fault is left"
+    return f"{seen}: all nodes are released and asked for again, and the job starts from the checkpoint"
+
+
+def cost(case: Case) -> Spent:
+    """Once in the job's budget; the culprits are kept for the record."""
+    facts = case.facts
+    nodes = {facts.nodes[rank] for rank in facts.culprits if rank in facts.nodes}
+    return Spent(Rung.RESCHEDULE_JOB, facts.now, tuple(sorted(set(facts.culprits))), tuple(sorted(nodes)))

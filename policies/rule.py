@@ -1,0 +1,52 @@
+"""What every rung's file provides, so that the ladder can walk over them without knowing any."""
+
+from typing import Protocol
+
+import msgspec
+
+from ..protocol.types import SkippedRung
+from .facts import Facts, Spent
+from .placement import Placement
+from .wording import count
+
+
+class Case(msgspec.Struct, frozen=True):
+    """What a rung is asked about: the facts, where ranks would go, and the cheaper rungs refused so far."""
+
+    facts: Facts
+    placement: Placement
+    skipped: tuple[SkippedRung, ...] = ()
+
+
+class Rule(Protocol):
+    """A rung as three pure functions."""
+
+    def unfit(self, case: Case) -> str | None:
+        """Say in words why the rung cannot help here, None when it can. Budgets are counted elsewhere."""
+        ...
+
+    def why(self, case: Case) -> str:
+        """Say in words why the rung is the right one. Only asked when it fits."""
+        ...
+
+    def cost(self, case: Case) -> Spent:
+        """Return what taking the rung now spends."""
+        ...
+
+
+def nothing_to_keep(facts: Facts) -> str | None:
+    """Say why no process can be kept alive, None when some can. Rungs that keep processes ask this first."""
+    if not facts.resilient:
+        return "no rank reached a resilient train function, so no process can be kept"
+    if not facts.healthy:
+        return "no healthy rank is left, so there is no process to keep"
+    return None
+
+
+def nodes_missing(facts: Facts, needed: int) -> str | None:
+    """Say how many of the `needed` nodes the spares leave open, None when there are enough."""
+    spares = len(facts.usable_spares())
+    if needed <= spares:
+        return None
+    left = "no spare node" if spares == 0 else f"only {count(spares, 'spare node')}"
+    return f"{count(needed, 'node')} to be left, and {left} to take the place"

@@ -1,0 +1,174 @@
+"""The job's policy: every key of its YAML file, its type, its bounds and its default.
+
+Each struct is one mapping of the file. Frozen, and closed to unknown keys, so that a typing error is an error
+and not a silent default. Reading and writing files is in `files.py`, the rules between keys are in
+`rules.py`.
+"""
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from ..protocol.types import JobSettings, RestoreSource, Rung
+
+_LONGEST_S = 31_536_000  # a year: longer is a typing error, and infinity no deadline
+_MOST = 1_000_000_000
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
+SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
+BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
+
+
+class CommunicatorName(enum.StrEnum):
+    """The collective layers that can be re-seated."""
+
+    GLOO = "gloo"
+
+
+class DeviceName(enum.StrEnum):
+    """The devices that training processes may compute on."""
+
+    CPU = "cpu"
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often a rung may be taken: for one rank, on one node, in the job. None: no limit of this sort.
+
+    Counted over the last `window_s` seconds; 0: over the whole job.
+    """
+
+    per_rank: Count | None = None
+    per_node: Count | None = None
+    per_job: Count | None = 10
+    window_s: SecondsOrZero = 3600.0
+
+
+class RungPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rung of the ladder: its budget, and how often it may be taken in one incident."""
+
+    rung: Rung
+    attempts: Count = 3
+    budget: Budget = Budget()
+
+
+class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long each phase of a recovery may take, in seconds. What misses its deadline becomes a fault."""
+
+    suspect_s: SecondsOrZero = 0.3  # first report to decision: reports that belong together arrive
+    quiesce_s: Seconds = 10.0  # survivors stop and clean
+    start_s: Seconds = 60.0  # a process is started and reaches its train function
+    rejoin_s: Seconds = 60.0  # rebuild, repair, rollback
+    first_step_s: Seconds = 300.0  # resume to the first step that all ranks committed
+    nodes_s: Seconds = 270.0  # the platform brings the nodes it was asked for
+    orders_s: Seconds = 600.0  # a parked process waits for the controller
+    finish_s: Seconds = 600.0  # first rank finished to last
+    stop_grace_s: SecondsOrZero = 5.0  # SIGTERM to SIGKILL when a job ends
+
+
+class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where checkpoints lie (None: `checkpoints` in the job directory), how often, how many are kept."""
+
+    directory: str | None = None
+    every_steps: CountOrZero = 1000  # 0: never
+    keep: Count = 2
+
+
+class StandbyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether each node keeps a warm process, and which modules it imports ahead."""
+
+    warm: bool = True
+    preload: tuple[str, ...] = ()
+
+
+class StallPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank stalls when a step takes more than `factor` median steps + `grace_s`, once it has a history."""
+
+    factor: Factor = 3.0
+    grace_s: SecondsOrZero = 1.0
+    after_steps: Count = 5
+
+
+class HeartbeatPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often an agent says that it lives, and how many may be missed before its node counts as lost."""
+
+    interval_s: Seconds = 0.5
+    missed: Count = 6
+
+
+class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The collective layer: how long one attempt to build it may take, how many, and its own timeout."""
+
+    name: CommunicatorName = CommunicatorName.GLOO
+    link_up_s: Seconds = 1.5
+    link_up_attempts: Count = 5
+    collective_s: Seconds = 1800.0
+
+
+class IncidentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many rungs may be taken in one incident, all together."""
+
+    max_attempts: Count = 8
+
+
+DEFAULT_LADDER = (
+    RungPolicy(Rung.RETRY_STEP, attempts=3, budget=Budget(per_job=30)),
+    RungPolicy(Rung.RECOVER_IN_PLACE, attempts=3, budget=Budget(per_rank=3, per_node=6, per_job=30)),
+    RungPolicy(Rung.RECOVER, attempts=3, budget=Budget(per_rank=2, per_job=10, window_s=86400.0)),
+    RungPolicy(Rung.RESCHEDULE_POD, attempts=2, budget=Budget(per_job=5, window_s=86400.0)),
+    RungPolicy(Rung.RESCHEDULE_JOB, attempts=1, budget=Budget(per_job=2, window_s=0.0)),
+    RungPolicy(Rung.STOP),
+)
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file. An empty one is the default policy."""
+
+    ladder: tuple[RungPolicy, ...] = DEFAULT_LADDER
+    incident: IncidentPolicy = IncidentPolicy()
+    deadlines: Deadlines = Deadlines()
+    restore: tuple[RestoreSource, ...] = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    standby: StandbyPolicy = StandbyPolicy()
+    stall: StallPolicy = StallPolicy()
+    heartbeat: HeartbeatPolicy = HeartbeatPolicy()
+    communicator: CommunicatorPolicy = CommunicatorPolicy()
+    device: DeviceName = DeviceName.CPU
+    black_box_bytes: BlackBoxBytes = 65536
+
+    def rung(self, rung: Rung) -> RungPolicy | None:
+        """Return the ladder's entry for `rung`, None when the policy does without it."""
+        return next((entry for entry in self.ladder if entry.rung is rung), None)
+
+
+def default_policy() -> Policy:
+    """Return the policy of a job that names no policy file."""
+    return Policy()
+
+
+def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
+    """Return the part of `policy` that agents and processors follow. Paths are taken from `job_directory`."""
+    directory = Path(job_directory) / (policy.checkpoint.directory or "checkpoints")
+    return JobSettings(
+        checkpoint_directory=str(directory),
+        checkpoint_every_steps=policy.checkpoint.every_steps,
+        checkpoint_keep=policy.checkpoint.keep,
+        preload=policy.standby.preload,
+        warm_standby=policy.standby.warm,
+        heartbeat_s=policy.heartbeat.interval_s,
+        stall_factor=policy.stall.factor,
+        stall_grace_s=policy.stall.grace_s,
+        stall_after_steps=policy.stall.after_steps,
+        orders_s=policy.deadlines.orders_s,
+        link_up_s=policy.communicator.link_up_s,
+        collective_s=policy.communicator.collective_s,
+        stop_grace_s=policy.deadlines.stop_grace_s,
+        black_box_bytes=policy.black_box_bytes,
+        communicator=policy.communicator.name.value,
+        device=policy.device.value,
+        restore=tuple(source.value for source in policy.restore),
+    )

@@ -1,0 +1,26 @@
+"""`stop`: the job ends with its reason. It always fits, so that every incident has an end."""
+
+from ..protocol.types import Rung
+from .facts import Spent
+from .rule import Case
+from .wording import faults_text
+
+
+def unfit(case: Case) -> str | None:
+    """Return None: stopping is always possible."""
+    del case
+    return None
+
+
+def why(case: Case) -> str:
+    """Name what happened and why each cheaper rung was not possible, spent budgets included."""
+    seen = faults_text(case.facts.faults) or "no fault is left"
+    if not case.skipped:
+        return f"{seen}: the policy has no other rung"
+    refused = ". ".join(f"{skipped.rung}: {skipped.reason}" for skipped in case.skipped)
+    return f"{seen}: no other rung is possible. {refused}"
+
+
+def cost(case: Case) -> Spent:
+    """Return an entry for the record; no budget limits a stop."""
+    return Spent(Rung.STOP, case.facts.now)

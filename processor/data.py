@@ -1,0 +1,177 @@
+"""A DataLoader that knows where it is, and can go on from there.
+
+A plain DataLoader cannot be continued in the middle of an epoch, and each new iterator of it draws from the global random
+generator, so that a run that continued would no longer draw the numbers of one that did not. Here the order of samples
+and the seeds of workers follow from `seed`, epoch and batch alone. The global generators are left as they are, except that
+without workers (`num_workers=0`) a dataset's own random augmentation draws from them in the train thread as usual; that is
+captured and rolled back with the rest.
+"""
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import numpy as np
+import torch
+import xxhash
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+
+from ..protocol.errors import ConfigurationError, RecoveryError
+
+_EPOCH = "epoch"
+_BATCH = "batch"
+
+
+class ResumableBatches(Iterable[Any]):
+    """The batches of a DataLoader over a map-style dataset, from any epoch and batch.
+
+    `for batch in batches` goes through what is left of the current epoch, and moves on to the next; `endless()` goes on
+    through epochs. The position counts batches that were handed out, not those that workers have prefetched. Register it
+    as `data` of the train state.
+
+    `sampler`: told the epoch by `set_epoch`; by default the loader's own. A sampler with a `generator` (RandomSampler)
+    gets one that follows from `seed` and epoch; any other must give the same order for the same epoch.
+    Raises ConfigurationError for loaders that cannot be continued.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", sampler: Any = None, *, seed: int = 0) -> None:
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+            raise ConfigurationError(
+                "ResumableBatches needs a DataLoader over a map-style dataset with a batch size; an iterable dataset has no "
+                "positions. Give an object of your own with state_dict and load_state_dict as data"
+            )
+        self._sampler = loader.sampler if sampler is None else sampler
+        self._batches = loader.batch_sampler
+        self._seed = seed
+        self._epoch = 0
+        self._batch = 0
+        self._generator = torch.Generator()
+        self._lives = 0  # iterators of an earlier life must not move the position
+        self._remaining = _Remaining(self)
+        self._loader = self._continued(loader)
+        if getattr(self._sampler, "generator", self) is None:
+            self._sampler.generator = torch.Generator()
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, 0-based."""
+        return self._epoch
+
+    @property
+    def batch(self) -> int:
+        """How many batches of the current epoch have been handed out."""
+        return self._batch
+
+    def __len__(self) -> int:
+        """The batches of a whole epoch."""
+        return len(cast("Any", self._batches))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go through the rest of the current epoch."""
+        self._lives += 1
+        life = self._lives
+        self._generator.manual_seed(self._derived(self._epoch, 0))
+        for batch in self._loader:
+            self._batch += 1
+            yield batch
+            if life != self._lives:
+                raise RecoveryError(
+                    "an iterator of ResumableBatches was used after the position was set anew or another iterator was "
+                    "made. Make a new one, with iter() or endless(), at the start of the train function"
+                )
+        self._epoch, self._batch = self._epoch + 1, 0
+
+    def endless(self) -> Iterator[Any]:
+        """Go on through epochs, for a loop that counts steps."""
+        if len(self) == 0:
+            raise ConfigurationError("the loader has no batches; is the dataset smaller than one batch (drop_last)?")
+        while True:
+            yield from self
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position. Cheap: it is captured at every step."""
+        return {_EPOCH: self._epoch, _BATCH: self._batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Set the position; iterators made before are at their end."""
+        self._epoch, self._batch = state[_EPOCH], state[_BATCH]
+        self._lives += 1
+
+    def remaining(self) -> Iterator["_Indices"]:
+        """Yield the indices of each batch that is left of this epoch, with the seed for the worker that fetches it."""
+        epoch, done = self._epoch, self._batch
+        for target in {id(item): item for item in (self._sampler, self._batches)}.values():
+            if hasattr(target, "set_epoch"):
+                target.set_epoch(epoch)
+        if isinstance(getattr(self._sampler, "generator", None), torch.Generator):
+            self._sampler.generator.manual_seed(self._derived(epoch, 0))
+        for index, indices in enumerate(self._batches):
+            if index >= done:
+                yield _Indices(indices, self._derived(epoch, index + 1))
+
+    def _derived(self, epoch: int, place: int) -> int:
+        return xxhash.xxh3_64_intdigest(f"{self._seed}/{epoch}/{place}") >> 1
+
+    def _continued(self, loader: "DataLoader[Any]") -> "DataLoader[Any]":
+        """Make a loader like the given one, over what remains."""
+        workers: dict[str, Any] = {}
+        if loader.num_workers:
+            workers = {
+                "prefetch_factor": loader.prefetch_factor,
+                "persistent_workers": False,  # their prefetched batches would belong to an earlier life
+                "multiprocessing_context": loader.multiprocessing_context,
+                "timeout": loader.timeout,
+                "worker_init_fn": loader.worker_init_fn,
+            }
+        return DataLoader(
+            _Seeded(loader.dataset),
+            batch_sampler=self._remaining,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            generator=self._generator,  # so that no iterator draws from the global one
+            **workers,
+        )
+
+
+class _Indices(list[int]):
+    """The indices of a batch, and the seed for fetching it."""
+
+    def __init__(self, indices: Iterable[int], seed: int) -> None:
+        super().__init__(indices)
+        self.seed = seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Indices, (list(self), self.seed)
+
+
+class _Remaining(Sampler[list[int]]):
+    """A batch sampler that starts wherever the position is."""
+
+    def __init__(self, batches: ResumableBatches) -> None:
+        self._of = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._of.remaining())
+
+    def __len__(self) -> int:
+        return len(self._of) - self._of.batch
+
+
+class _Seeded(Dataset[Any]):
+    """A dataset that seeds a worker before each batch, as the batch may be another worker's after a recovery."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if get_worker_info() is not None and isinstance(indices, _Indices):
+            random.seed(indices.seed)
+            torch.manual_seed(indices.seed)
+            np.random.seed(indices.seed % 2**32)
+        if hasattr(self._dataset, "__getitems__"):
+            return list(self._dataset.__getitems__(indices))
+        return [self._dataset[index] for index in indices]
+
+    def __len__(self) -> int:
+        return len(self._dataset)

@@ -1,0 +1,122 @@
+"""The random number generators of python, numpy and torch, as a few kilobytes.
+
+Dropout, shuffling and augmentation draw from global generators. A step that is repeated must draw the same numbers, so
+every rank's generators are captured at each commit and put back in rollback. This is on the path of every step.
+"""
+
+import array
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from ..protocol.errors import RecoveryError
+from . import tree
+
+_WORD = "I"  # the generators' state is 32-bit words
+
+
+class DeviceRandom(Protocol):
+    """The generator of a device, as its adapter gives it."""
+
+    name: str
+
+    def capture(self) -> bytes:
+        """Return the state of the device's generator."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Put back what `capture` gave."""
+        ...
+
+
+class _Numpy(msgspec.Struct, frozen=True, array_like=True):
+    """numpy's global generator, when it is the usual Mersenne twister."""
+
+    key: bytes
+    position: int
+    has_gauss: int
+    gauss: float
+
+
+class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    python_version: int
+    python_words: bytes
+    python_gauss: float | None
+    torch_cpu: bytes
+    numpy: _Numpy | None = None
+    numpy_other: bytes = b""  # any other bit generator, as a packed tree
+    devices: dict[str, bytes] = {}
+
+
+_DECODER = msgspec.msgpack.Decoder(_Snapshot)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class RandomState:
+    """Captures and restores the global generators of this process, and those of `devices`."""
+
+    def __init__(self, devices: Sequence[DeviceRandom] = ()) -> None:
+        self._devices = tuple(devices)
+
+    def capture(self) -> bytes:
+        """Return the state of all generators (about 10 KB). Runs at each commit, in the train thread."""
+        version, words, gauss = random.getstate()
+        numpy_state, other = _capture_numpy()
+        return _ENCODER.encode(
+            _Snapshot(
+                python_version=version,
+                python_words=array.array(_WORD, words).tobytes(),
+                python_gauss=gauss,
+                torch_cpu=torch.get_rng_state().numpy().tobytes(),
+                numpy=numpy_state,
+                numpy_other=other,
+                devices={device.name: device.capture() for device in self._devices},
+            )
+        )
+
+    def restore(self, data: bytes) -> None:
+        """Put back what `capture` gave, in this process or another one. Runs in rollback.
+
+        Raises RecoveryError when the bytes are no such state, or when a device's generator is missing in them.
+        """
+        try:
+            snapshot = _DECODER.decode(data)
+        except msgspec.MsgspecError as error:
+            raise RecoveryError(f"the captured random state ({len(data)} bytes) cannot be read: {error}") from error
+        words = array.array(_WORD)
+        words.frombytes(snapshot.python_words)
+        random.setstate((snapshot.python_version, tuple(words), snapshot.python_gauss))
+        torch.set_rng_state(torch.frombuffer(bytearray(snapshot.torch_cpu), dtype=torch.uint8))
+        _restore_numpy(snapshot)
+        for device in self._devices:
+            if device.name not in snapshot.devices:
+                raise RecoveryError(f"the captured random state has none of device {device.name!r}")
+            device.restore(snapshot.devices[device.name])
+
+
+def _capture_numpy() -> tuple[_Numpy | None, bytes]:
+    numpy = sys.modules.get("numpy")  # whoever has not imported it has drawn nothing from it
+    if numpy is None:
+        return None, b""
+    state: dict[str, Any] = numpy.random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
+        return None, tree.pack(state, "numpy.random")
+    inner = state["state"]
+    return _Numpy(inner["key"].tobytes(), int(inner["pos"]), state["has_gauss"], state["gauss"]), b""
+
+
+def _restore_numpy(snapshot: _Snapshot) -> None:
+    if snapshot.numpy is None and not snapshot.numpy_other:
+        return
+    import numpy as np
+
+    if snapshot.numpy is None:
+        np.random.set_state(tree.unpack(snapshot.numpy_other))
+        return
+    held = snapshot.numpy
+    key = np.frombuffer(held.key, np.uint32)
+    np.random.set_state(("MT19937", key, held.position, held.has_gauss, held.gauss))

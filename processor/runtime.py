@@ -1,0 +1,165 @@
+"""Everything of midstep in one training process: who it is, what it holds, and how orders reach the train thread.
+
+Made once, by the first call into midstep, from the environment that the agent has set.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from ..communicators import communicator_named
+from ..devices import device_named
+from ..protocol import environment as env
+from ..protocol.blackbox import BlackBox
+from ..protocol.errors import NotUnderMidstep, OrdersOverdue
+from ..protocol.messages import ArmFault, Envelope, FaultReported, Message, Quiesce, Rejoin, Release, Resume
+from ..protocol.messages import SaveCheckpoint as Save
+from ..protocol.types import (
+    ArmedFault,
+    FaultKind,
+    FaultReport,
+    JobSettings,
+    StoreEndpoint,
+    rank_address,
+)
+from .client import Client
+from .moments import Moments
+from .own_states import OwnStates
+from .session import Order, Session
+from .step_clock import StepClock
+
+START_LINK_UP_S = 60.0  # the first link-up: processes of one world may start seconds apart
+FLUSH_S = 5.0
+
+
+class Runtime:
+    """One process's identity, threads and channels. `Runtime.current()` is the process's own."""
+
+    _current: "Runtime | None" = None
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.rank = int(environment["RANK"])
+        self.world_size = int(environment["WORLD_SIZE"])
+        self.ranks_per_node = int(environment["LOCAL_WORLD_SIZE"])
+        self.incarnation = int(environment[env.INCARNATION])
+        self.node = environment[env.NODE]
+        self.seated = environment[env.SEATED] == "1"
+        self.started_s = float(environment[env.STARTED_S])
+        self.settings = msgspec.json.decode(environment[env.SETTINGS], type=JobSettings)
+        host, _, port = environment[env.STORE].rpartition(":")
+        self.store = StoreEndpoint(host, int(port))
+        generation = int(environment[env.GENERATION])
+        self.black_box = BlackBox.attach(int(environment[env.BLACK_BOX_FD]))
+        armed = msgspec.json.decode(environment.get(env.FAULTS, "[]"), type=list[ArmedFault])
+        self.moments = Moments(self.rank, self.incarnation, armed)
+        self.step_clock = StepClock(self.black_box, self.moments, self.incarnation)
+        self.step_clock.generation(generation)
+        self.session = Session(self.rank, self.incarnation, generation)
+        self.communicator = communicator_named(self.settings.communicator)
+        self.communicator.watch(self.step_clock)
+        self.device = device_named(self.settings.device)
+        self.own_states = OwnStates(
+            rank=self.rank,
+            world_size=self.world_size,
+            ranks_per_node=self.ranks_per_node,
+            black_box=self.black_box,
+            communicator=self.communicator,
+        )
+        self._changed = threading.Condition()
+        self._client = Client(
+            job=environment[env.JOB], rank=self.rank, agent_socket=environment[env.AGENT_SOCKET], hear=self._hear
+        )
+
+    @classmethod
+    def current(cls) -> "Runtime | None":
+        """Return this process's runtime, or None where nobody started it under `midstep run`."""
+        if cls._current is None and env.JOB in os.environ:
+            missing = [name for name in ("RANK", "WORLD_SIZE", env.AGENT_SOCKET) if name not in os.environ]
+            if missing:
+                raise NotUnderMidstep(
+                    f"{env.JOB} is set and {', '.join(missing)} is not: this process was not started by an agent. "
+                    f"Unset {env.JOB}, or start the script with `midstep run`."
+                )
+            cls._current = cls(os.environ)
+        return cls._current
+
+    def init_process_group(self) -> None:
+        """Make torch's default group: seated where the whole world starts together, without peers otherwise."""
+        self.communicator.init(
+            rank=self.rank,
+            world_size=self.world_size,
+            generation=self.session.generation,
+            store=self.store if self.seated else None,
+            collective_s=self.settings.collective_s,
+            link_up_s=START_LINK_UP_S,
+        )
+
+    @property
+    def generation(self) -> int:
+        """The generation that this process has last heard of."""
+        return self.session.generation
+
+    def interrupted(self) -> bool:
+        """Whether the controller wants the train thread to stop."""
+        return self.session.quiescing
+
+    def wait_order(self) -> Order:
+        """Wait, in the train thread, for the controller's next order.
+
+        Raises OrdersOverdue after `orders_s`: nobody will come any more, and the process should not stay for ever.
+        """
+        deadline = time.monotonic() + self.settings.orders_s
+        with self._changed:
+            while True:
+                order = self.session.take_order()
+                if order is not None:
+                    return order
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    raise OrdersOverdue(
+                        f"rank {self.rank} has waited {self.settings.orders_s:g} s for the controller, in stage "
+                        f"{self.session.stage}. See `midstep status`; deadlines.orders_s in the policy sets the wait."
+                    )
+
+    def post(self, body: Message) -> None:
+        """Report to the controller; returns at once."""
+        self._client.post(body, self.session.generation)
+
+    def report_fault(self, kind: FaultKind, detail: str) -> None:
+        """Report something wrong in this rank."""
+        report = FaultReport(
+            kind=kind,
+            at_s=time.time(),
+            seen_by=rank_address(self.rank),
+            detail=detail,
+            rank=self.rank,
+            node=self.node,
+            generation=self.session.generation,
+            incarnation=self.incarnation,
+        )
+        self.post(FaultReported(report))
+
+    def flush(self) -> None:
+        """Give what was posted a few seconds to arrive, before the process ends."""
+        self._client.flush(FLUSH_S)
+
+    def close(self) -> None:
+        """End the control thread."""
+        self._client.close()
+
+    def _hear(self, envelope: Envelope) -> None:
+        """A command has arrived (control thread)."""
+        body = envelope.body
+        if isinstance(body, ArmFault):
+            self.moments.arm(body.fault)
+            return
+        if not isinstance(body, Quiesce | Rejoin | Resume | Release | Save):
+            return
+        with self._changed:
+            heard = self.session.hear(body)
+            self._changed.notify_all()
+        if heard.abort:
+            self.communicator.abort(f"generation {body.generation} is being opened")

@@ -1,0 +1,92 @@
+"""The processor's side of the protocol, as a pure state machine: commands in, orders for the train thread out.
+
+Two threads meet here. The control thread hands in commands as they arrive; the train thread says which stage it has
+reached and takes its next order. No clock, no socket, no lock: the runtime has those.
+"""
+
+import enum
+
+import msgspec
+
+from ..protocol.messages import Quiesce, Rejoin, Release, Resume, SaveCheckpoint
+
+Order = Quiesce | Rejoin | Resume | Release | SaveCheckpoint
+
+
+class Stage(enum.StrEnum):
+    """Where the train thread is."""
+
+    BOOTING = "booting"  # in the user's script, before the train function
+    TRAINING = "training"
+    PARKED = "parked"  # has reported for barrier one
+    REJOINING = "rejoining"
+    READY = "ready"  # has reported for barrier two
+    FINISHED = "finished"  # the train function has returned
+    RELEASED = "released"
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """What became of a command: taken or refused (with why), and whether the communicators must be aborted now."""
+
+    taken: bool
+    abort: bool = False
+    why_not: str = ""
+
+
+# In these the train thread may be inside a collective, or about to enter one.
+_ABORTABLE = frozenset({Stage.BOOTING, Stage.TRAINING, Stage.REJOINING, Stage.READY, Stage.FINISHED})
+
+
+class Session:
+    """One process's part in the recoveries of its job."""
+
+    def __init__(self, rank: int, incarnation: int, generation: int) -> None:
+        self.rank = rank
+        self.incarnation = incarnation
+        self.generation = generation
+        self.stage = Stage.BOOTING
+        self._order: Order | None = None
+
+    @property
+    def quiescing(self) -> bool:
+        """Whether a Quiesce waits for the train thread."""
+        return isinstance(self._order, Quiesce)
+
+    def hear(self, command: Order) -> Heard:
+        """Take in a command of the controller. Old generations, and what does not fit the stage, are refused."""
+        if command.generation < self.generation:
+            return Heard(False, why_not=f"generation {command.generation} is over, this is {self.generation}")
+        if isinstance(command, Quiesce):
+            return self._hear_quiesce(command)
+        fitting = {
+            Rejoin: Stage.PARKED,
+            SaveCheckpoint: Stage.PARKED,
+            Resume: Stage.READY,
+            Release: Stage.FINISHED,
+        }[type(command)]
+        if self.stage is not fitting:
+            return Heard(False, why_not=f"{type(command).__name__} while {self.stage}")
+        if isinstance(command, Resume | Release) and command.generation != self.generation:
+            return Heard(False, why_not=f"{type(command).__name__} for a generation that was not joined")
+        if self.quiescing:
+            return Heard(False, why_not=f"{type(command).__name__} while a quiesce is under way")
+        self.generation = command.generation
+        self._order = command
+        return Heard(True)
+
+    def _hear_quiesce(self, command: Quiesce) -> Heard:
+        if self.stage is Stage.RELEASED:
+            return Heard(False, why_not="the train function has been left for good")
+        abort = self.stage in _ABORTABLE
+        self.generation = command.generation
+        self._order = command
+        return Heard(True, abort=abort)
+
+    def take_order(self) -> Order | None:
+        """Give the train thread its next order, once."""
+        order, self._order = self._order, None
+        return order
+
+    def reach(self, stage: Stage) -> None:
+        """The train thread has reached a stage."""
+        self.stage = stage

@@ -1,0 +1,90 @@
+"""The step clock: what the train thread is doing, written where its agent can read it without asking.
+
+It also counts collectives: of two ranks that stand still, the one that has entered fewer is the one the other waits
+for.
+"""
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ..protocol.types import Activity, Moment
+
+if TYPE_CHECKING:
+    from ..protocol.blackbox import BlackBox
+    from .moments import Moments
+
+
+class StepClock:
+    """Writes one rank's progress to its black box; also the communicator's observer."""
+
+    def __init__(self, black_box: "BlackBox | None", moments: "Moments", incarnation: int) -> None:
+        self._black_box = black_box
+        self._moments = moments
+        self._incarnation = incarnation
+        self._lock = threading.Lock()  # collectives can end in other threads
+        self._generation = 0
+        self._step = 0
+        self._activity = Activity.STARTING
+        self._collectives = 0
+        self._outstanding = 0
+        self._step_began_s = time.monotonic()
+        self._write(0.0)
+
+    def generation(self, generation: int) -> None:
+        """A generation begins: collectives are counted from 0 again, on all ranks alike."""
+        with self._lock:
+            self._generation, self._collectives, self._outstanding = generation, 0, 0
+
+    def begin_step(self, step: int, median_step_s: float) -> None:
+        """The train thread starts a step."""
+        with self._lock:
+            self._step, self._activity = step, Activity.COMPUTING
+            self._step_began_s = time.monotonic()
+            self._write(median_step_s)
+
+    def committed(self, step: int, median_step_s: float) -> None:
+        """`step` updates are applied; the next step's clock starts."""
+        self.begin_step(step, median_step_s)
+
+    def doing(self, activity: Activity) -> None:
+        """The train thread does something else now."""
+        with self._lock:
+            self._activity = activity
+            if self._black_box is not None:
+                self._black_box.set_activity(activity, time.monotonic())
+
+    def entered(self, op: str) -> None:
+        """A collective of the training starts."""
+        self._moments.reached(Moment.COLLECTIVE, self._step)
+        with self._lock:
+            self._collectives += 1
+            self._outstanding += 1
+            if self._black_box is not None:
+                self._black_box.set_collectives(self._collectives)
+                if self._outstanding == 1:
+                    self._black_box.set_activity(Activity.COLLECTIVE, time.monotonic())
+
+    def left(self, op: str) -> None:
+        """A collective of the training is over."""
+        with self._lock:
+            self._outstanding = max(0, self._outstanding - 1)
+            if self._outstanding == 0 and self._black_box is not None:
+                self._black_box.set_activity(self._activity, time.monotonic())
+
+    def _write(self, median_step_s: float) -> None:
+        if self._black_box is None:
+            return
+        now_s = time.monotonic()
+        self._black_box.write_progress(
+            pid=os.getpid(),
+            incarnation=self._incarnation,
+            generation=self._generation,
+            step=self._step,
+            activity=self._activity,
+            collectives=self._collectives,
+            activity_began_s=now_s,
+            step_began_s=self._step_began_s,
+            median_step_s=median_step_s,
+        )

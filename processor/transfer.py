@@ -1,0 +1,262 @@
+"""Carries lost state from the ranks that have it to those that need it, by the controller's plan.
+
+A shard is one run of bytes: its tensors, one behind the other. A transfer moves a range of it in chunks, several under
+way at once, so that hashing and copying one chunk overlaps with the flight of the next. A chunk inside one tensor is
+sent from, and received into, the tensor's own memory.
+
+Why it cannot deadlock: everything small (headers, own states) is sent first, and no rank waits before it has sent all of
+its own. The ranges then move in rounds: in round k each rank goes through its transfers in the one global order, waits
+for chunk k and posts chunk k + IN_FLIGHT. Whoever waits for another rank is therefore at least IN_FLIGHT rounds ahead of
+it, which cannot hold around a circle; and two transfers between one pair are posted in the same order at both ends.
+
+Every wait ends with the communicator's own deadline, or when it is aborted.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import xxhash
+
+from ..protocol.errors import ChecksumMismatch, RecoveryError, StateLost
+from ..protocol.types import OwnStateTransfer, RepairPart, ShardTransfer
+from . import tree
+from .chunks import CHUNK_BYTES, Chunk, ShardMemory, cut
+from .lifecycle import Framework, OpenShard
+
+IN_FLIGHT = 3  # chunks of one transfer under way at once
+
+ReadOwnState = Callable[[int, int], bytes | None]
+
+
+class Handle(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> Any:
+        """Return when it is done; raises when it failed or was aborted."""
+        ...
+
+
+class Links(Protocol):
+    """What a transfer needs of a communicator."""
+
+    def isend(self, tensor: torch.Tensor, rank: int) -> Handle:
+        """Start sending a CPU tensor."""
+        ...
+
+    def irecv(self, tensor: torch.Tensor, rank: int) -> Handle:
+        """Start receiving into a CPU tensor."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Transferred:
+    """What came in: bytes of shards and own states, and this rank's own state if the plan had it brought."""
+
+    bytes_received: int
+    own_state: bytes | None
+
+
+def run_transfers(
+    part: RepairPart, *, rank: int, framework: Framework, links: Links, read_own_state: ReadOwnState
+) -> Transferred:
+    """Carry out this rank's part of the plan. Runs in repair, in the train thread, on all ranks that have a part.
+
+    `read_own_state(rank, step)` reads a copy of a rank's own state from the black box here. Shards that arrived whole
+    are adopted before this returns. Raises ChecksumMismatch (naming shard, range and source), StateLost when a copy that
+    the plan counts on is gone, RecoveryError when plan and shard do not fit, and whatever the links raise.
+    """
+    transfers = sorted(part.transfers, key=lambda t: (t.shard_id, t.destination, t.offset_bytes, t.source))
+    own_states = sorted(part.own_states, key=lambda t: (t.rank, t.source))
+    letters = _Letters(rank, links)
+    opened = {t.shard_id: framework.open_shard(t.shard_id) for t in transfers if t.source == rank}
+    # The header comes from whoever sends the first byte; a part holds this rank's transfers only, so it must be a rule.
+    headers = [t for t in transfers if t.offset_bytes == 0]
+    for transfer in headers:
+        if transfer.source == rank:
+            letters.send(opened[transfer.shard_id].header, transfer.destination)
+    own = _own_states(own_states, rank, part.target_step, letters, read_own_state)
+    accepted = {
+        t.shard_id: framework.accept_shard(t.shard_id, letters.receive(t.source, f"the header of shard {t.shard_id!r}"))
+        for t in headers
+        if t.destination == rank
+    }
+    for item in own_states:
+        if item.rank == rank and item.source != rank:
+            own = letters.receive(item.source, f"the own state of rank {rank}")
+    letters.finish()
+    received = _move(transfers, rank, links, opened, accepted)
+    for shard_id, shard in accepted.items():
+        framework.adopt_shard(shard_id, shard)
+    return Transferred(received + letters.bytes_received, own)
+
+
+def _own_states(
+    items: Sequence[OwnStateTransfer], rank: int, step: int, letters: "_Letters", read: ReadOwnState
+) -> bytes | None:
+    """Send the own states that others lost; return this rank's own if it is here."""
+    mine = None
+    for item in items:
+        if item.source != rank:
+            continue
+        blob = read(item.rank, step)
+        if blob is None:
+            raise StateLost(
+                f"the plan takes rank {item.rank}'s own state after {step} updates from the black box of rank {rank}, "
+                "but it is not there, or was torn while it was written"
+            )
+        if item.rank == rank:
+            mine = blob
+        else:
+            letters.send(blob, item.rank)
+    return mine
+
+
+class _Letters:
+    """Small messages of unknown length: size and checksum go ahead of each."""
+
+    def __init__(self, rank: int, links: Links) -> None:
+        self._rank = rank
+        self._links = links
+        self._sent: list[tuple[Handle, torch.Tensor]] = []
+        self.bytes_received = 0
+
+    def send(self, data: bytes, rank: int) -> None:
+        """Start sending; never waits."""
+        head = torch.tensor([len(data), _signed(xxhash.xxh3_64_intdigest(data))], dtype=torch.int64)
+        body = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)
+        for tensor in (head, body):
+            self._sent.append((self._links.isend(tensor, rank), tensor))
+
+    def receive(self, rank: int, what: str) -> bytes:
+        """Return what `rank` sends next. Raises ChecksumMismatch."""
+        head = torch.empty(2, dtype=torch.int64)
+        self._links.irecv(head, rank).wait()
+        length, digest = head.tolist()
+        body = torch.empty(max(length, 1), dtype=torch.uint8)
+        self._links.irecv(body, rank).wait()
+        data = body.numpy().tobytes()[:length]
+        self.bytes_received += length
+        if _signed(xxhash.xxh3_64_intdigest(data)) != digest:
+            raise ChecksumMismatch(f"{what}, {length} bytes from rank {rank} to rank {self._rank}, arrived changed")
+        return data
+
+    def finish(self) -> None:
+        """Wait until everything sent has left."""
+        for handle, _ in self._sent:
+            handle.wait()
+        self._sent.clear()
+
+
+class _Range:
+    """One transfer under way: its chunks in order, then a message with the checksum over them."""
+
+    def __init__(self, transfer: ShardTransfer, rank: int, links: Links, memory: ShardMemory) -> None:
+        self.transfer = transfer
+        self.matches = True
+        self._sending = transfer.source == rank
+        self._peer = transfer.destination if self._sending else transfer.source
+        self._links = links
+        self._memory = memory
+        self._chunks = cut(memory.sizes, transfer.offset_bytes, transfer.length_bytes)
+        self._hash = xxhash.xxh3_64()
+        self._digest = torch.empty(1, dtype=torch.int64)
+        self._staging: dict[int, torch.Tensor] = {}
+        self._pending: dict[int, tuple[Handle, torch.Tensor]] = {}
+
+    @property
+    def rounds(self) -> int:
+        """How many messages there are: chunks, and the checksum."""
+        return len(self._chunks) + 1
+
+    def post(self, index: int) -> None:
+        """Start message `index`, if there is one."""
+        if index >= self.rounds:
+            return
+        if index == len(self._chunks):
+            if self._sending:
+                self._digest[0] = _signed(self._hash.intdigest())
+            self._start(index, self._digest)
+            return
+        chunk = self._chunks[index]
+        buffer = self._memory.direct(chunk)
+        if buffer is None:
+            buffer = self._stage(index, chunk)
+            if self._sending:
+                self._memory.gather(chunk, buffer)
+        if self._sending:
+            self._hash.update(tree.memory_of(buffer))
+        self._start(index, buffer)
+
+    def complete(self, index: int) -> None:
+        """Wait for message `index`, if there is one, and take it in."""
+        if index >= self.rounds:
+            return
+        handle, buffer = self._pending.pop(index)
+        handle.wait()
+        if self._sending:
+            return
+        if index == len(self._chunks):
+            self.matches = int(self._digest[0]) == _signed(self._hash.intdigest())
+            return
+        chunk = self._chunks[index]
+        self._hash.update(tree.memory_of(buffer))
+        if self._memory.direct(chunk) is None:
+            self._memory.scatter(chunk, buffer)
+
+    def _start(self, index: int, buffer: torch.Tensor) -> None:
+        start = self._links.isend if self._sending else self._links.irecv
+        self._pending[index] = (start(buffer, self._peer), buffer)
+
+    def _stage(self, index: int, chunk: Chunk) -> torch.Tensor:
+        # Message `index - IN_FLIGHT` is done when this one is posted, so its buffer is free.
+        place = index % IN_FLIGHT
+        if place not in self._staging:
+            self._staging[place] = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
+        return self._staging[place][: chunk.length]
+
+
+def _move(
+    transfers: Sequence[ShardTransfer],
+    rank: int,
+    links: Links,
+    opened: dict[str, OpenShard],
+    accepted: dict[str, OpenShard],
+) -> int:
+    """Move all ranges, in rounds; return the bytes that came in. A wrong checksum is raised when all are done."""
+    sources = {shard_id: ShardMemory(shard.tensors) for shard_id, shard in opened.items()}
+    targets = {shard_id: ShardMemory(shard.tensors) for shard_id, shard in accepted.items()}
+    _covered(transfers, rank, targets)
+    ranges = [
+        _Range(t, rank, links, sources[t.shard_id] if t.source == rank else targets[t.shard_id]) for t in transfers
+    ]
+    for index in range(IN_FLIGHT):
+        for item in ranges:
+            item.post(index)
+    for index in range(max((item.rounds for item in ranges), default=0)):
+        for item in ranges:
+            item.complete(index)
+            item.post(index + IN_FLIGHT)
+    for item in ranges:
+        if not item.matches:
+            t = item.transfer
+            raise ChecksumMismatch(
+                f"shard {t.shard_id!r}, bytes {t.offset_bytes} to {t.offset_bytes + t.length_bytes}, arrived at rank "
+                f"{rank} from rank {t.source} with another checksum than it was sent with"
+            )
+    return sum(t.length_bytes for t in transfers if t.destination == rank)
+
+
+def _covered(transfers: Sequence[ShardTransfer], rank: int, targets: dict[str, ShardMemory]) -> None:
+    for shard_id, memory in targets.items():
+        planned = sum(t.length_bytes for t in transfers if t.destination == rank and t.shard_id == shard_id)
+        if planned != memory.size_bytes:
+            raise RecoveryError(
+                f"the repair plan moves {planned} bytes of shard {shard_id!r} to rank {rank}, but its source says that "
+                f"it has {memory.size_bytes}; do all ranks hold the same state?"
+            )
+
+
+def _signed(digest: int) -> int:
+    return digest - 2**64 if digest >= 2**63 else digest

@@ -1,0 +1,327 @@
+"""The black box of a rank: a few pages of shared memory that outlive its process.
+
+A process that is killed says nothing. What must be known of it afterwards, and of a process that hangs, is
+therefore written where its agent can read it without asking: the step clock, and the small state that was the
+rank's alone. The agent creates one memfd per rank, keeps it over restarts, and passes the descriptor to every
+process that holds the rank.
+
+Layout, native byte order and alignment (both ends are on one machine)::
+
+    0      identity    magic, layout version, rank, capacity of a slot
+    64     progress    sequence, pid, incarnation, generation, step, activity, collectives,
+                       activity_began_s, step_began_s, median_step_s: ten words of 8 bytes
+    256    4 slots     own, own, ward, ward; each a header of 64 bytes and the capacity
+           header      state, rank, step, length, write number, xxh3 of (rank, step, blob)
+
+One thread writes at a time. Each word is stored whole, and the sequence is odd while several of them change,
+so that a reader sees when it has to look again. A slot's header is written after its data and carries the
+checksum: a write that was cut short is never taken for a copy.
+"""
+
+import contextlib
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple, Self
+
+import xxhash
+
+from .errors import AgentError, RecoveryError
+from .types import Activity, OwnStateCopy, RankProgress
+
+_MAGIC = 0x6D69_6473_7465_7031
+_VERSION = 1
+_IDENTITY = struct.Struct("@4q")
+_PROGRESS_BYTES = 64
+_PROGRESS = struct.Struct("@7q3d")
+_PROGRESS_FIELDS = struct.Struct("@6q3d")
+_SLOTS_BYTES = 256
+_SLOT_HEADER_BYTES = 64
+_SLOT_HEADER = struct.Struct("@5qQ")
+_SLOT_KEY = struct.Struct("@2q")
+_WORD_BYTES = 8
+_SLOT_EMPTY, _SLOT_WRITTEN = 0, 1
+_READ_TRIES = 100
+
+# Where each word of the progress area lies, in words from the start of the memory.
+_SEQUENCE = _PROGRESS_BYTES // _WORD_BYTES
+_ACTIVITY = _SEQUENCE + 5
+_COLLECTIVES = _SEQUENCE + 6
+_ACTIVITY_BEGAN = _SEQUENCE + 7
+
+_ACTIVITIES = tuple(Activity)
+_ACTIVITY_CODES = {activity: code for code, activity in enumerate(_ACTIVITIES, start=1)}
+_OWN_SLOTS = (0, 1)
+_WARD_SLOTS = (2, 3)
+
+
+class _SlotHeader(NamedTuple):
+    """One slot's header as it was read."""
+
+    state: int
+    rank: int
+    step: int
+    length: int
+    number: int
+    checksum: int
+
+    def holds(self, rank: int, step: int) -> bool:
+        return self.state == _SLOT_WRITTEN and (self.rank, self.step) == (rank, step)
+
+
+class BlackBox:
+    """Shared memory of one rank. The agent creates it and reads; the training process attaches and writes.
+
+    Progress is written by the train thread all through a step and costs about a microsecond. Own states are
+    written at `ready(s)`, read in repair. Nothing here blocks.
+    """
+
+    def __init__(self, fd: int, memory: mmap.mmap, rank: int, capacity_bytes: int) -> None:
+        self._fd = fd
+        self._memory = memory
+        self._bytes = memoryview(memory)
+        self._words = self._bytes.cast("q")
+        self._floats = self._bytes.cast("d")
+        self.rank = rank
+        self.capacity_bytes = capacity_bytes
+
+    @classmethod
+    def create(cls, rank: int, capacity_bytes: int) -> Self:
+        """Make the black box of `rank` with slots of `capacity_bytes`. Runs in the agent, once per rank and
+        node.
+        """
+        fd = os.memfd_create(f"midstep-rank-{rank}", os.MFD_CLOEXEC)
+        try:
+            size = _SLOTS_BYTES + 4 * _slot_bytes(capacity_bytes)
+            os.ftruncate(fd, size)
+            memory = mmap.mmap(fd, size)
+        except OSError as error:
+            os.close(fd)
+            raise AgentError(
+                f"no shared memory for the black box of rank {rank} ({capacity_bytes} bytes a slot): {error}"
+            ) from error
+        _IDENTITY.pack_into(memory, 0, _MAGIC, _VERSION, rank, capacity_bytes)
+        return cls(fd, memory, rank, capacity_bytes)
+
+    @classmethod
+    def attach(cls, fd: int) -> Self:
+        """Map the black box behind `fd`, which this object owns from then on. Runs in a training process at
+        its start.
+
+        Raises AgentError when the descriptor is no black box of this version.
+        """
+        try:
+            size = os.fstat(fd).st_size
+            memory = mmap.mmap(fd, size)
+        except (OSError, ValueError) as error:
+            raise AgentError(f"descriptor {fd} cannot be mapped as a black box: {error}") from error
+        if size >= _SLOTS_BYTES:
+            magic, version, rank, capacity_bytes = _IDENTITY.unpack_from(memory, 0)
+            expected = _SLOTS_BYTES + 4 * _slot_bytes(max(0, capacity_bytes))
+            if (magic, version, expected) == (_MAGIC, _VERSION, size):
+                return cls(fd, memory, rank, capacity_bytes)
+        memory.close()
+        raise AgentError(
+            f"descriptor {fd} is no black box of layout {_VERSION}; agent and training process must run one "
+            "version of midstep"
+        )
+
+    @property
+    def fd(self) -> int:
+        """The descriptor to pass on; it stays this object's."""
+        return self._fd
+
+    def close(self) -> None:
+        """Unmap the memory and close the descriptor. It lives on as long as somebody else has it open.
+        Idempotent.
+        """
+        if self._fd < 0:
+            return
+        self._floats.release()
+        self._words.release()
+        self._bytes.release()
+        self._memory.close()
+        os.close(self._fd)
+        self._fd = -1
+
+    # --- the step clock ------------------------------------------------------------
+
+    def write_progress(
+        self,
+        *,
+        pid: int,
+        incarnation: int,
+        generation: int,
+        step: int,
+        activity: Activity,
+        collectives: int,
+        activity_began_s: float,
+        step_began_s: float,
+        median_step_s: float,
+    ) -> None:
+        """Write the whole step clock; `*_began_s` are seconds of the monotonic clock. Runs at the start of a
+        step.
+        """
+        with self._changing():
+            _PROGRESS_FIELDS.pack_into(
+                self._memory,
+                _PROGRESS_BYTES + _WORD_BYTES,
+                pid,
+                incarnation,
+                generation,
+                step,
+                _ACTIVITY_CODES[activity],
+                collectives,
+                activity_began_s,
+                step_began_s,
+                median_step_s,
+            )
+
+    def set_activity(self, activity: Activity, now_s: float) -> None:
+        """The train thread does something else from `now_s` (monotonic) on."""
+        sequence = self._words[_SEQUENCE] | 1
+        self._words[_SEQUENCE] = sequence
+        self._words[_ACTIVITY] = _ACTIVITY_CODES[activity]
+        self._floats[_ACTIVITY_BEGAN] = now_s
+        self._words[_SEQUENCE] = sequence + 1
+
+    def set_collectives(self, count: int) -> None:
+        """The train thread has entered `count` collectives in this generation."""
+        self._words[_COLLECTIVES] = count
+
+    def read_progress(self, now_s: float) -> RankProgress | None:
+        """Read the step clock at `now_s` (monotonic); None when it was never written.
+
+        A writer that was stopped or killed between two words leaves them as they are: the answer is then the
+        words as they stand, since the clock of a process that hangs is what is wanted most.
+        """
+        fields = _PROGRESS.unpack_from(self._memory, _PROGRESS_BYTES)
+        for _ in range(_READ_TRIES):
+            again = _PROGRESS.unpack_from(self._memory, _PROGRESS_BYTES)
+            if fields == again and not fields[0] & 1:
+                break
+            fields = again
+        _, _, incarnation, generation, step, code, collectives, activity_began, step_began, median = fields
+        if not 1 <= code <= len(_ACTIVITIES):
+            return None
+        return RankProgress(
+            rank=self.rank,
+            incarnation=incarnation,
+            generation=generation,
+            step=step,
+            activity=_ACTIVITIES[code - 1],
+            collectives=collectives,
+            activity_age_s=max(0.0, now_s - activity_began),
+            step_age_s=max(0.0, now_s - step_began),
+            median_step_s=median,
+        )
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        # A predecessor may have died with the sequence odd; `| 1` begins from either.
+        sequence = self._words[_SEQUENCE] | 1
+        self._words[_SEQUENCE] = sequence
+        yield
+        self._words[_SEQUENCE] = sequence + 1
+
+    # --- own states ------------------------------------------------------------
+
+    def write_own(self, step: int, blob: bytes) -> None:
+        """Keep the own state of this rank as of `step` committed updates, in place of the older of the two
+        kept.
+
+        Copies of later steps are dropped: they belong to updates that were rolled back. Raises RecoveryError
+        when the blob is bigger than a slot.
+        """
+        self._write(_OWN_SLOTS, self.rank, step, blob)
+
+    def write_ward(self, rank: int, step: int, blob: bytes) -> None:
+        """Keep a copy of the own state of `rank`, for which this rank is the buddy. Else as `write_own`."""
+        self._write(_WARD_SLOTS, rank, step, blob)
+
+    def read_own(self, step: int) -> bytes | None:
+        """Read this rank's own state as of `step`; None when no whole copy of it is here."""
+        return self._read(_OWN_SLOTS, self.rank, step)
+
+    def read_ward(self, rank: int, step: int) -> bytes | None:
+        """Read the copy of `rank`'s own state as of `step`; None when no whole copy of it is here."""
+        return self._read(_WARD_SLOTS, rank, step)
+
+    def copies(self) -> tuple[OwnStateCopy, ...]:
+        """Name the own states that can be read here whole, this rank's and its ward's. For barrier one."""
+        found = []
+        for slot in _OWN_SLOTS + _WARD_SLOTS:
+            header = self._header(slot)
+            if header.state == _SLOT_WRITTEN and self._blob(slot, header) is not None:
+                found.append(OwnStateCopy(rank=header.rank, step=header.step))
+        return tuple(sorted(found, key=lambda copy: (copy.rank, copy.step)))
+
+    def _write(self, slots: tuple[int, ...], rank: int, step: int, blob: bytes) -> None:
+        if len(blob) > self.capacity_bytes:
+            raise RecoveryError(
+                f"the own state of rank {rank} at step {step} takes {len(blob)} bytes, and a slot of "
+                f"the black box {self.capacity_bytes}; raise `black_box_bytes` in the policy, or register "
+                "less as a rank's own"
+            )
+        headers = {slot: self._header(slot) for slot in slots}
+        number = 1 + max(header.number for header in headers.values())
+        slot = min(slots, key=lambda each: _worth(headers[each], rank, step))
+        self._set_state(slot, _SLOT_EMPTY)
+        start = self._slot_start(slot)
+        data = start + _SLOT_HEADER_BYTES
+        self._bytes[data : data + len(blob)] = blob
+        checksum = _checksum(rank, step, blob)
+        _SLOT_HEADER.pack_into(self._memory, start, _SLOT_WRITTEN, rank, step, len(blob), number, checksum)
+        for other, header in headers.items():
+            if other != slot and header.step > step:
+                self._set_state(other, _SLOT_EMPTY)
+
+    def _read(self, slots: tuple[int, ...], rank: int, step: int) -> bytes | None:
+        for slot in slots:
+            header = self._header(slot)
+            if header.holds(rank, step):
+                blob = self._blob(slot, header)
+                if blob is not None:
+                    return blob
+        return None
+
+    def _header(self, slot: int) -> _SlotHeader:
+        return _SlotHeader._make(_SLOT_HEADER.unpack_from(self._memory, self._slot_start(slot)))
+
+    def _blob(self, slot: int, header: _SlotHeader) -> bytes | None:
+        """Return the slot's bytes if they are what its header says, else None."""
+        if not 0 <= header.length <= self.capacity_bytes:
+            return None
+        data = self._slot_start(slot) + _SLOT_HEADER_BYTES
+        blob = bytes(self._bytes[data : data + header.length])
+        return blob if _checksum(header.rank, header.step, blob) == header.checksum else None
+
+    def _set_state(self, slot: int, state: int) -> None:
+        self._words[self._slot_start(slot) // _WORD_BYTES] = state
+
+    def _slot_start(self, slot: int) -> int:
+        return _SLOTS_BYTES + slot * _slot_bytes(self.capacity_bytes)
+
+
+def _slot_bytes(capacity_bytes: int) -> int:
+    """Size of a slot with its header, rounded up so that the next header is aligned to it."""
+    return _SLOT_HEADER_BYTES + -(-capacity_bytes // _SLOT_HEADER_BYTES) * _SLOT_HEADER_BYTES
+
+
+def _checksum(rank: int, step: int, blob: bytes) -> int:
+    digest = xxhash.xxh3_64(_SLOT_KEY.pack(rank, step))
+    digest.update(blob)
+    return digest.intdigest()
+
+
+def _worth(header: _SlotHeader, rank: int, step: int) -> tuple[int, int]:
+    """Order slots by what is given up first: the same step, an empty one or another rank's, the older write.
+
+    The same step comes first so that no second copy of it, outdated, stays behind.
+    """
+    if header.holds(rank, step):
+        return (0, header.number)
+    if header.state != _SLOT_WRITTEN or header.rank != rank:
+        return (1, header.number)
+    return (2, header.number)

@@ -1,0 +1,91 @@
+"""How an envelope becomes bytes and bytes become an envelope.
+
+One place for the format, its version and its size limit, so that whatever arrives is either a well-formed
+`Envelope` or one of two errors. Nothing of a message is ever executed.
+"""
+
+from typing import Any
+
+import msgspec
+
+from .errors import MalformedMessage, OversizedMessage
+from .messages import Envelope
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """The first field of every envelope, in this version and in every other one."""
+
+    version: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
+def encode(envelope: Envelope) -> bytes:
+    """Turn `envelope` into bytes.
+
+    Text that is no valid Unicode (a file name in an error's text, say) is escaped: no fault report is lost for it.
+
+    Raises:
+        OversizedMessage: the bytes would exceed `MAX_MESSAGE_BYTES`; nobody would take them.
+        MalformedMessage: a field holds what the format cannot carry.
+    """
+    try:
+        data = _encoder.encode(envelope)
+    except UnicodeEncodeError:
+        data = _encoder.encode(_escaped(msgspec.to_builtins(envelope)))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MalformedMessage(
+            f"a {type(envelope.body).__name__} for {envelope.receiver} cannot be encoded: {error}. "
+            "It was not sent; this is a mistake of the sender."
+        ) from error
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise OversizedMessage(
+            f"a {type(envelope.body).__name__} for {envelope.receiver} has {len(data)} bytes; "
+            f"the limit is {MAX_MESSAGE_BYTES}. It was not sent."
+        )
+    return data
+
+
+def decode(data: bytes) -> Envelope:
+    """Turn bytes from the wire into an envelope.
+
+    Whether the envelope is for this process, from this job and not old is for `Mailbox.take` to say.
+
+    Raises:
+        OversizedMessage: there are more than `MAX_MESSAGE_BYTES` of them.
+        MalformedMessage: they are no envelope of this protocol version.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise OversizedMessage(f"{len(data)} bytes arrived as one message; the limit is {MAX_MESSAGE_BYTES}.")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise MalformedMessage(f"{len(data)} bytes are no message{_version_hint(data)}: {error}.") from error
+
+
+def _version_hint(data: bytes) -> str:
+    """Say whether the sender speaks another version: of all malformed bytes, those have an easy remedy."""
+    try:
+        version = _head_decoder.decode(data).version
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError):
+        return ""
+    if version == PROTOCOL_VERSION:
+        return ""
+    return f" of protocol version {PROTOCOL_VERSION} but of {version} (install the same midstep on every node)"
+
+
+def _escaped(value: Any) -> Any:
+    """Copy plain data with every lone surrogate in its text written out as an escape."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(item) for item in value]
+    return value

@@ -1,0 +1,66 @@
+"""Where sockets listen: TCP anywhere, unix sockets only where nobody else can reach them.
+
+A unix socket has no keys: the permissions of its directory and file are what keeps others out.
+"""
+
+import os
+import resource
+import socket
+import stat
+from pathlib import Path
+
+from .errors import ConfigurationError
+
+_MAX_IPC_PATH_BYTES = 100
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_DIRECTORY_MODE = 0o700
+_PROBE_S = 1.0
+_IPC = "ipc://"
+_TCP = "tcp://"
+
+
+def ipc_path(endpoint: str) -> Path | None:
+    """Return the path of a unix socket; None for TCP."""
+    if endpoint.startswith(_TCP):
+        return None
+    path = endpoint.removeprefix(_IPC)
+    if not endpoint.startswith(_IPC) or not path.startswith("/"):
+        raise ConfigurationError(f"{endpoint} is no endpoint: write tcp://host:port or ipc:///absolute/path.")
+    if len(os.fsencode(path)) > _MAX_IPC_PATH_BYTES:
+        raise ConfigurationError(
+            f"the path {path} is longer than the {_MAX_IPC_PATH_BYTES} bytes that fit a unix socket: "
+            "choose a shorter run directory."
+        )
+    return Path(path)
+
+
+def prepare_ipc(path: Path) -> None:
+    """Make sure that nobody else can reach a socket file: its directory is the owner's alone."""
+    folder = path.parent
+    try:
+        folder.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise ConfigurationError(f"the directory {folder} of a socket cannot be made: {error}.") from error
+    if status.st_uid != os.getuid() or status.st_mode & _OTHERS:
+        raise ConfigurationError(
+            f"{folder} is open to others (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}): "
+            "a socket in it would be too. chmod 700 it, or choose another run directory."
+        )
+    # Binding takes the path away from whoever has it; only a dead process's leftover may be taken.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be examined: {error}. Remove it.") from error
+    raise ConfigurationError(f"another process listens at {path}: is the job running already?")
+
+
+def allow_many_connections() -> None:
+    """Raise this process's limit of open files as far as it may: every client takes one, and zmq spins without."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,14 @@
+"""The environment variables through which an agent tells a training process what it is."""
+
+JOB = "MIDSTEP_JOB"
+NODE = "MIDSTEP_NODE"
+AGENT_SOCKET = "MIDSTEP_AGENT_SOCKET"  # endpoint of the agent's socket for its processors, ipc://...
+GENERATION = "MIDSTEP_GENERATION"
+INCARNATION = "MIDSTEP_INCARNATION"
+SEATED = "MIDSTEP_SEATED"  # "1": the world starts together, so the process groups can be built at once
+BLACK_BOX_FD = "MIDSTEP_BLACK_BOX_FD"
+SETTINGS = "MIDSTEP_SETTINGS"  # JobSettings as JSON
+JOB_DIRECTORY = "MIDSTEP_JOB_DIRECTORY"
+STORE = "MIDSTEP_STORE"  # host:port of the rendezvous store of the generation
+STARTED_S = "MIDSTEP_STARTED_S"  # wall-clock seconds at which the agent began to start the process
+FAULTS = "MIDSTEP_FAULTS"  # a JSON list of ArmedFault, for tests and demonstrations

@@ -1,0 +1,128 @@
+"""An asyncio end of the wire to the controller: one mailbox, one dealer socket, one timer.
+
+Agents and platforms are built on it. They post reports and are handed commands; numbers, resends and
+acknowledgements happen here.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from .codec import decode, encode
+from .errors import MailboxFull, WireError
+from .mailbox import Mailbox
+from .messages import Envelope, Message
+from .transport import DealerSocket, Received
+from .types import CONTROLLER
+
+_log = logging.getLogger(__name__)
+
+
+class ControllerLink:
+    """Talks to the controller for one address. Belongs to the running loop.
+
+    `on_command` gets each envelope once; it is acknowledged before, since a command lost with this process is
+    noticed by the process's end. `on_new_controller` is called when a controller is heard for the first time,
+    or a new one. `on_foreign` gets envelopes for other addresses (an agent's ranks) with their bytes; without
+    it they are refused.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        socket: DealerSocket,
+        *,
+        on_command: Callable[[Envelope], None],
+        on_new_controller: Callable[[], None],
+        on_foreign: Callable[[Envelope, bytes], None] | None = None,
+    ) -> None:
+        self.mailbox = mailbox
+        self._socket = socket
+        self._on_command = on_command
+        self._on_new_controller = on_new_controller
+        self._on_foreign = on_foreign
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        socket.attach(self._loop, self._received)
+
+    def post(self, body: Message, *, reliable: bool = True) -> None:
+        """Send a report to the controller; a reliable one until it is acknowledged."""
+        if self._closed:
+            return
+        try:
+            envelope = self.mailbox.post(body, CONTROLLER, time.monotonic(), reliable=reliable)
+        except MailboxFull as error:
+            # Thousands of unacknowledged reports: there has been no controller for long. NodeJoined tells the next one
+            # what runs here.
+            _log.error("a report is lost: %s", error)
+            return
+        self._send(envelope)
+        self._schedule()
+
+    def forward(self, data: bytes) -> None:
+        """Send bytes of somebody else's envelope on, unchanged."""
+        if not self._closed:
+            self._socket.send(data)
+
+    def close(self) -> None:
+        """Stop talking. Idempotent."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._socket.close()
+
+    def _send(self, envelope: Envelope) -> None:
+        try:
+            self._socket.send(encode(envelope))
+        except WireError as error:
+            _log.error("a %s is lost: %s", type(envelope.body).__name__, error)
+
+    def _received(self, batch: list[Received]) -> None:
+        for message in batch:
+            if self._closed:
+                return
+            try:
+                envelope = decode(message.data)
+            except WireError as error:
+                self.mailbox.refused["malformed"] += 1
+                _log.warning("refused: %s", error)
+                continue
+            if envelope.receiver != self.mailbox.address and self._on_foreign is not None:
+                self._on_foreign(envelope, message.data)
+            else:
+                self._take(envelope)
+        self._schedule()
+
+    def _take(self, envelope: Envelope) -> None:
+        taken = self.mailbox.take(envelope, time.monotonic())
+        if taken.reply is not None:
+            self._send(taken.reply)
+        if taken.new_session and envelope.sender == CONTROLLER:
+            self._on_new_controller()
+        if taken.deliver:
+            if envelope.number:
+                self._send(self.mailbox.acknowledge(envelope))
+            self._on_command(envelope)
+
+    def _resend(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for envelope in self.mailbox.due(now):
+            self._send(envelope)
+        for envelope in self.mailbox.undeliverable(now):
+            _log.error("nobody took a %s in; it is given up", type(envelope.body).__name__)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        due_s = self.mailbox.next_due()
+        if self._closed or due_s is None:
+            return
+        if self._timer is not None:
+            if self._timer.when() <= self._loop.time() + max(0.0, due_s - time.monotonic()):
+                return
+            self._timer.cancel()
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self._timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._resend)

@@ -1,0 +1,301 @@
+"""What makes a lossy wire reliable: numbers, acknowledgements, resends, and each message at most once.
+
+One mailbox per process. It holds no clock and does no I/O: time is an argument, and whoever owns the socket sends
+what comes out and hands in what arrived. So losses, duplicates and reorderings can be tried out exactly, from a seed.
+
+Numbers run per receiver, without gaps: that is what lets a receiver tell every new message from every repeated one
+in bounded memory (see `dedup`). Order is not promised: commands carry their generation.
+"""
+
+import enum
+import heapq
+import math
+from collections import Counter
+
+import msgspec
+
+from .codec import PROTOCOL_VERSION
+from .dedup import WINDOW, SenderMemory
+from .errors import ConfigurationError, MailboxFull
+from .messages import Ack, Envelope, Message
+from .types import CONTROLLER
+
+MAX_SENDERS = 65_536
+_BACKOFF = 2.0
+
+
+class Refusal(enum.StrEnum):
+    """Why an envelope was not delivered. These are the keys of `Mailbox.refused`."""
+
+    WRONG_VERSION = "wrong version"
+    WRONG_JOB = "wrong job"
+    WRONG_RECEIVER = "wrong receiver"
+    OWN_ADDRESS = "own address"  # somebody else uses the name of this process
+    NEGATIVE = "negative number"
+    OLD_TERM = "old term"
+    STALE_SESSION = "stale session"
+    TOO_MANY_SENDERS = "too many senders"
+    DUPLICATE = "duplicate"  # normal on a lossy wire
+    UNKNOWN_ACK = "acknowledges another session"
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What became of an envelope that arrived.
+
+    `reply`, if there is one, must be sent now. `new_session`: the first word of this session of its sender, so the
+    sender is new or has been restarted.
+    """
+
+    deliver: bool
+    refused: str | None = None
+    reply: Envelope | None = None
+    new_session: bool = False
+
+
+class _Outgoing:
+    """A message that nobody has acknowledged yet."""
+
+    __slots__ = ("due_s", "envelope", "give_up_s", "sent_s", "wait_s")
+
+    def __init__(self, envelope: Envelope, now: float, wait_s: float, give_up_s: float) -> None:
+        self.envelope = envelope
+        self.sent_s = now
+        self.wait_s = wait_s
+        self.give_up_s = give_up_s
+        self.due_s = now + wait_s
+
+
+class Mailbox:
+    """The reliable end of the wire of one process.
+
+    `term` and `generation` are stamped on what is posted. What arrives from the controller raises them; the controller
+    sets its own. Times are seconds on any clock that does not go back. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        address: str,
+        session: int,
+        retry_s: float = 0.5,
+        retry_max_s: float = 5.0,
+        give_up_s: float = 600.0,
+        capacity: int = 10_000,
+    ) -> None:
+        if not 0 < retry_s <= retry_max_s or give_up_s <= 0 or capacity < 1:
+            raise ConfigurationError(
+                f"a mailbox needs 0 < retry_s <= retry_max_s, give_up_s > 0 and capacity >= 1, "
+                f"not {retry_s}, {retry_max_s}, {give_up_s} and {capacity}."
+            )
+        self.job = job
+        self.address = address
+        self.session = session
+        self.term = 0
+        self.generation = 0
+        self.refused: Counter[str] = Counter()
+        self._retry_s = retry_s
+        self._retry_max_s = retry_max_s
+        self._give_up_s = give_up_s
+        self._capacity = capacity
+        self._last_number: dict[str, int] = {}
+        self._outgoing: dict[str, dict[int, _Outgoing]] = {}  # by receiver, then number, in order of number
+        self._outstanding = 0
+        self._timetable: list[tuple[float, str, int]] = []  # a heap; entries that no longer hold are skipped
+        self._give_up_from_s = math.inf  # nothing is given up before
+        self._senders: dict[str, SenderMemory] = {}
+
+    # --- sending ------------------------------------------------------------------------------------------------
+
+    def post(self, body: Message, receiver: str, now: float, *, reliable: bool = True) -> Envelope:
+        """Put a message into an envelope; the caller sends it at once.
+
+        A reliable one is kept, and comes out of `due` until it is acknowledged or given up; the first time `retry_s`
+        from now. An unreliable one (a heartbeat) has number 0 and is forgotten.
+
+        Raises:
+            MailboxFull: too much is unacknowledged, over all or for this receiver. Nothing was posted.
+        """
+        if not reliable:
+            return self._envelope(body, receiver, 0)
+        number = self._last_number.get(receiver, 0) + 1
+        waiting = self._outgoing.setdefault(receiver, {})
+        if self._outstanding >= self._capacity:
+            raise MailboxFull(
+                f"{self._outstanding} messages of {self.address} are unacknowledged, the limit is {self._capacity}; "
+                f"a {type(body).__name__} for {receiver} was not posted. Forget receivers that are gone."
+            )
+        if waiting and number - next(iter(waiting)) >= WINDOW:
+            raise MailboxFull(
+                f"{receiver} has not acknowledged message {next(iter(waiting))} and is {WINDOW} behind; "
+                f"a {type(body).__name__} was not posted. Forget receivers that are gone."
+            )
+        self._last_number[receiver] = number
+        outgoing = _Outgoing(self._envelope(body, receiver, number), now, self._retry_s, now + self._give_up_s)
+        waiting[number] = outgoing
+        self._give_up_from_s = min(self._give_up_from_s, outgoing.give_up_s)
+        self._outstanding += 1
+        self._schedule(outgoing)
+        return outgoing.envelope
+
+    def due(self, now: float) -> list[Envelope]:
+        """Return what must be sent again now. The waits double from `retry_s` to `retry_max_s`."""
+        ripe = []
+        while self._timetable and self._timetable[0][0] <= now:
+            outgoing = self._held(*heapq.heappop(self._timetable))
+            if outgoing is not None and outgoing.give_up_s > now:
+                ripe.append(outgoing)
+        for outgoing in ripe:
+            outgoing.sent_s = now
+            outgoing.wait_s = min(outgoing.wait_s * _BACKOFF, self._retry_max_s)
+            outgoing.due_s = now + outgoing.wait_s
+            self._schedule(outgoing)
+        return [outgoing.envelope for outgoing in ripe]
+
+    def next_due(self) -> float | None:
+        """Return when `due` or `undeliverable` may have something to say next; None: nothing is waiting."""
+        if not self._outstanding:
+            return None
+        while self._timetable and self._held(*self._timetable[0]) is None:
+            heapq.heappop(self._timetable)
+        return min(self._timetable[0][0], self._give_up_from_s) if self._timetable else self._give_up_from_s
+
+    def undeliverable(self, now: float) -> list[Envelope]:
+        """Return, once, what nobody has acknowledged for `give_up_s`; it is not sent any more."""
+        if now < self._give_up_from_s:
+            return []
+        given_up = []
+        self._give_up_from_s = math.inf
+        for waiting in self._outgoing.values():
+            for number, outgoing in list(waiting.items()):
+                if outgoing.give_up_s > now:
+                    self._give_up_from_s = min(self._give_up_from_s, outgoing.give_up_s)
+                    break
+                del waiting[number]
+                given_up.append(outgoing.envelope)
+        self._outstanding -= len(given_up)
+        return given_up
+
+    def forget(self, receiver: str) -> None:
+        """Drop what is unacknowledged for a receiver that is gone. Its numbers go on where they were."""
+        self._outstanding -= len(self._outgoing.pop(receiver, {}))
+
+    # --- receiving ----------------------------------------------------------------------------------------------
+
+    def take(self, envelope: Envelope, now: float) -> Taken:
+        """Judge an envelope that arrived. Never raises; what is refused is counted.
+
+        A message that is delivered is not acknowledged here: call `acknowledge` when it has been taken in (a
+        controller: when it is in the journal). A repeated one is answered at once if it was taken in, and not at all
+        before.
+        """
+        refusal = self._fault_of(envelope)
+        if refusal is not None:
+            return self._refuse(refusal)
+        sender = self._senders.get(envelope.sender)
+        new_session = sender is None or sender.session != envelope.session
+        if sender is None or new_session:
+            sender = self._senders[envelope.sender] = SenderMemory(envelope.session)
+            self._hurry(envelope.sender, now)
+        if envelope.sender == CONTROLLER:
+            self.term = max(self.term, envelope.term)
+            self.generation = max(self.generation, envelope.generation)
+        if isinstance(envelope.body, Ack):
+            return self._take_ack(envelope.sender, envelope.body, new_session)
+        if envelope.number and not sender.mark_taken(envelope.number):
+            self.refused[Refusal.DUPLICATE] += 1
+            known = sender.was_acknowledged(envelope.number)
+            return Taken(False, Refusal.DUPLICATE, self._ack(envelope) if known else None, new_session)
+        return Taken(True, new_session=new_session)
+
+    def acknowledge(self, envelope: Envelope) -> Envelope:
+        """Note that a delivered envelope has been taken in, and return the answer to send. Only for numbers above 0."""
+        sender = self._senders.get(envelope.sender)
+        if sender is not None and sender.session == envelope.session:
+            sender.mark_acknowledged(envelope.number)
+        return self._ack(envelope)
+
+    def remember(self, sender: str, session: int, number: int) -> None:
+        """Note that a message was taken in by an earlier life of this process. For a restart, from the journal."""
+        known = self._senders.get(sender)
+        if known is None or known.session < session:
+            known = self._senders[sender] = SenderMemory(session)
+        if known.session == session and number > 0:
+            known.mark_taken(number)
+            known.mark_acknowledged(number)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _envelope(self, body: Message, receiver: str, number: int) -> Envelope:
+        return Envelope(
+            version=PROTOCOL_VERSION,
+            job=self.job,
+            sender=self.address,
+            receiver=receiver,
+            term=self.term,
+            generation=self.generation,
+            session=self.session,
+            number=number,
+            body=body,
+        )
+
+    def _ack(self, envelope: Envelope) -> Envelope:
+        return self._envelope(Ack(session=envelope.session, number=envelope.number), envelope.sender, 0)
+
+    def _refuse(self, refusal: Refusal) -> Taken:
+        self.refused[refusal] += 1
+        return Taken(False, refusal)
+
+    def _fault_of(self, envelope: Envelope) -> Refusal | None:
+        """Say why the envelope must not even be looked into."""
+        wrong = {
+            Refusal.WRONG_VERSION: envelope.version != PROTOCOL_VERSION,
+            Refusal.WRONG_JOB: envelope.job != self.job,
+            Refusal.WRONG_RECEIVER: envelope.receiver != self.address,
+            Refusal.OWN_ADDRESS: envelope.sender == self.address,
+            Refusal.NEGATIVE: min(envelope.number, envelope.session, envelope.term, envelope.generation) < 0,
+            Refusal.OLD_TERM: envelope.sender == CONTROLLER and envelope.term < self.term,
+            Refusal.STALE_SESSION: self._is_stale(envelope),
+            Refusal.TOO_MANY_SENDERS: len(self._senders) >= MAX_SENDERS and envelope.sender not in self._senders,
+        }
+        return next((refusal for refusal, applies in wrong.items() if applies), None)
+
+    def _is_stale(self, envelope: Envelope) -> bool:
+        """Say whether a later session of the sender has been heard.
+
+        A controller of a higher term is never stale: a standby may have been started long before the one it replaces.
+        """
+        known = self._senders.get(envelope.sender)
+        if known is None or envelope.session >= known.session:
+            return False
+        return not (envelope.sender == CONTROLLER and envelope.term > self.term)
+
+    def _take_ack(self, sender: str, ack: Ack, new_session: bool) -> Taken:
+        if ack.session != self.session:
+            self.refused[Refusal.UNKNOWN_ACK] += 1
+            return Taken(False, Refusal.UNKNOWN_ACK, new_session=new_session)
+        # Without an entry it is the second answer to a message that was sent twice.
+        if self._outgoing.get(sender, {}).pop(ack.number, None) is not None:
+            self._outstanding -= 1
+        return Taken(False, new_session=new_session)
+
+    def _hurry(self, receiver: str, now: float) -> None:
+        """Start the waits for a receiver anew: it has just appeared, and may have missed everything before."""
+        for outgoing in self._outgoing.get(receiver, {}).values():
+            outgoing.wait_s = self._retry_s
+            due_s = max(now, outgoing.sent_s + self._retry_s)
+            if due_s < outgoing.due_s:
+                outgoing.due_s = due_s
+                self._schedule(outgoing)
+
+    def _schedule(self, outgoing: _Outgoing) -> None:
+        if len(self._timetable) > 2 * self._outstanding + 64:  # mostly entries of what has been acknowledged
+            self._timetable = [entry for entry in self._timetable if self._held(*entry) is not None]
+            heapq.heapify(self._timetable)
+        envelope = outgoing.envelope
+        heapq.heappush(self._timetable, (outgoing.due_s, envelope.receiver, envelope.number))
+
+    def _held(self, due_s: float, receiver: str, number: int) -> _Outgoing | None:
+        """Return the message of an entry of the timetable, unless it has been acknowledged or put off since."""
+        outgoing = self._outgoing.get(receiver, {}).get(number)
+        return outgoing if outgoing is not None and outgoing.due_s == due_s else None

@@ -1,0 +1,182 @@
+"""A zmq socket that never blocks and never misses that something has come.
+
+A zmq file descriptor is edge-triggered: it becomes readable when something *changes*, and both sending and
+receiving can use that change up. Waiting on the bare descriptor therefore hangs now and then. Two ways that do not:
+
+- asyncio: `socket.attach(loop, callback)`. The callback gets what arrived; sending re-checks by itself.
+- a plain thread: `wait(sockets, descriptors, timeout_s)`, then `receive()`. What is left is found by the next `wait`.
+
+Who adds the descriptor to a loop by hand calls `receive()` after every event *and after every send*, and again
+while `pending` is True.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+import zmq
+
+from .codec import MAX_MESSAGE_BYTES
+
+RECEIVE_LIMIT = 1_000  # messages per receive(), so that one caller's turn has an end
+RECEIVE_LIMIT_BYTES = 64 * 1024 * 1024
+HIGH_WATER_MARK = 10_000  # messages per peer
+_ENVELOPE_BYTES = 1024  # what CURVE adds to a message on the wire, generously
+_KEEPALIVE_IDLE_S = 30
+_KEEPALIVE_INTERVAL_S = 10
+_KEEPALIVE_PROBES = 3
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """One message. `identity`: whose connection it is, "" at a dealer. `user_id`: whose key it used, if any."""
+
+    identity: str
+    user_id: str | None
+    data: bytes
+
+
+Callback = Callable[[list[Received]], None]
+
+
+class NonblockingSocket:
+    """What both kinds of socket share: options, draining, the asyncio wiring. Belongs to one thread."""
+
+    def __init__(self, kind: int, context: Context | None) -> None:
+        self._refused: Counter[str] = Counter()
+        self._owns_context = context is None
+        self._context: Context = zmq.Context() if context is None else context
+        self._socket: zmq.Socket[bytes] = self._context.socket(kind)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._callback: Callback | None = None
+        self._check: asyncio.Handle | None = None
+        self._socket.linger = 0
+        self._socket.maxmsgsize = MAX_MESSAGE_BYTES + _ENVELOPE_BYTES
+        self._socket.set_hwm(HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_INTERVAL_S)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVE_PROBES)
+
+    @property
+    def raw(self) -> zmq.Socket[bytes]:
+        """The zmq socket, for a poller."""
+        return self._socket
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What was refused or dropped so far, by reason."""
+        return Counter(self._refused)
+
+    @property
+    def pending(self) -> bool:
+        """Whether `receive()` has something to do now. Asking does not use up what has come."""
+        events = cast(int, self._socket.getsockopt(zmq.EVENTS))
+        return bool(events & zmq.POLLIN or (self.wants_to_send and events & zmq.POLLOUT))
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Whether something waits here until the socket can send."""
+        return False
+
+    def fileno(self) -> int:
+        """Return the edge-triggered descriptor (see the module's text)."""
+        return self._socket.fileno()
+
+    def receive(self, limit: int = RECEIVE_LIMIT) -> list[Received]:
+        """Return what has arrived, without waiting. At most `limit` messages; look at `pending` for more."""
+        received: list[Received] = []
+        size = 0
+        for _ in range(limit):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            message = self._accept(frames)
+            if message is not None:
+                received.append(message)
+                size += len(message.data)
+                if size >= RECEIVE_LIMIT_BYTES:
+                    break
+        return received
+
+    def attach(self, loop: asyncio.AbstractEventLoop, callback: Callback) -> None:
+        """Call `callback` in `loop` with what arrives, until `detach()` or `close()`."""
+        self.detach()
+        self._loop, self._callback = loop, callback
+        loop.add_reader(self.fileno(), self._on_event)
+        self._check_soon()  # what arrived before has used its edge up
+
+    def detach(self) -> None:
+        """Undo `attach`. Idempotent."""
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self.fileno())
+        self._loop = self._callback = None
+
+    def close(self) -> None:
+        """Close the socket, and the context if it is its own. What is not sent yet is dropped. Idempotent."""
+        if self._socket.closed:
+            return
+        self.detach()
+        self._socket.close(linger=0)
+        self._release()
+        if self._owns_context:
+            self._context.term()
+
+    def _release(self) -> None:
+        """Release what a kind of socket holds beside the socket, before the context ends."""
+
+    def _accept(self, frames: Sequence[zmq.Frame]) -> Received | None:
+        raise NotImplementedError
+
+    def _check_soon(self) -> None:
+        if self._loop is not None and self._check is None:
+            self._check = self._loop.call_soon(self._on_event)
+
+    def _on_event(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+        if self._callback is None:
+            return
+        received = self.receive()
+        try:
+            if received:
+                self._callback(received)
+        finally:
+            # Also when the callback failed: the edge is used up, and nobody would come back for the rest.
+            if not self._socket.closed and self.pending:
+                self._check_soon()
+
+    def _transmit(self, frames: list[bytes]) -> bool:
+        """Send without waiting; False when the queue to the peer is full or there is no connection."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        finally:
+            self._check_soon()
+        return True
+
+
+def wait(
+    sockets: Sequence[NonblockingSocket], descriptors: Sequence[int], timeout_s: float
+) -> tuple[list[NonblockingSocket], list[int]]:
+    """Wait, in a plain thread, until a socket can `receive()`, a descriptor is readable, or `timeout_s` is over.
+
+    Another thread wakes this one through a descriptor (a pipe or an eventfd, which the caller drains). Sending is
+    not thread-safe: hand the message over and wake the owner of the socket.
+    """
+    poller = zmq.Poller()
+    for socket in sockets:
+        poller.register(socket.raw, zmq.POLLIN | zmq.POLLOUT if socket.wants_to_send else zmq.POLLIN)
+    for descriptor in descriptors:
+        poller.register(descriptor, zmq.POLLIN)
+    ready: dict[object, int] = dict(poller.poll(max(0, round(timeout_s * 1000))))
+    return [socket for socket in sockets if socket.raw in ready], [fd for fd in descriptors if fd in ready]

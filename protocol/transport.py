@@ -1,0 +1,245 @@
+"""The two sockets that carry bytes between controller, agents and processors. Nothing here knows messages.
+
+Between nodes: TCP with CURVE, where a key stands for one identity. Inside a node: unix sockets that only the owner
+can reach. How to wait for them, in asyncio or in a thread: see `nonblocking`.
+
+A client names itself by its routing id: its identity, a zero byte and a nonce. The router takes the newest
+connection of an identity as the valid one and no longer hears the others, so a restarted process takes over at
+once. zmq would hand a routing id over to whoever claims it, before its key is looked at; the nonce, which nobody
+else knows, makes such a claim worthless. With CURVE the identity must also be the key's.
+"""
+
+import secrets
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import zmq
+
+from .codec import MAX_MESSAGE_BYTES
+from .endpoints import allow_many_connections, ipc_path, prepare_ipc
+from .errors import ConfigurationError
+from .gatekeeper import ZAP_DOMAIN, Gatekeeper
+from .keys import ClientKeys, ServerKeys
+from .nonblocking import RECEIVE_LIMIT, Context, NonblockingSocket, Received, wait
+
+__all__ = ["DealerSocket", "Received", "RouterSocket", "wait"]
+
+OUTBOX_LIMIT = 256  # what a dealer keeps while it is not connected; the mailbox repeats what matters
+MAX_IDENTITY_BYTES = 200
+MAX_PEERS = 16_384  # the oldest is forgotten
+REPLACED_REMEMBERED = 16  # earlier connections of one identity that stay unheard
+_BACKLOG = 4096
+_RECONNECT_MS = 50
+_RECONNECT_MAX_MS = 1_000
+_NONCE_BYTES = 12
+
+
+class _Peer:
+    """The connections of one identity: the valid one, and those that it replaced."""
+
+    __slots__ = ("replaced", "routing_id")
+
+    def __init__(self, routing_id: bytes) -> None:
+        self.routing_id = routing_id
+        self.replaced: tuple[bytes, ...] = ()
+
+    def move_to(self, routing_id: bytes) -> None:
+        """Take `routing_id` as the valid connection from now on."""
+        self.replaced = (self.routing_id, *self.replaced[: REPLACED_REMEMBERED - 1])
+        self.routing_id = routing_id
+
+
+class RouterSocket(NonblockingSocket):
+    """The side that many connect to. `endpoint` is the actual one, with its port.
+
+    TCP needs `curve`. For `ipc://` the directory is made if it is missing and must be the owner's alone; the socket
+    file goes with `close()`. A context that is given must have no other authenticator.
+
+    Raises ConfigurationError when the endpoint cannot be used.
+    """
+
+    def __init__(self, endpoint: str, *, curve: ServerKeys | None, context: Context | None = None) -> None:
+        path = ipc_path(endpoint)
+        if curve is None and path is None:
+            raise ConfigurationError(f"{endpoint} needs CURVE keys: only unix sockets go without.")
+        if path is None:
+            allow_many_connections()
+        else:
+            prepare_ipc(path)
+        super().__init__(zmq.ROUTER, context)
+        self._path = path
+        self._gatekeeper: Gatekeeper | None = None
+        self._peers: dict[str, _Peer] = {}
+        self._curve = curve is not None
+        try:
+            if curve is not None:
+                self._gatekeeper = Gatekeeper(self._context, curve)
+                self._socket.curve_server = 1
+                self._socket.curve_secretkey = curve.secret.encode()
+                self._socket.curve_publickey = curve.public.encode()
+                self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+                self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler nobody gets in
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+            self._socket.bind(endpoint)
+            if path is not None:
+                path.chmod(0o600)
+        except (zmq.ZMQError, OSError) as error:
+            self.close()
+            raise ConfigurationError(f"cannot listen at {endpoint}: {error}.") from error
+        except BaseException:
+            self.close()
+            raise
+        last = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        self.endpoint = bytes(last).rstrip(b"\0").decode()
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What was refused or dropped so far, by reason; connections that were turned away included."""
+        return super().refused + (Counter() if self._gatekeeper is None else self._gatekeeper.refused)
+
+    def send(self, identity: str, data: bytes) -> bool:
+        """Send to a client. False: it is not connected, its queue is full, or the message is too big."""
+        peer = self._peers.get(identity)
+        if peer is None:
+            return False
+        if len(data) > MAX_MESSAGE_BYTES:
+            self._refused["oversized, not sent"] += 1
+            return False
+        try:
+            if self._transmit([peer.routing_id, data]):
+                return True
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False  # the place is kept: what it replaced must stay unheard
+        self._refused["queue full, not sent"] += 1
+        return False
+
+    def _release(self) -> None:
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _accept(self, frames: Sequence[zmq.Frame]) -> Received | None:
+        routing_id = frames[0].bytes
+        name, separator, _ = routing_id.partition(b"\0")
+        try:
+            identity = name.decode()
+        except UnicodeDecodeError:
+            identity = ""
+        if len(frames) != 2 or not separator or not identity:
+            self._refused["malformed frames"] += 1
+            return None
+        user_id = _user_id(frames[0]) if self._curve else None
+        if self._curve and user_id != identity:
+            self._refused["identity does not match key"] += 1
+            return None
+        if not self._admit(identity, routing_id):
+            return None
+        data = frames[1].bytes
+        if len(data) > MAX_MESSAGE_BYTES:
+            self._refused["oversized"] += 1
+            return None
+        return Received(identity, user_id, data) if data else None  # empty: the client has just connected
+
+    def _admit(self, identity: str, routing_id: bytes) -> bool:
+        """Take the newest connection of an identity as the valid one; refuse those that it has replaced."""
+        peer = self._peers.get(identity)
+        if peer is None:
+            if len(self._peers) >= MAX_PEERS:
+                # Most are long gone (every CLI call has a name of its own). One that is not is let in again when it
+                # speaks.
+                del self._peers[next(iter(self._peers))]
+            self._peers[identity] = _Peer(routing_id)
+        elif peer.routing_id != routing_id:
+            if routing_id in peer.replaced:
+                self._refused["connection was replaced"] += 1
+                return False
+            peer.move_to(routing_id)
+        return True
+
+
+class DealerSocket(NonblockingSocket):
+    """The side that connects, as `identity`. It reconnects for ever, and tells the router each time.
+
+    What is sent while there is no connection waits in a small outbox, where the newest replaces the oldest.
+
+    Raises ConfigurationError when the endpoint cannot be used.
+    """
+
+    def __init__(
+        self, endpoint: str, *, identity: str, curve: ClientKeys | None, context: Context | None = None
+    ) -> None:
+        name = identity.encode()
+        if not name or b"\0" in name or len(name) > MAX_IDENTITY_BYTES:
+            raise ConfigurationError(f"{identity!r} is no identity: 1 to {MAX_IDENTITY_BYTES} bytes, none zero.")
+        path = ipc_path(endpoint)
+        if curve is None and path is None:
+            raise ConfigurationError(f"{endpoint} needs CURVE keys: only unix sockets go without.")
+        super().__init__(zmq.DEALER, context)
+        self.endpoint = endpoint
+        self._outbox: deque[bytes] = deque()
+        try:
+            if curve is not None:
+                self._socket.curve_serverkey = curve.server_public.encode()
+                self._socket.curve_secretkey = curve.secret.encode()
+                self._socket.curve_publickey = curve.public.encode()
+            self._socket.setsockopt(zmq.ROUTING_ID, name + b"\0" + secrets.token_bytes(_NONCE_BYTES))
+            # An empty message on every connection tells the router who is there. With IMMEDIATE this holds for
+            # reconnections too, and what was queued for a router that is gone does not reach the next one.
+            self._socket.setsockopt(zmq.PROBE_ROUTER, 1)
+            self._socket.setsockopt(zmq.IMMEDIATE, 1)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+            self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+            self._socket.connect(endpoint)
+        except (zmq.ZMQError, OSError) as error:
+            self.close()
+            raise ConfigurationError(f"cannot connect to {endpoint}: {error}.") from error
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Whether the outbox waits for a connection."""
+        return bool(self._outbox)
+
+    def send(self, data: bytes) -> bool:
+        """Send, or keep until there is a connection. False: the message is too big."""
+        if len(data) > MAX_MESSAGE_BYTES:
+            self._refused["oversized, not sent"] += 1
+            return False
+        self._flush()
+        if not self._outbox and self._transmit([data]):
+            return True
+        if len(self._outbox) >= OUTBOX_LIMIT:
+            self._outbox.popleft()
+            self._refused["outbox full, oldest dropped"] += 1
+        self._outbox.append(data)
+        return True
+
+    def receive(self, limit: int = RECEIVE_LIMIT) -> list[Received]:
+        """Return what has arrived, without waiting, after sending what waited for a connection."""
+        received = super().receive(limit)
+        self._flush()
+        return received
+
+    def _flush(self) -> None:
+        while self._outbox and self._transmit([self._outbox[0]]):
+            self._outbox.popleft()
+
+    def _accept(self, frames: Sequence[zmq.Frame]) -> Received | None:
+        if len(frames) != 1:
+            self._refused["malformed frames"] += 1
+            return None
+        data = frames[0].bytes
+        return Received("", None, data) if data else None
+
+
+def _user_id(frame: zmq.Frame) -> str | None:
+    """Return whose key the connection used, as the authenticator said."""
+    try:
+        user_id = frame.get("User-Id")
+    except zmq.ZMQError:
+        return None
+    return user_id if isinstance(user_id, str) else None

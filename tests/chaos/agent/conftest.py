@@ -1,0 +1,310 @@
+"""A real agent and the least controller that it can talk to. Whatever a test leaves behind is killed."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+import pytest
+
+from midstep.protocol import environment as names
+from midstep.protocol.codec import decode, encode
+from midstep.protocol.keys import JobKeys
+from midstep.protocol.mailbox import Mailbox
+from midstep.protocol.messages import (
+    ArmFault,
+    EndJob,
+    Envelope,
+    FaultReported,
+    Message,
+    NodeHeartbeat,
+    NodeJoined,
+    ProbeProgress,
+    ProcessExited,
+    ProcessStarted,
+    ProgressReported,
+    RankFinished,
+    Resume,
+    StartProcess,
+    StopProcess,
+    StoreMoved,
+    WelcomeNode,
+)
+from midstep.protocol.transport import DealerSocket, Received, RouterSocket
+from midstep.protocol.types import (
+    CONTROLLER,
+    Activity,
+    ArmedFault,
+    FaultKind,
+    Injury,
+    JobSettings,
+    JobSpec,
+    StoreEndpoint,
+    node_address,
+    rank_address,
+)
+
+JOB = "agent-test"
+LONG_S = 60.0  # no claim about speed: a loaded machine takes its time
+SETTINGS = JobSettings(heartbeat_s=0.1, stop_grace_s=2.0, stall_grace_s=0.3, stall_after_steps=2)
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+class Controller:
+    """The least that an agent can talk to: it keeps what it hears, and sends what the test says."""
+
+    def __init__(self, root: Path, nodes: int = 1) -> None:
+        self.root = root
+        identities = [node_address(f"node{number}") for number in range(nodes)]
+        JobKeys.create(root / "keys", identities)
+        self.term = 1
+        self.heard: list[Envelope] = []
+        self._changed = asyncio.Event()
+        self._identities: dict[str, str] = {}
+        self._open("tcp://127.0.0.1:0")
+
+    def _open(self, endpoint: str) -> None:
+        self._mailbox = Mailbox(job=JOB, address=CONTROLLER, session=time.time_ns())
+        self._mailbox.term = self.term
+        self.router = RouterSocket(endpoint, curve=JobKeys.load_server(self.root / "keys"))
+        self.router.attach(asyncio.get_running_loop(), self._received)
+
+    def restart(self) -> None:
+        """Be another controller at the same place."""
+        endpoint = self.router.endpoint
+        self.router.close()
+        self.heard.clear()
+        self.term += 1
+        self._open(endpoint)
+
+    def _received(self, batch: list[Received]) -> None:
+        for message in batch:
+            envelope = decode(message.data)
+            self._identities[envelope.sender] = message.identity
+            taken = self._mailbox.take(envelope, time.monotonic())
+            if taken.reply is not None:
+                self.router.send(message.identity, encode(taken.reply))
+            if taken.deliver:
+                if envelope.number:
+                    self.router.send(message.identity, encode(self._mailbox.acknowledge(envelope)))
+                self.heard.append(envelope)
+        self._changed.set()
+
+    def send(self, body: Message, receiver: str) -> None:
+        envelope = self._mailbox.post(body, receiver, time.monotonic())
+        self.router.send(self._identities[receiver], encode(envelope))
+
+    def order(self, body: Message, node: str = "node0") -> None:
+        self.send(body, node_address(node))
+
+    def all(self, kind: type[_Body]) -> list[_Body]:
+        return [envelope.body for envelope in self.heard if isinstance(envelope.body, kind)]
+
+    async def until(self, kind: type[_Body], which: Callable[[_Body], bool] = lambda _: True) -> _Body:
+        """Wait for the first message of a kind that fits."""
+        deadline = time.monotonic() + LONG_S
+        while True:
+            self._changed.clear()
+            found = [body for body in self.all(kind) if which(body)]
+            if found:
+                return found[0]
+            remaining = deadline - time.monotonic()
+            assert remaining > 0, f"no {kind.__name__}; heard {[type(e.body).__name__ for e in self.heard]}"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(remaining, 1.0))
+
+
+class Site:
+    """A controller, a run directory, and agents that are not left behind."""
+
+    def __init__(self, root: Path, nodes: int) -> None:
+        self.root = root
+        self.controller = Controller(root, nodes)
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._lives: dict[str, int] = {}
+
+    async def agent(self, node: str = "node0") -> NodeJoined:
+        """Start an agent and wait until it has joined."""
+        theirs, ours = os.pipe()
+        with (self.root / f"{node}.log").open("ab") as log:
+            self.agents[node] = subprocess.Popen(
+                [sys.executable, "-m", "midstep.cli.agent", "--job", JOB, "--node", node]
+                + ["--controller", self.controller.router.endpoint, "--keys", str(self.root / "keys")]
+                + ["--run-dir", str(self.root), "--life-fd", str(theirs)],
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs,),
+                env={**os.environ, names.AGENT_SOCKET: self.mark},
+                start_new_session=True,
+            )
+        os.close(theirs)
+        self._lives[node] = ours
+        return await self.controller.until(NodeJoined, lambda joined: joined.node == node)
+
+    @property
+    def mark(self) -> str:
+        return f"test:{self.root}"
+
+    def welcome(self, script: str, node: str = "node0", **changes: Any) -> None:
+        (self.root / "script.py").write_text(script)
+        job = JobSpec(
+            job=JOB,
+            command=(str(self.root / "script.py"), "one", "two"),
+            is_module=False,
+            no_python=False,
+            environment={},
+            working_directory=str(self.root),
+            job_directory=str(self.root / "job"),
+            world_size=2,
+            ranks_per_node=2,
+            nodes=1,
+            spare_nodes=0,
+            max_restarts=3,
+            settings=SETTINGS,
+        )
+        self.controller.order(WelcomeNode(job=msgspec.structs.replace(job, **changes)), node)
+
+    def start(self, rank: int, incarnation: int = 0, node: str = "node0", **changes: Any) -> None:
+        order = StartProcess(
+            rank=rank,
+            local_rank=rank,
+            group_rank=0,
+            incarnation=incarnation,
+            generation=incarnation + 1,
+            restart_count=incarnation,
+            seated=True,
+            store=self.controller.all(NodeJoined)[0].store,
+        )
+        self.controller.order(msgspec.structs.replace(order, **changes), node)
+
+    async def started(self, rank: int, incarnation: int = 0) -> ProcessStarted:
+        return await self.controller.until(
+            ProcessStarted,
+            lambda body: (body.process.rank, body.process.incarnation) == (rank, incarnation),
+        )
+
+    async def exited(self, rank: int, incarnation: int = 0) -> ProcessExited:
+        return await self.controller.until(
+            ProcessExited,
+            lambda body: (body.process.rank, body.process.incarnation) == (rank, incarnation),
+        )
+
+    def log(self, rank: int, incarnation: int = 0) -> str:
+        return (self.root / "job" / "logs" / f"rank-{rank}.{incarnation}.log").read_text()
+
+    async def says(self, rank: int, text: str, incarnation: int = 0) -> None:
+        """Wait until a rank has printed something."""
+        await eventually(lambda: text in self.log(rank, incarnation), f"{text!r} in the log of rank {rank}")
+
+    async def mentions(self, text: str, node: str = "node0") -> None:
+        """Wait until the agent has logged something."""
+        log = self.root / f"{node}.log"
+        await eventually(lambda: text in log.read_text(), f"{text!r} in {log.name}")
+
+    async def eventually(self, holds: Callable[[], bool], what: str) -> None:
+        await eventually(holds, what)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that was started, directly or not, by this site's agents."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(names.AGENT_SOCKET) == self.mark:
+                    found.append(process)
+        return found
+
+    def child(self, module: str, node: str = "node0") -> psutil.Process:
+        """Find the agent's child that runs a module."""
+        for process in psutil.Process(self.agents[node].pid).children():
+            if module in " ".join(process.cmdline()):
+                return process
+        raise AssertionError(f"no {module} below the agent")
+
+    def standbys(self, node: str = "node0") -> list[psutil.Process]:
+        """Find the agent's forked children that have no order yet: they are neither rank nor store nor zygote."""
+        known = {started.process.pid for started in self.controller.all(ProcessStarted)}
+        zygote = self.child("agent.zygote", node)
+        forked = [
+            process
+            for process in psutil.Process(self.agents[node].pid).children()
+            if process.pid != zygote.pid and process.pid not in known and not _listens(process)
+        ]
+        return [process for process in forked if process.status() != psutil.STATUS_ZOMBIE]
+
+    def let_go(self, node: str = "node0") -> None:
+        """Close the life pipe, as the launcher's death does."""
+        os.close(self._lives.pop(node))
+
+    async def gone(self, node: str = "node0") -> int:
+        """Wait until the agent has ended, and everything that it started; return its status."""
+        await eventually(lambda: self.agents[node].poll() is not None, f"the end of {node}")
+        await eventually(lambda: not self.processes(), "the end of everything")
+        return self.agents[node].returncode
+
+    def close(self) -> None:
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for agent in self.agents.values():
+            agent.wait()
+        for fd in self._lives.values():
+            os.close(fd)
+        self.controller.router.close()
+
+
+def _listens(process: psutil.Process) -> bool:
+    """Say whether it is the store, which alone listens."""
+    with contextlib.suppress(psutil.Error):
+        return any(each.status == psutil.CONN_LISTEN for each in process.net_connections())
+    return False
+
+
+async def eventually(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not holds():
+        assert time.monotonic() < deadline, f"still waiting for {what}"
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A short path: unix sockets allow no long ones."""
+    path = Path(tempfile.mkdtemp(prefix="ms-"))
+    yield path
+    shutil.rmtree(path)
+
+
+Scenario = Callable[[Site], Awaitable[None]]
+
+
+@pytest.fixture
+def play(root: Path) -> Callable[..., None]:
+    """Run a scenario against a fresh site, and leave nothing behind."""
+
+    async def run(scenario: Scenario, nodes: int) -> None:
+        site = Site(root, nodes)
+        try:
+            await scenario(site)
+        except BaseException:
+            for log in [*root.glob("*.log"), *root.glob("job/logs/*")]:
+                print(f"--- {log.name}\n{log.read_text()}")
+            raise
+        finally:
+            site.close()
+
+    def play_scenario(scenario: Scenario, nodes: int = 1) -> None:
+        asyncio.run(run(scenario, nodes))
+
+    return play_scenario

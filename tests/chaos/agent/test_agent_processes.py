@@ -1,0 +1,386 @@
+"""Training processes: started warm or cold, watched, replaced and hurt, as the controller says."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from midstep.protocol.messages import ArmFault, FaultReported, ProcessExited, ProcessStarted, StopProcess
+from midstep.protocol.types import ArmedFault, FaultKind, Injury, JobSettings
+
+pytestmark = pytest.mark.chaos
+
+Play = Callable[..., None]
+
+SLEEP = "import time\nprint('running', flush=True)\ntime.sleep(600)\n"
+SHOW = """
+import os, sys, threading
+print("args", sys.argv[1:], "name", __name__, "path", sys.path[0])
+for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "OMP_NUM_THREADS",
+             "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", "MIDSTEP_SEATED", "MIDSTEP_INCARNATION"):
+    print(name, os.environ[name])
+print("parent", os.getppid(), "session", os.getsid(0) == os.getpid(), "threads", threading.active_count())
+from midstep.protocol.blackbox import BlackBox
+print("box of", BlackBox.attach(int(os.environ["MIDSTEP_BLACK_BOX_FD"])).rank)
+print("torch was there", "torch" in sys.modules)
+sys.exit(7)
+"""
+
+
+def test_a_rank_is_forked_from_the_zygote_as_if_python_had_run_its_script(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(SHOW, environment={"FROM_JOB": "yes"})
+        site.start(1)
+
+        started = await site.started(1)
+        exited = await site.exited(1)
+
+        assert started.warm
+        assert exited.process == started.process
+        assert (exited.status, exited.expected) == (7, False)
+        said = site.log(1).splitlines()
+        assert f"args ['one', 'two'] name __main__ path {site.root}" in said
+        assert f"parent {site.agents['node0'].pid} session True threads 1" in said
+        assert "box of 1" in said
+        assert "torch was there True" in said
+        expected = {"RANK 1", "LOCAL_RANK 1", "WORLD_SIZE 2", "LOCAL_WORLD_SIZE 2", "GROUP_RANK 0"}
+        expected |= {"MASTER_ADDR 127.0.0.1", "OMP_NUM_THREADS 1", "TORCHELASTIC_RESTART_COUNT 0"}
+        expected |= {"TORCHELASTIC_USE_AGENT_STORE True", "MIDSTEP_SEATED 1", "MIDSTEP_INCARNATION 0"}
+        assert expected <= set(said)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "said"),
+    [
+        ("raise ValueError('what happened')", 1, "ValueError: what happened"),
+        ("import sys; sys.exit('in words')", 1, "in words"),
+        ("import sys; sys.exit()", 0, ""),
+        ("import atexit; atexit.register(print, 'leaving')", 0, "leaving"),
+        ("import os; os.kill(os.getpid(), 11)", -11, "Segmentation fault"),
+        ("import os; os._exit(3)", 3, ""),
+        ("import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()", 0, "not waiting"),
+        ("import", 1, "SyntaxError"),
+    ],
+)
+def test_a_script_ends_as_under_python(play: Play, script: str, status: int, said: str) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(script)
+        site.start(0)
+
+        assert (await site.exited(0)).status == status
+        assert said in site.log(0)
+
+    play(scenario)
+
+
+def test_the_traceback_begins_in_the_users_script(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome("def fail():\n    1 / 0\n\nfail()\n")
+        site.start(0)
+        await site.exited(0)
+
+        said = site.log(0)
+        assert said.startswith("Traceback (most recent call last):")
+        assert "runpy" not in said
+        assert "midstep" not in said
+
+    play(scenario)
+
+
+def test_a_module_runs_like_python_m(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        (site.root / "some_module.py").write_text("import sys; print(__name__, __spec__.name, sys.argv[1:])")
+        site.welcome("", command=("some_module", "x"), is_module=True)
+        site.start(0)
+
+        assert (await site.exited(0)).status == 0
+        assert "__main__ some_module ['x']" in site.log(0)
+
+    play(scenario)
+
+
+def test_a_program_that_is_no_python_finds_rank_and_black_box(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        command = ("sh", "-c", "echo rank $RANK; readlink /proc/self/fd/$MIDSTEP_BLACK_BOX_FD; exit 5")
+        site.welcome("", command=command, no_python=True)
+        site.start(1)
+
+        assert (await site.exited(1)).status == 5
+        assert "rank 1" in site.log(1)
+        assert "memfd:midstep-rank-1" in site.log(1)
+
+    play(scenario)
+
+
+def test_a_program_that_does_not_exist_is_an_exit_with_a_reason(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome("", command=("no-such-program",), no_python=True)
+        site.start(0)
+
+        assert (await site.exited(0)).status == 1
+        assert "no-such-program cannot be started" in site.log(0)
+
+    play(scenario)
+
+
+def test_an_environment_bigger_than_a_socket_takes_at_once_arrives(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome("import os; print(len(os.environ['BIG']))", environment={"BIG": "x" * 1_000_000})
+        site.start(0)
+
+        assert (await site.exited(0)).status == 0
+        assert "1000000" in site.log(0)
+
+    play(scenario)
+
+
+def test_preloaded_modules_are_there_and_a_missing_one_does_no_harm(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        (site.root / "mine.py").write_text("import os; loaded_by = os.getpid()")
+        settings = JobSettings(preload=("mine", "no_such_module"))
+        site.welcome("import mine, os; print('preloaded', mine.loaded_by != os.getpid())", settings=settings)
+        site.start(0)
+
+        assert (await site.exited(0)).status == 0
+        assert "preloaded True" in site.log(0)
+
+    play(scenario)
+
+
+def test_a_preloaded_module_that_starts_a_thread_is_left_out(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        (site.root / "mine.py").write_text(
+            "import os, threading, time\nloaded_by = os.getpid()\n"
+            "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        )
+        site.welcome(
+            "import mine, os; print('preloaded', mine.loaded_by != os.getpid())",
+            settings=JobSettings(preload=("mine",)),
+        )
+        await site.mentions("has started a thread")
+        site.start(0)
+
+        assert (await site.exited(0)).status == 0
+        assert "preloaded False" in site.log(0)
+
+    play(scenario)
+
+
+def test_without_warm_standby_processes_start_cold(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome("import sys; print('ran')", settings=JobSettings(warm_standby=False))
+        site.start(0)
+
+        assert not (await site.started(0)).warm
+        assert (await site.exited(0)).status == 0
+        assert "ran" in site.log(0)
+
+    play(scenario)
+
+
+def test_a_killed_rank_is_seen_and_its_neighbour_lives(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(SLEEP)
+        site.start(0)
+        site.start(1)
+        killed, neighbour = await site.started(0), await site.started(1)
+        await site.says(0, "running")
+        os.kill(killed.process.pid, signal.SIGKILL)
+
+        exited = await site.exited(0)
+
+        assert (exited.status, exited.expected) == (-9, False)
+        assert psutil.pid_exists(neighbour.process.pid)
+        assert not [body for body in site.controller.all(ProcessExited) if body.process.rank == 1]
+
+    play(scenario)
+
+
+def test_what_a_rank_has_started_ends_with_it(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome("import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)\n" + SLEEP)
+        site.start(0)
+        started = await site.started(0)
+        await site.says(0, "running")
+        below = int(site.log(0).splitlines()[0])
+        os.kill(started.process.pid, signal.SIGKILL)
+        await site.exited(0)
+
+        await site.eventually(lambda: not psutil.pid_exists(below), "the end of the rank's own process")
+
+    play(scenario)
+
+
+def test_a_start_that_comes_twice_starts_one_process(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(SLEEP)
+        site.start(0)
+        site.start(0)
+        first = await site.started(0)
+        await site.says(0, "running")
+        site.start(0)
+        site.start(1)
+        await site.started(1)
+
+        assert [body.process.pid for body in site.controller.all(ProcessStarted) if body.process.rank == 0] == [
+            first.process.pid
+        ]
+        assert psutil.pid_exists(first.process.pid)
+
+    play(scenario)
+
+
+def test_a_new_incarnation_takes_the_place_of_the_process_that_holds_the_rank(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(SLEEP)
+        site.start(0)
+        first = await site.started(0)
+        await site.says(0, "running")
+        site.start(0, incarnation=1)
+        second = await site.started(0, incarnation=1)
+        site.start(0, incarnation=0)
+
+        exited = await site.exited(0)
+        assert (exited.status, exited.expected) == (-9, True)
+        assert not psutil.pid_exists(first.process.pid)
+        await site.says(0, "running", incarnation=1)
+        assert psutil.pid_exists(second.process.pid)
+        assert second.warm
+
+    play(scenario)
+
+
+def test_the_black_box_outlives_the_process(play: Play) -> None:
+    script = """
+import os
+from midstep.protocol.blackbox import BlackBox
+box = BlackBox.attach(int(os.environ["MIDSTEP_BLACK_BOX_FD"]))
+print("found", box.read_own(3))
+box.write_own(3, b"kept")
+"""
+
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(script)
+        site.start(0)
+        await site.exited(0)
+        site.start(0, incarnation=1)
+        await site.exited(0, incarnation=1)
+
+        assert "found None" in site.log(0)
+        assert "found b'kept'" in site.log(0, incarnation=1)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_process_that_does_not_hear_sigterm_is_killed(play: Play, stopped: bool) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP)
+        site.start(0)
+        started = await site.started(0)
+        await site.says(0, "running")
+        if stopped:
+            os.kill(started.process.pid, signal.SIGSTOP)
+        site.controller.order(StopProcess(rank=0, incarnation=0, grace_s=0.2))
+
+        exited = await site.exited(0)
+        assert (exited.status, exited.expected) == (-9, True)
+
+    play(scenario)
+
+
+def test_a_stop_that_overtakes_its_start_wins(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(SLEEP)
+        site.start(0)
+        await site.started(0)
+        site.controller.order(StopProcess(rank=0, incarnation=1, grace_s=0.0))
+        await site.exited(0)
+        site.start(0, incarnation=1)
+        site.start(0, incarnation=2)
+        await site.started(0, incarnation=2)
+
+        assert {body.process.incarnation for body in site.controller.all(ProcessStarted)} == {0, 2}
+
+    play(scenario)
+
+
+def test_a_start_that_cannot_be_done_is_a_fault(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        (site.root / "blocked").write_text("a file where the job directory should be")
+        site.welcome(SLEEP, job_directory=str(site.root / "blocked"))
+        site.start(0)
+
+        report = (await site.controller.until(FaultReported)).report
+        assert (report.kind, report.rank, report.incarnation) == (FaultKind.START_FAILED, 0, 0)
+        assert "blocked" in report.detail
+
+    play(scenario)
+
+
+def test_armed_faults_kill_and_stop_the_rank_they_name(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(SLEEP)
+        site.start(0)
+        site.start(1)
+        stopped = await site.started(0)
+        await site.says(0, "running")
+        await site.says(1, "running")
+        site.controller.order(ArmFault(fault=ArmedFault(rank=0, injury=Injury.STOP)))
+        site.controller.order(ArmFault(fault=ArmedFault(rank=1, injury=Injury.KILL, incarnation=4)))
+        site.controller.order(ArmFault(fault=ArmedFault(rank=1, injury=Injury.KILL, incarnation=0)))
+
+        assert (await site.exited(1)).status == -9
+        process = psutil.Process(stopped.process.pid)
+        await site.eventually(lambda: process.status() == psutil.STATUS_STOPPED, "the stop of rank 0")
+        assert len(site.controller.all(ProcessExited)) == 1
+
+    play(scenario)
+
+
+def test_a_killed_zygote_is_replaced_and_nobody_waits_for_it(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome("import torch; print('with torch')")
+        site.start(0)
+        assert (await site.started(0)).warm
+        killed = site.child("agent.zygote")
+        killed.kill()
+        for process in site.standbys():
+            process.kill()
+        await site.mentions("the zygote ended with status -9")
+        site.start(1)
+
+        assert not (await site.started(1)).warm
+        assert (await site.exited(1)).status == 0
+        await site.eventually(lambda: len(site.standbys()) == 1, "a new standby")
+        site.start(0, incarnation=1)
+        assert (await site.started(0, incarnation=1)).warm
+        assert (await site.exited(0, incarnation=1)).status == 0
+        assert site.child("agent.zygote").pid != killed.pid
+
+    play(scenario)

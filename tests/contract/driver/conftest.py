@@ -1,0 +1,193 @@
+"""A real driver with real journal, sockets and keys, around a machine that does as the test says; and fake peers."""
+
+import asyncio
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from midstep.controller.actions import Action
+from midstep.controller.control_requests import Reply, Request
+from midstep.controller.control_socket import ControlServer, ask
+from midstep.controller.driver import Driver
+from midstep.controller.events import Event
+from midstep.controller.journal import Journal, journal_path
+from midstep.controller.notices import write_endpoint
+from midstep.controller.progress import ProgressBoard
+from midstep.controller.routes import Routes
+from midstep.controller.service import bind
+from midstep.controller.wire import Wire
+from midstep.policies.schema import default_policy, job_settings
+from midstep.protocol import codec
+from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
+from midstep.protocol.keys import JobKeys
+from midstep.protocol.mailbox import Mailbox
+from midstep.protocol.messages import Ack, Envelope, Message
+from midstep.protocol.transport import DealerSocket
+from midstep.protocol.types import JobSpec
+
+PATIENCE_S = 20.0
+HEARTBEAT_S = 0.1
+MISSED = 1000
+JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
+
+
+class StubMachine:
+    """Does what the test laid down for each type of event, and checks that the event is durable before it does."""
+
+    def __init__(self, journal_file: Path) -> None:
+        self.events: list[tuple[Event, float]] = []
+        self.answers: dict[type, list[Action]] = {}
+        self.deadline: float | None = None
+        self._journal_file = journal_file
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        self.events.append((event, now))
+        with contextlib.closing(sqlite3.connect(f"file:{self._journal_file}?mode=ro", uri=True)) as other:
+            durable = [kind for (kind,) in other.execute("SELECT kind FROM events ORDER BY seq")]
+        assert durable[: len(self.events)] == [type(event).__name__ for event, _ in self.events]
+        return self.answers.get(type(event), [])
+
+    def next_deadline(self) -> float | None:
+        return self.deadline
+
+    def status(self, now: float) -> JobStatus:
+        ranks = tuple(RankStatus(rank, "a", 100 + rank, 1, "training", 0, "") for rank in range(4))
+        nodes = (NodeStatus("a", "rack", "active", (0, 1)),)
+        return JobStatus("demo", now, "running", 1, 0, 0, 0.0, ranks, nodes, (), ())
+
+    def kinds(self) -> list[str]:
+        return [type(event).__name__ for event, _ in self.events]
+
+
+class Peer:
+    """An agent, or the platform: says what it is told to, and acknowledges what it hears if `polite`."""
+
+    def __init__(self, rig: "Rig", identity: str, polite: bool = True) -> None:
+        keys = JobKeys.load_client(rig.keys, identity)
+        self.socket = DealerSocket(rig.endpoint, identity=identity, curve=keys)
+        self.identity = identity
+        self.polite = polite
+        self.heard: list[Envelope] = []
+        self.acks: list[int] = []
+        self.mailboxes: dict[str, Mailbox] = {}
+
+    def mailbox(self, sender: str) -> Mailbox:
+        if sender not in self.mailboxes:
+            self.mailboxes[sender] = Mailbox(job="demo", address=sender, session=time.time_ns())
+        return self.mailboxes[sender]
+
+    def say(self, body: Message, sender: str | None = None, *, reliable: bool = True) -> Envelope:
+        envelope = self.mailbox(sender or self.identity).post(body, "controller", 0.0, reliable=reliable)
+        self.socket.send(codec.encode(envelope))
+        return envelope
+
+    def listen(self) -> None:
+        for received in self.socket.receive():
+            envelope = codec.decode(received.data)
+            if isinstance(envelope.body, Ack):
+                self.acks.append(envelope.body.number)
+                continue
+            self.heard.append(envelope)
+            if self.polite and envelope.number:
+                mailbox = self.mailbox(envelope.receiver)
+                self.socket.send(codec.encode(mailbox.acknowledge(envelope)))
+
+    def commands(self) -> list[Message]:
+        """What was heard, each once, in order."""
+        firsts = {(e.receiver, e.number): e for e in reversed(self.heard)}
+        return [envelope.body for envelope in reversed(firsts.values())]
+
+
+class Rig:
+    """One job's directories; `controller()` runs a controller on them, one after the other."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="ms-"))
+        self.job_directory = self.root / "job"
+        self.job_directory.mkdir()
+        self.run_directory = self.root / "run"
+        self.run_directory.mkdir(mode=0o700)
+        self.keys = self.run_directory / "keys"
+        JobKeys.create(self.keys, ["node/a", "node/b", "platform"])
+        Journal.create(journal_path(self.job_directory), JOB, default_policy())
+        self.endpoint = ""
+        self.machine = StubMachine(journal_path(self.job_directory))
+        self.peers: list[Peer] = []
+        self.patience_s = 600.0
+        self.missed = MISSED
+
+    def peer(self, identity: str, *, polite: bool = True) -> Peer:
+        self.peers.append(Peer(self, identity, polite))
+        return self.peers[-1]
+
+    @contextlib.asynccontextmanager
+    async def controller(self, machine: StubMachine | None = None) -> AsyncIterator[tuple[Driver, asyncio.Task[int]]]:
+        self.machine = machine or self.machine
+        with contextlib.ExitStack() as stack:
+            journal = stack.enter_context(Journal.open(journal_path(self.job_directory)))
+            router = bind("tcp://127.0.0.1:0", self.run_directory, JobKeys.load_server(self.keys))
+            stack.callback(router.close)
+            control = ControlServer(self.run_directory)
+            stack.callback(control.close)
+            self.endpoint = router.endpoint
+            write_endpoint(self.run_directory, router.endpoint)
+            mailbox = Mailbox(job="demo", address="controller", session=journal.session, retry_s=0.1)
+            mailbox.term = journal.term
+            routes = Routes()
+            driver = Driver(
+                machine=self.machine,
+                journal=journal,
+                wire=Wire(router, mailbox, routes, JOB.world_size),
+                routes=routes,
+                board=ProgressBoard(world_size=JOB.world_size, interval_s=HEARTBEAT_S, missed=self.missed),
+                control=control,
+                job_directory=self.job_directory,
+                patience_s=self.patience_s,
+            )
+            task = asyncio.get_running_loop().create_task(driver.run())
+            try:
+                yield driver, task
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Let everybody talk until the condition holds."""
+        give_up = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < give_up, f"waited {PATIENCE_S} s; machine has {self.machine.kinds()}"
+            for peer in self.peers:
+                peer.listen()
+            await asyncio.sleep(0.005)
+
+    async def quiet(self, for_s: float) -> None:
+        """Let everybody talk for a while."""
+        until = time.monotonic() + for_s
+        await self.until(lambda: time.monotonic() > until)
+
+    async def ask(self, request: Request) -> Reply:
+        return await asyncio.to_thread(ask, self.run_directory, request, PATIENCE_S)
+
+    def journaled(self) -> list[str]:
+        with contextlib.closing(sqlite3.connect(journal_path(self.job_directory))) as other:
+            return [kind for (kind,) in other.execute("SELECT kind FROM events ORDER BY seq")]
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.socket.close()
+        shutil.rmtree(self.root)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    try:
+        yield rig
+    finally:
+        rig.close()

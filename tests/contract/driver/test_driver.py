@@ -1,0 +1,237 @@
+"""The driver: durable before handled, handled before acted on, each message once, also after a restart."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from midstep.controller.actions import Action, Finish, Forget, Send
+from midstep.controller.events import ControllerStarted, DeadlinePassed, StopRequested
+from midstep.controller.notices import read_endpoint, read_result
+from midstep.protocol import codec
+from midstep.protocol.messages import (
+    EndJob,
+    NodeHeartbeat,
+    NodeJoined,
+    NodeLost,
+    ProcessStarted,
+    Quiesce,
+    RankFinished,
+    StartProcess,
+)
+from midstep.protocol.types import Activity, RankProgress, RunningProcess, StoreEndpoint
+
+if TYPE_CHECKING:
+    from tests.contract.driver.conftest import Peer, Rig
+
+STORE = StoreEndpoint("127.0.0.1", 1)
+FINISHED = RankFinished(3, 1, 1, 7)
+
+
+def joined(node: str, *ranks: int) -> NodeJoined:
+    return NodeJoined(node, "rack", STORE, tuple(RunningProcess(rank, 100 + rank, 1, 1) for rank in ranks))
+
+
+def heartbeat(node: str, rank: int, step: int) -> NodeHeartbeat:
+    return NodeHeartbeat(node, 0.0, (RankProgress(rank, 1, 1, step, Activity.UPDATING, 3, 0.1, 0.1, 0.5),))
+
+
+async def keep_alive(rig: "Rig", peer: "Peer", node: str) -> None:
+    while True:
+        peer.say(heartbeat(node, 0, 1), reliable=False)
+        await asyncio.sleep(0.05)
+
+
+def test_a_report_is_durable_then_handled_then_acknowledged_and_answered(rig: "Rig") -> None:
+    async def scenario() -> None:
+        rig.machine.answers[NodeJoined] = [Send("node/a", Quiesce(0, 4), 4)]
+        async with rig.controller():
+            agent = rig.peer("node/a")
+            agent.say(joined("a"))
+            await rig.until(lambda: agent.acks and agent.heard)
+            assert rig.machine.kinds() == rig.journaled() == ["ControllerStarted", "NodeJoined"]
+            assert agent.acks == [1]
+            command = agent.heard[0]
+            assert (command.body, command.term, command.generation, command.sender) == (
+                Quiesce(0, 4),
+                1,
+                4,
+                "controller",
+            )
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_is_sent_again_is_handled_once_and_acknowledged_again(rig: "Rig") -> None:
+    async def scenario() -> None:
+        async with rig.controller():
+            agent = rig.peer("node/a")
+            envelope = agent.say(joined("a"))
+            await rig.until(lambda: agent.acks == [1])
+            agent.socket.send(codec.encode(envelope))
+            await rig.until(lambda: agent.acks == [1, 1])
+            assert rig.journaled().count("NodeJoined") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_command_is_repeated_until_it_is_acknowledged_or_forgotten(rig: "Rig") -> None:
+    async def scenario() -> None:
+        rig.machine.answers[NodeJoined] = [Send("node/a", Quiesce(0, 4), 4)]
+        rig.machine.answers[StopRequested] = [Forget("node/a")]
+        async with rig.controller() as (driver, _):
+            agent = rig.peer("node/a", polite=False)
+            agent.say(joined("a"))
+            await rig.until(lambda: len(agent.heard) >= 3)
+            assert {envelope.number for envelope in agent.heard} == {1}
+            driver.stop("forget it")
+            await rig.until(lambda: "StopRequested" in rig.machine.kinds())
+            await rig.quiet(0.1)
+            heard = len(agent.heard)
+            await rig.quiet(1.0)
+            assert len(agent.heard) == heard
+
+    asyncio.run(scenario())
+
+
+def test_ranks_are_reached_through_the_agent_that_hosts_them(rig: "Rig") -> None:
+    async def scenario() -> None:
+        start = StartProcess(3, 1, 1, 2, 5, 0, False, STORE)
+        quiesce = Send("rank/3", Quiesce(3, 1), 1)
+        rig.machine.answers[RankFinished] = [quiesce]
+        rig.machine.answers[StopRequested] = [Send("node/b", start, 5), quiesce]
+        async with rig.controller() as (driver, _):
+            a, b = rig.peer("node/a"), rig.peer("node/b")
+            b.say(joined("b"))
+            a.say(joined("a", 3))
+            a.say(FINISHED, sender="rank/3")
+            await rig.until(lambda: a.commands() == [Quiesce(3, 1)])
+            assert a.heard[0].receiver == "rank/3"
+            driver.stop("moved")
+            await rig.until(lambda: b.commands() == [start, Quiesce(3, 1)])
+            a.say(FINISHED, sender="rank/3")  # the old life does not take the route back
+            await rig.until(lambda: driver.status().refused.get("stale session"))
+            driver.stop("again")
+            await rig.until(lambda: b.commands() == [start, Quiesce(3, 1), start, Quiesce(3, 1)])
+            assert a.commands() == [Quiesce(3, 1)]
+
+    asyncio.run(scenario())
+
+
+def test_heartbeats_are_shown_and_not_journaled(rig: "Rig") -> None:
+    async def scenario() -> None:
+        async with rig.controller() as (driver, _):
+            agent = rig.peer("node/a")
+            agent.say(joined("a", 0))
+            agent.say(heartbeat("a", 0, 41), reliable=False)
+            await rig.until(lambda: driver.status().ranks[0].step == 41)
+            status = driver.status()
+            assert (status.ranks[0].activity, status.committed, status.median_step_s) == ("updating", 41, 0.5)
+            assert "NodeHeartbeat" not in rig.journaled()
+
+    asyncio.run(scenario())
+
+
+def test_a_silent_node_is_reported_lost_once_and_a_talking_one_is_not(rig: "Rig") -> None:
+    async def scenario() -> None:
+        rig.missed = 5
+        async with rig.controller():
+            a, b = rig.peer("node/a"), rig.peer("node/b")
+            a.say(joined("a"))
+            b.say(joined("b"))
+            talk = asyncio.get_running_loop().create_task(keep_alive(rig, a, "a"))
+            try:
+                await rig.until(lambda: "NodeLost" in rig.machine.kinds())
+                await rig.quiet(1.0)
+            finally:
+                talk.cancel()
+            lost = [event for event, _ in rig.machine.events if isinstance(event, NodeLost)]
+            assert [event.node for event in lost] == ["b"]
+            assert rig.journaled().count("NodeLost") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_passed_deadline_is_an_event_and_does_not_flood_the_journal(rig: "Rig") -> None:
+    async def scenario() -> None:
+        async with rig.controller():
+            await rig.until(lambda: rig.machine.events)
+            rig.machine.deadline = time.time() + 0.2
+            began = time.monotonic()
+            await rig.until(lambda: "DeadlinePassed" in rig.machine.kinds())
+            at_s = next(at_s for event, at_s in rig.machine.events if isinstance(event, DeadlinePassed))
+            assert at_s >= rig.machine.deadline
+            await rig.quiet(1.0)  # the stub goes on naming the deadline that has passed
+            assert rig.machine.kinds().count("DeadlinePassed") <= (time.monotonic() - began) / 0.02 + 2
+            rig.machine.deadline = None
+
+    asyncio.run(scenario())
+
+
+def test_a_restarted_controller_replays_without_acting_and_takes_nothing_in_twice(rig: "Rig") -> None:
+    async def scenario() -> None:
+        first = rig.machine
+        rig.machine.answers[NodeJoined] = [Send("node/a", Quiesce(0, 1), 1)]
+        async with rig.controller():
+            agent = rig.peer("node/a")
+            said = agent.say(joined("a"))
+            agent.say(ProcessStarted("a", RunningProcess(2, 102, 1, 1), warm=True))
+            await rig.until(lambda: agent.acks == [1, 2] and agent.heard)
+            endpoint = rig.endpoint
+        second = type(first)(rig.machine._journal_file)
+        second.answers = {NodeJoined: first.answers[NodeJoined], ControllerStarted: [Send("rank/2", Quiesce(2, 9), 9)]}
+        heard = len(agent.heard)
+        async with rig.controller(second):
+            assert rig.endpoint == endpoint
+            agent.socket.send(codec.encode(said))
+            await rig.until(lambda: len(agent.acks) == 3 and len(agent.heard) > heard)
+            assert second.events[: len(first.events)] == first.events
+            assert second.kinds() == [*first.kinds(), "ControllerStarted"]
+            assert second.events[-1][0] == ControllerStarted(2)
+            new = agent.heard[heard:]
+            assert {(e.body, e.term, e.receiver) for e in new} == {(Quiesce(2, 9), 2, "rank/2")}
+        assert read_endpoint(rig.run_directory) == endpoint
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_the_job_is_delivered_written_down_and_returned(rig: "Rig") -> None:
+    async def scenario() -> None:
+        rig.machine.answers[StopRequested] = [Send("node/a", EndJob(3, "enough"), 1), Finish(3, "enough")]
+        async with rig.controller() as (driver, task):
+            agent = rig.peer("node/a")
+            agent.say(joined("a"))
+            await rig.until(lambda: agent.acks)
+            driver.stop("enough")
+            await rig.until(task.done)
+            assert task.result() == 3
+            assert agent.commands() == [EndJob(3, "enough")]
+        result = read_result(rig.job_directory)
+        assert result is not None
+        assert (result.job, result.exit_code, result.reason, result.term) == ("demo", 3, "enough", 1)
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_does_not_answer_holds_up_the_end_for_a_moment_only(rig: "Rig") -> None:
+    async def scenario() -> None:
+        rig.machine.answers[StopRequested] = [Send("node/a", EndJob(0, "done"), 1), Finish(0, "done")]
+        async with rig.controller() as (driver, task):
+            driver.stop("done")
+            assert await asyncio.wait_for(task, timeout=15) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_controller_that_starts_after_the_end_returns_its_exit_code_again(rig: "Rig") -> None:
+    async def scenario() -> None:
+        answers: dict[type, list[Action]] = {StopRequested: [Finish(5, "over")]}
+        rig.machine.answers.update(answers)
+        async with rig.controller() as (driver, task):
+            driver.stop("over")
+            assert await asyncio.wait_for(task, timeout=15) == 5
+        again = type(rig.machine)(rig.machine._journal_file)
+        again.answers.update(answers)
+        async with rig.controller(again) as (_, task):
+            assert await asyncio.wait_for(task, timeout=15) == 5
+
+    asyncio.run(scenario())

@@ -1,0 +1,184 @@
+"""An abort, or the death of a peer, ends whatever a rank is blocked in."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed
+
+if TYPE_CHECKING:
+    from midstep.communicators.gloo import GlooCommunicator
+    from tests.contract.gloo.conftest import Rank, Ranks
+
+SOON_S = 2.0
+BLOCKED_S = 0.2
+
+
+def block(op: str, communicator: GlooCommunicator, model: torch.nn.Module) -> None:
+    """Do something that cannot end, because nobody else does it."""
+    if op == "all_reduce":
+        dist.all_reduce(torch.ones(1000))
+    elif op == "all_reduce of 40 MB":
+        dist.all_reduce(torch.ones(10_000_000))
+    elif op == "future":
+        dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()  # type: ignore[union-attr]
+    elif op == "reduce_scatter":
+        dist.reduce_scatter_tensor(torch.ones(1), torch.ones(2))
+    elif op == "recv":
+        dist.recv(torch.ones(1000), 1)
+    elif op == "irecv":
+        communicator.irecv(torch.ones(1000), 1).wait()
+    elif op == "barrier":
+        dist.barrier()
+    elif op == "commit barrier":
+        communicator.barrier()
+    else:
+        assert op == "ddp backward"
+        model(torch.ones(1, 8)).sum().backward()
+
+
+OPS = (
+    "all_reduce",
+    "all_reduce of 40 MB",
+    "future",
+    "reduce_scatter",
+    "recv",
+    "irecv",
+    "barrier",
+    "commit barrier",
+    "ddp backward",
+)
+
+
+def be_aborted(rank: Rank) -> None:
+    generation = 0
+    communicator = rank.join(generation)
+    model = DistributedDataParallel(torch.nn.Linear(8, 4), broadcast_buffers=False)
+    while True:
+        op = rank.hear()
+        if rank.number == 0:
+            began: list[float] = []
+
+            def abort(began: list[float] = began) -> None:
+                began.append(time.monotonic())
+                communicator.abort("the test said so")
+
+            timer = threading.Timer(BLOCKED_S, abort)
+            timer.start()
+            caught: Any = None
+            try:
+                block(op, communicator, model)
+            except Exception as error:
+                caught = type(error), str(error)
+            woken_s = time.monotonic() - began[0] if began else -1.0
+            timer.join()
+            refused = ""
+            try:
+                dist.all_reduce(torch.ones(1))
+            except CommunicatorAborted as error:
+                refused = str(error)
+            rank.say((caught, woken_s, communicator.failed, refused))
+        generation += 1
+        communicator.abort("end of round")
+        communicator.reseat(generation, rank.store, 20.0)
+        model = DistributedDataParallel(torch.nn.Linear(8, 4), broadcast_buffers=False)
+
+
+@pytest.fixture(scope="module")
+def pair(module_ranks: Ranks) -> Ranks:
+    module_ranks.start_all(2, be_aborted)
+    return module_ranks
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_abort_from_another_thread_wakes_a_blocked_rank(pair: Ranks, op: str) -> None:
+    pair.say(op, 0)
+    (kind, text), woken_s, failed, refused = pair.hear(0)
+    pair.say("next", 1)
+    assert 0 <= woken_s < SOON_S
+    if op in ("ddp backward", "future"):
+        assert issubclass(kind, RuntimeError)  # torch carries an error out of a future by its text only
+    else:
+        assert kind is CommunicatorAborted
+    assert "the test said so" in text
+    assert failed == "the test said so"
+    assert "the test said so" in refused
+
+
+def lose_a_peer(rank: Rank) -> None:
+    communicator = rank.join()
+    dist.all_reduce(torch.ones(1))
+    rank.say("up")
+    if rank.number == 3:
+        signal.pause()
+    try:
+        dist.all_reduce(torch.ones(1000))
+    except CommunicatorFailed as error:
+        rank.say((time.monotonic(), str(error), communicator.failed))
+    rank.hear()
+
+
+def test_the_death_of_a_peer_reaches_every_rank_and_not_only_its_neighbours(ranks: Ranks) -> None:
+    ranks.start_all(4, lose_a_peer)
+    assert ranks.hear_all() == ["up"] * 4
+    time.sleep(BLOCKED_S)
+    killed = time.monotonic()
+    ranks.signal(3, signal.SIGKILL)
+    for seen, text, failed in ranks.hear_all():
+        assert seen - killed < SOON_S
+        assert "allreduce failed" in text
+        assert failed is not None
+        assert failed in text
+
+
+class Diary:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, str]] = []
+
+    def entered(self, op: str) -> None:
+        self.entries.append(("entered", op))
+
+    def left(self, op: str) -> None:
+        self.entries.append(("left", op))
+
+
+def be_watched(rank: Rank) -> None:
+    communicator = rank.join()
+    model = DistributedDataParallel(torch.nn.Linear(8, 4), broadcast_buffers=False)
+    diary = Diary()
+    communicator.watch(diary)
+    dist.all_reduce(torch.ones(1))
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    diary.entries.append(("test", "computes"))
+    work.wait()
+    communicator.barrier()
+    model(torch.ones(1, 8)).sum().backward()
+    communicator.watch(None)
+    dist.barrier()
+    rank.say(diary.entries)
+    rank.hear()
+
+
+def test_an_observer_sees_the_collectives_of_the_training_and_nothing_else(ranks: Ranks) -> None:
+    ranks.start_all(2, be_watched)
+    for entries in ranks.hear_all():
+        assert entries == [
+            ("entered", "allreduce"),
+            ("left", "allreduce"),
+            ("entered", "allreduce"),
+            ("test", "computes"),
+            ("left", "allreduce"),
+            ("entered", "allreduce"),  # the reducer's
+            ("left", "allreduce"),
+        ]

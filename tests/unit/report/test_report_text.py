@@ -1,0 +1,132 @@
+"""The text that an operator reads at night: outcome first, everything there, nothing too wide."""
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console, RenderableType
+
+from midstep.cli.views.incident_text import incident_view
+from midstep.cli.views.job_text import job_view
+from midstep.cli.views.status_view import status_view
+from midstep.protocol.incidents import Incident, JobStatus, RankPhase, RankStatus
+from midstep.protocol.types import Decision, FaultKind, FaultReport, Rung, SkippedRung
+
+
+def plain(view: RenderableType, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    with console.capture() as captured:
+        console.print(view)
+    return captured.get()
+
+
+def incident_text(incident: Incident, width: int = 100) -> str:
+    return plain(incident_view(incident, width=width), width)
+
+
+def test_first_line_says_what_became_of_the_job(status: JobStatus) -> None:
+    lines = plain(job_view(status, status.incidents, width=100)).splitlines()
+    assert lines[0].startswith("Job gpt-stdlib: FAILED with exit code 1 at step 3001")
+    assert lines[1].strip() == "budget recover_in_place per job is spent (4 of 4)"
+    assert lines[2].startswith("6 incidents (5 resumed, 1 stopped), 7 steps lost")
+
+
+def test_first_line_of_an_incident_is_its_outcome_rung_cost_and_cause(status: JobStatus) -> None:
+    assert incident_text(status.incidents[1]).splitlines()[0].strip() == (
+        "Incident 2: RESUMED after 267 ms by recover_in_place, no steps lost; process ended: rank 1 on node-0"
+    )
+
+
+def test_every_reason_is_shown(status: JobStatus) -> None:
+    for incident in status.incidents:
+        text = " ".join(incident_text(incident).split())
+        for decision in incident.decisions:
+            assert f"{decision.rung}: {decision.reason}" in text
+            for skipped in decision.skipped:
+                assert f"not {skipped.rung}: {skipped.reason}" in text
+
+
+def test_a_failed_rung_is_told_from_the_one_that_worked(status: JobStatus) -> None:
+    text = " ".join(incident_text(status.incidents[4]).split())
+    assert "1. recover_in_place: the process of rank 1 ended, and node-0 is healthy -> not completed" in text
+    assert "7 steps lost (2207 were committed)" in text
+    assert "attempt 2, generation 7" in text
+
+
+def test_a_stop_says_why(status: JobStatus) -> None:
+    text = " ".join(incident_text(status.incidents[5]).split())
+    assert text.startswith("Incident 6: STOPPED")
+    assert "because budget recover_in_place per job is spent (4 of 4)" in text
+
+
+def test_an_open_incident_names_its_phase(running: JobStatus) -> None:
+    text = plain(incident_view(running.incidents[0], width=100, until_s=running.at_s))
+    assert text.startswith("Incident 7: OPEN for 250 ms, rejoining by recover_in_place")
+
+
+def test_a_healthy_process_that_was_lost_is_shouted(status: JobStatus) -> None:
+    incident = status.incidents[1]
+    lost = msgspec.structs.replace(incident, pids_after={**incident.pids_after, 2: 9999})
+    text = incident_text(lost)
+    assert "HEALTHY PROCESSES LOST" in text
+    assert "healthy, yet not the same afterwards: rank 2" in text
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_line_is_wider_than_asked_for(status: JobStatus, running: JobStatus, width: int) -> None:
+    long = FaultReport(FaultKind.EXCEPTION, status.at_s, "rank/0", f"Error: {'x' * 500}", rank=0)
+    wordy = msgspec.structs.replace(status.incidents[0], reports=(long,))
+    for job in (status, running):
+        view = job_view(job, (*job.incidents, wordy), width=width)
+        assert max(map(len, plain(view, width).splitlines())) <= width
+        assert max(map(len, plain(status_view(job), width).splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_bars_are_whole_at_the_widths_of_terminals(status: JobStatus, width: int) -> None:
+    lines = [line.rstrip() for line in incident_text(status.incidents[1], width).splitlines()]
+    newcomer = next(line for line in lines if line.startswith("  1 new"))
+    assert newcomer.endswith("o"), "the rollback, which is last, was cut off"
+    resuming = next(line for line in lines if line.startswith("  resuming"))
+    assert len(resuming) == width
+
+
+def test_plain_text_has_no_control_codes_and_is_ascii(status: JobStatus) -> None:
+    nasty = FaultReport(FaultKind.EXCEPTION, 1.0, "rank/0", "\x1b[2J[red]boom[/red]", rank=0)
+    decision = Decision(Rung.STOP, "\x1b[31mraised", (SkippedRung(Rung.RECOVER, "\x1b[2J"),))
+    incident = msgspec.structs.replace(status.incidents[0], reports=(nasty,), decisions=(decision,))
+    text = plain(job_view(status, (*status.incidents, incident), width=100))
+    assert "\x1b" not in text
+    assert "[red]boom[/red]" in text
+    assert text.isascii()
+
+
+def test_a_world_of_ten_thousand_ranks_fits_a_page(status: JobStatus) -> None:
+    world = range(10_000)
+    incident = msgspec.structs.replace(
+        status.incidents[1],
+        rank_phases=tuple(RankPhase(3, rank, "stop", 0.001) for rank in world),
+        pids_before=dict.fromkeys(world, 1),
+        pids_after=dict.fromkeys(world, 1),
+    )
+    assert len(incident_text(incident).splitlines()) < 50
+    ranks = tuple(
+        RankStatus(rank, "node", 1, 0, "lost" if rank == 7777 else "training", 5, "computing") for rank in world
+    )
+    text = plain(status_view(msgspec.structs.replace(status, ranks=ranks)))
+    assert "7777" in text
+    assert "9968 more ranks, most of them training" in text
+
+
+def test_status_says_who_holds_which_rank_and_what_is_left(running: JobStatus) -> None:
+    text = plain(status_view(running))
+    assert text.startswith("Job gpt-stdlib: REJOINING at step 3100")
+    assert "phase rejoining, generation 9, term 2, 3100 steps committed, median step 120 ms" in text
+    for piece in ("4303", "joining", "local/1", "recover_in_place per job  1 of 8", "process ended: rank 0 on node-0"):
+        assert piece in text
+
+
+def test_a_job_without_anything_yet_has_a_status_and_a_report(running: JobStatus) -> None:
+    bare = msgspec.structs.replace(running, ranks=(), nodes=(), budgets=(), incidents=(), median_step_s=0.0)
+    assert "No rank has joined yet." in plain(status_view(bare))
+    assert "No incidents." in plain(job_view(bare, (), width=100))

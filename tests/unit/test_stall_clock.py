@@ -1,0 +1,148 @@
+"""A rank stands still when its step takes too long by its own history, and never for somebody else's reasons."""
+
+import msgspec
+import pytest
+
+from midstep.agent.stall_clock import Stall, StallClock
+from midstep.protocol.types import Activity, RankProgress
+
+MEDIAN_S = 0.2
+LIMIT_S = 3 * MEDIAN_S + 1.0
+
+
+def clock() -> StallClock:
+    return StallClock(factor=3.0, grace_s=1.0, after_steps=5)
+
+
+def reading(step: int, age_s: float = 0.1, **changes: object) -> RankProgress:
+    progress = RankProgress(
+        rank=1,
+        incarnation=0,
+        generation=1,
+        step=step,
+        activity=Activity.COMPUTING,
+        collectives=4,
+        activity_age_s=age_s,
+        step_age_s=age_s,
+        median_step_s=MEDIAN_S,
+    )
+    return msgspec.structs.replace(progress, **changes)
+
+
+def after(steps: int) -> StallClock:
+    """A clock that has seen the rank do `steps` steps."""
+    watched = clock()
+    for step in range(steps + 1):
+        assert watched.observe(reading(step)) is None
+    return watched
+
+
+def test_a_step_beyond_its_limit_is_reported_once() -> None:
+    watched = after(10)
+
+    assert watched.observe(reading(10, LIMIT_S - 0.01)) is None
+    stall = watched.observe(reading(10, LIMIT_S + 0.01))
+    assert stall is not None
+    assert stall.age_s == pytest.approx(LIMIT_S + 0.01)
+    assert stall.limit_s == pytest.approx(LIMIT_S)
+    assert watched.observe(reading(10, LIMIT_S + 5)) is None
+
+
+def test_the_detail_names_activity_ages_and_suspension() -> None:
+    progress = reading(10, 2.5, activity=Activity.COLLECTIVE, suspended=True)
+
+    detail = Stall(progress=progress, age_s=2.5, limit_s=1.6).detail
+
+    assert "step 10 has taken 2.50 s, where 1.60 s are allowed by a median of 0.200 s" in detail
+    assert "collective for 2.50 s, 4 collectives entered" in detail
+    assert "the process is stopped" in detail
+
+
+def test_the_next_step_is_watched_anew() -> None:
+    watched = after(10)
+    assert watched.observe(reading(10, 5.0)) is not None
+
+    assert watched.observe(reading(11)) is None
+    assert watched.observe(reading(11, 5.0)) is not None
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_a_short_history_is_not_believed(steps: int) -> None:
+    assert after(steps).observe(reading(steps, 60.0)) is None
+
+
+def test_a_rank_without_a_median_is_not_judged() -> None:
+    assert after(10).observe(reading(10, 60.0, median_step_s=0.0)) is None
+
+
+@pytest.mark.parametrize(
+    "activity",
+    [Activity.STARTING, Activity.CHECKPOINTING, Activity.PAUSED, Activity.RECOVERING, Activity.FINISHED],
+)
+def test_time_outside_of_the_step_proper_is_not_judged_nor_held_against_the_step_later(activity: Activity) -> None:
+    watched = after(10)
+
+    assert watched.observe(reading(10, 60.0, activity=activity)) is None
+    assert watched.observe(reading(10, 61.0)) is None
+    assert watched.observe(reading(10, 60.0 + LIMIT_S + 0.1)) is not None
+
+
+@pytest.mark.parametrize("activity", [Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING])
+def test_every_part_of_the_step_proper_is_judged(activity: Activity) -> None:
+    assert after(10).observe(reading(10, 5.0, activity=activity)) is not None
+
+
+def test_an_observer_that_was_held_up_blames_nobody() -> None:
+    watched = after(10)
+    watched.held_up(30.0)
+
+    assert watched.observe(reading(10, 30.0 + LIMIT_S - 0.1)) is None
+    assert watched.observe(reading(10, 30.0 + LIMIT_S + 0.1)) is not None
+
+
+def test_the_first_step_after_a_recovery_is_not_judged() -> None:
+    watched = after(10)
+    assert watched.observe(reading(10, 0.5, generation=2, activity=Activity.RECOVERING)) is None
+
+    assert watched.observe(reading(10, 60.0, generation=2)) is None
+    assert watched.observe(reading(11, 0.1, generation=2)) is None
+    assert watched.observe(reading(11, 5.0, generation=2)) is not None
+
+
+def test_a_newcomer_that_jumps_to_the_step_of_the_world_has_no_history_by_that() -> None:
+    watched = clock()
+    assert watched.observe(reading(0, incarnation=1, activity=Activity.STARTING)) is None
+    assert watched.observe(reading(1000, incarnation=1, activity=Activity.RECOVERING)) is None
+
+    for step in range(1000, 1005):
+        assert watched.observe(reading(step, 60.0, incarnation=1)) is None
+    assert watched.observe(reading(1005, 60.0, incarnation=1)) is not None
+
+
+def test_a_new_incarnation_starts_without_history() -> None:
+    watched = after(10)
+
+    assert watched.observe(reading(11, 60.0, incarnation=1)) is None
+    assert watched.observe(reading(12, 60.0, incarnation=1)) is None
+
+
+def test_a_step_that_was_rolled_back_is_a_new_beginning() -> None:
+    watched = after(10)
+
+    assert watched.observe(reading(9, 60.0)) is None
+    assert watched.observe(reading(10, 60.0)) is not None
+
+
+def test_a_forgotten_rank_starts_without_history() -> None:
+    watched = after(10)
+    watched.forget(1)
+    watched.forget(7)
+
+    assert watched.observe(reading(10, 60.0)) is None
+
+
+def test_ranks_are_judged_apart() -> None:
+    watched = after(10)
+
+    assert watched.observe(reading(10, 60.0, rank=2)) is None
+    assert watched.observe(reading(10, 60.0)) is not None
