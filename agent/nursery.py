@@ -103,9 +103,8 @@ class Nursery:
     def close(self) -> None:
         """End the zygote and the standby that is kept. Idempotent."""
         self._closed = True
-        for task in (self._listener, self._filling):
-            if task is not None:
-                task.cancel()
+        if self._filling is not None:
+            self._filling.cancel()
         if self._refill is not None:
             self._refill.cancel()
         self._drop_zygote()
@@ -183,9 +182,7 @@ class Nursery:
         if self._zygote is not None:
             zygote, self._zygote = self._zygote, None
             zygote.kill()
-        if self._end is not None:
-            self._end.close()
-            self._end = None
+        self._hang_up()
         self._phase = _Phase.NONE
 
     def _zygote_ended(self, status: int) -> None:
@@ -193,9 +190,7 @@ class Nursery:
             return  # dropped on purpose
         self._lost_young = 0 if self._phase is _Phase.UP else self._lost_young + 1
         self._zygote = None
-        if self._end is not None:
-            self._end.close()
-            self._end = None
+        self._hang_up()
         if self._lost_young >= MAX_ZYGOTES_LOST_YOUNG:
             _log.error(
                 "the zygote ended %d times before it was up (last status %d): processes are started cold from now on",
@@ -206,6 +201,14 @@ class Nursery:
             return
         _log.warning("the zygote ended with status %d; starting it anew", status)
         self._start_zygote(_Phase.IMPORTING_AGAIN)
+
+    def _hang_up(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            self._listener = None
+        if self._end is not None:
+            self._end.close()
+            self._end = None
 
     async def _listen(self, end: socket.socket) -> None:
         while True:

@@ -218,7 +218,7 @@ class RankHost:
     def _begin_life(
         self, seat: _Seat, order: StartProcess, training: orders.TrainingOrder, standby: Standby, log: Path
     ) -> None:
-        seat.oldest_session = time.time_ns()
+        seat.oldest_session = order.incarnation
         pid = standby.process.pid
         life = _Life(seat, RunningProcess(order.rank, pid, order.incarnation, order.generation))
         now = time.monotonic()

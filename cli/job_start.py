@@ -50,7 +50,9 @@ def found(start: Start) -> Job:
     """Make the directories, the keys and the journal of a new job. Raises ConfigurationError; nothing has run then."""
     name = start.job or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     if not start.no_python and not start.is_module and not Path(start.command[0]).is_file():
-        raise ConfigurationError(f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program.")
+        raise ConfigurationError(
+            f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program."
+        )
     policy = load_policy(start.policy_file) if start.policy_file else default_policy()
     directory = (start.job_directory or base_directory() / name).absolute()
     if journal_path(directory).exists():
@@ -85,7 +87,7 @@ def found(start: Start) -> Job:
 
 def _run_directory(name: str) -> Path:
     """Make an owner-only directory with a short path, and clear away those of launchers that are gone."""
-    base = Path(f"/tmp/midstep-{os.getuid()}")  # noqa: S108 - unix sockets need a short path; the mode keeps others out
+    base = Path(f"/tmp/midstep-{os.getuid()}")
     base.mkdir(mode=0o700, exist_ok=True)
     status = base.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:

@@ -69,7 +69,7 @@ class Launcher:
                 await asyncio.wait([supervising], timeout=LOOK_S)
             if self._stops >= 2:
                 supervising.cancel()
-                return Result(spec.job, 130, "interrupted twice: ended without waiting for a checkpoint", 0, time.time())
+                return Result(spec.job, 130, "interrupted twice: ended at once", 0, time.time())
             return await supervising
         finally:
             supervising.cancel()

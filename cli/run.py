@@ -28,18 +28,41 @@ def two_ways(name: str) -> tuple[str, ...]:
 )
 @click.option(*two_ways("nnodes"), "nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes.")
 @click.option(
-    *two_ways("nproc_per_node"), "ranks_per_node", type=click.IntRange(min=1), default=1, show_default=True,
+    *two_ways("nproc_per_node"),
+    "ranks_per_node",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
     help="Ranks on each node.",
 )
-@click.option("--spares", "spare_nodes", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Spare nodes, warm and without ranks, that take the place of a lost one.")
-@click.option(*two_ways("max_restarts"), type=click.IntRange(min=0), default=0, show_default=True,
-              help="Restarts of the whole job, for scripts that are not resilient; others go by the policy.")
-@click.option("--policy", "policy_file", type=click.Path(dir_okay=False, path_type=Path),
-              help="The job's policy file; see `midstep policy check`.  [default: the built-in policy]")
+@click.option(
+    "--spares",
+    "spare_nodes",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Spare nodes, warm and without ranks, that take the place of a lost one.",
+)
+@click.option(
+    *two_ways("max_restarts"),
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Restarts of the whole job, for scripts that are not resilient; others go by the policy.",
+)
+@click.option(
+    "--policy",
+    "policy_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The job's policy file; see `midstep policy check`.  [default: the built-in policy]",
+)
 @click.option("--job", help="A name for the job.  [default: the time of day]")
-@click.option("--job-dir", "job_directory", type=click.Path(file_okay=False, path_type=Path),
-              help="Where journal, logs and checkpoints go.  [default: ~/.midstep/jobs/JOB]")
+@click.option(
+    "--job-dir",
+    "job_directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where journal, logs and checkpoints go.  [default: ~/.midstep/jobs/JOB]",
+)
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set a variable for the ranks.")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as with `python -m`.")
 @click.option(*two_ways("no_python"), "no_python", is_flag=True, help="SCRIPT is a program, not Python.")
@@ -47,7 +70,7 @@ def two_ways(name: str) -> tuple[str, ...]:
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(  # noqa: PLR0917 - one parameter for each flag
+def command(
     *,
     nodes: int,
     ranks_per_node: int,

@@ -17,7 +17,7 @@ from ..protocol.errors import CommunicatorAborted, CommunicatorError, Communicat
 from ..protocol.types import StoreEndpoint
 from .base import CollectiveObserver, Transfer
 from .group import BACKEND, Group, orphaned
-from .life import Life
+from .life import Life, cause
 from .links import Links
 from .seating import Abandoned, Attempt, Connected, Table
 
@@ -136,7 +136,7 @@ class GlooCommunicator:
             connected = attempt.outcome()
         except Abandoned:
             raise life.error("new_group") from None
-        except (TimeoutError, RuntimeError, LinkUpFailed) as error:
+        except (TimeoutError, RuntimeError) as error:
             raise life.fail("new_group", error) from error
         finally:
             self._attempt = None
@@ -174,13 +174,13 @@ class GlooCommunicator:
             self._take_seats(attempt.outcome(), generation, names, life)
             self._check_links(life, deadline)
         except (Abandoned, TimeoutError, RuntimeError, CommunicatorError) as error:
-            cause = str(error).splitlines()[0] if str(error) else f"not done within {link_up_s:g} s"
-            life.end(CommunicatorFailed, f"link-up of generation {generation} failed: {cause}")
+            what = f"generation {generation} was not linked up within {link_up_s:g} s: {cause(error)}"
+            life.end(CommunicatorFailed, what)
             self._cut()
             self._retire([group.unseat(life) for group in self._groups])
             if life.aborted:
                 raise life.error("reseat") from None
-            raise LinkUpFailed(f"generation {generation}, rank {self._rank}: {cause}") from error
+            raise LinkUpFailed(f"rank {self._rank}: {what}") from error
         finally:
             self._attempt = None
 

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed
 
+_ADVICE = "This is typically caused by"
+
 
 class InFlight(Protocol):
     """Something under way that must not outlast the life."""
@@ -53,8 +55,7 @@ class Life:
 
     def fail(self, op: str, error: BaseException) -> CommunicatorError:
         """Take note that `op` failed with `error`; return what its caller must raise."""
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if self.end(CommunicatorFailed, f"{op} failed: {cause}"):
+        if self.end(CommunicatorFailed, f"{op} failed: {cause(error)}"):
             self._on_failure()
         return self.error(op)
 
@@ -79,3 +80,13 @@ class Life:
         """Return what was under way at the end and may still touch its tensors."""
         with self._lock:
             return [work for work in self._in_flight if not work.finished()]
+
+
+def cause(error: BaseException) -> str:
+    """Return what an error says, without the place in gloo's sources before it and the advice behind it."""
+    lines = str(error).splitlines()
+    if not lines:
+        return type(error).__name__
+    text = lines[0].partition(_ADVICE)[0].strip(" .")
+    place, _, rest = text.partition("] ")
+    return rest if place.startswith("[") and rest else text

@@ -20,7 +20,6 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from ..protocol.errors import LinkUpFailed
 from ..protocol.types import StoreEndpoint
 from .links import Links
 
@@ -47,6 +46,7 @@ class Attempt(Generic[T]):
     def __init__(self, work: Callable[["Attempt[T]"], T], deadline: float) -> None:
         """Start `work`. It calls `go_on` between its steps. `deadline` is on the monotonic clock."""
         self.deadline = deadline
+        self.stage = "the store has not answered"  # what is missing, if this is as far as it gets
         self._work = work
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -82,16 +82,17 @@ class Attempt(Generic[T]):
             self._over.set()
 
     def outcome(self) -> T:
-        """Wait for the result until the deadline. Raises Abandoned, TimeoutError, or what the work raised."""
+        """Wait for the result until the deadline. Raises Abandoned, TimeoutError with the stage, or what the work
+        raised."""
         in_time = self._over.wait(max(0.0, self.deadline - time.monotonic()))
         with self._lock:
             if self._abandoned:
                 raise Abandoned
             if not in_time and not self._over.is_set():
                 self._abandoned = True
-                raise TimeoutError
+                raise TimeoutError(self.stage)
             if isinstance(self._error, Abandoned):
-                raise TimeoutError
+                raise TimeoutError(self.stage)
             if self._error is not None:
                 raise self._error
             result, self._result = self._result, None
@@ -117,25 +118,22 @@ class Table:
     def meet(self, attempt: Attempt[Any], name: str, members: Sequence[int], rank: int, word: Any) -> list[Any]:
         """Leave `word` (JSON) for the other members and return everybody's, in their order.
 
-        Raises LinkUpFailed, naming the missing, when the attempt's time is over; Abandoned when the attempt is.
+        Raises Abandoned when the attempt is over.
         """
         store = PrefixStore(_PREFIX.format(generation=self.generation, name=name), self._store)
         store.set(_seat(rank), json.dumps(word))
         missing = [member for member in members if member != rank]
         words = {rank: word}
         while missing:
-            left_s = attempt.deadline - time.monotonic()
-            if left_s <= 0:
-                raise LinkUpFailed(
-                    f"generation {self.generation}: rank {_listed(missing)} did not come to group {name} in time"
-                )
-            attempt.go_on()
+            attempt.stage = f"rank {missing[0]} has not come to group {name}"
+            left_s = attempt.go_on()
             try:
                 store.wait([_seat(missing[0])], timedelta(seconds=min(_SLICE_S, left_s)))
             except dist.DistStoreError:  # torch's word for a timeout
                 continue
             words[missing[0]] = json.loads(store.get(_seat(missing[0])))
             del missing[0]
+        attempt.stage = f"group {name} is not connected"
         return [words[member] for member in members]
 
     def connect(self, name: str, place: int, size: int, links: Links, limit_s: float) -> Connected:
@@ -155,7 +153,3 @@ class Table:
 
 def _seat(rank: int) -> str:
     return f"seat/{rank}"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(str(rank) for rank in ranks)

@@ -120,7 +120,7 @@ def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
         each.state = RankState.TRAINING
         state.send(rank_address(each.rank), Resume(each.rank, state.generation, event.step))
     state.committed = event.step
-    state.first_steps_at_s = 0.0
+    state.first_steps_at_s = state.median_step_s = 0.0
     state.awaiting_step = set(range(state.world.size))
     state.unfinished = set(range(state.world.size))
     state.enter(Phase.RESUMING, now, state.policy.deadlines.first_step_s)
@@ -132,7 +132,9 @@ def on_step_committed(state: JobState, event: StepCommitted, now: float) -> None
         state.ignore("step of another generation")
         return
     state.committed = max(state.committed, event.committed)
-    state.median_step_s = max(state.median_step_s, event.median_step_s)
+    if event.median_step_s > 0:  # a newcomer's history is its slow first step, so the least is the best informed
+        known = state.median_step_s or event.median_step_s
+        state.median_step_s = min(known, event.median_step_s)
     state.first_steps_at_s = max(state.first_steps_at_s, event.at_s)
     state.awaiting_step.discard(event.rank)
     _maybe_resumed(state, now)

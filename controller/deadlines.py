@@ -8,8 +8,8 @@ from .ending import end, ready_to_save
 from .events import DeadlinePassed
 from .nodes import nodes_missing
 from .openings import nodes_needed, overdue, wait_for_nodes
-from .reports import resolve_suspicion, suspect
 from .state import JobState, Phase
+from .suspicion import resolve_suspicion, suspect
 from .world import NodeState
 
 

@@ -11,6 +11,9 @@ SUSPICIONS = frozenset({FaultKind.COMMUNICATION, FaultKind.STALL, FaultKind.LINK
 
 WAITING_FOR_PEERS = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
 
+# Known to take long: the others wait, and that is as it should be.
+EXCUSED = frozenset({Activity.CHECKPOINTING, Activity.PAUSED})
+
 
 def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = ()) -> tuple[int, ...]:
     """Return the ranks that hold up the others, from all step clocks read at about the same time.
@@ -27,10 +30,23 @@ def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = ()) ->
         return ()
     last = min((clock.step, clock.collectives) for clock in working)
     behind = [clock for clock in working if (clock.step, clock.collectives) == last]
-    blamed = [clock.rank for clock in behind if clock.activity not in WAITING_FOR_PEERS]
+    blamed = [clock.rank for clock in behind if clock.activity not in WAITING_FOR_PEERS | EXCUSED]
     if len(blamed) == len(working):
         return ()
     return tuple(sorted(blamed))
+
+
+def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:
+    """Return the ranks that take long with good reason."""
+    return tuple(sorted(clock.rank for clock in clocks if clock.activity in EXCUSED))
+
+
+def describe_clock(clock: RankProgress | None) -> str:
+    """Say in words what a rank is doing; None: its node did not answer."""
+    if clock is None:
+        return "its node does not answer"
+    stopped = ", stopped by a signal" if clock.suspended else ""
+    return f"in {clock.activity} for {clock.activity_age_s:.1f} s{stopped}"
 
 
 def describe_exit(status: int) -> str:

@@ -90,6 +90,12 @@ class History:
                 ended_reason="all ranks have committed the repeated step",
             )
 
+    def dismissed(self, now: float, reason: str) -> None:
+        """Close the incident: nothing was wrong."""
+        if self.open:
+            phases = tuple(self._ended(phase, now) for phase in self.open.phases)
+            self._change(phases=phases, outcome=Outcome.DISMISSED, ended_reason=reason)
+
     def stopped(self, now: float, pids: Mapping[int, int], reason: str) -> None:
         """Close the incident: the job stops."""
         if self.open:

@@ -1,20 +1,16 @@
-"""What happens when something is reported to be wrong, when a node comes or goes, and when time runs out."""
-
-import msgspec
+"""What happens when something is reported to be wrong: faults, and processes that start or end."""
 
 from ..protocol.messages import (
     FaultReported,
-    ProbeProgress,
     ProcessExited,
     ProcessStarted,
-    ProgressReported,
 )
-from ..protocol.types import CONTROLLER, FaultKind, FaultReport, node_address
-from .deciding import blame, current_rung, decide, rung_failed, with_rank
+from ..protocol.types import FaultKind, FaultReport, node_address
+from .deciding import blame, decide
 from .ending import end, ready_to_save
-from .faults import SUSPICIONS, describe_exit, stalled_ranks
-from .openings import open_generation
+from .faults import SUSPICIONS, describe_exit
 from .state import OVER, JobState, Phase
+from .suspicion import suspect
 from .world import GONE, RankState
 
 
@@ -45,84 +41,6 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
         return
     blame(state, report)
     decide(state, now)
-
-
-def suspect(state: JobState, report: FaultReport, now: float) -> None:
-    """Something is wrong and nobody is at fault yet: give the culprit's own report a moment to arrive."""
-    state.suspicions.append(report)
-    if state.phase is not Phase.SUSPECTING:
-        state.suspected_in = state.phase
-        state.enter(Phase.SUSPECTING, now, state.policy.deadlines.suspect_s)
-    if report.kind is FaultKind.STALL and not state.awaiting_progress:
-        probe_nodes(state, now)
-
-
-def probe_nodes(state: JobState, now: float) -> None:
-    """Ask every node for its step clocks, to find out who holds up the others."""
-    state.probes += 1
-    state.world.progress.clear()
-    state.awaiting_progress = set(state.world.group_nodes())
-    for name in sorted(state.awaiting_progress):
-        state.send(node_address(name), ProbeProgress(state.probes))
-    state.due_s = now + max(state.policy.deadlines.suspect_s, PROBE_S)
-
-
-PROBE_S = 2.0  # a node that does not read its clocks in this time counts as silent
-
-
-def on_progress_reported(state: JobState, event: ProgressReported, now: float) -> None:
-    """A node has read its step clocks."""
-    if event.probe != state.probes or event.node not in state.awaiting_progress:
-        state.ignore("progress of an earlier probe")
-        return
-    state.awaiting_progress.discard(event.node)
-    for clock in event.ranks:
-        state.world.progress[clock.rank] = clock
-    if not state.awaiting_progress:
-        resolve_suspicion(state, now)
-
-
-def resolve_suspicion(state: JobState, now: float) -> None:
-    """Nobody has been found at fault by itself: read the clocks; failing that, link anew or ask the ladder."""
-    silent = [h.rank for name in state.awaiting_progress for h in state.world.on(name)]
-    probed = bool(state.world.progress) or bool(silent)
-    state.awaiting_progress.clear()
-    suspicion = state.suspicions[0]
-    for rank in stalled_ranks(state.world.progress.values(), silent) if probed else ():
-        holder = state.world.holders[rank]
-        clock = state.world.progress.get(rank)
-        what = (
-            "its node does not answer"
-            if clock is None
-            else (
-                f"in {clock.activity} for {clock.activity_age_s:.1f} s"
-                + (", stopped by a signal" if clock.suspended else "")
-            )
-        )
-        named = with_rank(suspicion, rank, holder.node, holder.incarnation)
-        named = msgspec.structs.replace(named, detail=f"rank {rank} holds up the others: {what}", seen_by=CONTROLLER)
-        state.history.report(named, state.world.pids(), now, state.committed)
-        blame(state, named)
-    state.world.progress.clear()
-    if not state.guilty and state.suspected_in is Phase.REJOINING and current_rung(state) is not None:
-        _link_anew(state, suspicion, now)
-        return
-    decide(state, now)
-
-
-def _link_anew(state: JobState, suspicion: FaultReport, now: float) -> None:
-    """The communicators could not be built: try again under a fresh generation, all together, up to the limit."""
-    state.relinks += 1
-    if state.relinks < state.policy.communicator.link_up_attempts:
-        open_generation(state, (), now)
-        return
-    state.relinks = 0
-    rung_failed(
-        state,
-        None,
-        f"no communicators after {state.policy.communicator.link_up_attempts} attempts: {suspicion.detail}",
-        now,
-    )
 
 
 def on_process_started(state: JobState, event: ProcessStarted, now: float) -> None:

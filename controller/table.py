@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..protocol import messages as m
-from . import barriers, deadlines, ending, nodes, reports, requests
+from . import barriers, deadlines, ending, nodes, reports, requests, suspicion
 from .events import ControllerStarted, DeadlinePassed, InjectRequested, KillNodeRequested, StopRequested
 from .state import JobState, Phase
 
@@ -40,7 +40,7 @@ ROWS: tuple[Row, ...] = (
     Row(AT_WORK, m.ProcessStarted, reports.on_process_started),
     Row(ALIVE, m.ProcessExited, reports.on_process_exited, (*DECIDED, P.SUSPECTING)),
     Row(AT_WORK, m.FaultReported, reports.on_fault_reported, (*DECIDED, P.SUSPECTING)),
-    Row((P.SUSPECTING,), m.ProgressReported, reports.on_progress_reported, DECIDED),
+    Row((P.SUSPECTING,), m.ProgressReported, suspicion.on_progress_reported, (*DECIDED, P.RUNNING, P.RESUMING)),
     Row((P.STARTING, P.QUIESCING), m.RankJoined, barriers.on_rank_joined, DECIDED),
     Row((P.QUIESCING, P.SAVING), m.RankQuiesced, barriers.on_rank_quiesced, DECIDED),
     Row((P.REJOINING,), m.RankReady, barriers.on_rank_ready, (*DECIDED, P.RESUMING)),
@@ -52,7 +52,7 @@ ROWS: tuple[Row, ...] = (
         (P.RUNNING, P.FINISHING),
     ),
     Row((P.SAVING,), m.CheckpointSaved, ending.on_checkpoint_saved, (P.ENDED,)),
-    Row(ALIVE, DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.SUSPECTING)),
+    Row(ALIVE, DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.SUSPECTING, P.RUNNING, P.RESUMING)),
     Row(tuple(Phase), ControllerStarted, requests.on_controller_started),
     Row(AT_WORK, InjectRequested, requests.on_inject_requested),
     Row(ALIVE, KillNodeRequested, requests.on_kill_node_requested),

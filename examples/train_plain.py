@@ -4,8 +4,9 @@ import os
 
 import torch
 import torch.distributed as dist
-from midstep.examples.gpt import GPT, Shape, random_batch, standard_library_text
 from torch.nn.parallel import DistributedDataParallel
+
+from midstep.examples.gpt import GPT, Shape, random_batch, standard_library_text
 
 STEPS = 60
 

@@ -2,11 +2,12 @@
 
 import os
 
-import midstep
 import torch
 import torch.distributed as dist
-from midstep.examples.gpt import GPT, Shape, random_batch, standard_library_text
 from torch.nn.parallel import DistributedDataParallel
+
+import midstep
+from midstep.examples.gpt import GPT, Shape, random_batch, standard_library_text
 
 STEPS = 60
 

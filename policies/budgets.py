@@ -56,7 +56,7 @@ def counts_restarts(facts: Facts) -> bool:
 def in_window(spent: Iterable[Spent], rung: Rung, budget: Budget, now: float) -> list[Spent]:
     """Return what of `spent` the budget of `rung` still counts at `now`."""
     return [
-        entry for entry in spent if entry.rung is rung and (budget.window_s == 0 or entry.at_s > now - budget.window_s)
+        entry for entry in spent if entry.rung is rung and (budget.window_s == 0 or now - entry.at_s < budget.window_s)
     ]
 
 

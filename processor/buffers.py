@@ -7,9 +7,9 @@ Masks and position tables do not, and would be dead weight there. Nobody says wh
 - Any other buffer counts as constant until its object, its version counter or its content differs from what it was at
   registration; from then on it is captured at every commit.
 - Content is compared (by hash) when the version counter moved (DDP broadcasts buffers, which moves it without changing
-  anything), for every buffer in the first commits, and for small ones always, as writes through `.data` leave the counter
-  as it is. What is missed: a buffer above `SMALL_BYTES` that is written through `.data` for the first time after the
-  first `FULL_CHECKS` commits. Register such a thing as a value.
+  anything), for every buffer in the first commits, and for small ones always, as writes through `.data` leave the
+  counter as it is. What is missed: a buffer above `SMALL_BYTES` that is written through `.data` for the first time
+  after the first `FULL_CHECKS` commits. Register such a thing as a value.
 
 The contents at registration are kept (the baseline): a buffer that turns out to change in the very step that is
 interrupted is put back to them.

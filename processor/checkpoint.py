@@ -25,9 +25,11 @@ from .lifecycle import Framework, OpenShard
 from .shard_file import HashedFile, Written, read_shard, write_shard
 
 FORMAT = 1
+ATTEMPT = "0"  # for callers that never have two attempts at one step under way
 MANIFEST = "manifest.json"
 DAMAGED = "manifest.damaged.json"
 _RECORD = ".part.json"
+_SHARD = ".safetensors"
 _COMPLETE = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"step-(\d{8,})\.(?:tmp|old)-.+")
 
@@ -52,7 +54,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def shard_name(shard_id: str) -> str:
     """Return the name of the file of a shard."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", shard_id) + ".safetensors"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", shard_id) + _SHARD
 
 
 def own_name(rank: int) -> str:
@@ -65,29 +67,41 @@ def step_directory(directory: str | Path, step: int) -> Path:
     return Path(directory) / f"step-{step:08d}"
 
 
-def save_shard(directory: str | Path, step: int, attempt: str, shard_id: str, shard: OpenShard) -> int:
+def save_shard(directory: str | Path, step: int, shard_id: str, shard: OpenShard, *, attempt: str = ATTEMPT) -> int:
     """Write a shard as a part of a checkpoint; returns its bytes. Raises CheckpointError; what existed is untouched."""
     with _part(directory, step, attempt, shard_name(shard_id)) as file:
         write_shard(file, shard)
         return _record(directory, step, attempt, shard_name(shard_id), file.finish())
 
 
-def save_own(directory: str | Path, step: int, attempt: str, rank: int, blob: bytes) -> int:
+def save_own(directory: str | Path, step: int, rank: int, blob: bytes, *, attempt: str = ATTEMPT) -> int:
     """Write a rank's own state as a part of a checkpoint; returns its bytes. Raises CheckpointError."""
     with _part(directory, step, attempt, own_name(rank)) as file:
         file.write(blob)
         return _record(directory, step, attempt, own_name(rank), file.finish())
 
 
-def publish(directory: str | Path, step: int, attempt: str, *, world_size: int, shard_ids: Sequence[str]) -> Path:
+def publish(
+    directory: str | Path,
+    step: int,
+    *,
+    world_size: int,
+    shard_ids: Sequence[str] | None = None,
+    attempt: str = ATTEMPT,
+) -> Path:
     """Make the checkpoint complete: all parts are there, so it gets its name. Returns where it lies.
 
+    `shard_ids`: the shards that it must have; None: those that were written, at least one.
     Raises CheckpointError when a part is missing or the file system refuses; complete checkpoints stay as they are.
     """
     unfinished, final = _unfinished(directory, step, attempt), step_directory(directory, step)
     with _told(f"make the checkpoint {final} complete"):
-        names = [*map(shard_name, shard_ids), *map(own_name, range(world_size))]
-        missing = [name for name in names if not (unfinished / (name + _RECORD)).exists()]
+        written = {path.name.removesuffix(_RECORD) for path in unfinished.glob(f"*{_RECORD}")}
+        shards = sorted(name for name in written if name.endswith(_SHARD)) or [f"*{_SHARD}"]
+        if shard_ids is not None:
+            shards = [shard_name(shard_id) for shard_id in shard_ids]
+        names = [*shards, *map(own_name, range(world_size))]
+        missing = [name for name in names if name not in written]
         if missing:
             raise CheckpointError(
                 f"the checkpoint of step {step} cannot be made complete: {unfinished} lacks {', '.join(missing[:5])} "
@@ -105,7 +119,7 @@ def publish(directory: str | Path, step: int, attempt: str, *, world_size: int, 
     return final
 
 
-def discard(directory: str | Path, step: int, attempt: str) -> None:
+def discard(directory: str | Path, step: int, *, attempt: str = ATTEMPT) -> None:
     """Remove the parts of an attempt that failed. Raises CheckpointError when they cannot be removed."""
     with _told(f"remove {_unfinished(directory, step, attempt)}"), contextlib.suppress(FileNotFoundError):
         shutil.rmtree(_unfinished(directory, step, attempt))

@@ -33,8 +33,8 @@ def cut(sizes: Sequence[int], offset: int, length: int) -> list[Chunk]:
     """
     if offset < 0 or length < 0 or offset + length > sum(sizes):
         raise RecoveryError(
-            f"the repair plan asks for bytes {offset} to {offset + length} of a shard that has {sum(sizes)} here; do all "
-            "ranks hold the same state?"
+            f"the repair plan asks for bytes {offset} to {offset + length} of a shard that has {sum(sizes)} here; do "
+            "all ranks hold the same state?"
         )
     chunks: list[Chunk] = []
     gathered = None  # start of a run of small pieces

@@ -29,11 +29,14 @@ OUTBOX = 1000
 class Client:
     """Owns the control thread, its socket and its mailbox."""
 
-    def __init__(self, *, job: str, rank: int, agent_socket: str, hear: Callable[[Envelope], None]) -> None:
+    def __init__(
+        self, *, job: str, rank: int, incarnation: int, agent_socket: str, hear: Callable[[Envelope], None]
+    ) -> None:
         self._hear = hear
         self._agent_socket = agent_socket
         self._address = rank_address(rank)
-        self._mailbox = Mailbox(job=job, address=self._address, session=time.time_ns())
+        # The incarnation, not the time: clocks of two nodes need not agree on which process is the newer one.
+        self._mailbox = Mailbox(job=job, address=self._address, session=incarnation)
         self._outbox: queue.Queue[tuple[Message, int]] = queue.Queue(OUTBOX)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()

@@ -1,15 +1,15 @@
 """A DataLoader that knows where it is, and can go on from there.
 
-A plain DataLoader cannot be continued in the middle of an epoch, and each new iterator of it draws from the global random
-generator, so that a run that continued would no longer draw the numbers of one that did not. Here the order of samples
-and the seeds of workers follow from `seed`, epoch and batch alone. The global generators are left as they are, except that
-without workers (`num_workers=0`) a dataset's own random augmentation draws from them in the train thread as usual; that is
-captured and rolled back with the rest.
+A plain DataLoader cannot be continued in the middle of an epoch, and each new iterator of it draws from the global
+random generator, so that a run that continued would no longer draw the numbers of one that did not. Here the order of
+samples and the seeds of workers follow from `seed`, epoch and batch alone. The global generators are left as they are,
+except that without workers (`num_workers=0`) a dataset's own random augmentation draws from them in the train thread as
+usual; that is captured and rolled back with the rest.
 """
 
 import random
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +26,8 @@ class ResumableBatches(Iterable[Any]):
     """The batches of a DataLoader over a map-style dataset, from any epoch and batch.
 
     `for batch in batches` goes through what is left of the current epoch, and moves on to the next; `endless()` goes on
-    through epochs. The position counts batches that were handed out, not those that workers have prefetched. Register it
-    as `data` of the train state.
+    through epochs. The position counts batches that were handed out, not those that workers have prefetched. Register
+    it as `data` of the train state.
 
     `sampler`: told the epoch by `set_epoch`; by default the loader's own. A sampler with a `generator` (RandomSampler)
     gets one that follows from `seed` and epoch; any other must give the same order for the same epoch.
@@ -37,11 +37,12 @@ class ResumableBatches(Iterable[Any]):
     def __init__(self, loader: "DataLoader[Any]", sampler: Any = None, *, seed: int = 0) -> None:
         if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
             raise ConfigurationError(
-                "ResumableBatches needs a DataLoader over a map-style dataset with a batch size; an iterable dataset has no "
-                "positions. Give an object of your own with state_dict and load_state_dict as data"
+                "ResumableBatches needs a DataLoader over a map-style dataset with a batch size; an iterable dataset "
+                "has no positions. Give an object of your own with state_dict and load_state_dict as data"
             )
-        self._sampler = loader.sampler if sampler is None else sampler
-        self._batches = loader.batch_sampler
+        chosen: Any = loader.sampler if sampler is None else sampler
+        self._sampler = chosen
+        self._batches: Any = loader.batch_sampler
         self._seed = seed
         self._epoch = 0
         self._batch = 0
@@ -49,7 +50,7 @@ class ResumableBatches(Iterable[Any]):
         self._lives = 0  # iterators of an earlier life must not move the position
         self._remaining = _Remaining(self)
         self._loader = self._continued(loader)
-        if getattr(self._sampler, "generator", self) is None:
+        if hasattr(self._sampler, "generator") and self._sampler.generator is None:
             self._sampler.generator = torch.Generator()
 
     @property
@@ -64,7 +65,7 @@ class ResumableBatches(Iterable[Any]):
 
     def __len__(self) -> int:
         """The batches of a whole epoch."""
-        return len(cast("Any", self._batches))
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
         """Go through the rest of the current epoch."""
@@ -110,7 +111,7 @@ class ResumableBatches(Iterable[Any]):
                 yield _Indices(indices, self._derived(epoch, index + 1))
 
     def _derived(self, epoch: int, place: int) -> int:
-        return xxhash.xxh3_64_intdigest(f"{self._seed}/{epoch}/{place}") >> 1
+        return xxhash.xxh3_64_intdigest(f"{self._seed}/{epoch}/{place}".encode()) >> 1
 
     def _continued(self, loader: "DataLoader[Any]") -> "DataLoader[Any]":
         """Make a loader like the given one, over what remains."""

@@ -130,7 +130,7 @@ class Ledger:
         self.count, self.ready, self.updating, self.leave_after_update = count, False, False, False
 
     def _begin(self, index: int) -> None:
-        if self._surroundings.interrupted():
+        if self.leave_after_update or self._surroundings.interrupted():
             raise Interrupted
         self._began_s = self._clock()
         self._step_clock.begin_step(index, self.median_step_s)
@@ -170,8 +170,6 @@ class Ledger:
         self.count, self.ready, self.updating = index + 1, False, False
         self._durations.append(self._clock() - self._began_s)
         self._step_clock.committed(self.count, self.median_step_s)
-        if self.leave_after_update:
-            raise Interrupted
-        self._surroundings.committed(self.count, self.median_step_s)
-        if self._surroundings.interrupted():
-            raise Interrupted
+        # What the loop does after its update (logging, say) still runs; orders are followed before the next step.
+        if not self.leave_after_update:
+            self._surroundings.committed(self.count, self.median_step_s)

@@ -53,7 +53,7 @@ class Framework(Protocol):
         ...
 
     def rebuilt(self) -> None:
-        """The communicators have been seated for a new generation: refresh what was derived from them. After rebuild."""
+        """The communicators are seated for a new generation: refresh what was derived from them. After rebuild."""
         ...
 
     def open_shard(self, shard_id: str) -> OpenShard:

@@ -25,9 +25,9 @@ from .random_state import RandomState
 class Value:
     """A value of the script's, through a function that reads it and one that puts it back.
 
-    `get` must return plain values, tensors or arrays. `replicated`: it is the same on all ranks at the same step, and is
-    changed only inside the update; otherwise it is this rank's own, and may change at any time. Own values are captured
-    at every step, so they should be small.
+    `get` must return plain values, tensors or arrays. `replicated`: it is the same on all ranks at the same step, and
+    is changed only inside the update; otherwise it is this rank's own, and may change at any time. Own values are
+    captured at every step, so they should be small.
     """
 
     get: Callable[[], Any]
@@ -66,8 +66,8 @@ def as_value(name: str, target: Any) -> Value:  # noqa: PLR0911 - one return for
     if isinstance(target, collections.deque):
         return Value(lambda: list(target), lambda items: _refill(target.clear, target.extend, items))
     raise ConfigurationError(
-        f"values[{name!r}] is a {type(target).__name__}, which cannot be put back in place. Give a dict, list, tensor or "
-        "array, an object with state_dict and load_state_dict, or midstep.Value(get=..., set=...)"
+        f"values[{name!r}] is a {type(target).__name__}, which cannot be put back in place. Give a dict, list, tensor "
+        "or array, an object with state_dict and load_state_dict, or midstep.Value(get=..., set=...)"
     )
 
 
@@ -178,7 +178,8 @@ class Registry:
                     )
                 if "initial_lr" in group and not self.schedulers:
                     yield (
-                        f"{name}.param_groups[{index}] looks driven by a learning rate scheduler, but none is registered"
+                        f"{name}.param_groups[{index}] looks driven by a learning rate scheduler, but none is "
+                        "registered"
                     )
 
     def _module_findings(self) -> Iterator[str]:
@@ -205,8 +206,8 @@ class Registry:
 def _require_state_dict(name: str, target: Any) -> None:
     if not (hasattr(target, "state_dict") and hasattr(target, "load_state_dict")):
         raise ConfigurationError(
-            f"{name} is a {type(target).__name__} without state_dict and load_state_dict, so it cannot be brought back. "
-            "For a DataLoader use midstep.processor.data.ResumableBatches(loader)"
+            f"{name} is a {type(target).__name__} without state_dict and load_state_dict, so it cannot be brought "
+            "back. For a DataLoader use midstep.processor.data.ResumableBatches(loader)"
         )
 
 

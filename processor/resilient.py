@@ -229,12 +229,10 @@ class TrainThread:
                 runtime.report_fault(FaultKind.EXCEPTION, fault)
                 runtime.flush()
                 raise
-        if finished and not runtime.interrupted():
+        if finished and self._held is None and not runtime.interrupted():
             runtime.session.reach(Stage.FINISHED)
             runtime.step_clock.doing(Activity.FINISHED)
-            runtime.post(
-                RankFinished(runtime.rank, runtime.generation, runtime.incarnation, self._ledger.count)
-            )
+            runtime.post(RankFinished(runtime.rank, runtime.generation, runtime.incarnation, self._ledger.count))
         elif self._held is None:
             self._stop()
             self._clean()

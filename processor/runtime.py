@@ -70,7 +70,11 @@ class Runtime:
         )
         self._changed = threading.Condition()
         self._client = Client(
-            job=environment[env.JOB], rank=self.rank, agent_socket=environment[env.AGENT_SOCKET], hear=self._hear
+            job=environment[env.JOB],
+            rank=self.rank,
+            incarnation=self.incarnation,
+            agent_socket=environment[env.AGENT_SOCKET],
+            hear=self._hear,
         )
 
     @classmethod

@@ -1,7 +1,7 @@
 """A shard as a file in the safetensors format, written from and read into the tensors' own memory.
 
-Any safetensors reader can open it; there is nothing in it that could run. The shard's header lies in the file's metadata.
-Written by hand because the library makes a second copy of every tensor in memory first.
+Any safetensors reader can open it; there is nothing in it that could run. The shard's header lies in the file's
+metadata. Written by hand because the library makes a second copy of every tensor in memory first.
 """
 
 import base64

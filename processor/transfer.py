@@ -4,10 +4,11 @@ A shard is one run of bytes: its tensors, one behind the other. A transfer moves
 way at once, so that hashing and copying one chunk overlaps with the flight of the next. A chunk inside one tensor is
 sent from, and received into, the tensor's own memory.
 
-Why it cannot deadlock: everything small (headers, own states) is sent first, and no rank waits before it has sent all of
-its own. The ranges then move in rounds: in round k each rank goes through its transfers in the one global order, waits
-for chunk k and posts chunk k + IN_FLIGHT. Whoever waits for another rank is therefore at least IN_FLIGHT rounds ahead of
-it, which cannot hold around a circle; and two transfers between one pair are posted in the same order at both ends.
+Why it cannot deadlock: everything small (headers, own states) is sent first, and no rank waits before it has sent all
+of its own. The ranges then move in rounds: in round k each rank goes through its transfers in the one global order,
+waits for chunk k and posts chunk k + IN_FLIGHT. Whoever waits for another rank is therefore at least IN_FLIGHT rounds
+ahead of it, which cannot hold around a circle; and two transfers between one pair are posted in the same order at both
+ends.
 
 Every wait ends with the communicator's own deadline, or when it is aborted.
 """
@@ -64,8 +65,8 @@ def run_transfers(
     """Carry out this rank's part of the plan. Runs in repair, in the train thread, on all ranks that have a part.
 
     `read_own_state(rank, step)` reads a copy of a rank's own state from the black box here. Shards that arrived whole
-    are adopted before this returns. Raises ChecksumMismatch (naming shard, range and source), StateLost when a copy that
-    the plan counts on is gone, RecoveryError when plan and shard do not fit, and whatever the links raise.
+    are adopted before this returns. Raises ChecksumMismatch (naming shard, range and source), StateLost when a copy
+    that the plan counts on is gone, RecoveryError when plan and shard do not fit, and whatever the links raise.
     """
     transfers = sorted(part.transfers, key=lambda t: (t.shard_id, t.destination, t.offset_bytes, t.source))
     own_states = sorted(part.own_states, key=lambda t: (t.rank, t.source))

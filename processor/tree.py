@@ -1,8 +1,8 @@
 """Nested state as bytes, without pickle: a small skeleton and the tensors it refers to.
 
-State dicts travel between ranks and lie in checkpoints, so reading them must never run code. The skeleton is MessagePack
-made of plain values and of tagged lists; what is not in the list of tags is refused with its path. Floats, integers of
-any size and tensors come back bit for bit; the types of containers and scalars come back too.
+State dicts travel between ranks and lie in checkpoints, so reading them must never run code. The skeleton is
+MessagePack made of plain values and of tagged lists; what is not in the list of tags is refused with its path. Floats,
+integers of any size and tensors come back bit for bit; the types of containers and scalars come back too.
 
 Two places that hold the same tensor object share one tensor again afterwards. Two tensors that merely overlap in
 memory are carried as two; their values are right, their sharing is not kept.

@@ -16,6 +16,7 @@ class Outcome(enum.StrEnum):
     OPEN = "open"
     RESUMED = "resumed"
     STOPPED = "stopped"
+    DISMISSED = "dismissed"  # a suspicion that had a good explanation
 
 
 class PhaseRecord(msgspec.Struct, frozen=True):

@@ -46,7 +46,8 @@ class _Recorder:
     def attach(cls, parameters: list[torch.Tensor]) -> "_Recorder":
         recorder = cls([], {})
         for index, parameter in enumerate(parameters):
-            recorder.handles.append(parameter.register_post_accumulate_grad_hook(recorder._note(index)))
+            hook: Any = parameter.register_post_accumulate_grad_hook
+            recorder.handles.append(hook(recorder._note(index)))
         return recorder
 
     def detach(self) -> None:
@@ -147,8 +148,8 @@ class BucketLayout:
         if sorted(order) != list(range(len(parameters))):
             raise UnsupportedState(
                 f"{self._name}: torch {torch.__version__} does not say how DDP laid out its buckets (got {indices!r}), "
-                "so no rank could come back with the same ones. Set find_unused_parameters=True: DDP then never changes "
-                "them"
+                "so no rank could come back with the same ones. Set find_unused_parameters=True: DDP then never "
+                "changes them"
             )
         return order
 

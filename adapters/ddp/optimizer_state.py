@@ -74,8 +74,8 @@ class OptimizerState:
             return
         if len(content["groups"]) != len(optimizer.param_groups):
             raise RecoveryError(
-                f"{self._name}: {len(content['groups'])} param groups arrive, {len(optimizer.param_groups)} are here; do "
-                "all ranks build the same optimizer?"
+                f"{self._name}: {len(content['groups'])} param groups arrive, {len(optimizer.param_groups)} are here; "
+                "do all ranks build the same optimizer?"
             )
         parameters = self._parameters()
         optimizer.state.clear()

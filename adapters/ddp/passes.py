@@ -47,4 +47,5 @@ def fire_in_backward(modules: Sequence[torch.nn.Module], fire: Callable[[], None
     """Call `fire` when half of the first module's gradients have been computed."""
     parameters = [p for module in modules[:1] for p in module.parameters() if p.requires_grad]
     halfway = _Halfway(len(parameters), fire)
-    halfway.handles += [parameter.register_hook(halfway.pass_by) for parameter in parameters]
+    attach: list[Any] = [parameter.register_hook for parameter in parameters]
+    halfway.handles += [hook(halfway.pass_by) for hook in attach]

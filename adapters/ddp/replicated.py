@@ -123,6 +123,6 @@ def _require_same(kind: str, arrived: dict[str, Any], here: dict[str, Any]) -> N
         only_there = sorted(arrived.keys() - here.keys())[:3]
         only_here = sorted(here.keys() - arrived.keys())[:3]
         raise RecoveryError(
-            f"{kind} differ between ranks: only at the source {only_there}, only here {only_here}; do all ranks run the "
-            "same script?"
+            f"{kind} differ between ranks: only at the source {only_there}, only here {only_here}; do all ranks run "
+            "the same script?"
         )

@@ -27,10 +27,11 @@ class TrainState:
     `model`: modules, wrapped in DDP or not; every module whose parameters change, also averaged copies.
     `optimizer`, `scheduler`, `scaler`: as in the script.
     `data`: objects with state_dict and load_state_dict that say where in the data this rank is.
-    `values`: anything else that changes, by name: dicts, lists, tensors, arrays, generators, objects with state_dict, or
-    `Value(get, set)`. They are this rank's own unless marked `replicated(...)`.
+    `values`: anything else that changes, by name: dicts, lists, tensors, arrays, generators, objects with state_dict,
+    or `Value(get, set)`. They are this rank's own unless marked `replicated(...)`.
 
-    Raises ConfigurationError for what cannot be put back and UnsupportedState for what cannot be carried, with its path.
+    Raises ConfigurationError for what cannot be put back and UnsupportedState for what cannot be carried, with its
+    path.
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class TrainState:
     def _bound(self, name: str) -> Any:
         if self._ledger is None:
             raise NotUnderMidstep(
-                f"TrainState.{name} is only there inside a train function that midstep runs: decorate the function with "
-                "@midstep.resilient, or call midstep.resilient(state) around it, and use the state that it passes"
+                f"TrainState.{name} is only there inside a train function that midstep runs: decorate the function "
+                "with @midstep.resilient, or call midstep.resilient(state) around it, and use the state that it passes"
             )
         return self._ledger
 

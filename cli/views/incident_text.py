@@ -22,6 +22,7 @@ OUTCOME_STYLES = {
     Outcome.RESUMED: "bold green",
     Outcome.STOPPED: "bold red",
     Outcome.OPEN: "bold yellow",
+    Outcome.DISMISSED: "dim",
 }
 
 

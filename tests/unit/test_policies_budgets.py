@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstep.policies.facts import FailedRung, Facts, Spent
+from midstep.policies.facts import Facts, FailedRung, Spent
 from midstep.policies.ladder import Ladder
 from midstep.policies.schema import Budget, Policy, RungPolicy
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, Rung
@@ -135,7 +135,7 @@ any_facts = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(policy=policies(), facts=any_facts)
 def test_every_decision_is_a_rung_of_the_ladder_with_a_reason_for_each_cheaper_one(
     policy: Policy, facts: Facts
@@ -149,7 +149,7 @@ def test_every_decision_is_a_rung_of_the_ladder_with_a_reason_for_each_cheaper_o
     assert ladder.decide(facts) == decision
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(policy=policies(), facts=any_facts)
 def test_a_rung_that_failed_is_never_taken_again_and_nothing_is_taken_too_often(policy: Policy, facts: Facts) -> None:
     taken = Ladder(policy).decide(facts).rung
@@ -164,7 +164,7 @@ def test_a_rung_that_failed_is_never_taken_again_and_nothing_is_taken_too_often(
         assert len(facts.taken) < policy.incident.max_attempts
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(policy=policies(), facts=any_facts)
 def test_what_is_kept_and_what_is_left_agree_with_the_world(policy: Policy, facts: Facts) -> None:
     ladder = Ladder(policy)
@@ -187,7 +187,7 @@ def test_what_is_kept_and_what_is_left_agree_with_the_world(policy: Policy, fact
         assert {rank for rank, node in NODES.items() if node in leave} <= set(replaced)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(policy=policies(), incidents=st.lists(st.tuples(any_facts, st.floats(0, 10)), min_size=1, max_size=25))
 def test_no_budget_is_ever_overdrawn_in_a_whole_job(policy: Policy, incidents: list[tuple[Facts, float]]) -> None:
     ladder = Ladder(policy)
@@ -218,7 +218,7 @@ def assert_within(entry: RungPolicy, spent: tuple[Spent, ...], now: float) -> No
             assert sum(node in one.nodes for one in counted) <= budget.per_node
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(policy=policies(), facts=any_facts)
 def test_restarts_of_a_script_never_exceed_max_restarts(policy: Policy, facts: Facts) -> None:
     ladder = Ladder(policy)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from midstep.policies.facts import FailedRung, Facts, Spent
+from midstep.policies.facts import Facts, FailedRung, Spent
 from midstep.policies.ladder import Ladder
 from midstep.policies.schema import Budget, IncidentPolicy, Policy, RungPolicy, default_policy
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, Rung
@@ -106,6 +106,12 @@ def test_a_lost_node_moves_its_ranks_to_the_spare() -> None:
     assert LADDER.nodes_to_leave(facts, Rung.RECOVER) == ("b",)
     assert LADDER.ranks_to_replace(facts, Rung.RECOVER) == (2, 3)
     assert "node b is lost" in refusal(facts, Rung.RECOVER_IN_PLACE)
+
+
+def test_the_report_of_a_lost_node_is_enough_before_the_world_has_marked_it() -> None:
+    facts = facts_of(fault(FaultKind.NODE_LOST, node="b"), nodes_lost=frozenset())
+    assert LADDER.decide(facts).rung is Rung.RECOVER
+    assert LADDER.nodes_to_leave(facts, Rung.RECOVER) == ("b",)
 
 
 def test_a_healthy_neighbour_moves_with_the_device_fault_of_its_node() -> None:

@@ -4,13 +4,11 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,36 +21,20 @@ from midstep.protocol.codec import decode, encode
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
-    ArmFault,
-    EndJob,
     Envelope,
-    FaultReported,
     Message,
-    NodeHeartbeat,
     NodeJoined,
-    ProbeProgress,
     ProcessExited,
     ProcessStarted,
-    ProgressReported,
-    RankFinished,
-    Resume,
     StartProcess,
-    StopProcess,
-    StoreMoved,
     WelcomeNode,
 )
-from midstep.protocol.transport import DealerSocket, Received, RouterSocket
+from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import (
     CONTROLLER,
-    Activity,
-    ArmedFault,
-    FaultKind,
-    Injury,
     JobSettings,
     JobSpec,
-    StoreEndpoint,
     node_address,
-    rank_address,
 )
 
 JOB = "agent-test"
@@ -241,7 +223,7 @@ class Site:
             for process in psutil.Process(self.agents[node].pid).children()
             if process.pid != zygote.pid and process.pid not in known and not _listens(process)
         ]
-        return [process for process in forked if process.status() != psutil.STATUS_ZOMBIE]
+        return [process for process in forked if process.is_running()]
 
     def let_go(self, node: str = "node0") -> None:
         """Close the life pipe, as the launcher's death does."""

@@ -368,10 +368,11 @@ def test_a_killed_zygote_is_replaced_and_nobody_waits_for_it(play: Play) -> None
         site.welcome("import torch; print('with torch')")
         site.start(0)
         assert (await site.started(0)).warm
-        killed = site.child("agent.zygote")
+        await site.exited(0)
+        await site.eventually(lambda: len(site.standbys()) == 1, "a standby")
+        killed, [standby] = site.child("agent.zygote"), site.standbys()
         killed.kill()
-        for process in site.standbys():
-            process.kill()
+        standby.kill()
         await site.mentions("the zygote ended with status -9")
         site.start(1)
 

@@ -1,4 +1,4 @@
-"""A real controller process, killed for real, with two nodes of two ranks whose agents and processors are played here."""
+"""A real controller process, killed for real; the agents and processors of two nodes of two ranks are played here."""
 
 import os
 import shutil
@@ -266,10 +266,17 @@ class Cluster:
         while not condition():
             if time.monotonic() > give_up:
                 self.log.seek(0)
-                raise AssertionError(f"waited {PATIENCE_S} s, phase {self.phase()}; controllers said:\n{self.log.read()}")
+                raise AssertionError(
+                    f"waited {PATIENCE_S} s, phase {self.phase()}; controllers said:\n{self.log.read()}"
+                )
             for node in self.nodes:
                 node.turn()
             time.sleep(0.01)
+
+    def play(self, for_s: float) -> None:
+        """Let the nodes do their work for a while."""
+        end = time.monotonic() + for_s
+        self.until(lambda: time.monotonic() >= end)
 
     def close(self) -> None:
         for controller in self.controllers:

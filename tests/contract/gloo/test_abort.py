@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed
 
 if TYPE_CHECKING:
-    from midstep.communicators.gloo import GlooCommunicator
     from tests.contract.gloo.conftest import Rank, Ranks
+
+    from midstep.communicators.gloo import GlooCommunicator
 
 SOON_S = 2.0
 BLOCKED_S = 0.2
@@ -29,7 +30,7 @@ def block(op: str, communicator: GlooCommunicator, model: torch.nn.Module) -> No
     elif op == "all_reduce of 40 MB":
         dist.all_reduce(torch.ones(10_000_000))
     elif op == "future":
-        dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()  # type: ignore[union-attr]
+        dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
     elif op == "reduce_scatter":
         dist.reduce_scatter_tensor(torch.ones(1), torch.ones(2))
     elif op == "recv":

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.distributed import distributed_c10d as c10d
 
 if TYPE_CHECKING:
     from tests.contract.gloo.conftest import Rank, Ranks
@@ -198,16 +199,16 @@ def objects(rank: int) -> Result:
 
 def coalesced(rank: int) -> Result:
     wholes = [torch.empty(6 * WORLD), torch.empty(6 * WORLD)]
-    with dist._coalescing_manager(async_ops=True) as manager:
+    with c10d._coalescing_manager(async_ops=True) as manager:
         for index, whole in enumerate(wholes):
             dist.all_gather_into_tensor(whole, own(rank) + index)
     manager.wait()
     parts = [torch.empty(2), torch.empty(2)]
-    with dist._coalescing_manager():
+    with c10d._coalescing_manager():
         for index, part in enumerate(parts):
             dist.reduce_scatter_tensor(part, own(rank) + index)
     sums = [own(rank), own(rank)]
-    with dist._coalescing_manager():
+    with c10d._coalescing_manager():
         for tensor in sums:
             dist.all_reduce(tensor)
     return [*wholes, *parts, *sums]
@@ -239,9 +240,10 @@ def functionals(rank: int) -> Result:
     return [result + 0 for result in results]
 
 
-def wrong_arguments(rank: int) -> Result:
-    dist.all_reduce(torch.ones(3).to_sparse())
-    return []
+def all_reduce_of_sparse(rank: int) -> Result:
+    tensor = own(rank).to_sparse()
+    dist.all_reduce(tensor)
+    return [tensor.to_dense()]
 
 
 def unknown_kind(rank: int) -> Result:
@@ -276,7 +278,7 @@ OPS: tuple[Callable[[int], Result], ...] = (
     coalesced,
     in_a_subgroup,
     functionals,
-    wrong_arguments,
+    all_reduce_of_sparse,
     unknown_kind,
 )
 

@@ -1,0 +1,151 @@
+"""`midstep demo`: a training job on this machine loses processes and a node, and ends as if nothing had happened."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from ..controller.journal import read_status
+from ..protocol import environment as env
+from ..protocol.errors import MidstepError
+from ..protocol.incidents import JobStatus
+from ..protocol.types import ArmedFault, Injury, Moment, Rung
+from .comparison import Comparison, compare
+from .job_start import Start, found
+from .run import launch
+from .views.incident_data import incident_json
+from .views.job_text import job_view
+
+NODES, RANKS_PER_NODE, SPARES = 2, 2, 1
+RANKS = NODES * RANKS_PER_NODE
+WIDTH = 100
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """A fault of the demo, and what should come of it."""
+
+    title: str
+    fault: ArmedFault
+    rung: Rung
+
+
+def scenes(steps: int) -> tuple[Scene, ...]:
+    """Return the four faults, spread over the run. Each strikes only the first process that holds its rank."""
+
+    def fault(rank: int, injury: Injury, moment: Moment, part: float) -> ArmedFault:
+        return ArmedFault(rank, injury, moment, step=int(steps * part), incarnation=1)
+
+    return (
+        Scene("an exception in rank 0", fault(0, Injury.RAISE, Moment.BACKWARD, 0.2), Rung.RECOVER_IN_PLACE),
+        Scene("kill -9 of rank 1", fault(1, Injury.KILL, Moment.COLLECTIVE, 0.4), Rung.RECOVER_IN_PLACE),
+        Scene("SIGSTOP of rank 3", fault(3, Injury.STOP, Moment.FORWARD, 0.6), Rung.RECOVER_IN_PLACE),
+        Scene("the loss of the node of rank 2", fault(2, Injury.KILL_NODE, Moment.BACKWARD, 0.8), Rung.RECOVER),
+    )
+
+
+@click.command("demo", short_help="Kill ranks and nodes of a small training job and watch it recover.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
+@click.option("--steps", type=click.IntRange(min=20), default=100, show_default=True, help="Length of the training.")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep journals, logs and records in this directory.  [default: a temporary one, removed]",
+)
+def command(*, json_file: Path | None, steps: int, keep: Path | None) -> None:
+    """Train a small GPT on the standard library's source twice, undisturbed and under four faults, and compare.
+
+    Two nodes of two ranks and a spare node, all on this machine. The faults: an exception in rank 0, kill -9 of rank
+    1, SIGSTOP of rank 3, and the loss of a whole node. Exit code 0 only if all of it went as it should: four
+    incidents, each on the expected rung, every healthy process alive throughout, no committed step lost, and
+    parameters, optimizer state, random numbers and losses equal bit for bit.
+    """
+    console = Console(width=WIDTH, highlight=False)
+    try:
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            problems = perform(keep.absolute(), steps, json_file, console)
+        else:
+            with tempfile.TemporaryDirectory(prefix="midstep-demo-") as directory:
+                problems = perform(Path(directory), steps, json_file, console)
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+    for problem in problems:
+        console.print(f"[red]not as it should be:[/] {problem}")
+    sys.exit(1 if problems else 0)
+
+
+def perform(directory: Path, steps: int, json_file: Path | None, console: Console) -> list[str]:
+    """Run both jobs, show the outcome, and return what is not as it should be."""
+    plan = scenes(steps)
+    console.rule("[bold]1. undisturbed: 4 ranks on 2 nodes, a spare node", align="left")
+    _train(directory, "undisturbed", steps, ())
+    console.rule("[bold]2. the same training, under four faults", align="left")
+    for scene in plan:
+        console.print(f"   step {scene.fault.step}: {scene.title}")
+    _train(directory, "disturbed", steps, tuple(scene.fault for scene in plan))
+    status = read_status(directory / "disturbed" / "job")
+    comparison = compare(directory / "undisturbed" / "record", directory / "disturbed" / "record", RANKS, steps)
+    console.rule("[bold]3. what happened", align="left")
+    console.print(job_view(status, status.incidents, width=WIDTH))
+    console.rule("[bold]4. compared with the undisturbed run", align="left")
+    console.print(_comparison_table(comparison, steps))
+    if json_file is not None:
+        json_file.write_text(json.dumps(_as_data(status, comparison), indent=2) + "\n")
+        console.print(f"[dim]as data in {json_file}[/]")
+    return _problems(status, comparison, plan)
+
+
+def _train(directory: Path, name: str, steps: int, faults: tuple[ArmedFault, ...]) -> None:
+    record = directory / name / "record"
+    record.mkdir(parents=True)
+    start = Start(
+        command=(str(PACKAGE / "examples" / "train_and_record.py"), str(record), str(steps)),
+        nodes=NODES,
+        ranks_per_node=RANKS_PER_NODE,
+        spare_nodes=SPARES,
+        policy_file=PACKAGE / "configs" / "demo.yaml",
+        job_directory=directory / name / "job",
+        environment={env.FAULTS: msgspec.json.encode(faults).decode()} if faults else {},
+    )
+    launch(found(start), quiet=True)
+
+
+def _comparison_table(comparison: Comparison, steps: int) -> Table:
+    table = Table(box=None, show_header=False)
+    for name, same in comparison.equal.items():
+        table.add_row(name, "[green]equal, bit for bit[/]" if same else "[red]DIFFERENT[/]")
+    if comparison.losses:
+        table.add_row("loss", f"{comparison.losses[0]:.4f} at step 0, {comparison.losses[-1]:.4f} at step {steps - 1}")
+    return table
+
+
+def _as_data(status: JobStatus, comparison: Comparison) -> dict[str, Any]:
+    return {
+        "bit_exact": comparison.bit_exact,
+        "differences": list(comparison.differences),
+        "incidents": [incident_json(incident) for incident in status.incidents],
+    }
+
+
+def _problems(status: JobStatus, comparison: Comparison, plan: tuple[Scene, ...]) -> list[str]:
+    problems = list(comparison.differences)
+    if status.exit_code != 0:
+        problems.append(f"the job ended with exit code {status.exit_code}: {status.reason}")
+    if len(status.incidents) != len(plan):
+        problems.append(f"{len(status.incidents)} incidents, not {len(plan)}")
+    for scene, incident in zip(plan, status.incidents, strict=False):
+        if incident.rung is not scene.rung:
+            problems.append(f"incident {incident.number} ({scene.title}): rung {incident.rung}, not {scene.rung}")
+        if incident.steps_lost or not incident.healthy_pids_kept or incident.resumed_s is None:
+            problems.append(
+                f"incident {incident.number} ({scene.title}): {incident.steps_lost} steps lost, healthy processes "
+                f"{'kept' if incident.healthy_pids_kept else 'not kept'}, {incident.outcome}"
+            )
+    return problems

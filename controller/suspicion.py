@@ -1,0 +1,95 @@
+"""Something is wrong and nobody is at fault yet: wait for the culprit's own report, or read the step clocks.
+
+Those who wait for a dead or stalled rank often report first. A moment later its exit is known, or the clocks of all
+nodes tell who holds up the others.
+"""
+
+import msgspec
+
+from ..protocol.messages import ProbeProgress, ProgressReported
+from ..protocol.types import CONTROLLER, FaultKind, FaultReport, node_address
+from .deciding import blame, current_rung, decide, rung_failed, with_rank
+from .faults import describe_clock, excused_ranks, stalled_ranks
+from .openings import open_generation
+from .state import JobState, Phase
+
+PROBE_S = 2.0  # a node that does not read its clocks in this time counts as silent
+
+
+def suspect(state: JobState, report: FaultReport, now: float) -> None:
+    """Note that something is wrong, and give the culprit's own report a moment to arrive."""
+    state.suspicions.append(report)
+    if state.phase is not Phase.SUSPECTING:
+        state.suspected_in = state.phase
+        state.enter(Phase.SUSPECTING, now, state.policy.deadlines.suspect_s)
+    if report.kind is FaultKind.STALL and not state.awaiting_progress:
+        _probe_nodes(state, now)
+
+
+def on_progress_reported(state: JobState, event: ProgressReported, now: float) -> None:
+    """A node has read its step clocks."""
+    if event.probe != state.probes or event.node not in state.awaiting_progress:
+        state.ignore("progress of an earlier probe")
+        return
+    state.awaiting_progress.discard(event.node)
+    for clock in event.ranks:
+        state.world.progress[clock.rank] = clock
+    if not state.awaiting_progress:
+        resolve_suspicion(state, now)
+
+
+def resolve_suspicion(state: JobState, now: float) -> None:
+    """The time for the culprit to show itself is over: blame by the clocks, dismiss, link anew, or ask the ladder."""
+    clocks, suspicion = dict(state.world.progress), state.suspicions[0]
+    silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
+    state.awaiting_progress.clear()
+    state.world.progress.clear()
+    for rank in stalled_ranks(clocks.values(), silent) if clocks or silent else ():
+        holder, clock = state.world.holders[rank], clocks.get(rank)
+        named = with_rank(suspicion, rank, holder.node, holder.incarnation)
+        named = msgspec.structs.replace(
+            named,
+            at_s=suspicion.at_s if clock is None else min(suspicion.at_s, now - clock.activity_age_s),
+            detail=f"rank {rank} holds up the others: {describe_clock(clock)}",
+            seen_by=CONTROLLER,
+        )
+        state.history.report(named, state.world.pids(), now, state.committed)
+        blame(state, named)
+    excused = excused_ranks(clocks.values())
+    if not state.guilty and excused and state.suspected_in in {Phase.RUNNING, Phase.RESUMING}:
+        _dismiss(state, excused, now)
+    elif not state.guilty and state.suspected_in is Phase.REJOINING and current_rung(state) is not None:
+        _link_anew(state, suspicion, now)
+    else:
+        decide(state, now)
+
+
+def _probe_nodes(state: JobState, now: float) -> None:
+    """Ask every node for its step clocks."""
+    state.probes += 1
+    state.world.progress.clear()
+    state.awaiting_progress = set(state.world.group_nodes())
+    for name in sorted(state.awaiting_progress):
+        state.send(node_address(name), ProbeProgress(state.probes))
+    state.due_s = now + max(state.policy.deadlines.suspect_s, PROBE_S)
+
+
+def _dismiss(state: JobState, excused: tuple[int, ...], now: float) -> None:
+    """The others wait for ranks that have said that they need long: nothing is wrong. Agents will ask again."""
+    ranks = ", ".join(map(str, excused))
+    state.suspicions.clear()
+    if state.history.open is not None and not state.history.open.decisions:
+        state.history.dismissed(now, f"rank {ranks} is writing a checkpoint or has paused the clock")
+    limit_s = state.policy.deadlines.first_step_s if state.suspected_in is Phase.RESUMING else None
+    state.enter(state.suspected_in, now, limit_s)
+
+
+def _link_anew(state: JobState, suspicion: FaultReport, now: float) -> None:
+    """The communicators could not be built: try again under a fresh generation, all together, up to the limit."""
+    limit = state.policy.communicator.link_up_attempts
+    state.relinks += 1
+    if state.relinks < limit:
+        open_generation(state, (), now)
+        return
+    state.relinks = 0
+    rung_failed(state, None, f"no communicators after {limit} attempts: {suspicion.detail}", now)

@@ -1,0 +1,74 @@
+"""Resilient training that writes down what it did: every loss as exact bits, and a digest of the state at the end.
+
+`midstep demo` runs it twice, undisturbed and under faults, and compares what was written.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch.nn.parallel import DistributedDataParallel
+
+import midstep
+from midstep.examples.gpt import GPT, Shape, random_batch, standard_library_text
+
+Tensors = dict[str, torch.Tensor]
+
+
+def digest(tensors: Tensors) -> str:
+    """Return a hash of all tensors, bit for bit."""
+    hashed = xxhash.xxh3_128()
+    for name, tensor in sorted(tensors.items()):
+        hashed.update(name.encode())
+        hashed.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
+    """Return the optimizer's state as named tensors."""
+    return {
+        f"{index}.{name}": value
+        for index, slots in optimizer.state_dict()["state"].items()
+        for name, value in slots.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def main(directory: Path, steps: int) -> None:
+    """Train for `steps` steps and write the record of this rank into `directory`."""
+    midstep.init_process_group()
+    rank, shape, text = dist.get_rank(), Shape(), standard_library_text()
+    torch.manual_seed(1)
+    model = DistributedDataParallel(GPT(shape))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
+    torch.manual_seed(100 + rank)
+    state = midstep.TrainState(model=model, optimizer=optimizer, scheduler=scheduler)
+
+    @midstep.resilient(state)
+    def train() -> None:
+        for step in state.steps(steps):
+            optimizer.zero_grad()
+            loss = model(*random_batch(text, shape, 4))
+            loss.backward()
+            with step.update():
+                optimizer.step()
+                scheduler.step()
+            with (directory / f"loss.{rank}").open("a") as record:
+                record.write(f"{step.index} {loss.item().hex()}\n")
+
+    train()
+    result = {
+        "parameters": digest(dict(model.module.state_dict())),
+        "optimizer": digest(optimizer_tensors(optimizer)),
+        "random numbers": digest({"torch": torch.get_rng_state()}),
+    }
+    (directory / f"digest.{rank}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,275 @@
+"""Policy files: what is read, what is refused and with which words, and what reaches agents and processors."""
+
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstep.policies.files import MAX_FILE_BYTES, load_policy, parse_policy, render
+from midstep.policies.reading import problems_of
+from midstep.policies.rules import advice
+from midstep.policies.schema import (
+    Budget,
+    CheckpointPolicy,
+    Policy,
+    RungPolicy,
+    StandbyPolicy,
+    default_policy,
+    job_settings,
+)
+from midstep.protocol.errors import PolicyError
+from midstep.protocol.types import JobSettings, RestoreSource, Rung
+
+CONFIGS = sorted(Path(str(resources.files("midstep.configs"))).glob("*.yaml"))
+
+
+def refused(text: str) -> list[str]:
+    """The lines of the error that `text` gives."""
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, "job.yaml")
+    return str(caught.value).splitlines()
+
+
+def keys_in(tree: object) -> set[str]:
+    """The paths of all keys of a YAML tree; items of a list share one."""
+    if isinstance(tree, dict):
+        return {f"{key}.{rest}".rstrip(".") for key, inner in tree.items() for rest in keys_in(inner) | {""}}
+    if isinstance(tree, list | tuple):
+        return {path for inner in tree for path in keys_in(inner)}
+    return set()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_config_that_comes_along_is_a_policy_that_survives_rendering(path: Path) -> None:
+    policy = load_policy(path)
+    assert parse_policy(render(policy), "rendered") == policy
+
+
+def test_there_are_configs() -> None:
+    names = {path.name for path in CONFIGS}
+    assert names >= {"default.yaml", "small-cluster.yaml", "fragile-network.yaml", "demo.yaml"}
+
+
+def test_the_default_config_is_the_default_policy_and_names_every_key() -> None:
+    (path,) = [path for path in CONFIGS if path.name == "default.yaml"]
+    assert load_policy(path) == default_policy()
+    assert keys_in(yaml.safe_load(path.read_text())) == keys_in(msgspec.to_builtins(default_policy()))
+
+
+def test_the_demo_config_has_the_ladder_and_checkpoints_that_the_demo_is_about() -> None:
+    (path,) = [path for path in CONFIGS if path.name == "demo.yaml"]
+    policy = load_policy(path)
+    assert policy.checkpoint.every_steps == 20
+    assert all(policy.rung(rung) for rung in Rung)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "---\n"])
+def test_an_empty_file_is_the_default_policy(text: str) -> None:
+    assert parse_policy(text, "job.yaml") == default_policy()
+
+
+def test_a_file_changes_only_what_it_names() -> None:
+    policy = parse_policy("deadlines: {quiesce_s: 20}", "job.yaml")
+    assert policy.deadlines.quiesce_s == 20
+    assert msgspec.structs.replace(policy, deadlines=default_policy().deadlines) == default_policy()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("laddr: []", "job.yaml: laddr: unknown key; allowed: ladder, incident,"),
+        ("laddr: []", "did you mean ladder?"),
+        ("7: 1", "job.yaml: 7: unknown key"),
+        (
+            "ladder: [{rung: recover_inplace}]",
+            "job.yaml: ladder[0].rung: found the text 'recover_inplace'; allowed: ",
+        ),
+        ("ladder: [{rung: recover_inplace}]", "did you mean recover_in_place?"),
+        (
+            "ladder: [{rung: stop, budget: {per_rank: 0}}]",
+            "ladder[0].budget.per_rank: found 0; allowed: a whole ",
+        ),
+        ("ladder: [{rung: stop, budget: {per_rank: 0}}]", "or null"),
+        ("ladder: [{attempts: 1}]", "job.yaml: ladder[0].rung: missing; allowed: retry_step"),
+        ("ladder: stop", "job.yaml: ladder: found the text 'stop'; allowed: a list"),
+        ("ladder: [stop]", "job.yaml: ladder[0]: found the text 'stop'; allowed: a mapping with the keys rung"),
+        ("ladder: []", "job.yaml: ladder: empty"),
+        ("ladder: [{rung: recover}]", "job.yaml: ladder[0].rung: the last rung must be stop"),
+        ("ladder: [{rung: stop}, {rung: stop}]", "job.yaml: ladder[1].rung: stop is on the ladder already"),
+        ("ladder: [{rung: stop}, {rung: recover}]", "job.yaml: ladder[1].rung: recover is cheaper than stop"),
+        ("deadlines: {quiesce_s: 0}", "job.yaml: deadlines.quiesce_s: found 0; allowed: a number above 0"),
+        ("deadlines: {quiesce_s: .inf}", "job.yaml: deadlines.quiesce_s: found inf; allowed"),
+        ("deadlines: {quiesce_s: .nan}", "job.yaml: deadlines.quiesce_s: found nan; allowed"),
+        ("deadlines: {quiesce_s: true}", "job.yaml: deadlines.quiesce_s: found true; allowed"),
+        ("deadlines: {quiesce_s: 0.2}", "job.yaml: deadlines.quiesce_s: found 0.2; allowed: above deadlines.suspect_s"),
+        ("deadlines: {rejoin_s: 5}", "job.yaml: deadlines.rejoin_s: found 5; allowed: above communicator.link_up_s x"),
+        ("deadlines: {orders_s: 300}", "job.yaml: deadlines.orders_s: found 300; allowed: above deadlines.quiesce_s +"),
+        ("deadlines: 5", "job.yaml: deadlines: found 5; allowed: a mapping with the keys suspect_s"),
+        (
+            "communicator: {collective_s: 1}",
+            "job.yaml: communicator.collective_s: found 1; allowed: above stall",
+        ),
+        ("communicator: {name: nccl}", "job.yaml: communicator.name: found the text 'nccl'; allowed: gloo"),
+        ("device: cuda", "job.yaml: device: found the text 'cuda'; allowed: cpu"),
+        ("checkpoint: {keep: 1.5}", "job.yaml: checkpoint.keep: found 1.5; allowed: a whole number"),
+        ("checkpoint: {directory: 3}", "job.yaml: checkpoint.directory: found 3; allowed: a text, or null"),
+        ("standby: {preload: torch}", "job.yaml: standby.preload: found the text 'torch'; allowed: a list"),
+        ("standby: {warm: 1}", "job.yaml: standby.warm: found 1; allowed: true, false"),
+        ("restore: []", "job.yaml: restore: empty; allowed: replica, checkpoint"),
+        ("restore: [nothing]", "job.yaml: restore[0]: found nothing; allowed: replica, checkpoint"),
+        ("restore: [replica, replica]", "job.yaml: restore[1]: replica is listed already"),
+        ("stall: {factor: 1}", "job.yaml: stall.factor: found 1; allowed: a number above 1"),
+        ("- ladder", "job.yaml: found a list; allowed: a mapping"),
+        ("device: cpu\ndevice: cpu", "job.yaml: line 2, column 1: key `device` stands twice"),
+        ("standby:\n  warm: true\n  warm: false", "job.yaml: line 3, column 3: key `warm` stands twice"),
+        ("ladder: [", "job.yaml: line 1, column 10:"),
+        ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+        ("[" * 3000, "job.yaml: nested too deeply"),
+        ("a: 2026-13-45", "job.yaml: not YAML: month"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_key_and_what_is_allowed(text: str, line: str) -> None:
+    assert any(line in found for found in refused(text))
+
+
+def test_all_mistakes_of_a_file_are_told_at_once() -> None:
+    lines = refused("device: gpu\nstall: {factor: x}\nladder: [{rung: stop, attempts: 0}]")
+    assert [line.split(": ")[1] for line in lines] == ["device", "stall.factor", "ladder[0].attempts"]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"device: \xff")
+    (tmp_path / "large.yaml").write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    for name, words in [
+        ("none.yaml", "No such file"),
+        ("latin.yaml", "byte 8"),
+        ("large.yaml", "larger"),
+        ("", "direc"),
+    ]:
+        with pytest.raises(PolicyError, match=words):
+            load_policy(tmp_path / name)
+
+
+yaml_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(list(Rung)),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["ladder", "rung", "budget", "per_job", "deadlines", "start_s", "restore", "x"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(text=st.text(max_size=60) | yaml_values.map(repr) | yaml_values.map(str))
+def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
+    try:
+        outcome: object = parse_policy(text, "job.yaml")
+    except PolicyError as error:
+        outcome = str(error)
+    assert isinstance(outcome, Policy) or str(outcome).startswith("job.yaml:")
+
+
+@settings(deadline=None, max_examples=200)
+@given(tree=yaml_values)
+def test_what_has_no_problem_is_what_msgspec_takes(tree: object) -> None:
+    problems = problems_of(tree)
+    try:
+        msgspec.convert(tree, Policy)
+    except msgspec.ValidationError:
+        assert problems
+    else:
+        assert not problems or has_odd_float(tree)
+
+
+def has_odd_float(tree: object) -> bool:
+    """Whether a whole number is written as 3.0, which msgspec takes for an integer and the file's reader does not."""
+    if isinstance(tree, dict):
+        return any(has_odd_float(inner) for inner in tree.values())
+    if isinstance(tree, list):
+        return any(has_odd_float(inner) for inner in tree)
+    return isinstance(tree, float)
+
+
+@given(
+    per_rank=st.none() | st.integers(1, 9),
+    window_s=st.floats(0, 1e6),
+    preload=st.lists(st.text("abc._", min_size=1), max_size=3),
+)
+def test_rendering_and_reading_again_gives_the_same_policy(
+    per_rank: int | None, window_s: float, preload: list[str]
+) -> None:
+    policy = Policy(
+        ladder=(RungPolicy(Rung.RECOVER, budget=Budget(per_rank, window_s=window_s)), RungPolicy(Rung.STOP)),
+        standby=StandbyPolicy(preload=tuple(preload)),
+    )
+    assert parse_policy(render(policy), "rendered") == policy
+
+
+def test_settings_of_the_default_policy_are_the_defaults_of_agents_and_processors() -> None:
+    found = job_settings(default_policy(), "/jobs/one")
+    expected = JobSettings(checkpoint_directory="/jobs/one/checkpoints", checkpoint_every_steps=1000)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("directory", "expected"),
+    [("saved", "/jobs/one/saved"), ("/big/disk", "/big/disk"), (None, "/jobs/one/checkpoints")],
+)
+def test_a_relative_checkpoint_directory_starts_in_the_job_directory(directory: str | None, expected: str) -> None:
+    policy = Policy(checkpoint=CheckpointPolicy(directory=directory))
+    assert job_settings(policy, Path("/jobs/one")).checkpoint_directory == expected
+
+
+def test_settings_carry_every_key_that_the_file_sets() -> None:
+    text = """
+restore: [checkpoint]
+standby: {warm: false, preload: [numpy]}
+stall: {factor: 4, grace_s: 2, after_steps: 6}
+heartbeat: {interval_s: 0.25}
+communicator: {link_up_s: 2, collective_s: 900}
+deadlines: {orders_s: 700, stop_grace_s: 1}
+checkpoint: {every_steps: 7, keep: 9, directory: /d}
+black_box_bytes: 8192
+"""
+    assert job_settings(parse_policy(text, "job.yaml"), "/j") == JobSettings(
+        checkpoint_directory="/d",
+        checkpoint_every_steps=7,
+        checkpoint_keep=9,
+        preload=("numpy",),
+        warm_standby=False,
+        heartbeat_s=0.25,
+        stall_factor=4.0,
+        stall_grace_s=2.0,
+        stall_after_steps=6,
+        orders_s=700.0,
+        link_up_s=2.0,
+        collective_s=900.0,
+        stop_grace_s=1.0,
+        black_box_bytes=8192,
+        restore=(RestoreSource.CHECKPOINT.value,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("checkpoint: {every_steps: 0}", "starts from its first step"),
+        ("restore: [replica]", "restore is without checkpoint"),
+        ("ladder: [{rung: stop}]", "ladder is without recover"),
+        ("ladder: [{rung: recover, budget: {per_rank: 5, per_job: 3}}, {rung: stop}]", "can never be reached"),
+        ("ladder: [{rung: recover, budget: {per_job: null}}, {rung: stop}]", "has no limit in the job"),
+    ],
+)
+def test_what_is_perhaps_not_meant_is_noted_and_not_refused(text: str, words: str) -> None:
+    assert any(words in note for note in advice(parse_policy(text, "job.yaml")))
+
+
+def test_the_default_policy_needs_no_advice() -> None:
+    assert advice(default_policy()) == ()
