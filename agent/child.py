@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from ..protocol.environment import BLACK_BOX_FD, GENERATION
 from . import orders
-from .kernel import await_adoption, die_with_parent
+from .kernel import await_adoption, die_with_parent, name_process
 from .leaving import leave
 from .rendezvous import separate_generations
 
@@ -45,6 +45,7 @@ def stand_by(end: socket.socket, agent: int) -> NoReturn:
     if not await_adoption(agent, ADOPTION_S):
         os._exit(os.EX_UNAVAILABLE)
     die_with_parent(agent)
+    name_process("midstep-standby")
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders.send(end, orders.StandbyUp(pid=os.getpid()))
@@ -66,6 +67,7 @@ def serve_store(order: orders.StoreOrder, listener: int) -> NoReturn:
     """Serve a torch TCPStore on a socket that the agent has bound, until the agent ends this process."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    name_process("midstep-store")
     store = TCPStore(
         order.host,
         order.port,
@@ -82,6 +84,7 @@ def serve_store(order: orders.StoreOrder, listener: int) -> NoReturn:
 def train(order: orders.TrainingOrder, *, black_box: int, log: int) -> NoReturn:
     """Become the user's program: its environment, its directory, its arguments, its output; then run it."""
     _reset_signals()
+    name_process(f"midstep-r{order.environment['RANK']}")
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -13,6 +13,8 @@ from pathlib import Path
 from ..protocol.errors import AgentError
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_NAME_BYTES = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _STOPPED_STATES = frozenset({"T", "t"})
 
@@ -22,6 +24,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def adopt_orphans() -> None:
     """Make this process the parent of every descendant whose own parent ends. Raises AgentError."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """Give this process the short name that `ps -o comm` and `top` show: a fork looks like its zygote else."""
+    _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:_NAME_BYTES]))
 
 
 def die_with_parent(parent: int) -> None:
@@ -67,7 +74,7 @@ def thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: "int | ctypes.Array[ctypes.c_char]") -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         code = ctypes.get_errno()
-        raise AgentError(f"prctl({option}, {value}) failed: {os.strerror(code)}; midstep needs Linux 3.4 or newer")
+        raise AgentError(f"prctl({option}) failed: {os.strerror(code)}; midstep needs Linux 3.4 or newer")

@@ -89,8 +89,7 @@ def spawn(module: str, environment: dict[str, str]) -> tuple[int, socket.socket]
         (os.POSIX_SPAWN_DUP2, theirs.fileno(), orders.CHANNEL_FD),
     ]
     try:
-        # A group of its own: a Ctrl-C at the terminal is the launcher's business.
-        pid = os.posix_spawn(sys.executable, command, environment, file_actions=files, setpgroup=0)
+        pid = os.posix_spawn(sys.executable, command, environment, file_actions=files)
     except OSError as error:
         end.close()
         raise AgentError(f"{' '.join(command)} cannot be started: {error}") from error

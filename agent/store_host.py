@@ -20,6 +20,7 @@ from .nursery import Nursery
 
 BACKLOG = 1024
 YOUNG_S = 5.0
+RETRY_S = 0.5  # times the losses in a row, less one
 MAX_LOST_YOUNG = 5  # in a row; then something is wrong with the node
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class StoreHost:
         self._process: WatchedProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._started_s = 0.0
+        self._served_before = False
         self._lost_young = 0
         self._closed = False
         try:
@@ -70,6 +72,7 @@ class StoreHost:
 
     async def _start(self) -> None:
         try:
+            await asyncio.sleep(RETRY_S * max(0, self._lost_young - 1))
             standby = await self._nursery.take()
             order = orders.StoreOrder(host=self.endpoint.host, port=self.endpoint.port)
             self._process = standby.order(order, (self._listener.fileno(),), self._ended)
@@ -77,6 +80,9 @@ class StoreHost:
             self._lost(f"could not be started: {error}")
             return
         self._started_s = time.monotonic()
+        if self._served_before:
+            self._on_moved()
+        self._served_before = True
 
     def _ended(self, status: int) -> None:
         if not self._closed:
@@ -93,4 +99,3 @@ class StoreHost:
             return
         _log.warning("the rendezvous store %s; starting it anew", how)
         self.start()
-        self._on_moved()

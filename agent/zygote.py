@@ -18,7 +18,7 @@ import sys
 from ..protocol.errors import AgentError
 from . import orders
 from .environment import THREAD_LIMITS
-from .kernel import die_with_parent, thread_count
+from .kernel import die_with_parent, name_process, thread_count
 
 FIRST_IMPORTS = ("torch", "torch.distributed")
 # torch._dynamo is what the first optimizer of a process imports; the rest are midstep's own.
@@ -38,6 +38,8 @@ def main() -> None:
     """Import, then fork on demand, until the agent closes the channel."""
     agent = int(sys.argv[1])
     die_with_parent(agent)
+    name_process("midstep-zygote")
+    os.setpgid(0, 0)  # a Ctrl-C at the terminal is the launcher's business
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in THREAD_LIMITS:
         os.environ.setdefault(name, "1")

@@ -16,6 +16,8 @@ ASK_S = 10.0
 def command(job: str | None, reason: str | None) -> None:
     """End a running job: its processes, agents and controller, in order. Its journal, logs and checkpoints stay.
 
+    A checkpoint is written first, where that is possible. A second `midstep stop` does not wait for it any more.
+
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
 
     \b

@@ -55,7 +55,7 @@ class ControlServer:
         for received in self._socket.receive(limit=REQUESTS_PER_TURN):
             try:
                 request = _decode_request(received.data)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
                 self.refused += 1
                 self.answer(received.identity, Refused(f"not a request of this midstep: {error}"))
                 continue

@@ -7,7 +7,6 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..protocol.errors import PlatformError
 from ..protocol.types import RankProgress, StepReport, StoreEndpoint
 from .repair import Place
 
@@ -124,12 +123,16 @@ class World:
         return {holder.rank: Place(holder.node, self.nodes[holder.node].failure_domain) for holder in self.holders}
 
     def store(self) -> StoreEndpoint:
-        """Return the store that a new generation meets at: that of the first node in use."""
-        for name in self.group_nodes():
-            node = self.nodes[name]
-            if node.state is NodeState.ACTIVE and node.store is not None:
+        """Return the store that a new generation meets at: that of the first node in use, or of any node.
+
+        Where no store is known the answer leads nowhere: the link-up fails, and the ladder goes on from there.
+        """
+        nodes = [self.nodes[name] for name in self.group_nodes()]
+        in_use = [node for node in nodes if node.state is NodeState.ACTIVE]
+        for node in (*in_use, *nodes, *self.nodes.values()):
+            if node.store is not None:
                 return node.store
-        raise PlatformError("no node in use has a rendezvous store")
+        return StoreEndpoint("", 0)
 
     def add_node(self, name: str, state: NodeState, failure_domain: str = "") -> Node:
         """Enter a node into the books; its failure domain is the node itself where none is named."""

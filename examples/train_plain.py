@@ -1,7 +1,5 @@
 """Data-parallel training of a small GPT in plain PyTorch. Start it with torchrun, or with `midstep run`."""
 
-import os
-
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +24,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         scheduler.step()
-        if os.environ["RANK"] == "0":
+        if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
     dist.destroy_process_group()
 

@@ -1,7 +1,5 @@
 """The same training, resilient: eight lines differ from train_plain.py. Start it with `midstep run`, or torchrun."""
 
-import os
-
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -32,7 +30,7 @@ def main() -> None:
             with step.update():
                 optimizer.step()
                 scheduler.step()
-            if os.environ["RANK"] == "0":
+            if dist.get_rank() == 0:
                 print(f"step {step.index} loss {loss.item():.4f}", flush=True)
 
     train()

@@ -4,6 +4,7 @@ At a step boundary each rank writes its own state, and rank 0 the replicated sha
 after the next commit barrier: passing it proves that every rank has written its part.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from ..protocol.errors import CheckpointError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 WRITER = 0
 
+_log = logging.getLogger("midstep")
+
 
 class Checkpoints:
     """This rank's share in the checkpoints of its job. Used by the train thread."""
@@ -23,7 +26,7 @@ class Checkpoints:
         self._runtime = runtime
         self._framework = framework
         self._settings = runtime.settings
-        self._pending: int | None = None
+        self._pending: tuple[int, str] | None = None  # step and attempt
 
     def due(self, committed: int) -> bool:
         """Whether a checkpoint is to be written after this many updates."""
@@ -31,33 +34,47 @@ class Checkpoints:
         return every > 0 and committed % every == 0 and self._settings.checkpoint_directory is not None
 
     def save(self, step: int) -> None:
-        """Write this rank's part. Raises CheckpointError; nothing that existed is lost then."""
-        self._write(step, shards=self._runtime.rank == WRITER)
-        self._pending = step
+        """Write this rank's part. A failure (full disk, say) is logged and training goes on without this checkpoint."""
+        attempt = f"g{self._runtime.generation}"
+        try:
+            self._write(step, attempt, shards=self._runtime.rank == WRITER)
+        except CheckpointError as error:
+            _log.error("no checkpoint of step %d: %s", step, error)
+        else:
+            self._pending = (step, attempt)
 
     def publish_pending(self) -> None:
         """Make the checkpoint that is waiting complete, and drop the oldest. After a barrier."""
-        step, self._pending = self._pending, None
-        if step is None or self._runtime.rank != WRITER:
+        pending, self._pending = self._pending, None
+        if pending is None or self._runtime.rank != WRITER:
             return
-        checkpoint.publish(self._directory, step, world_size=self._runtime.world_size)
-        checkpoint.prune(self._directory, keep=self._settings.checkpoint_keep)
+        step, attempt = pending
+        try:
+            checkpoint.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
+            checkpoint.prune(self._directory, keep=self._settings.checkpoint_keep)
+        except CheckpointError as error:
+            _log.error("%s", error)
 
     def forget_pending(self) -> None:
         """A recovery has begun: whether everybody has written is not known any more."""
         self._pending = None
 
-    def save_emergency(self, step: int, *, publish: bool) -> tuple[str, str]:
-        """Write what a parked rank holds; returns where, and what went wrong (empty: nothing)."""
+    def save_emergency(self, step: int, generation: int, *, publish: bool) -> tuple[str, str]:
+        """Write what a parked rank holds; returns where, and what went wrong (empty: nothing).
+
+        Copies of other ranks' own states are written too: their owners may be dead.
+        """
+        attempt = f"g{generation}"
         try:
-            self._write(step, shards=publish)
+            self._write(step, attempt, shards=publish)
             for copy in self._runtime.black_box.copies():
                 blob = self._runtime.own_states.read(copy.rank, copy.step)
                 if copy.step == step and copy.rank != self._runtime.rank and blob is not None:
-                    checkpoint.save_own(self._directory, step, copy.rank, blob)
+                    checkpoint.save_own(self._directory, step, copy.rank, blob, attempt=attempt)
             if not publish:
                 return self._directory, ""
-            return str(checkpoint.publish(self._directory, step, world_size=self._runtime.world_size)), ""
+            place = checkpoint.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
+            return str(place), ""
         except CheckpointError as error:
             return self._directory, str(error)
 
@@ -68,11 +85,12 @@ class Checkpoints:
             raise CheckpointError("the policy names no checkpoint directory")
         return directory
 
-    def _write(self, step: int, *, shards: bool) -> None:
+    def _write(self, step: int, attempt: str, *, shards: bool) -> None:
         own = self._runtime.own_states.read(self._runtime.rank, step)
         if own is None:
             raise CheckpointError(f"rank {self._runtime.rank} has no copy of its own state as of step {step}")
-        checkpoint.save_own(self._directory, step, self._runtime.rank, own)
+        checkpoint.save_own(self._directory, step, self._runtime.rank, own, attempt=attempt)
         if shards:
             for hold in self._framework.shards():
-                checkpoint.save_shard(self._directory, step, hold.shard_id, self._framework.open_shard(hold.shard_id))
+                shard = self._framework.open_shard(hold.shard_id)
+                checkpoint.save_shard(self._directory, step, hold.shard_id, shard, attempt=attempt)

@@ -1,11 +1,12 @@
 """The way back: rebuild, repair, rollback, in the train thread, timed phase by phase."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..protocol.errors import StateLost
+from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import Moment, RestoreSource, ShardHold, StepReport
 from . import checkpoint
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from .ledger import Ledger
     from .lifecycle import Framework
     from .runtime import Runtime
+
+_log = logging.getLogger("midstep")
 
 
 class Phases:
@@ -48,7 +51,6 @@ class Rejoining:
         runtime, ledger = self._runtime, self._ledger
         shards = self._framework.shards()
         held: tuple[ShardHold, ...] = shards if self.clean else ()
-        directory = runtime.settings.checkpoint_directory
         return StepReport(
             committed=ledger.count,
             ready=ledger.ready,
@@ -56,8 +58,18 @@ class Rejoining:
             holds=held,
             needs=tuple(shard.shard_id for shard in shards),
             own_states=runtime.black_box.copies(),
-            checkpoints=checkpoint.complete_steps(directory) if directory else (),
+            checkpoints=self._readable_checkpoints(),
         )
+
+    def _readable_checkpoints(self) -> tuple[int, ...]:
+        directory = self._runtime.settings.checkpoint_directory
+        if directory is None:
+            return ()
+        try:
+            return checkpoint.complete_steps(directory)
+        except CheckpointError as error:
+            _log.error("no checkpoint can be used: %s", error)
+            return ()
 
     def rejoin(self, order: Rejoin, phases: Phases) -> int:
         """Rebuild, repair and roll back; returns the bytes received.

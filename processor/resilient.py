@@ -6,18 +6,20 @@ do as ordered; train again from the interrupted step.
 
 import functools
 import logging
+import os
 import time
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..protocol.errors import (
-    ChecksumMismatch,
+    CheckpointError,
     CommunicatorAborted,
     CommunicatorError,
     ConfigurationError,
     Interrupted,
     LinkUpFailed,
+    RecoveryError,
 )
 from ..protocol.messages import (
     CheckpointSaved,
@@ -54,8 +56,8 @@ def init_process_group(**options: Any) -> None:
     """Make torch.distributed's default process group, one that survives the loss of a peer.
 
     Takes the place of `torch.distributed.init_process_group`. Under `midstep run` everything it needs comes from the
-    agent and `options` are not used; started otherwise (torchrun, plain Python) the call is handed on to torch, with
-    gloo as the default backend, so that one script serves both.
+    agent and `options` are not used. Otherwise the call is handed on to torch, with gloo as the default backend, so
+    that one script serves all: under torchrun as it is there, in plain Python as a world of one.
     """
     runtime = Runtime.current()
     if runtime is not None:
@@ -64,6 +66,8 @@ def init_process_group(**options: Any) -> None:
     import torch.distributed as dist
 
     options.setdefault("backend", "gloo")
+    if "RANK" not in os.environ and "init_method" not in options and "store" not in options:
+        options.update(store=dist.HashStore(), rank=0, world_size=1)
     dist.init_process_group(**options)
 
 
@@ -205,7 +209,7 @@ class TrainThread:
                 runtime.rank,
                 runtime.generation,
                 runtime.incarnation,
-                pid=_pid(),
+                pid=os.getpid(),
                 report=self._rejoining.report(),
                 join_s=max(0.0, time.time() - runtime.started_s),
             )
@@ -246,6 +250,7 @@ class TrainThread:
         """Everything in flight is dropped; say so if nobody has asked for it yet."""
         runtime = self._runtime
         self._phases = self._new_phases()
+        self._checkpoints.forget_pending()
         with self._phases.phase(Moment.STOP):
             failed = runtime.communicator.failed
             if not runtime.interrupted() and failed is not None:
@@ -290,7 +295,7 @@ class TrainThread:
             failed = True
         except LinkUpFailed as error:
             fault, failed = (FaultKind.LINK_UP, str(error)), True
-        except ChecksumMismatch as error:
+        except (RecoveryError, CheckpointError) as error:
             fault, failed = (FaultKind.CORRUPTION, str(error)), True
         except CommunicatorError as error:
             fault, failed = (FaultKind.COMMUNICATION, str(error)), True
@@ -319,7 +324,7 @@ class TrainThread:
         if not isinstance(order, SaveCheckpoint):
             _log.warning("%s has no meaning while parked; ignored", type(order).__name__)
             return
-        path, error = self._checkpoints.save_emergency(order.step, publish=order.publish)
+        path, error = self._checkpoints.save_emergency(order.step, order.generation, publish=order.publish)
         runtime = self._runtime
         runtime.post(CheckpointSaved(runtime.rank, order.generation, order.step, path, error))
 
@@ -329,9 +334,3 @@ class TrainThread:
 
     def _new_phases(self) -> Phases:
         return Phases(lambda moment: self._runtime.moments.reached(moment, self._ledger.count))
-
-
-def _pid() -> int:
-    import os
-
-    return os.getpid()

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 import xxhash
 
-from ..protocol.errors import CheckpointError
+from ..protocol.errors import CheckpointError, RecoveryError
 from . import tree
 from .lifecycle import OpenShard
 
@@ -102,7 +102,14 @@ def read_shard(path: Path, checksum: str, accept: Callable[[bytes], OpenShard]) 
     found = xxhash.xxh3_64()
     with path.open("rb", buffering=0) as file:
         index = _read_index(file, path, found)
-        shard = accept(base64.b64decode(index.pop(_METADATA)[HEADER_KEY]))
+        try:
+            shard = accept(base64.b64decode(index.pop(_METADATA)[HEADER_KEY]))
+        except (RecoveryError, ValueError) as error:
+            while piece := file.read(_PIECE_BYTES):
+                found.update(piece)
+            if found.hexdigest() == checksum:
+                raise  # the file is whole: it is not for this model
+            raise CheckpointError(f"{path} is damaged: its checksum is not the one it was written with") from error
         sizes = [entry["data_offsets"][1] - entry["data_offsets"][0] for entry in index.values()]
         if sizes != [tensor.nbytes for tensor in shard.tensors]:
             raise CheckpointError(f"{path} holds other tensors than its own header says: it is damaged")

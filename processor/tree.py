@@ -10,6 +10,7 @@ memory are carried as two; their values are right, their sharing is not kept.
 
 import collections
 import enum
+import math
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,7 +66,7 @@ class TensorSlot(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         """The bytes of its contents."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -104,7 +105,7 @@ def slots(skeleton: bytes) -> tuple[TensorSlot, ...]:
 def outline(skeleton: bytes) -> Any:
     """Return the structure with a TensorSlot wherever a tensor or numpy array belongs."""
     found, root = _decode(skeleton)
-    return _build(root, found.__getitem__, lambda index, _dtype, _shape: found[index])
+    return _rebuild(root, found.__getitem__, lambda index, _dtype, _shape: found[index])
 
 
 def tensor_names(skeleton: bytes) -> list[str]:
@@ -135,7 +136,7 @@ def unflatten(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
         raw = tensors[index].contiguous().numpy()
         return raw.view(np.dtype(dtype)).reshape(shape) if raw.size else np.empty(shape, np.dtype(dtype))
 
-    return _build(root, tensors.__getitem__, array)
+    return _rebuild(root, tensors.__getitem__, array)
 
 
 def pack(value: object, path: str) -> bytes:
@@ -156,11 +157,12 @@ def unpack(data: bytes) -> Any:
         raise RecoveryError(f"a packed state has {len(data)} bytes instead of {start + body_bytes}: it was cut")
     skeleton = data[_LENGTHS.size : start]
     tensors = []
-    for slot in slots(skeleton):
+    found = slots(skeleton)
+    if sum(slot.size_bytes for slot in found) != body_bytes or any(slot.size_bytes < 0 for slot in found):
+        raise RecoveryError("a packed state holds other bytes than its tensors need: it was changed")
+    for slot in found:
         tensor = torch.empty(slot.shape, dtype=slot.dtype)
         if slot.size_bytes:
-            if start + slot.size_bytes > len(data):
-                raise RecoveryError("a packed state holds fewer bytes than its tensors need")
             raw = np.frombuffer(data, np.uint8, slot.size_bytes, start)
             tensor_bytes(tensor).numpy()[:] = raw
         tensors.append(tensor)
@@ -263,10 +265,19 @@ def _decode(skeleton: bytes) -> tuple[list[TensorSlot], Any]:
         version, specs, root = msgspec.msgpack.decode(skeleton)
         if version == SKELETON_VERSION:
             found = [TensorSlot(i, dtype_of(name), tuple(shape)) for i, (name, shape) in enumerate(specs)]
+            if any(type(size) is not int or size < 0 for slot in found for size in slot.shape):
+                raise ValueError("a tensor's shape is no shape")
             return found, root
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise RecoveryError(f"{len(skeleton)} bytes are no skeleton of a state: {error}") from error
     raise RecoveryError(f"the state was written in format {version}; this midstep reads format {SKELETON_VERSION}")
+
+
+def _rebuild(node: Any, tensor: Callable[[int], Any], array: Callable[[int, str, list[int]], Any]) -> Any:
+    try:
+        return _build(node, tensor, array)
+    except (ValueError, TypeError, LookupError, OverflowError, RuntimeError, SyntaxError, RecursionError) as error:
+        raise RecoveryError(f"a state's skeleton is damaged: {error}") from error
 
 
 def _build(node: Any, tensor: Callable[[int], Any], array: Callable[[int, str, list[int]], Any]) -> Any:  # noqa: PLR0911

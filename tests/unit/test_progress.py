@@ -64,7 +64,8 @@ def test_time_in_which_the_controller_itself_stood_still_is_nobodys_silence() ->
 
 def test_a_slow_controller_still_finds_a_silent_node() -> None:
     made = board("a")
-    now, lost = 0.0, []
+    now = 0.0
+    lost: list[NodeLost] = []
     while now < 60.0 and not lost:
         now += 3 * INTERVAL_S  # every turn is late
         lost = list(made.silent(now))

@@ -103,7 +103,8 @@ class Controller:
             if found:
                 return found[0]
             remaining = deadline - time.monotonic()
-            assert remaining > 0, f"no {kind.__name__}; heard {[type(e.body).__name__ for e in self.heard]}"
+            heard = [type(each.body).__name__ for each in self.heard if each.number]
+            assert remaining > 0, f"no {kind.__name__}; heard {heard}"
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), min(remaining, 1.0))
 
@@ -184,7 +185,9 @@ class Site:
         )
 
     def log(self, rank: int, incarnation: int = 0) -> str:
-        return (self.root / "job" / "logs" / f"rank-{rank}.{incarnation}.log").read_text()
+        """Return what a rank has printed."""
+        path = self.root / "job" / "logs" / f"rank-{rank}.{incarnation}.log"
+        return path.read_text() if path.exists() else ""
 
     async def says(self, rank: int, text: str, incarnation: int = 0) -> None:
         """Wait until a rank has printed something."""
@@ -207,23 +210,15 @@ class Site:
                     found.append(process)
         return found
 
-    def child(self, module: str, node: str = "node0") -> psutil.Process:
-        """Find the agent's child that runs a module."""
-        for process in psutil.Process(self.agents[node].pid).children():
-            if module in " ".join(process.cmdline()):
-                return process
-        raise AssertionError(f"no {module} below the agent")
-
-    def standbys(self, node: str = "node0") -> list[psutil.Process]:
-        """Find the agent's forked children that have no order yet: they are neither rank nor store nor zygote."""
-        known = {started.process.pid for started in self.controller.all(ProcessStarted)}
-        zygote = self.child("agent.zygote", node)
-        forked = [
-            process
-            for process in psutil.Process(self.agents[node].pid).children()
-            if process.pid != zygote.pid and process.pid not in known and not _listens(process)
-        ]
-        return [process for process in forked if process.is_running()]
+    def below(self, name: str, node: str = "node0") -> list[psutil.Process]:
+        """Find the agent's children by what they are: zygote, store, standby, r0, r1, ..."""
+        children = psutil.Process(self.agents[node].pid).children()
+        found = []
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == f"midstep-{name}" and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+        return found
 
     def let_go(self, node: str = "node0") -> None:
         """Close the life pipe, as the launcher's death does."""
@@ -244,13 +239,6 @@ class Site:
         for fd in self._lives.values():
             os.close(fd)
         self.controller.router.close()
-
-
-def _listens(process: psutil.Process) -> bool:
-    """Say whether it is the store, which alone listens."""
-    with contextlib.suppress(psutil.Error):
-        return any(each.status == psutil.CONN_LISTEN for each in process.net_connections())
-    return False
 
 
 async def eventually(holds: Callable[[], bool], what: str) -> None:

@@ -23,6 +23,7 @@ from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
     Ack,
+    ArmFault,
     EndJob,
     Envelope,
     Message,
@@ -104,7 +105,7 @@ class Node:
         self.started: list[tuple[int, int]] = []
         self.held: tuple[type, ...] = ()
         self.waiting: list[tuple[str, Message]] = []
-        self.ended = False
+        self.ended = self.armed = False
         self.beat_s = 0.0
         self.say(self.address, self.joined())
 
@@ -171,6 +172,8 @@ class Node:
             self.start(body)
         elif isinstance(body, EndJob):
             self.ended = True
+        elif isinstance(body, ArmFault):
+            self.armed = True
         elif envelope.receiver != self.address:
             rank = self.ranks.get(int(envelope.receiver.removeprefix("rank/")))
             for answer in [] if rank is None else rank.answers(body):

@@ -87,9 +87,7 @@ def test_a_controller_killed_at_any_moment_again_and_again_forgets_nothing(clust
         cluster.until(lambda: len(cluster.ranks()) == 4 and cluster.phase() == "running")
     status = cluster.status()
     assert status.term == 7
-    assert [(i.outcome, i.replaced) for i in status.incidents] == [
-        (Outcome.RESUMED, (turn % 4,)) for turn in range(6)
-    ]
+    assert [(i.outcome, i.replaced) for i in status.incidents] == [(Outcome.RESUMED, (turn % 4,)) for turn in range(6)]
     assert len(set(cluster.starts())) == len(cluster.starts())
     generations = {number: rank.generation for number, rank in cluster.ranks().items()}
     assert generations == dict.fromkeys(range(4), status.generation)

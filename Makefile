@@ -1,0 +1,41 @@
+# Everything runs in a virtual environment that the first target makes: nothing but Python, make and pip is needed.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+.PHONY: demo test lint sim chaos bench docs clean
+
+demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
+	$(BIN)/midstep demo $(DEMO)
+
+test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the long ones
+	$(BIN)/python -m pytest -m "not soak" $(TESTS)
+
+lint: $(INSTALLED)  ## style, types and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+sim: $(INSTALLED)  ## the recovery machine under a simulated, seeded cluster
+	$(BIN)/python -m pytest tests/simulation $(TESTS)
+
+chaos: $(INSTALLED)  ## real processes, really killed; the long ones too
+	$(BIN)/python -m pytest tests/chaos $(TESTS)
+
+bench: $(INSTALLED)  ## recovery time next to torchrun, and the cost per step
+	$(BIN)/python benchmarks/recovery.py $(BENCH)
+	$(BIN)/python benchmarks/overhead.py $(BENCH)
+
+docs: $(INSTALLED)  ## put what is generated into the docs
+	$(BIN)/python tests/unit/test_docs.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis midstep.egg-info

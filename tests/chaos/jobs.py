@@ -1,0 +1,249 @@
+"""Real jobs, as a user starts them: `midstep run` in a process of its own, watched and hurt from outside."""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import yaml
+from midstep.controller.control_requests import Request, StatusReply, StatusRequest
+from midstep.controller.control_socket import NoController, ask
+from midstep.protocol import environment as names
+from midstep.protocol.incidents import JobStatus
+from midstep.protocol.types import ArmedFault, Injury, Moment
+
+TRAINING = Path(__file__).with_name("training.py")
+MARK = "MIDSTEP_CHAOS_MARK"  # every process of a job carries it
+PATIENCE_S = 90.0  # for anything that has to happen; the machine may be busy
+GONE_S = 20.0  # for the last process to be gone after the launcher
+STEPS = 60
+STEP_S = 0.03
+RANKS = 4
+
+# Room for many recoveries, and for a busy machine: only real stalls are to be seen as such.
+ROOMY: dict[str, Any] = {
+    "ladder": [
+        {"rung": "retry_step", "attempts": 8, "budget": {"per_job": 1000}},
+        {"rung": "recover_in_place", "attempts": 8, "budget": {"per_job": 1000}},
+        {"rung": "recover", "attempts": 3, "budget": {"per_job": 10}},
+        {"rung": "reschedule_pod", "attempts": 2, "budget": {"per_job": 5}},
+        {"rung": "stop"},
+    ],
+    "checkpoint": {"every_steps": 10},
+    "stall": {"grace_s": 3.0},
+    "heartbeat": {"missed": 20},
+    "incident": {"max_attempts": 20},
+    "deadlines": {"stop_grace_s": 2.0},
+}
+
+
+def hurt(rank: int, moment: Moment, step: int | None, *, life: int = 1, injury: Injury = Injury.KILL) -> ArmedFault:
+    """Return a fault for one life (incarnation) of a rank; kills it by default."""
+    return ArmedFault(rank, injury, moment, step, life)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What the ranks wrote down: loss and parameters of each step, as often as it was done, and how they ended."""
+
+    steps: dict[int, dict[int, set[tuple[str, str]]]]
+    ends: dict[int, dict[str, Any]]
+
+
+def read_record(directory: Path) -> Record:
+    """Read what the ranks wrote into a directory."""
+    steps: dict[int, dict[int, set[tuple[str, str]]]] = {}
+    for path in directory.glob("steps.*"):
+        rank = int(path.suffix[1:])
+        for line in path.read_text().splitlines():
+            index, loss, parameters = line.split()
+            steps.setdefault(rank, {}).setdefault(int(index), set()).add((loss, parameters))
+    ends = {int(path.name.split(".")[1]): json.loads(path.read_text()) for path in directory.glob("end.*.json")}
+    return Record(steps, ends)
+
+
+class Job:
+    """One job, from `midstep run` until nothing is left of it."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        nodes: int = 2,
+        ranks_per_node: int = 2,
+        spares: int = 0,
+        policy: dict[str, Any] | None = None,
+        faults: Iterable[ArmedFault] = (),
+        script: Path = TRAINING,
+        arguments: Sequence[str] | None = None,
+        steps: int = STEPS,
+        step_s: float = STEP_S,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.name = f"chaos-{secrets.token_hex(4)}"
+        self.directory, self.records = root / "job", root / "records"
+        self.temporary = root / "tmp"
+        for made in (root, self.records, self.temporary):
+            made.mkdir(exist_ok=True)
+        self._policy = root / "policy.yaml"
+        self._policy.write_text(yaml.safe_dump(ROOMY if policy is None else policy))
+        self._shared = _shared_memory()
+        self.output = root / "output.txt"
+        given = [str(self.records), str(steps), str(step_s)] if arguments is None else list(arguments)
+        environment = {
+            **os.environ,
+            MARK: self.name,
+            names.FAULTS: msgspec.json.encode(list(faults)).decode(),
+            "TMPDIR": str(self.temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(root / "inductor"),  # made when torch is imported
+        }
+        shape = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node), "--spares", str(spares)]
+        where = ["--job", self.name, "--job-dir", str(self.directory), "--policy", str(self._policy)]
+        with self.output.open("wb") as output:
+            self.launcher = subprocess.Popen(
+                [sys.executable, "-m", "midstep.cli.main", "run", *shape, *where, *options, str(script), *given],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    @property
+    def run_directory(self) -> Path:
+        """Where the job's sockets are while it runs."""
+        return Path(json.loads((self.directory / "job.json").read_text())["run_dir"])
+
+    def ask(self, request: Request) -> Any:
+        """Ask the controller; None while nobody answers."""
+        try:
+            return ask(self.run_directory, request, 1.0)
+        except (NoController, FileNotFoundError):
+            return None
+
+    def status(self) -> JobStatus | None:
+        """Return the live status; None while no controller answers."""
+        reply = self.ask(StatusRequest())
+        return reply.status if isinstance(reply, StatusReply) else None
+
+    def until(self, holds: Callable[[JobStatus], bool], what: str) -> JobStatus:
+        """Wait until the job's live status is as wanted, and return it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            status = self.status()
+            if status is not None and holds(status):
+                return status
+            assert self.launcher.poll() is None, f"the job ended while waiting for {what}:\n{self.said()}"
+            assert time.monotonic() < deadline, f"still waiting for {what}:\n{self.said()}"
+            time.sleep(0.05)
+
+    def wait(self, limit_s: float = PATIENCE_S) -> int:
+        """Wait for the end of the job and return its exit code."""
+        try:
+            return self.launcher.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job did not end within {limit_s} s:\n{self.said()}") from None
+
+    def report(self) -> dict[str, Any]:
+        """Return what `midstep report --json` says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "midstep.cli.main", "report", "--json", str(self.directory)],
+            capture_output=True,
+            check=True,
+            timeout=PATIENCE_S,
+        )
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    def record(self) -> Record:
+        """Return what the ranks wrote down."""
+        return read_record(self.records)
+
+    def controller_pid(self) -> int:
+        """Return the process id of the controller that was started last."""
+        return int((self.run_directory / "controller.pid").read_text())
+
+    def processes(self) -> list[psutil.Process]:
+        """Return every process that belongs to the job, wherever it has got to."""
+        return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self.name]
+
+    def rank_process(self, rank: int) -> psutil.Process:
+        """Return the process that holds a rank now."""
+        status = self.status()
+        assert status is not None
+        return psutil.Process(status.ranks[rank].pid)
+
+    def said(self) -> str:
+        """Return everything that the job has printed, for messages of failed tests."""
+        logs = [self.output, *sorted(self.directory.glob("logs/*"))]
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}" for log in logs if log.is_file())
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def assert_nothing_left(self, *, run_directory: bool = True) -> None:
+        """No process, socket, shared memory or temporary file has outlived the launcher."""
+        deadline = time.monotonic() + GONE_S
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left, f"left behind: {[(each.pid, _command(each)) for each in left]}\n{self.said()}"
+        place = self.run_directory
+        if run_directory:
+            assert not place.exists(), f"{place} is left behind: {sorted(map(str, place.rglob('*')))}"
+        sockets = [path for path in place.rglob("*") if path.is_socket()]
+        assert not sockets, f"sockets left behind: {sockets}"
+        shared = _unused(_shared_memory() - self._shared)
+        assert not shared, f"shared memory left behind: {shared}"
+        temporary = list(self.temporary.iterdir())
+        assert not temporary, f"temporary files left behind: {temporary}"
+
+    def close(self) -> None:
+        """Kill whatever is there, for tests that failed."""
+        for process in [*self.processes(), *([] if self.launcher.poll() is not None else [self.launcher])]:
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        self.launcher.wait(10)
+
+
+def parked(status: JobStatus, rank: int, state: str) -> bool:
+    """Say whether a rank stands in a state."""
+    return status.ranks[rank].state == state
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    with contextlib.suppress(psutil.Error):
+        return process.environ()
+    return {}
+
+
+def _command(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return "gone"
+
+
+def _shared_memory() -> set[Path]:
+    return {path for path in Path("/dev/shm").iterdir() if path.is_file()}  # noqa: S108 - it is only looked at
+
+
+def _unused(paths: set[Path]) -> set[Path]:
+    """Return those that no living process has mapped or open: what others are using is not ours."""
+    used: set[str] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            used |= set(_held(process))
+    return {path for path in paths if str(path) not in used and path.exists()}
+
+
+def _held(process: psutil.Process) -> Iterator[str]:
+    yield from (mapped.path for mapped in process.memory_maps())
+    yield from (opened.path for opened in process.open_files())

@@ -1,0 +1,57 @@
+"""The four incidents of the demo, one after the other in one job, with one spare node."""
+
+from typing import Any
+
+import pytest
+from midstep.protocol.types import Injury, Moment
+
+from .comparing import assert_nobody_harmed, assert_same_numbers, finish
+from .conftest import StartJob
+from .jobs import Job, Record, hurt
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+
+FAULTS = (
+    hurt(0, Moment.BACKWARD, 12, injury=Injury.RAISE),
+    hurt(1, Moment.COLLECTIVE, 20),
+    hurt(3, Moment.FORWARD, 30, injury=Injury.STOP),
+    hurt(2, Moment.UPDATE, 45, injury=Injury.KILL_NODE),
+)
+EXPECTED = {
+    "exception": ("recover_in_place", {0}, 12),
+    "kill": ("recover_in_place", {1}, 20),
+    "stall": ("recover_in_place", {3}, 30),
+    "node lost": ("recover", {2, 3}, 45),
+}
+
+
+@pytest.fixture(scope="module")
+def job(start_shared_job: StartJob) -> Job:
+    return start_shared_job(spares=1, faults=FAULTS)
+
+
+@pytest.fixture(scope="module")
+def incidents(job: Job) -> dict[str, dict[str, Any]]:
+    """The incidents of the job, by what happened."""
+    report = finish(job)
+    assert len(report["incidents"]) == len(EXPECTED), job.said()
+    return dict(zip(EXPECTED, report["incidents"], strict=True))
+
+
+@pytest.mark.parametrize("what", EXPECTED)
+def test_only_what_broke_is_replaced(incidents: dict[str, dict[str, Any]], what: str) -> None:
+    """The rung is the cheapest that fits, every healthy process keeps its pid, and no committed step is lost."""
+    rung, replaced, step = EXPECTED[what]
+    incident = incidents[what]
+    assert_nobody_harmed(incident, replaced)
+    assert incident["rung"] == rung
+    assert incident["resumed_step"] in {step, step + 1}
+    assert all(decision["reason"] for decision in incident["decisions"])
+
+
+def test_after_four_incidents_the_numbers_are_those_of_an_undisturbed_run(
+    job: Job, incidents: dict[str, dict[str, Any]], undisturbed: Record
+) -> None:
+    """Parameters, buffers, optimizer, scheduler, random numbers, data position and losses are equal bit for bit."""
+    assert incidents
+    assert_same_numbers(job.record(), undisturbed)

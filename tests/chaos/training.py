@@ -1,0 +1,136 @@
+"""The training that is hurt in these tests: small and fast, with everything in it that is hard to bring back.
+
+Dropout and augmentation draw from all three random generators, BatchNorm's statistics differ from rank to rank, DDP has
+several buckets, and a scheduler, a data position and a running value change with every step. Each rank writes down
+its losses as exact bits with a digest of its parameters, and at the end a digest of everything.
+
+Runs under `midstep run`: `training.py RECORDS STEPS STEP_S [FILE_LIMIT_BYTES]`.
+"""
+
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import midstep
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+from midstep.processor.data import ResumableBatches
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+WIDTH = 64
+SAMPLES = 96
+BATCH = 8
+Tensors = Mapping[str, torch.Tensor]
+
+
+def build_model() -> torch.nn.Module:
+    """Return the model with its initial parameters, which are the same everywhere."""
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, WIDTH),
+        torch.nn.BatchNorm1d(WIDTH),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(WIDTH, WIDTH),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(WIDTH, 4),
+    )
+
+
+def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of the model."""
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def digest(tensors: Tensors) -> str:
+    """Return a hash of all tensors, bit for bit."""
+    hashed = xxhash.xxh3_128()
+    for name, tensor in sorted(tensors.items()):
+        hashed.update(name.encode())
+        hashed.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
+    """Return the optimizer's state as named tensors."""
+    return {
+        f"{index}.{name}": value
+        for index, slots in optimizer.state_dict()["state"].items()
+        for name, value in slots.items()
+    }
+
+
+def augmented(samples: torch.Tensor) -> torch.Tensor:
+    """Shift and scale a batch by numbers from Python's and numpy's generators."""
+    return samples * random.uniform(0.9, 1.1) + float(np.random.normal(0.0, 0.01))  # noqa: NPY002 - the global one is meant
+
+
+def train(records: Path, steps: int, step_s: float) -> None:
+    """Train for `steps` steps of at least `step_s` and write this rank's record."""
+    midstep.init_process_group()
+    rank = dist.get_rank()
+    module = build_model()
+    model = DistributedDataParallel(module, bucket_cap_mb=0.005, broadcast_buffers=False)
+    optimizer = build_optimizer(module)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.99)
+    torch.manual_seed(100 + rank)
+    random.seed(200 + rank)
+    np.random.seed(300 + rank)  # noqa: NPY002 - the global one is meant
+    data = TensorDataset(torch.randn(SAMPLES, 16), torch.randint(0, 4, (SAMPLES,)))
+    batches = ResumableBatches(DataLoader(data, batch_size=BATCH, shuffle=True), seed=rank)
+    running = {"loss": 0.0}
+    state = midstep.TrainState(
+        model=model, optimizer=optimizer, scheduler=scheduler, data=batches, values={"running": running}
+    )
+
+    @midstep.resilient(state)
+    def loop() -> None:
+        stream = batches.endless()
+        for step in state.steps(steps):
+            began_s = time.monotonic()
+            samples, labels = next(stream)
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(augmented(samples)), labels)
+            loss.backward()
+            running["loss"] = 0.9 * running["loss"] + 0.1 * loss.item()
+            time.sleep(max(0.0, step_s - (time.monotonic() - began_s)))
+            with step.update():
+                optimizer.step()
+                scheduler.step()
+            with (records / f"steps.{rank}").open("a") as record:
+                record.write(f"{step.index} {loss.item().hex()} {digest(dict(module.named_parameters()))}\n")
+
+    loop()
+    random_numbers = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor(random.getstate()[1]),
+        "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),  # noqa: NPY002
+    }
+    end = {
+        "parameters": digest(dict(module.named_parameters())),
+        "buffers": digest(dict(module.named_buffers())),
+        "optimizer": digest(optimizer_tensors(optimizer)),
+        "scheduler": [scheduler.last_epoch, *(rate.hex() for rate in scheduler.get_last_lr())],
+        "random numbers": digest(random_numbers),
+        "data": batches.state_dict(),
+        "running": running["loss"].hex(),
+        "pid": os.getpid(),
+    }
+    (records / f"end.{rank}.json").write_text(json.dumps(end))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 4:
+        limit_bytes = int(sys.argv[4])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+    train(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

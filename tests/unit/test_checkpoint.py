@@ -1,0 +1,218 @@
+"""Checkpoints: complete or not there, readable without running anything, never lost to a failed write."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from midstep.processor import checkpoint, tree
+from midstep.protocol.errors import CheckpointError
+
+
+@dataclass
+class _Shard:
+    header: bytes
+    tensors: Sequence[torch.Tensor]
+
+
+@dataclass
+class _Framework:
+    tensors: list[torch.Tensor] = field(default_factory=list)
+
+    def accept_shard(self, shard_id: str, header: bytes) -> _Shard:
+        return _Shard(header, [torch.zeros(slot.shape, dtype=slot.dtype) for slot in tree.slots(header)])
+
+    def adopt_shard(self, shard_id: str, shard: _Shard) -> None:
+        self.tensors = list(shard.tensors)
+
+
+def _content(step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [
+        torch.randn(1000, 7, generator=generator),
+        torch.randn(3, generator=generator).bfloat16(),
+        torch.tensor(step),
+        torch.zeros(0),
+        torch.ones(2, dtype=torch.complex128),
+    ]
+
+
+def _shard(step: int) -> _Shard:
+    tensors = _content(step)
+    return _Shard(tree.flatten(tensors, "content")[0], tensors)
+
+
+def _save(directory: Path, step: int, ranks: int = 2) -> Path:
+    for rank in range(ranks):
+        checkpoint.save_own(directory, step, rank, b"own %d %d" % (rank, step))
+    checkpoint.save_shard(directory, step, "replicated", _shard(step))
+    return checkpoint.publish(directory, step, world_size=ranks)
+
+
+def _load(directory: Path, step: int) -> list[torch.Tensor]:
+    framework: Any = _Framework()
+    checkpoint.load_shard(directory, step, "replicated", framework)
+    return list(framework.tensors)
+
+
+def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
+    """Shards and own states."""
+    _save(tmp_path, 120)
+    assert checkpoint.complete_steps(tmp_path) == (120,)
+    assert all(torch.equal(a, b) for a, b in zip(_load(tmp_path, 120), _content(120), strict=True))
+    assert checkpoint.load_own(tmp_path, 120, 1) == b"own 1 120"
+    assert {path.name for path in (tmp_path / "step-00000120").iterdir()} == {
+        "manifest.json",
+        "own-0.bin",
+        "own-1.bin",
+        "replicated.safetensors",
+    }
+
+
+def test_the_shard_file_can_be_opened_with_safetensors(tmp_path: Path) -> None:
+    """The format is a public one."""
+    place = _save(tmp_path, 1)
+    loaded = safetensors.torch.load_file(place / "replicated.safetensors")
+    assert torch.equal(loaded["tensor.000000"], _content(1)[0])
+
+
+def test_a_checkpoint_is_not_there_before_all_its_parts_are(tmp_path: Path) -> None:
+    """Neither before publish nor with a part missing."""
+    checkpoint.save_own(tmp_path, 5, 0, b"x")
+    checkpoint.save_shard(tmp_path, 5, "replicated", _shard(5))
+    assert checkpoint.complete_steps(tmp_path) == ()
+    with pytest.raises(CheckpointError, match=r"lacks own-1\.bin"):
+        checkpoint.publish(tmp_path, 5, world_size=2)
+    with pytest.raises(CheckpointError, match=r"lacks other\.safetensors"):
+        checkpoint.publish(tmp_path, 5, world_size=1, shard_ids=["other"])
+    assert checkpoint.complete_steps(tmp_path) == ()
+    checkpoint.publish(tmp_path, 5, world_size=1)
+    assert checkpoint.complete_steps(tmp_path) == (5,)
+
+
+def test_a_directory_that_does_not_exist_holds_no_checkpoints(tmp_path: Path) -> None:
+    """It is made when the first one is written."""
+    assert checkpoint.complete_steps(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize("victim", ["replicated.safetensors", "own-0.bin", "manifest.json"])
+def test_a_truncated_file_leaves_the_older_checkpoint_to_use(tmp_path: Path, victim: str) -> None:
+    """Seen by its size, before anything is loaded."""
+    _save(tmp_path, 1)
+    path = _save(tmp_path, 2) / victim
+    path.write_bytes(path.read_bytes()[:-1])
+    assert checkpoint.complete_steps(tmp_path) == (1,)
+
+
+@pytest.mark.parametrize("position", [3, 30, 400, -1])
+def test_a_changed_bit_is_found_and_the_checkpoint_is_not_offered_again(tmp_path: Path, position: int) -> None:
+    """In the index, the header or the data; the older one is used then."""
+    _save(tmp_path, 1)
+    path = _save(tmp_path, 2) / "replicated.safetensors"
+    data = bytearray(path.read_bytes())
+    data[position] ^= 4
+    path.write_bytes(data)
+    assert checkpoint.complete_steps(tmp_path) == (1, 2)
+    with pytest.raises(Exception, match="damaged"):
+        _load(tmp_path, 2)
+    assert checkpoint.complete_steps(tmp_path) == (1,)
+
+
+def test_a_changed_own_state_is_found(tmp_path: Path) -> None:
+    """By its checksum."""
+    path = _save(tmp_path, 2) / "own-1.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.load_own(tmp_path, 2, 1)
+    assert checkpoint.complete_steps(tmp_path) == ()
+
+
+def test_a_rank_that_was_not_in_the_world_is_named_and_nothing_is_marked(tmp_path: Path) -> None:
+    """Another world size is not damage."""
+    _save(tmp_path, 2)
+    with pytest.raises(CheckpointError, match="world size"):
+        checkpoint.load_own(tmp_path, 2, 7)
+    assert checkpoint.complete_steps(tmp_path) == (2,)
+
+
+def test_the_same_step_can_be_written_again(tmp_path: Path) -> None:
+    """After a recovery; the newer one counts, nothing is left over."""
+    _save(tmp_path, 3)
+    checkpoint.save_own(tmp_path, 3, 0, b"newer", attempt="g2")
+    checkpoint.save_shard(tmp_path, 3, "replicated", _shard(4), attempt="g2")
+    checkpoint.publish(tmp_path, 3, world_size=1, attempt="g2")
+    assert checkpoint.load_own(tmp_path, 3, 0) == b"newer"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def test_old_checkpoints_and_old_attempts_are_pruned(tmp_path: Path) -> None:
+    """The newest stay, and so does an attempt that is newer than them."""
+    for step in (1, 2, 3):
+        _save(tmp_path, step)
+    checkpoint.save_own(tmp_path, 2, 0, b"died", attempt="dead")
+    checkpoint.save_own(tmp_path, 4, 0, b"going on")
+    assert checkpoint.prune(tmp_path, keep=2) == (1,)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000002", "step-00000003", "step-00000004.tmp-0"}
+
+
+def test_a_full_disk_is_named_and_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the file; the older checkpoint is whole, and a later attempt works."""
+    _save(tmp_path, 1)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match=r"step-00000002.*replicated.*No space left"):
+            checkpoint.save_shard(tmp_path, 2, "replicated", _shard(2))
+    assert checkpoint.complete_steps(tmp_path) == (1,)
+    _save(tmp_path, 2)
+    assert checkpoint.complete_steps(tmp_path) == (1, 2)
+
+
+def test_a_publish_that_fails_keeps_the_old_one_of_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old folder gets its name back."""
+    _save(tmp_path, 1)
+    real = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if ".tmp-" in self.name:
+            raise PermissionError(13, "Permission denied")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        _save(tmp_path, 1)
+    assert checkpoint.complete_steps(tmp_path) == (1,)
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """Here a file is in the way."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file"):
+        checkpoint.save_own(tmp_path / "file", 1, 0, b"")
+
+
+def test_discarding_an_attempt_leaves_the_rest(tmp_path: Path) -> None:
+    """And doing it twice is no error."""
+    _save(tmp_path, 1)
+    checkpoint.save_own(tmp_path, 2, 0, b"")
+    checkpoint.discard(tmp_path, 2)
+    checkpoint.discard(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
+    """An operator can read it."""
+    manifest = json.loads((_save(tmp_path, 9) / "manifest.json").read_text())
+    assert manifest["step"] == 9
+    assert manifest["parts"]["own-0.bin"]["size_bytes"] == len(b"own 0 9")

@@ -1,0 +1,45 @@
+"""`midstep inject`: which requests the options become, and which combinations are refused with a remedy."""
+
+import click
+import pytest
+
+from midstep.cli.inject import INJURIES, MOMENTS, build
+from midstep.controller.control_requests import InjectRequest, KillNodeRequest
+from midstep.protocol.types import ArmedFault, Injury, Moment
+
+
+@pytest.mark.parametrize(
+    ("options", "request_"),
+    [
+        ((1, None, None, None, None), InjectRequest(ArmedFault(1, Injury.KILL))),
+        ((0, None, "raise", "backward", 7), InjectRequest(ArmedFault(0, Injury.RAISE, Moment.BACKWARD, 7))),
+        ((0, None, "hang", None, 7), InjectRequest(ArmedFault(0, Injury.HANG, Moment.FORWARD, 7))),
+        ((2, None, "kill-node", "repair", None), InjectRequest(ArmedFault(2, Injury.KILL_NODE, Moment.REPAIR))),
+        ((None, "node1", None, None, None), KillNodeRequest("node1")),
+        ((None, "node1", "kill-node", None, None), KillNodeRequest("node1")),
+    ],
+)
+def test_options_become_a_request(options: tuple, request_: object) -> None:  # type: ignore[type-arg]
+    assert build(*options) == request_
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ((None, None, "kill", None, None), "either --rank R or --node NAME"),
+        ((1, "node1", None, None, None), "either --rank R or --node NAME"),
+        ((None, "node1", "raise", None, None), "name it with --rank"),
+        ((None, "node1", None, "update", None), "--rank R --do kill-node --at MOMENT"),
+        ((None, "node1", None, None, 3), "--rank R --do kill-node --at MOMENT"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_with_what_to_do(options: tuple, remedy: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(click.UsageError) as caught:
+        build(*options)
+    assert remedy in str(caught.value)
+
+
+def test_every_injury_and_moment_can_be_named() -> None:
+    assert len(INJURIES) == len(Injury)
+    assert len(MOMENTS) == len(Moment)
+    assert all("_" not in name for name in INJURIES)

@@ -1,0 +1,254 @@
+"""Transfers over links in memory: any ranges, any sources, no deadlock, and no changed bit gets through."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from midstep.processor import tree
+from midstep.processor.chunks import CHUNK_BYTES
+from midstep.processor.transfer import Transferred, run_transfers
+from midstep.protocol.errors import ChecksumMismatch, RecoveryError, StateLost
+from midstep.protocol.types import OwnStateTransfer, RepairPart, RestoreSource, ShardTransfer
+
+DEADLINE_S = 10.0
+
+
+class _Wire:
+    """Pairs of ranks; a send is over only when its receiver has taken it, as with a full socket."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.sent: dict[tuple[int, int, int], torch.Tensor] = {}
+        self.taken: set[tuple[int, int, int]] = set()
+        self.damage: Callable[[torch.Tensor], None] | None = None
+
+
+@dataclass
+class _Handle:
+    finish: Callable[[], None]
+
+    def wait(self) -> None:
+        self.finish()
+
+
+class _Links:
+    def __init__(self, wire: _Wire, rank: int) -> None:
+        self._wire = wire
+        self._rank = rank
+        self._next: dict[tuple[str, int], int] = {}
+
+    def isend(self, tensor: torch.Tensor, rank: int) -> _Handle:
+        slot = (self._rank, rank, self._number("send", rank))
+        wire = self._wire
+        with wire.changed:
+            wire.sent[slot] = tensor
+            wire.changed.notify_all()
+        return _Handle(lambda: self._until(lambda: slot in wire.taken))
+
+    def irecv(self, tensor: torch.Tensor, rank: int) -> _Handle:
+        slot = (rank, self._rank, self._number("receive", rank))
+        wire = self._wire
+
+        def finish() -> None:
+            self._until(lambda: slot in wire.sent)
+            with wire.changed:
+                arrived = wire.sent.pop(slot).clone()
+                assert arrived.shape == tensor.shape, "both ends cut differently"
+                if wire.damage is not None:
+                    wire.damage(arrived)
+                tensor.copy_(arrived)
+                wire.taken.add(slot)
+                wire.changed.notify_all()
+
+        return _Handle(finish)
+
+    def _number(self, kind: str, rank: int) -> int:
+        self._next[kind, rank] = self._next.get((kind, rank), -1) + 1
+        return self._next[kind, rank]
+
+    def _until(self, there: Callable[[], bool]) -> None:
+        with self._wire.changed:
+            assert self._wire.changed.wait_for(there, DEADLINE_S), "deadlock"
+
+
+@dataclass
+class _Shard:
+    header: bytes
+    tensors: Sequence[torch.Tensor]
+
+
+@dataclass
+class _Framework:
+    """Holds shards of plain tensors."""
+
+    held: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+
+    def open_shard(self, shard_id: str) -> _Shard:
+        return _Shard(tree.flatten(self.held[shard_id], shard_id)[0], self.held[shard_id])
+
+    def accept_shard(self, shard_id: str, header: bytes) -> _Shard:
+        return _Shard(header, [torch.zeros(slot.shape, dtype=slot.dtype) for slot in tree.slots(header)])
+
+    def adopt_shard(self, shard_id: str, shard: _Shard) -> None:
+        self.held[shard_id] = list(shard.tensors)
+
+
+def _run(
+    transfers: list[ShardTransfer],
+    own: list[OwnStateTransfer],
+    frameworks: list[_Framework],
+    copies: dict[int, dict[int, bytes]] | None = None,
+    wire: _Wire | None = None,
+) -> list[Transferred | BaseException]:
+    """Run all ranks in threads, each with its own part of the plan."""
+    shared = wire or _Wire()
+    results: list[Any] = [None] * len(frameworks)
+
+    def work(rank: int) -> None:
+        part = RepairPart(
+            target_step=3,
+            restore=RestoreSource.REPLICA,
+            transfers=tuple(t for t in transfers if rank in (t.source, t.destination)),
+            own_states=tuple(t for t in own if rank in (t.rank, t.source)),
+        )
+        held = (copies or {}).get(rank, {})
+        try:
+            results[rank] = run_transfers(
+                part,
+                rank=rank,
+                framework=frameworks[rank],  # type: ignore[arg-type]
+                links=_Links(shared, rank),
+                read_own_state=lambda of, step: held.get(of) if step == 3 else None,
+            )
+        except BaseException as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(frameworks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * DEADLINE_S)
+    return results
+
+
+def _tensors(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [3, 1, CHUNK_BYTES // 4 + 11, 70_000, 0, 5, 2 * CHUNK_BYTES // 4, 1]
+    return [torch.randn(size, generator=generator) for size in sizes]
+
+
+def _equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def _size(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def test_a_shard_striped_over_three_sources_arrives_whole() -> None:
+    """Ranges may begin and end anywhere, in the middle of a number too."""
+    tensors = _tensors(1)
+    size = _size(tensors)
+    cuts = [0, 5, size // 3 + 1, size]
+    transfers = [ShardTransfer("a", cuts[i], cuts[i + 1] - cuts[i], i, 3) for i in range(3)]
+    frameworks = [_Framework({"a": [t.clone() for t in tensors]}) for _ in range(3)] + [_Framework()]
+    results = _run(transfers, [], frameworks)
+    assert isinstance(results[3], Transferred)
+    assert results[3].bytes_received >= size
+    assert _equal(frameworks[3].held["a"], tensors)
+
+
+def test_ranks_that_send_and_receive_around_a_circle_do_not_deadlock() -> None:
+    """Every rank is source and destination at once, of several shards and with both neighbours."""
+    ranks = 4
+    shards = {f"s{i}": _tensors(i) for i in range(ranks)}
+    frameworks = [_Framework({f"s{i}": [t.clone() for t in shards[f"s{i}"]]}) for i in range(ranks)]
+    transfers = [
+        ShardTransfer(f"s{i}", 0, _size(shards[f"s{i}"]), i, (i + step) % ranks)
+        for i in range(ranks)
+        for step in range(1, ranks)
+    ]
+    results = _run(transfers, [], frameworks)
+    assert all(isinstance(result, Transferred) for result in results)
+    for framework in frameworks:
+        assert all(_equal(framework.held[name], tensors) for name, tensors in shards.items())
+
+
+def test_two_lost_ranks_get_their_own_states_back_from_where_the_copies_are() -> None:
+    """From another rank's black box, or from the own one that outlived the process."""
+    copies = {0: {2: b"state of two" * 1000}, 1: {1: b"mine", 2: b"not asked for"}}
+    own = [OwnStateTransfer(2, 0), OwnStateTransfer(1, 1)]
+    results = _run([], own, [_Framework() for _ in range(3)], copies)
+    assert [getattr(result, "own_state", result) for result in results] == [None, b"mine", copies[0][2]]
+
+
+def test_a_changed_bit_is_found_and_named() -> None:
+    """Shard, range and source are in the error, and the shard is not adopted."""
+    tensors = _tensors(2)
+    wire = _Wire()
+    frameworks = [_Framework({"a": tensors}), _Framework()]
+
+    def damage(arrived: torch.Tensor) -> None:
+        if arrived.numel() == CHUNK_BYTES:
+            arrived[17] ^= 1
+
+    wire.damage = damage
+    results = _run([ShardTransfer("a", 0, _size(tensors), 0, 1)], [], frameworks, wire=wire)
+    assert isinstance(results[1], ChecksumMismatch)
+    assert "'a'" in str(results[1])
+    assert "from rank 0" in str(results[1])
+    assert "a" not in frameworks[1].held
+
+
+def test_a_changed_own_state_is_found() -> None:
+    """Small messages carry a checksum too."""
+    wire = _Wire()
+
+    def damage(arrived: torch.Tensor) -> None:
+        if arrived.dtype is torch.uint8:
+            arrived[0] ^= 1
+
+    wire.damage = damage
+    results = _run([], [OwnStateTransfer(1, 0)], [_Framework(), _Framework()], {0: {1: b"abc"}}, wire)
+    assert isinstance(results[1], ChecksumMismatch)
+
+
+def test_a_copy_that_is_gone_is_named() -> None:
+    """The plan counted on it."""
+    results = _run([], [OwnStateTransfer(0, 0)], [_Framework()])
+    assert isinstance(results[0], StateLost)
+    assert "rank 0" in str(results[0])
+
+
+def test_a_plan_that_does_not_cover_the_shard_is_refused() -> None:
+    """A shard with holes is never adopted."""
+    tensors = [torch.ones(10)]
+    frameworks = [_Framework({"a": tensors}), _Framework()]
+    part = RepairPart(3, RestoreSource.REPLICA, transfers=(ShardTransfer("a", 0, 36, 0, 1),))
+    wire = _Wire()
+    source = threading.Thread(
+        target=lambda: _run_quietly(part, 0, frameworks[0], wire), daemon=True
+    )
+    source.start()
+    with pytest.raises(RecoveryError, match="36 bytes"):
+        _run_quietly(part, 1, frameworks[1], wire)
+    source.join(0.1)
+
+
+def _run_quietly(part: RepairPart, rank: int, framework: _Framework, wire: _Wire) -> None:
+    run_transfers(
+        part,
+        rank=rank,
+        framework=framework,  # type: ignore[arg-type]
+        links=_Links(wire, rank),
+        read_own_state=lambda of, step: None,
+    )
+
+
+def test_a_part_with_nothing_to_do_does_nothing() -> None:
+    """Most ranks of a big world only wait for the others."""
+    assert _run([], [], [_Framework()]) == [Transferred(0, None)]
