@@ -6,6 +6,7 @@ it.
 """
 
 import asyncio
+import contextlib
 import enum
 import logging
 import socket
@@ -24,6 +25,9 @@ MAX_ZYGOTES_LOST_YOUNG = 3  # zygotes that died without ever being up, in a row
 _log = logging.getLogger(__name__)
 
 
+IMPORTS_S = 120.0  # torch and all, on a machine that does other things too
+
+
 class _Phase(enum.Enum):
     FIRST_IMPORTS = "first imports"  # worth waiting for: a cold process would import the same
     UP = "up"
@@ -38,6 +42,7 @@ class Nursery:
         self._environment = dict(environment)
         self._children = children
         self._phase = _Phase.NONE
+        self._imported = asyncio.Event()  # the zygote is up, or there is no use in waiting for it
         self._zygote: WatchedProcess | None = None
         self._end: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -82,8 +87,11 @@ class Nursery:
             found["standby"] = self._ready.process.pid
         return found
 
-    async def take(self) -> Standby:
+    async def take(self, *, early: bool = False) -> Standby:
         """Return a standby that is up: the one kept ready, else a fork of the zygote, else a new interpreter.
+
+        A zygote that is starting is waited for: what it imports once each process would import for itself. `early`:
+        torch alone is enough, as for the store's process.
 
         Raises AgentError when not even that can be had.
         """
@@ -93,6 +101,9 @@ class Nursery:
             if ready.process.alive:
                 return ready
             ready.close()
+        if not early and self._phase is _Phase.FIRST_IMPORTS:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._imported.wait(), IMPORTS_S)
         if self._phase in {_Phase.FIRST_IMPORTS, _Phase.UP}:
             try:
                 return await self._fork()
@@ -143,7 +154,7 @@ class Nursery:
 
     def _begin_refill(self) -> None:
         self._refill = None
-        wanted = self._keep and self._ready is None and self._phase in {_Phase.FIRST_IMPORTS, _Phase.UP}
+        wanted = self._keep and self._ready is None and self._phase is _Phase.UP
         if wanted and (self._filling is None or self._filling.done()) and not self._closed:
             self._filling = asyncio.get_running_loop().create_task(self._fill())
 
@@ -165,10 +176,10 @@ class Nursery:
             pid, end = spawn("zygote", self._environment)
         except AgentError as error:
             _log.error("processes will be started cold: %s", error)
-            self._phase = _Phase.NONE
+            self._enter(_Phase.NONE)
             return
         end.setblocking(False)
-        self._phase = phase
+        self._enter(phase)
         self._end = end
         self._zygote = self._children.watch(pid, self._zygote_ended)
         self._listener = asyncio.get_running_loop().create_task(self._listen(end))
@@ -183,7 +194,14 @@ class Nursery:
             zygote, self._zygote = self._zygote, None
             zygote.kill()
         self._hang_up()
-        self._phase = _Phase.NONE
+        self._enter(_Phase.NONE)
+
+    def _enter(self, phase: _Phase) -> None:
+        self._phase = phase
+        if phase is _Phase.FIRST_IMPORTS:
+            self._imported.clear()
+        else:
+            self._imported.set()
 
     def _zygote_ended(self, status: int) -> None:
         if self._zygote is None or self._zygote.alive or self._closed:
@@ -197,7 +215,7 @@ class Nursery:
                 self._lost_young,
                 status,
             )
-            self._phase = _Phase.NONE
+            self._enter(_Phase.NONE)
             return
         _log.warning("the zygote ended with status %d; starting it anew", status)
         self._start_zygote(_Phase.IMPORTING_AGAIN)
@@ -233,7 +251,7 @@ class Nursery:
             if preload is not None:
                 self._start_zygote(_Phase.FIRST_IMPORTS)
             return
-        self._phase = _Phase.UP
+        self._enter(_Phase.UP)
         self._lost_young = 0
         if self._refill is None:
             self._refill_later(0.0)

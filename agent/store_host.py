@@ -73,7 +73,7 @@ class StoreHost:
     async def _start(self) -> None:
         try:
             await asyncio.sleep(RETRY_S * max(0, self._lost_young - 1))
-            standby = await self._nursery.take()
+            standby = await self._nursery.take(early=True)
             order = orders.StoreOrder(host=self.endpoint.host, port=self.endpoint.port)
             self._process = standby.order(order, (self._listener.fileno(),), self._ended)
         except AgentError as error:

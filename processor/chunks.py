@@ -1,12 +1,10 @@
 """A shard as one run of bytes, cut into chunks that both ends of a transfer derive alike.
 
 The cut follows from the sizes of the tensors and nothing else. Big tensors are cut for themselves, so that their chunks
-need no copy; runs of small ones are put together, so that a thousand scalars do not make a thousand messages.
+need no copy; the small ones between them are put together, so that a thousand scalars do not make a thousand messages.
 """
 
-import bisect
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -18,12 +16,24 @@ DIRECT_BYTES = 256 * 1024  # a piece of a tensor from this size on travels witho
 
 
 @dataclasses.dataclass(frozen=True)
-class Chunk:
-    """Bytes [start, start + length) of a shard; `tensor` is the index of the one tensor they lie in, if direct."""
+class Piece:
+    """Bytes [start, start + length) of one tensor of a shard."""
 
+    tensor: int
     start: int
     length: int
-    tensor: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """What travels as one message: a piece of a tensor, or several small ones put together."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes of all pieces."""
+        return sum(piece.length for piece in self.pieces)
 
 
 def cut(sizes: Sequence[int], offset: int, length: int) -> list[Chunk]:
@@ -37,54 +47,52 @@ def cut(sizes: Sequence[int], offset: int, length: int) -> list[Chunk]:
             "all ranks hold the same state?"
         )
     chunks: list[Chunk] = []
-    gathered = None  # start of a run of small pieces
-    at = offset
-    for index, start, piece in _pieces(sizes, offset, offset + length):
-        at = start
-        if gathered is not None and (piece >= DIRECT_BYTES or start + piece - gathered > CHUNK_BYTES):
-            chunks.append(Chunk(gathered, start - gathered))
-            gathered = None
-        if piece >= DIRECT_BYTES:
-            steps = range(start, start + piece, CHUNK_BYTES)
-            chunks += [Chunk(step, min(CHUNK_BYTES, start + piece - step), index) for step in steps]
-        elif gathered is None:
-            gathered = start
-        at = start + piece
-    if gathered is not None:
-        chunks.append(Chunk(gathered, at - gathered))
+    small: list[Piece] = []
+    gathered = 0
+    for piece in _pieces(sizes, offset, offset + length):
+        if piece.length >= DIRECT_BYTES:
+            end = piece.start + piece.length
+            steps = range(piece.start, end, CHUNK_BYTES)
+            chunks += [Chunk((Piece(piece.tensor, step, min(CHUNK_BYTES, end - step)),)) for step in steps]
+            continue
+        if gathered + piece.length > CHUNK_BYTES:
+            chunks.append(Chunk(tuple(small)))
+            small, gathered = [], 0
+        small.append(piece)
+        gathered += piece.length
+    if small:
+        chunks.append(Chunk(tuple(small)))
     return chunks
 
 
-def _pieces(sizes: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (index, start, length) of what lies of each tensor in bytes [begin, end)."""
-    start = 0
+def _pieces(sizes: Sequence[int], begin: int, end: int) -> Iterator[Piece]:
+    """Yield what lies of each tensor in bytes [begin, end) of the shard."""
+    at = 0
     for index, size in enumerate(sizes):
-        low, high = max(start, begin), min(start + size, end)
+        low, high = max(at, begin), min(at + size, end)
         if low < high:
-            yield index, low, high - low
-        start += size
+            yield Piece(index, low - at, high - low)
+        at += size
 
 
 class ShardMemory:
-    """The memory of a shard's tensors, addressed by byte offsets."""
+    """The memory of a shard's tensors, as bytes."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         # Tensors are contiguous by contract, so these are views: what is written here is written there.
         self._flat = [tensor.detach().view(-1).view(torch.uint8) for tensor in tensors]
         self.sizes = [flat.numel() for flat in self._flat]
-        self._starts = list(itertools.accumulate(self.sizes, initial=0))
 
     @property
     def size_bytes(self) -> int:
         """All bytes of the shard."""
-        return self._starts[-1]
+        return sum(self.sizes)
 
     def direct(self, chunk: Chunk) -> torch.Tensor | None:
         """Return the chunk's own memory if it can be sent from or received into, else None."""
-        if chunk.tensor is None or self._flat[chunk.tensor].device.type != "cpu":
+        if len(chunk.pieces) > 1 or self._flat[chunk.pieces[0].tensor].device.type != "cpu":
             return None
-        begin = chunk.start - self._starts[chunk.tensor]
-        return self._flat[chunk.tensor][begin : begin + chunk.length]
+        return self._view(chunk.pieces[0])
 
     def gather(self, chunk: Chunk, staging: torch.Tensor) -> None:
         """Copy the chunk out of the tensors."""
@@ -96,12 +104,11 @@ class ShardMemory:
         for view, part in self._parts(chunk, staging):
             view.copy_(part)
 
+    def _view(self, piece: Piece) -> torch.Tensor:
+        return self._flat[piece.tensor][piece.start : piece.start + piece.length]
+
     def _parts(self, chunk: Chunk, staging: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        end = chunk.start + chunk.length
-        index = bisect.bisect_right(self._starts, chunk.start) - 1
-        while index < len(self.sizes) and self._starts[index] < end:
-            low, high = max(self._starts[index], chunk.start), min(self._starts[index + 1], end)
-            if low < high:
-                view = self._flat[index][low - self._starts[index] : high - self._starts[index]]
-                yield view, staging[low - chunk.start : high - chunk.start]
-            index += 1
+        at = 0
+        for piece in chunk.pieces:
+            yield self._view(piece), staging[at : at + piece.length]
+            at += piece.length

@@ -1,55 +1,27 @@
-"""`@midstep.resilient`: the train function, called again and again until training is done.
+"""`@midstep.resilient` and `midstep.init_process_group`: what a training script calls.
 
-Here is the train thread's side of a recovery in one loop: train; when something breaks stop and clean, report, park;
-do as ordered; train again from the interrupted step.
+Under `midstep run` they hand over to the train thread's loop; started otherwise, a script runs as if they were not
+there.
 """
 
 import functools
-import logging
 import os
-import time
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ..protocol.errors import (
-    CheckpointError,
-    CommunicatorAborted,
-    CommunicatorError,
-    ConfigurationError,
-    Interrupted,
-    LinkUpFailed,
-    RecoveryError,
-)
-from ..protocol.messages import (
-    CheckpointSaved,
-    Quiesce,
-    RankFinished,
-    RankJoined,
-    RankQuiesced,
-    RankReady,
-    Rejoin,
-    Release,
-    Resume,
-    SaveCheckpoint,
-    StepCommitted,
-)
-from ..protocol.types import Activity, FaultKind, Moment
-from .checkpoints import Checkpoints
+from ..protocol.errors import ConfigurationError
 from .ledger import Ledger
 from .moments import Moments
-from .rejoining import Phases, Rejoining
 from .runtime import Runtime
-from .session import Order, Stage
+from .session import Stage
 from .step_clock import StepClock
+from .train_thread import TrainThread
 
 if TYPE_CHECKING:
     from .lifecycle import Framework
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-
-_log = logging.getLogger("midstep")
 
 
 def init_process_group(**options: Any) -> None:
@@ -67,7 +39,7 @@ def init_process_group(**options: Any) -> None:
 
     options.setdefault("backend", "gloo")
     if "RANK" not in os.environ and "init_method" not in options and "store" not in options:
-        options.update(store=dist.HashStore(), rank=0, world_size=1)
+        options.update(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     dist.init_process_group(**options)
 
 
@@ -114,223 +86,3 @@ class Alone:
 
     def barrier_passed(self) -> None:
         """There is no barrier."""
-
-
-class TrainThread:
-    """The train thread's life under midstep: one object per resilient call."""
-
-    def __init__(self, runtime: Runtime, framework: "Framework") -> None:
-        self._runtime = runtime
-        self._framework = framework
-        self._ledger = Ledger(self, framework, runtime.moments, runtime.step_clock)
-        self._rejoining = Rejoining(runtime, framework, self._ledger)
-        self._checkpoints = Checkpoints(runtime, framework)
-        self._phases = self._new_phases()
-        self._held: Order | None = None  # an order that was taken inside the commit barrier
-        self._first_step = False
-
-    # --- what the ledger asks for ------------------------------------------------------------------------------
-
-    def interrupted(self) -> bool:
-        """Whether the controller wants the train thread to stop."""
-        return self._runtime.interrupted()
-
-    def exchange_own(self, step: int, blob: bytes) -> None:
-        """The commit barrier: own state to the buddy, the ward's kept, everybody here."""
-        self._runtime.own_states.keep(step, blob)
-        self._runtime.own_states.swap(step, blob)
-        self._runtime.communicator.barrier()
-
-    def barrier_passed(self) -> None:
-        """What every rank wrote for the last checkpoint is there: it can be made complete."""
-        self._checkpoints.publish_pending()
-
-    def committed(self, committed: int, median_step_s: float) -> None:
-        """A step is committed: report the first after a resume, write a checkpoint where one is due."""
-        runtime = self._runtime
-        if self._first_step:
-            self._first_step = False
-            runtime.post(
-                StepCommitted(
-                    runtime.rank, runtime.generation, runtime.incarnation, committed, time.time(), median_step_s
-                )
-            )
-        if self._checkpoints.due(committed):
-            runtime.step_clock.doing(Activity.CHECKPOINTING)
-            runtime.moments.reached(Moment.CHECKPOINT, committed - 1)
-            self._checkpoints.save(committed)
-            runtime.step_clock.doing(Activity.COMPUTING)
-
-    def hold_at_barrier(self) -> bool:
-        """The commit barrier broke while this rank held final gradients: report, and ask whether to apply them."""
-        self._stop()
-        while True:
-            order = self._next_order()
-            if isinstance(order, Quiesce):
-                self._report_quiesced()
-                continue
-            if isinstance(order, Rejoin):
-                self._held = order
-                return order.part.finish_update
-            self._obey_parked(order)
-
-    # --- the loop ----------------------------------------------------------------------------------------------
-
-    def run(self, train: Callable[[], Result]) -> Result:
-        """Join the world, train, recover as often as ordered, and return what the train function returned."""
-        runtime, result = self._runtime, None
-        self._framework.bind(self._ledger)
-        runtime.own_states.keep(0, self._framework.capture_own())
-        self._join()
-        while True:
-            order = self._next_order()
-            if isinstance(order, Rejoin):
-                self._rejoin(order)
-            elif isinstance(order, Resume):
-                result = self._train(train, result)
-            elif isinstance(order, Quiesce):
-                self._report_quiesced()
-            elif isinstance(order, Release):
-                runtime.session.reach(Stage.RELEASED)
-                self._checkpoints.publish_pending()
-                runtime.step_clock.doing(Activity.FINISHED)
-                runtime.flush()
-                return result  # type: ignore[return-value]
-            else:
-                self._obey_parked(order)
-
-    def _join(self) -> None:
-        runtime = self._runtime
-        runtime.moments.reached(Moment.JOIN, 0)
-        runtime.step_clock.doing(Activity.RECOVERING)
-        runtime.session.reach(Stage.PARKED)
-        runtime.post(
-            RankJoined(
-                runtime.rank,
-                runtime.generation,
-                runtime.incarnation,
-                pid=os.getpid(),
-                report=self._rejoining.report(),
-                join_s=max(0.0, time.time() - runtime.started_s),
-            )
-        )
-
-    def _train(self, train: Callable[[], Result], last: Result | None) -> Result | None:
-        """Call the train function once; leave it for whatever reason, and settle what follows."""
-        runtime = self._runtime
-        runtime.session.reach(Stage.TRAINING)
-        self._first_step = True
-        fault = ""
-        try:
-            last = train()
-            finished = True
-        except Interrupted:
-            finished = False
-        except Exception:
-            # Only the text is kept: the traceback would keep the dead step's tensors and groups alive.
-            finished, fault = False, traceback.format_exc()
-            if not self._collateral():
-                runtime.report_fault(FaultKind.EXCEPTION, fault)
-                runtime.flush()
-                raise
-        if finished and self._held is None and not runtime.interrupted():
-            runtime.session.reach(Stage.FINISHED)
-            runtime.step_clock.doing(Activity.FINISHED)
-            runtime.post(RankFinished(runtime.rank, runtime.generation, runtime.incarnation, self._ledger.count))
-        elif self._held is None:
-            self._stop()
-            self._clean()
-        return last
-
-    def _collateral(self) -> bool:
-        """Whether an exception is the consequence of somebody else's fault, not this rank's own."""
-        return self._runtime.interrupted() or self._runtime.communicator.failed is not None
-
-    def _stop(self) -> None:
-        """Everything in flight is dropped; say so if nobody has asked for it yet."""
-        runtime = self._runtime
-        self._phases = self._new_phases()
-        self._checkpoints.forget_pending()
-        with self._phases.phase(Moment.STOP):
-            failed = runtime.communicator.failed
-            if not runtime.interrupted() and failed is not None:
-                runtime.report_fault(FaultKind.COMMUNICATION, failed)
-            runtime.communicator.abort(failed or "the step is given up")
-            runtime.device.stop()
-        runtime.step_clock.doing(Activity.RECOVERING)
-
-    def _clean(self) -> None:
-        with self._phases.phase(Moment.CLEAN):
-            self._framework.clean()
-            self._runtime.device.clean()
-
-    def _report_quiesced(self) -> None:
-        runtime = self._runtime
-        if runtime.session.stage is Stage.FINISHED:
-            self._stop()
-            self._clean()
-        runtime.session.reach(Stage.PARKED)
-        runtime.post(
-            RankQuiesced(
-                runtime.rank,
-                runtime.generation,
-                runtime.incarnation,
-                self._rejoining.report(),
-                self._phases.seconds,
-            )
-        )
-
-    def _rejoin(self, order: Rejoin) -> None:
-        runtime = self._runtime
-        runtime.session.reach(Stage.REJOINING)
-        self._phases = self._new_phases()
-        if self._ledger.leave_after_update or self._ledger.ready:
-            self._clean()  # held at the barrier until now, with the gradients
-        fault: tuple[FaultKind, str] | None = None
-        received = 0
-        try:
-            received = self._rejoining.rejoin(order, self._phases)
-        except CommunicatorAborted:
-            fault = (FaultKind.COMMUNICATION, "") if not runtime.interrupted() else None
-            failed = True
-        except LinkUpFailed as error:
-            fault, failed = (FaultKind.LINK_UP, str(error)), True
-        except (RecoveryError, CheckpointError) as error:
-            fault, failed = (FaultKind.CORRUPTION, str(error)), True
-        except CommunicatorError as error:
-            fault, failed = (FaultKind.COMMUNICATION, str(error)), True
-        else:
-            failed = False
-        if failed:
-            if fault is not None and fault[1] and not runtime.interrupted():
-                runtime.report_fault(*fault)
-            self._phases = self._new_phases()
-            return
-        if runtime.interrupted():
-            return
-        runtime.session.reach(Stage.READY)
-        runtime.post(
-            RankReady(
-                runtime.rank,
-                order.generation,
-                runtime.incarnation,
-                self._ledger.count,
-                self._phases.seconds,
-                received,
-            )
-        )
-
-    def _obey_parked(self, order: Order) -> None:
-        if not isinstance(order, SaveCheckpoint):
-            _log.warning("%s has no meaning while parked; ignored", type(order).__name__)
-            return
-        path, error = self._checkpoints.save_emergency(order.step, order.generation, publish=order.publish)
-        runtime = self._runtime
-        runtime.post(CheckpointSaved(runtime.rank, order.generation, order.step, path, error))
-
-    def _next_order(self) -> Order:
-        held, self._held = self._held, None
-        return held if held is not None else self._runtime.wait_order()
-
-    def _new_phases(self) -> Phases:
-        return Phases(lambda moment: self._runtime.moments.reached(moment, self._ledger.count))

@@ -23,10 +23,10 @@ import xxhash
 from ..protocol.errors import ChecksumMismatch, RecoveryError, StateLost
 from ..protocol.types import OwnStateTransfer, RepairPart, ShardTransfer
 from . import tree
-from .chunks import CHUNK_BYTES, Chunk, ShardMemory, cut
+from .chunks import Chunk, ShardMemory, cut
 from .lifecycle import Framework, OpenShard
 
-IN_FLIGHT = 3  # chunks of one transfer under way at once
+IN_FLIGHT = 16  # chunks of one transfer under way at once
 
 ReadOwnState = Callable[[int, int], bytes | None]
 
@@ -186,9 +186,9 @@ class _Range:
             buffer = self._stage(index, chunk)
             if self._sending:
                 self._memory.gather(chunk, buffer)
-        if self._sending:
-            self._hash.update(tree.memory_of(buffer))
         self._start(index, buffer)
+        if self._sending:
+            self._hash.update(tree.memory_of(buffer))  # while it is on its way
 
     def complete(self, index: int) -> None:
         """Wait for message `index`, if there is one, and take it in."""
@@ -212,10 +212,10 @@ class _Range:
 
     def _stage(self, index: int, chunk: Chunk) -> torch.Tensor:
         # Message `index - IN_FLIGHT` is done when this one is posted, so its buffer is free.
-        place = index % IN_FLIGHT
-        if place not in self._staging:
-            self._staging[place] = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
-        return self._staging[place][: chunk.length]
+        place, held = index % IN_FLIGHT, self._staging.get(index % IN_FLIGHT)
+        if held is None or held.numel() < chunk.length:
+            held = self._staging[place] = torch.empty(chunk.length, dtype=torch.uint8)
+        return held[: chunk.length]
 
 
 def _move(

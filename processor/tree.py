@@ -123,7 +123,7 @@ def tensor_names(skeleton: bytes) -> list[str]:
                 visit(item, f"{path}.{index}")
 
     visit(outline(skeleton), "")
-    return names if len(set(names)) == len(names) else [f"{name}#{index}" for index, name in enumerate(names)]
+    return names if len(set(names)) == len(names) else [f"{path}#{index}" for index, path in enumerate(names)]
 
 
 def unflatten(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:

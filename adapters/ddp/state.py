@@ -5,7 +5,7 @@ recovery captures, carries and puts back what was registered (see `docs/training
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +19,9 @@ from ...protocol.types import Moment, ShardHold
 from .buckets import BucketLayout
 from .passes import fire_in_backward, fire_in_forward
 from .replicated import SHARD_ID, ReplicatedState, Shard
+
+if TYPE_CHECKING:
+    from ...processor.ledger import Ledger, Step
 
 
 class TrainState:
@@ -62,24 +65,22 @@ class TrainState:
         self.registry.check()
         self._layouts = {name: BucketLayout(name, item) for name, item in wrapped.items()}
         self._replicated = ReplicatedState(self.registry, frozenset(wrapped))
-        self._ledger: Any = None
+        self._ledger: Ledger | None = None
 
     # --- for the script -------------------------------------------------------------------------------------------
 
-    def bind(self, ledger: Any) -> None:
+    def bind(self, ledger: "Ledger") -> None:
         """Tie the state to the step ledger of the train function that is about to run."""
         self._ledger = ledger
 
-    def steps(self, total: int, **options: Any) -> Iterator[Any]:
-        """Go through the steps that are left up to `total`; see `processor/resilient.py` for what each one offers."""
-        steps: Iterator[Any] = self._bound("steps").steps(total, **options)
-        return steps
+    def steps(self, total: int) -> Iterator["Step"]:
+        """Go through the steps that are left of `total`; see `processor/ledger.py` for what each one offers."""
+        return self._bound("steps").steps(total)
 
     @property
     def step(self) -> int:
         """The index of the current step, 0-based: how many updates have been committed."""
-        index: int = self._bound("step").step_index
-        return index
+        return self._bound("step").count
 
     def audit(self) -> tuple[str, ...]:
         """Name what is mutable and not registered, one sentence each. Runs at start."""
@@ -92,7 +93,7 @@ class TrainState:
             for group in optimizer.param_groups:
                 yield from group["params"]
 
-    def _bound(self, name: str) -> Any:
+    def _bound(self, name: str) -> "Ledger":
         if self._ledger is None:
             raise NotUnderMidstep(
                 f"TrainState.{name} is only there inside a train function that midstep runs: decorate the function "

@@ -87,12 +87,15 @@ class Job:
         steps: int = STEPS,
         step_s: float = STEP_S,
         options: Sequence[str] = (),
+        gates: Iterable[int] = (),
     ) -> None:
         self.name = f"chaos-{secrets.token_hex(4)}"
         self.directory, self.records = root / "job", root / "records"
         self.temporary = root / "tmp"
         for made in (root, self.records, self.temporary):
             made.mkdir(exist_ok=True)
+        for step in gates:
+            self._gate(step).touch()
         self._policy = root / "policy.yaml"
         self._policy.write_text(yaml.safe_dump(ROOMY if policy is None else policy))
         self._shared = _shared_memory()
@@ -169,6 +172,18 @@ class Job:
         """Return what the ranks wrote down."""
         return read_record(self.records)
 
+    def held_at(self, step: int) -> JobStatus:
+        """Wait until all ranks stand at the gate of a step, with no incident open."""
+
+        def held(status: JobStatus) -> bool:
+            return status.phase == "running" and all(rank.step == step for rank in status.ranks)
+
+        return self.until(held, f"all ranks at the gate of step {step}")
+
+    def open_gate(self, step: int) -> None:
+        """Let the ranks go on into a step."""
+        self._gate(step).unlink()
+
     def controller_pid(self) -> int:
         """Return the process id of the controller that was started last."""
         return int((self.run_directory / "controller.pid").read_text())
@@ -187,6 +202,9 @@ class Job:
         """Return everything that the job has printed, for messages of failed tests."""
         logs = [self.output, *sorted(self.directory.glob("logs/*"))]
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}" for log in logs if log.is_file())
+
+    def _gate(self, step: int) -> Path:
+        return self.records / f"gate.{step}"
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -212,11 +230,6 @@ class Job:
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         self.launcher.wait(10)
-
-
-def parked(status: JobStatus, rank: int, state: str) -> bool:
-    """Say whether a rank stands in a state."""
-    return status.ranks[rank].state == state
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:

@@ -4,7 +4,8 @@ Dropout and augmentation draw from all three random generators, BatchNorm's stat
 several buckets, and a scheduler, a data position and a running value change with every step. Each rank writes down
 its losses as exact bits with a digest of its parameters, and at the end a digest of everything.
 
-Runs under `midstep run`: `training.py RECORDS STEPS STEP_S [FILE_LIMIT_BYTES]`.
+Runs under `midstep run`: `training.py RECORDS STEPS STEP_S [FILE_LIMIT_BYTES]`. A file `gate.<step>` among the records
+holds all ranks in front of that step for as long as it is there.
 """
 
 import json
@@ -96,6 +97,8 @@ def train(records: Path, steps: int, step_s: float) -> None:
     def loop() -> None:
         stream = batches.endless()
         for step in state.steps(steps):
+            while (records / f"gate.{step.index}").exists():
+                time.sleep(0.02)
             began_s = time.monotonic()
             samples, labels = next(stream)
             optimizer.zero_grad()

@@ -1,4 +1,5 @@
-"""A DDP run that was interrupted, with one rank built anew from nothing, ends where an undisturbed plain DDP run ends."""
+"""A DDP run that was interrupted, with one rank built anew from nothing, ends where an undisturbed plain DDP run "
+"ends."""
 
 import json
 import subprocess

@@ -230,9 +230,7 @@ def test_a_plan_that_does_not_cover_the_shard_is_refused() -> None:
     frameworks = [_Framework({"a": tensors}), _Framework()]
     part = RepairPart(3, RestoreSource.REPLICA, transfers=(ShardTransfer("a", 0, 36, 0, 1),))
     wire = _Wire()
-    source = threading.Thread(
-        target=lambda: _run_quietly(part, 0, frameworks[0], wire), daemon=True
-    )
+    source = threading.Thread(target=lambda: _run_quietly(part, 0, frameworks[0], wire), daemon=True)
     source.start()
     with pytest.raises(RecoveryError, match="36 bytes"):
         _run_quietly(part, 1, frameworks[1], wire)

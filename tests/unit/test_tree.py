@@ -50,7 +50,16 @@ def test_plain_structures_come_back_with_their_types(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64],
+    [
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    ],
 )
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (2, 3, 4)])
 def test_tensors_come_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -1,0 +1,1 @@
+"""Measurements, each beside what it is compared with in the same run. See README.md."""

@@ -1,0 +1,124 @@
+"""What a job under measurement writes down, by its own hand and the machine's one clock, and what follows from it.
+
+Nothing here asks midstep how it did: the same lines come from a job under torchrun, so the comparison is fair.
+"""
+
+import json
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KILL_FILE = "kill"
+WARM_UP_STEPS = 5  # the first steps allocate; no median counts them
+
+
+class Recorder:
+    """One process's notes: each is in the file, with its time, when the call returns."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        path = directory / f"rank-{rank}.{os.getpid()}.jsonl"
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def mark(self, name: str) -> None:
+        """This process has come to a certain place."""
+        self._write({"mark": name})
+
+    def step(self, index: int) -> None:
+        """This process has completed a step, its update included."""
+        self._write({"step": index})
+
+    def _write(self, note: dict[str, Any]) -> None:
+        os.write(self._fd, json.dumps({**note, "at_s": time.monotonic()}).encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one process wrote: when it came to its marks, and when it completed which steps. Seconds, monotonic."""
+
+    rank: int
+    marks: dict[str, float]
+    steps: tuple[tuple[int, float], ...]
+
+    @property
+    def began_s(self) -> float:
+        """When the script began."""
+        return min(self.marks.values())
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One recovery as the job itself saw it. All in seconds.
+
+    `recovery_s`: from the kill until all ranks had completed one and the same step again. `excess_s`: beyond one median
+    step. `wall_lost_s`: what the interrupted step took from the end of the one before it, beyond one median step; the
+    steps that were done again are in it.
+    """
+
+    recovery_s: float
+    excess_s: float
+    wall_lost_s: float
+    median_step_s: float
+    steps_repeated: int
+    processes_started: int
+    newcomer: dict[str, float]  # how long the slowest new process took from one mark to the next
+
+
+def read_lives(directory: Path) -> list[Life]:
+    """Return what all processes of a run wrote, in the order in which they began."""
+    lives = []
+    for path in directory.glob("rank-*.jsonl"):
+        notes = [json.loads(line) for line in path.read_text().splitlines()]
+        marks = {note["mark"]: note["at_s"] for note in notes if "mark" in note}
+        steps = tuple((note["step"], note["at_s"]) for note in notes if "step" in note)
+        lives.append(Life(int(path.stem.split("-")[1].split(".")[0]), marks, steps))
+    return sorted(lives, key=lambda life: life.began_s)
+
+
+def recovery(directory: Path, ranks: int, killed_step: int) -> Recovery:
+    """Work out one recovery from the notes of a run. Raises ValueError when there was none."""
+    try:
+        killed_s = float((directory / KILL_FILE).read_text())
+    except OSError as error:
+        raise ValueError(f"nobody was killed: {error}") from error
+    lives = read_lives(directory)
+    again_s = _complete(lives, ranks, lambda at_s: at_s > killed_s)
+    before_s = _complete(lives, ranks, lambda at_s: True)
+    new = [life for life in lives if life.began_s > killed_s]
+    if not again_s or killed_step not in again_s or not new:
+        raise ValueError("the ranks did not all come back")
+    first_s = min(again_s.values())
+    ends = [before_s[step] for step in range(WARM_UP_STEPS, killed_step)]
+    median_step_s = statistics.median(later - earlier for earlier, later in zip(ends[:-1], ends[1:], strict=True))
+    return Recovery(
+        recovery_s=first_s - killed_s,
+        excess_s=first_s - killed_s - median_step_s,
+        wall_lost_s=again_s[killed_step] - before_s[killed_step - 1] - median_step_s,
+        median_step_s=median_step_s,
+        steps_repeated=killed_step - min(again_s),
+        processes_started=len(new),
+        newcomer=_newcomer(new, killed_s, first_s),
+    )
+
+
+def _complete(lives: list[Life], ranks: int, counts: Any) -> dict[int, float]:
+    """Return when each step was first complete on all ranks, of the completions whose time `counts`."""
+    ends: dict[int, dict[int, float]] = {}
+    for life in lives:
+        for step, at_s in life.steps:
+            if counts(at_s):
+                ends.setdefault(step, {}).setdefault(life.rank, at_s)
+    return {step: max(by_rank.values()) for step, by_rank in ends.items() if len(by_rank) == ranks}
+
+
+def _newcomer(lives: list[Life], killed_s: float, first_s: float) -> dict[str, float]:
+    latest: dict[str, float] = {}
+    for life in lives:
+        for name, at_s in life.marks.items():
+            latest[name] = max(at_s, latest.get(name, 0.0))
+    phases, last_s = {}, killed_s
+    for name, at_s in sorted(latest.items(), key=lambda item: item[1]):
+        phases[name], last_s = at_s - last_s, at_s
+    return {**phases, "first step": first_s - last_s}

@@ -1,0 +1,192 @@
+"""How long training stands still when a rank is killed: midstep beside torchrun, same script, same run.
+
+Both are measured by what the job's processes write down themselves, step by step (`records.py`); what midstep reports of
+itself is used for the phases only.
+"""
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from midstep.benchmarks import figures, launching, records
+from midstep.cli.report import load_status
+from midstep.cli.views.incident_data import incident_json
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+SCRIPT = "recovery_job.py"
+SYSTEMS = ("midstep", "torchrun")
+MAX_RESTARTS = 3
+LIMIT_S = 240.0
+
+console = Console(stderr=True, highlight=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One recovery, and what the machine and midstep said to it."""
+
+    recovery: records.Recovery
+    foreign_cores: float
+    phases: dict[str, float]
+    rank_phases: dict[str, float]
+
+
+def one_run(system: str, ranks: int, steps: int, killed_step: int) -> Run:
+    """Run one job with one kill. Raises JobFailed, or ValueError when it did not recover."""
+    foreign = launching.foreign_cores()
+    with tempfile.TemporaryDirectory(prefix="midstep-bench-") as folder:
+        notes, job_directory = Path(folder) / "notes", Path(folder) / "job"
+        notes.mkdir()
+        arguments = [str(notes), str(steps), str(killed_step)]
+        if system == "torchrun":
+            launching.torchrun(SCRIPT, arguments, ranks=ranks, max_restarts=MAX_RESTARTS, limit_s=LIMIT_S)
+            recovery = records.recovery(notes, ranks, killed_step)
+            return Run(recovery, foreign, recovery.newcomer, {})
+        launching.midstep(SCRIPT, arguments, ranks=ranks, job_directory=job_directory, limit_s=LIMIT_S)
+        recovery = records.recovery(notes, ranks, killed_step)
+        incident = incident_json(load_status(job_directory).incidents[0])
+        return Run(recovery, foreign, incident["phases"], incident["slowest_rank_phases"])
+
+
+def summary(runs: Sequence[Run], failures: int) -> dict[str, Any]:
+    """Return what several recoveries amount to. Times are medians, in seconds, with least and greatest beside them."""
+    found = [run.recovery for run in runs]
+    spreads = {
+        name: figures.spread([getattr(recovery, name) for recovery in found])
+        for name in ("recovery_s", "excess_s", "wall_lost_s", "median_step_s")
+    }
+    return {
+        **{name: spread["median"] for name, spread in spreads.items()},
+        "phases": figures.medians([run.phases for run in runs]),
+        "slowest_rank_phases": figures.medians([run.rank_phases for run in runs]),
+        "newcomer": figures.medians([recovery.newcomer for recovery in found]),
+        "steps_repeated": max(recovery.steps_repeated for recovery in found),
+        "processes_started": max(recovery.processes_started for recovery in found),
+        "spread": spreads,
+        "foreign_cores": figures.spread([run.foreign_cores for run in runs]),
+        "repetitions": len(runs),
+        "failures": failures,
+        "runs": [dataclasses.asdict(run) for run in runs],
+    }
+
+
+def measure(
+    systems: Sequence[str], sizes: Sequence[int], repeat: int, one: Callable[[str, int], Run]
+) -> dict[str, Any]:
+    """Run everything in turn, so that all see the same weather; return the summaries by system and size."""
+    runs: dict[tuple[str, int], list[Run]] = {(system, ranks): [] for ranks in sizes for system in systems}
+    failures = dict.fromkeys(runs, 0)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=repeat * len(runs))
+        for _ in range(repeat):
+            for (system, ranks), done in runs.items():
+                last = f", last excess {done[-1].recovery.excess_s:.2f} s" if done else ""
+                progress.update(task, description=f"{system}, {ranks} ranks{last}")
+                try:
+                    done.append(one(system, ranks))
+                except (launching.JobFailed, ValueError) as error:
+                    failures[system, ranks] += 1
+                    console.print(f"{system}, {ranks} ranks: no recovery: {error}", style="red", markup=False)
+                progress.advance(task)
+    return {
+        system: {
+            str(ranks): summary(done, failures[name, ranks])
+            for (name, ranks), done in runs.items()
+            if done and name == system
+        }
+        for system in systems
+    }
+
+
+def table(result: dict[str, Any]) -> Table:
+    """Show the summaries."""
+    view = Table(title="One rank killed: seconds, median (least-greatest)", title_justify="left")
+    for column in ("ranks", "", "recovery", "excess over a step", "wall lost", "steps repeated", "processes started"):
+        view.add_column(column, justify="left" if not column else "right")
+    for ranks in sorted({ranks for system in SYSTEMS for ranks in result.get(system, {})}, key=int):
+        for system in SYSTEMS:
+            found = result.get(system, {}).get(ranks)
+            if found is not None:
+                spreads = [figures.text(found["spread"][name]) for name in ("recovery_s", "excess_s", "wall_lost_s")]
+                view.add_row(ranks, system, *spreads, str(found["steps_repeated"]), str(found["processes_started"]))
+    return view
+
+
+def phases(result: dict[str, Any]) -> Table:
+    """Show where the time went."""
+    view = Table(title="Phases: milliseconds, medians", title_justify="left")
+    for column in ("ranks", "", "phases"):
+        view.add_column(column)
+    for system in SYSTEMS:
+        for ranks, found in result.get(system, {}).items():
+            for name in ("phases", "slowest_rank_phases", "newcomer") if system == "midstep" else ("newcomer",):
+                parts = ", ".join(f"{phase} {1000 * seconds:.0f}" for phase, seconds in found[name].items())
+                view.add_row(ranks, f"{system} {name.replace('_', ' ')}", parts)
+    return view
+
+
+def ranks_of(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[int, ...]:
+    """Read `--ranks 2,4` and `--ranks 2 --ranks 4`."""
+    try:
+        sizes = tuple(dict.fromkeys(int(number) for part in given for number in part.split(",")))
+    except ValueError as error:
+        raise click.BadParameter(f"{given} is no list of numbers") from error
+    if any(ranks < 2 for ranks in sizes):
+        raise click.BadParameter("with less than 2 ranks nobody holds what is lost")
+    return sizes
+
+
+@click.command()
+@click.option(
+    "--ranks",
+    "sizes",
+    multiple=True,
+    default=("2", "4", "8"),
+    callback=ranks_of,
+    show_default=True,
+    help="Sizes of the world: a list with commas, or given repeatedly.",
+)
+@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="Recoveries of each kind.")
+@click.option("--steps", type=click.IntRange(min=12), default=20, show_default=True, help="Steps of each job.")
+@click.option("--only", type=click.Choice(SYSTEMS), help="Measure one of the two.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to FILE.")
+def main(sizes: tuple[int, ...], repeat: int, steps: int, only: str | None, file: Path | None) -> None:
+    """Measure how long a killed rank holds up training: midstep beside torchrun, in the same run.
+
+    The job: a GPT of 10.5 million parameters, fp32, Adam, DDP over gloo, one sequence of 64 per rank. Rank 1 is killed
+    once, between forward and backward of the step three quarters through. Under torchrun a checkpoint is written every
+    10 steps. Recovery: from the kill until all ranks have completed one and the same step again.
+    """
+    killed_step = steps * 3 // 4
+    result = measure(
+        (only,) if only else SYSTEMS, sizes, repeat, lambda system, ranks: one_run(system, ranks, steps, killed_step)
+    )
+    result["machine"] = figures.machine()
+    result["excess_ratio"] = {
+        ranks: found["excess_s"] / result["torchrun"][ranks]["excess_s"]
+        for ranks, found in result.get("midstep", {}).items()
+        if ranks in result.get("torchrun", {})
+    }
+    out = Console(width=None if console.is_terminal else 120, highlight=False)
+    out.print(table(result), phases(result))
+    for ranks, ratio in result["excess_ratio"].items():
+        out.print(f"{ranks} ranks: midstep's excess is {ratio:.3f} of torchrun's")
+    if file is not None:
+        file.write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The job that `recovery.py` measures: a GPT of ten million parameters, of which one rank is killed once.
+
+One script for both: resilient under `midstep run`; under torchrun plain, with a checkpoint every few steps.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from midstep.benchmarks.records import KILL_FILE, Recorder
+from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import midstep
+
+CHECKPOINT_EVERY_STEPS = 10
+VICTIM = 1
+
+RANK = int(os.environ["RANK"])
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Return this rank's one sequence of a step; it depends on nothing but step and rank."""
+    generator = torch.Generator().manual_seed(1000 * step + RANK)
+    window = torch.randint(VOCABULARY, (1, TEN_MILLION.context + 1), generator=generator)
+    return window[:, :-1], window[:, 1:]
+
+
+def build() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    """Make what is trained."""
+    torch.manual_seed(1)
+    model = DistributedDataParallel(GPT(TEN_MILLION))
+    return model, torch.optim.Adam(model.parameters(), lr=3e-4)
+
+
+def kill_once(directory: Path) -> None:
+    """End this process as a power cut would, and note when; only once in a run."""
+    if not (directory / KILL_FILE).exists():
+        (directory / KILL_FILE).write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def resilient(directory: Path, total: int, killed_step: int, recorder: Recorder) -> None:
+    """Train under midstep."""
+    midstep.init_process_group()
+    recorder.mark("group")
+    model, optimizer = build()
+    state = midstep.TrainState(model=model, optimizer=optimizer)
+    recorder.mark("model and optimizer")
+
+    @midstep.resilient(state)
+    def train() -> None:
+        for step in state.steps(total):
+            optimizer.zero_grad()
+            loss = model(*batch(step.index))
+            if step.index == killed_step and RANK == VICTIM:
+                kill_once(directory)
+            loss.backward()
+            with step.update():
+                optimizer.step()
+            recorder.step(step.index)
+
+    train()
+
+
+def plain(directory: Path, total: int, killed_step: int, recorder: Recorder) -> None:
+    """Train under torchrun, from the checkpoint if there is one."""
+    dist.init_process_group("gloo")
+    recorder.mark("group")
+    model, optimizer = build()
+    recorder.mark("model and optimizer")
+    checkpoint, first = directory / "checkpoint.pt", 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint)
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        first = saved["step"]
+        recorder.mark("load")
+    for step in range(first, total):
+        optimizer.zero_grad()
+        loss = model(*batch(step))
+        if step == killed_step and RANK == VICTIM:
+            kill_once(directory)
+        loss.backward()
+        optimizer.step()
+        recorder.step(step)
+        if (step + 1) % CHECKPOINT_EVERY_STEPS == 0 and RANK == 0:
+            draft = checkpoint.with_suffix(".new")
+            saved = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            torch.save(saved, draft)
+            draft.rename(checkpoint)
+
+
+def main() -> None:
+    """Take the directory for the notes, the number of steps, and the step in which to be killed."""
+    directory, total, killed_step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    recorder = Recorder(directory, RANK)
+    recorder.mark("process")
+    train = resilient if "MIDSTEP_JOB" in os.environ else plain
+    train(directory, total, killed_step, recorder)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What goes down from the controller: what agents, processors and platforms are to do, in the imperative."""
+
+import msgspec
+
+from .types import ArmedFault, JobSpec, RepairPart, StoreEndpoint
+
+
+class WelcomeNode(msgspec.Struct, frozen=True, tag=True):
+    """The answer to NodeJoined: what the job is."""
+
+    job: JobSpec
+
+
+class StartProcess(msgspec.Struct, frozen=True, tag=True):
+    """Start the process of a rank; a process that holds the rank on this node now is killed first.
+
+    `seated`: the whole world starts anew, so its process groups can be built for real at once. Otherwise the newcomer
+    builds them without peers and is seated at Rejoin.
+    """
+
+    rank: int
+    local_rank: int
+    group_rank: int
+    incarnation: int
+    generation: int
+    restart_count: int
+    seated: bool
+    store: StoreEndpoint
+
+
+class StopProcess(msgspec.Struct, frozen=True, tag=True):
+    """End the process of a rank: SIGTERM, then SIGKILL after `grace_s` (0: SIGKILL at once)."""
+
+    rank: int
+    incarnation: int
+    grace_s: float
+
+
+class Quiesce(msgspec.Struct, frozen=True, tag=True):
+    """Stop and clean: drop what is in flight, keep what is committed, and say where you stand."""
+
+    rank: int
+    generation: int
+
+
+class Rejoin(msgspec.Struct, frozen=True, tag=True):
+    """Rebuild the communicators of `generation` at `store`, repair and roll back by `part`."""
+
+    rank: int
+    generation: int
+    store: StoreEndpoint
+    seated: bool  # the groups were built for this generation at start: no rebuild
+    part: RepairPart
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """Call the train function again; the next step's 0-based index is `step`."""
+
+    rank: int
+    generation: int
+    step: int
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """All ranks have finished: let the train function return to the user's script."""
+
+    rank: int
+    generation: int
+
+
+class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """Write what this parked rank holds into an emergency checkpoint of `step`.
+
+    Every rank writes its own state and the copies that it keeps for others; the one with `publish`, which comes last,
+    writes the shards and makes the checkpoint complete.
+    """
+
+    rank: int
+    generation: int
+    step: int
+    publish: bool
+
+
+class ProbeProgress(msgspec.Struct, frozen=True, tag=True):
+    """Read the step clocks of the node now."""
+
+    probe: int
+
+
+class ArmFault(msgspec.Struct, frozen=True, tag=True):
+    """Cause a fault on purpose. For an agent: signals and KILL_NODE; for a processor: the moments of a step."""
+
+    fault: ArmedFault
+
+
+class CreateNode(msgspec.Struct, frozen=True, tag=True):
+    """To the platform: make a node and start its agent."""
+
+    node: str
+
+
+class DeleteNode(msgspec.Struct, frozen=True, tag=True):
+    """To the platform: end the node's agent and everything on it, and forget it."""
+
+    node: str
+
+
+class KillNode(msgspec.Struct, frozen=True, tag=True):
+    """To the platform, for injected faults: agent and processes of the node die at once."""
+
+    node: str
+
+
+class EndJob(msgspec.Struct, frozen=True, tag=True):
+    """To agents and platform: the job is over. Agents end what they started and leave."""
+
+    exit_code: int
+    reason: str

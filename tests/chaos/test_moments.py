@@ -1,0 +1,98 @@
+"""A rank is killed at every moment of a step, and a second one at every moment of the recovery from the first."""
+
+from typing import Any
+
+import pytest
+from midstep.protocol.types import Moment
+
+from .comparing import assert_nobody_harmed, assert_same_numbers, finish
+from .conftest import StartJob
+from .jobs import Job, Record, hurt
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+
+# What happens, who is replaced, and the step at which all resume.
+IN_A_STEP = {
+    "forward": ([hurt(1, Moment.FORWARD, 6)], {1}, 6),
+    "backward": ([hurt(2, Moment.BACKWARD, 12)], {2}, 12),
+    "collective": ([hurt(3, Moment.COLLECTIVE, 18)], {3}, 18),
+    "commit barrier": ([hurt(0, Moment.BARRIER, 24)], {0}, 24),
+    "update": ([hurt(1, Moment.UPDATE, 31, life=2)], {1}, 32),
+    "checkpoint, the writer of the shards": ([hurt(0, Moment.CHECKPOINT, 39, life=2)], {0}, 40),
+    "checkpoint, another rank": ([hurt(2, Moment.CHECKPOINT, 49, life=2)], {2}, 50),
+}
+IN_A_RECOVERY = {
+    "join": ([hurt(1, Moment.FORWARD, 6), hurt(1, Moment.JOIN, None, life=2)], {1}, 6),
+    "stop": ([hurt(2, Moment.FORWARD, 12), hurt(0, Moment.STOP, 12)], {0, 2}, 12),
+    "clean": ([hurt(3, Moment.FORWARD, 18), hurt(1, Moment.CLEAN, 18, life=3)], {1, 3}, 18),
+    "rebuild": ([hurt(0, Moment.FORWARD, 24, life=2), hurt(2, Moment.REBUILD, 24, life=2)], {0, 2}, 24),
+    "repair": ([hurt(1, Moment.FORWARD, 30, life=4), hurt(3, Moment.REPAIR, 30, life=2)], {1, 3}, 30),
+    "rollback": ([hurt(2, Moment.FORWARD, 36, life=3), hurt(0, Moment.ROLLBACK, 36, life=3)], {0, 2}, 36),
+    "rebuild, the newcomer": ([hurt(3, Moment.FORWARD, 42, life=3), hurt(3, Moment.REBUILD, None, life=4)], {3}, 42),
+    "repair, the newcomer": ([hurt(1, Moment.FORWARD, 48, life=5), hurt(1, Moment.REPAIR, None, life=6)], {1}, 48),
+    "rollback, the newcomer": ([hurt(2, Moment.FORWARD, 54, life=4), hurt(2, Moment.ROLLBACK, None, life=5)], {2}, 54),
+}
+Cases = dict[str, tuple[list[Any], set[int], int]]
+Incidents = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def hurt_in_steps(start_shared_job: StartJob) -> Job:
+    return start_shared_job(faults=[fault for faults, _, _ in IN_A_STEP.values() for fault in faults])
+
+
+@pytest.fixture(scope="module")
+def step_incidents(hurt_in_steps: Job) -> Incidents:
+    return incidents_of(hurt_in_steps, IN_A_STEP)
+
+
+@pytest.mark.parametrize("moment", IN_A_STEP)
+def test_a_kill_at_any_moment_of_a_step_replaces_one_rank(step_incidents: Incidents, moment: str) -> None:
+    """Only the killed rank gets a new process, and all repeat the step that nobody had committed."""
+    _, replaced, step = IN_A_STEP[moment]
+    assert_nobody_harmed(step_incidents[moment], replaced)
+    assert step_incidents[moment]["resumed_step"] == step
+
+
+def test_kills_in_steps_change_no_bit(hurt_in_steps: Job, step_incidents: Incidents, undisturbed: Record) -> None:
+    """After a kill at every moment of a step, everything is equal to the undisturbed run, bit for bit."""
+    assert step_incidents
+    assert_same_numbers(hurt_in_steps.record(), undisturbed)
+
+
+@pytest.fixture(scope="module")
+def hurt_in_recoveries(start_shared_job: StartJob, step_incidents: Incidents) -> Job:
+    assert step_incidents  # that job is over: there are few cores
+    return start_shared_job(faults=[fault for faults, _, _ in IN_A_RECOVERY.values() for fault in faults])
+
+
+@pytest.fixture(scope="module")
+def recovery_incidents(hurt_in_recoveries: Job) -> Incidents:
+    return incidents_of(hurt_in_recoveries, IN_A_RECOVERY)
+
+
+@pytest.mark.parametrize("moment", IN_A_RECOVERY)
+def test_a_kill_at_any_moment_of_a_recovery_is_part_of_the_same_incident(
+    recovery_incidents: Incidents, moment: str
+) -> None:
+    """Only the killed ranks get new processes, and all repeat the step that the first kill had interrupted."""
+    _, replaced, step = IN_A_RECOVERY[moment]
+    assert_nobody_harmed(recovery_incidents[moment], replaced)
+    assert recovery_incidents[moment]["resumed_step"] == step
+    assert len(recovery_incidents[moment]["generations"]) >= 2
+
+
+def test_kills_in_recoveries_change_no_bit(
+    hurt_in_recoveries: Job, recovery_incidents: Incidents, undisturbed: Record
+) -> None:
+    """After a second kill in every phase of a recovery, everything is equal to the undisturbed run, bit for bit."""
+    assert recovery_incidents
+    assert_same_numbers(hurt_in_recoveries.record(), undisturbed)
+
+
+def incidents_of(job: Job, cases: Cases) -> Incidents:
+    """Wait for the job and return its incidents by case."""
+    incidents = finish(job)["incidents"]
+    told = [(incident["cause"], incident["resumed_step"]) for incident in incidents]
+    assert len(incidents) == len(cases), f"{told}\n{job.said()}"
+    return dict(zip(cases, incidents, strict=True))

@@ -1,0 +1,69 @@
+"""The ladder ends: the job stops, says why, and leaves a checkpoint that can be used."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from midstep import TrainState
+from midstep.processor import checkpoint
+from midstep.protocol.types import ArmedFault, Injury, Moment
+
+from .comparing import assert_same_steps
+from .conftest import StartJob
+from .jobs import RANKS, ROOMY, Record, hurt
+from .training import build_model, build_optimizer, digest
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+
+ONE_EACH = {**ROOMY, "ladder": [{"rung": "recover_in_place", "budget": {"per_rank": 1}}, {"rung": "stop"}]}
+NO_NEW_NODES = {**ROOMY, "ladder": [{"rung": "recover_in_place"}, {"rung": "recover"}, {"rung": "stop"}]}
+
+CASES: dict[str, tuple[dict[str, Any], list[ArmedFault], int, list[str]]] = {
+    "budget spent": (
+        ONE_EACH,
+        [hurt(1, Moment.FORWARD, 8), hurt(1, Moment.FORWARD, 16, life=2)],
+        16,
+        ["budget per_rank of rank 1 is spent: 1 of 1"],
+    ),
+    "no spare node": (
+        NO_NEW_NODES,
+        [hurt(3, Moment.BACKWARD, 12, injury=Injury.KILL_NODE)],
+        12,
+        ["no spare node", "node node1 is lost"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_at_the_end_of_the_ladder_the_job_stops_with_its_reason_and_a_checkpoint(
+    start_job: StartJob, undisturbed: Record, case: str
+) -> None:
+    """Exit code 1, the reason in the report, and an emergency checkpoint of the last committed step that loads."""
+    policy, faults, step, reasons = CASES[case]
+    job = start_job(policy=policy, faults=faults)
+    assert job.wait() == 1, job.said()
+    job.assert_nothing_left()
+    report = job.report()
+    assert report["exit_code"] == 1
+    incident = report["incidents"][-1]
+    assert incident["outcome"] == "stopped"
+    assert incident["rung"] == "stop"
+    for reason in reasons:
+        assert reason in report["reason"]
+        assert reason in " ".join(incident["reasons"])
+    assert f"an emergency checkpoint of step {step} is at" in report["reason"], report["reason"]
+    assert_same_steps(job.record(), undisturbed)
+    assert_loads(job.directory / "checkpoints", step, undisturbed)
+
+
+def assert_loads(directory: Path, step: int, undisturbed: Record) -> None:
+    """The checkpoint is complete, and its parameters are those of the undisturbed run after `step` updates."""
+    assert checkpoint.complete_steps(directory)[-1] == step
+    model = build_model()
+    state = TrainState(model=model, optimizer=build_optimizer(model))
+    for hold in state.shards():
+        assert checkpoint.load_shard(directory, step, hold.shard_id, state) > 0
+    assert {(digest(dict(model.named_parameters())))} == {
+        parameters for _, parameters in undisturbed.steps[0][step - 1]
+    }
+    assert all(checkpoint.load_own(directory, step, rank) for rank in range(RANKS))

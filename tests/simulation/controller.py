@@ -1,0 +1,177 @@
+"""The driver's part: what arrives is recorded, then handled, then acted on; a crash may come between any two of these."""
+
+from typing import TYPE_CHECKING
+
+from midstep.controller.actions import Action, Finish, Forget, Send
+from midstep.controller.events import ControllerStarted, DeadlinePassed, Event
+from midstep.controller.machine import RecoveryMachine
+from midstep.controller.routes import Routes
+from midstep.controller.state import Phase
+from midstep.controller.table import TABLE
+from midstep.protocol.mailbox import Mailbox
+from midstep.protocol.messages import DeleteNode, EndJob, Envelope, NodeJoined, NodeLost, Report
+from midstep.protocol.types import CONTROLLER, node_address
+
+from .network import Endpoint
+
+if TYPE_CHECKING:
+    from .world import World
+
+DEADLINE_SPACING_S = 0.02
+SILENT_S = 3.0
+Entry = tuple[Event, float, str, int, int]
+
+
+class Controller:
+    """One controller after the other, over one journal."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._timeline = world.timeline
+        self.journal: list[Entry] = []
+        self.done: list[list[Action]] = []  # what followed from each entry
+        self.term = 0
+        self.up = False
+        self.finish: Finish | None = None
+        self.crash_next = False  # die when the next event is recorded, before its actions leave
+
+    def start(self) -> None:
+        """Replay the journal and take over."""
+        self.term += 1
+        world = self._world
+        self.machine = RecoveryMachine(world.policy, world.job, can_create_nodes=world.can_create_nodes)
+        self._routes = Routes()
+        self._watched: dict[str, float] = {}
+        self._endpoint = Endpoint(
+            Mailbox(job=world.job.job, address=CONTROLLER, session=world.next_session()),
+            self._timeline,
+            transmit=self._transmit,
+            take=self._take,
+        )
+        self._endpoint.mailbox.term = self.term
+        last_s = 0.0
+        for index, (event, at_s, sender, session, number) in enumerate(self.journal):
+            actions = self.machine.handle(event, at_s)
+            if index < len(self.done) and actions != self.done[index]:
+                world.fail(f"in a replay {event} leads to {actions}, and led to {self.done[index]}")
+            if index >= len(self.done):
+                self.done.append(actions)
+            self._learn(event, actions)
+            self._endpoint.mailbox.remember(sender, session, number)
+            last_s = at_s
+        assert last_s <= self._timeline.now
+        self._watched = dict.fromkeys(self._watched, self._timeline.now)
+        self.up = True
+        self._deadline_s: float | None = None
+        world.log(f"controller of term {self.term} starts in {self.machine.phase}")
+        self._handle(ControllerStarted(self.term), CONTROLLER, 0, 0)
+        self._look_for_silence()
+
+    def crash(self) -> None:
+        """Die; somebody starts the next one later."""
+        if not self.up:
+            return
+        self._world.log("controller crashes")
+        self.up = self._endpoint.open = False
+        self._timeline.after(self._world.chance.choice((0.05, 0.5, 5.0, 40.0)), self.start)
+
+    def receive(self, envelope: Envelope, connection: str) -> None:
+        """Something has arrived."""
+        if self.up:
+            self._watched.update({connection: self._timeline.now} if connection in self._watched else {})
+            self._routes.relayed(envelope.sender, node_address(connection))
+            self._endpoint.receive(envelope)
+
+    def tell(self, event: Event) -> None:
+        """Hand in what arises in the controller itself, or is asked by an operator."""
+        if self.up:
+            self._handle(event, CONTROLLER, 0, 0)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _take(self, envelope: Envelope) -> bool:
+        body = envelope.body
+        assert isinstance(body, Report)
+        return self._handle(body, envelope.sender, envelope.session, envelope.number)
+
+    def _handle(self, event: Event, sender: str, session: int, number: int) -> bool:
+        """Record, handle, act. False: it died on the way."""
+        now = self._timeline.now
+        self.journal.append((event, now, sender, session, number))
+        if self.crash_next:
+            self.crash_next = False
+            self._world.log(f"recorded, and not acted on: {event}")
+            self.crash()
+            return False
+        before = self.machine.phase
+        actions = self.machine.handle(event, now)
+        self.done.append(actions)
+        self._world.log_event(event, before, self.machine, actions)
+        if self.machine.phase is not before and self.machine.phase not in TABLE[before, type(event)].to:
+            self._world.fail(f"the table has no way from {before} to {self.machine.phase} by {type(event).__name__}")
+        self._world.watch.handled(event, actions)
+        self._learn(event, actions)
+        for action in actions:
+            self._act(action)
+        self._plan_deadline()
+        self._world.handled()
+        return self.up
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, Send):
+            self._endpoint.mailbox.generation = action.generation
+            self._endpoint.post(action.body, action.receiver)
+        elif isinstance(action, Forget):
+            self._endpoint.mailbox.forget(action.receiver)
+        elif self.finish is None:
+            self.finish = action
+
+    def _learn(self, event: Event, actions: list[Action]) -> None:
+        if isinstance(event, NodeLost):
+            self._endpoint.mailbox.forget(node_address(event.node))
+            self._watched.pop(event.node, None)
+        elif isinstance(event, NodeJoined):
+            self._watched[event.node] = self._timeline.now
+        self._routes.learn(event, actions)
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.body, DeleteNode):
+                self._watched.pop(action.body.node, None)
+            elif isinstance(action, Send) and isinstance(action.body, EndJob):
+                self._watched.pop(action.receiver.removeprefix("node/"), None)
+
+    def _transmit(self, envelope: Envelope) -> None:
+        connection = self._routes.connection(envelope.receiver)
+        if connection is not None:
+            self._world.network.carry(envelope, lambda each: self._world.deliver(connection, each))
+
+    def _plan_deadline(self) -> None:
+        due_s = self.machine.next_deadline()
+        if due_s is None or not self.up or (self._deadline_s is not None and self._deadline_s <= due_s):
+            return
+        self._deadline_s = due_s
+        endpoint = self._endpoint
+
+        def look() -> None:
+            if not self.up or endpoint is not self._endpoint or self._deadline_s != due_s:
+                return
+            self._deadline_s = None
+            again_s = self.machine.next_deadline()
+            if again_s is not None and again_s <= self._timeline.now:
+                self._handle(DeadlinePassed(), CONTROLLER, 0, 0)
+            else:
+                self._plan_deadline()
+
+        self._timeline.after(max(due_s - self._timeline.now, DEADLINE_SPACING_S), look)
+
+    def _look_for_silence(self) -> None:
+        """Nodes that cannot be reached are given up, without being told."""
+        if not self.up or self.machine.phase is Phase.ENDED:
+            return
+        now, endpoint = self._timeline.now, self._endpoint
+        for name in list(self._watched):
+            if self._world.agents[name].reachable:
+                self._watched[name] = now
+            elif now - self._watched[name] > SILENT_S:
+                self._handle(NodeLost(name, "no word for 3 s", now), CONTROLLER, 0, 0)
+        if self._world.busy:
+            self._timeline.after(0.5, lambda: self._look_for_silence() if endpoint is self._endpoint else None)

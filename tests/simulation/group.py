@@ -1,0 +1,80 @@
+"""The communicators of one generation, as the train threads see them: they connect, meet, pass things on, and break."""
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .timeline import Timeline
+
+JITTER_S = 0.004  # peers learn of the same thing at different times
+FAILURE_S = 0.02  # a broken connection is noticed within this
+
+Key = tuple[object, ...]
+
+
+class Group:
+    """One generation's communicators. A collective completes when every rank has entered it."""
+
+    def __init__(self, timeline: "Timeline", chance: random.Random, size: int, *, flaky: bool) -> None:
+        self._timeline = timeline
+        self._chance = chance
+        self._size = size
+        self._flaky = flaky  # the connections do not come up
+        self._connecting: dict[int, tuple[Process, Callable[[], None]]] = {}
+        self._members: dict[int, Process] = {}
+        self._entered: dict[Key, dict[int, tuple[Process, Callable[[], None]]]] = {}
+        self._posted: dict[Key, int] = {}
+        self._receiving: dict[Key, Callable[[int], None]] = {}
+
+    def connect(self, process: "Process", done: Callable[[], None]) -> None:
+        """Wait for all ranks, then go on."""
+        self._connecting[process.rank] = (process, done)
+        if len(self._connecting) == self._size and not self._flaky:
+            self._members = {rank: each for rank, (each, _) in self._connecting.items()}
+            for _, call in self._connecting.values():
+                self._soon(call)
+
+    def leave(self, process: "Process") -> None:
+        """A process ends or aborts: it connects with nobody any more, and its peers notice."""
+        known = self._connecting.get(process.rank)
+        if known is not None and known[0] is process and not self._members:
+            del self._connecting[process.rank]
+        if self._members.get(process.rank) is process:
+            for peer in self._members.values():
+                if peer is not process:
+                    self._notice(peer, f"connection closed by peer {process.rank}")
+
+    def cut(self, process: "Process") -> None:
+        """A link of a process breaks under it."""
+        self._notice(process, "connection reset")
+
+    def enter(self, key: Key, process: "Process", done: Callable[[], None]) -> None:
+        """Enter a collective of all ranks."""
+        entered = self._entered.setdefault(key, {})
+        entered[process.rank] = (process, done)
+        if len(entered) == self._size:
+            for _, call in entered.values():
+                self._soon(call)
+
+    def post(self, key: Key, value: int) -> None:
+        """Send something to one peer; does not wait."""
+        self._posted[key] = value
+        waiting = self._receiving.pop(key, None)
+        if waiting is not None:
+            self._soon(lambda: waiting(value))
+
+    def receive(self, key: Key, done: Callable[[int], None]) -> None:
+        """Wait for what one peer sends."""
+        if key in self._posted:
+            value = self._posted[key]
+            self._soon(lambda: done(value))
+        else:
+            self._receiving[key] = done
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        self._timeline.after(self._chance.random() * JITTER_S, call)
+
+    def _notice(self, peer: "Process", reason: str) -> None:
+        self._timeline.after(self._chance.random() * FAILURE_S, lambda: peer.lose_connection(self, reason))

@@ -1,0 +1,188 @@
+"""Rebuild, repair and rollback of a process."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from midstep.processor.session import Stage
+from midstep.protocol.messages import RankReady, Rejoin
+from midstep.protocol.types import Activity, FaultKind, OwnStateTransfer, RestoreSource, ShardTransfer
+
+if TYPE_CHECKING:
+    from .group import Group
+    from .process import Process
+
+LINK_UP_S = 1.5
+
+
+class WayBack:
+    """Carries out one Rejoin at a time."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._world = process.world
+        self._attempt = 0
+        self._missing = 0
+        self._own: int | None = None
+
+    def begin(self, order: Rejoin) -> None:
+        """Rebuild first; a world that started together is seated already."""
+        process = self._process
+        process.session.reach(Stage.REJOINING)
+        process.doing(Activity.RECOVERING)
+        self._attempt += 1
+        self._world.reached("rebuild")
+        if order.seated:
+            process.broken = self._broken
+            self._rebuilt(order)
+            return
+        process.group = self._world.group(order.generation)
+        process.failed, process.broken, process.collectives = None, self._broken, 0
+        attempt = self._attempt
+
+        def give_up() -> None:
+            if process.alive and attempt == self._attempt and process.broken == self._broken and not self._linked:
+                process.epoch += 1
+                process.later(0.0, self._link_up_failed)
+
+        self._linked = False
+        self._world.timeline.after(LINK_UP_S, give_up)
+        process.group.connect(process, process.still(lambda: self._connected(order)))
+
+    def _connected(self, order: Rejoin) -> None:
+        self._linked = True
+        self._rebuilt(order)
+
+    def _rebuilt(self, order: Rejoin) -> None:
+        process, part, group = self._process, order.part, self._group
+        if part.restore is RestoreSource.CHECKPOINT:
+            process.clean = False
+            self._load(order)
+            return
+        incoming: list[tuple[tuple[object, ...], Callable[[int], None]]] = []
+        for transfer in part.transfers:
+            key = ("shard", transfer.shard_id, transfer.offset_bytes, transfer.source, transfer.destination)
+            if transfer.source == process.rank:
+                if not process.clean:
+                    self._world.fail(f"rank {process.rank} is a source and not clean")
+                group.post(key, process.holds[transfer.shard_id])
+            else:
+                process.clean = False
+                incoming.append((key, self._adopter(transfer)))
+        self._own = process.seat.own(part.target_step)
+        for move in part.own_states:
+            self._move_own(move, part.target_step, incoming)
+        self._missing = len(incoming)
+        self._world.reached("repair")
+        for key, adopt in incoming:
+            group.receive(key, self._once(order, adopt))
+        if not incoming:
+            process.later(0.001, lambda: self._roll_back(order))
+
+    def _move_own(
+        self, move: OwnStateTransfer, step: int, incoming: list[tuple[tuple[object, ...], Callable[[int], None]]]
+    ) -> None:
+        process, key = self._process, ("own state", move.rank)
+        if move.source == process.rank:
+            blob = process.seat.copy_of(move.rank, step)
+            if blob is None:
+                self._world.fail(f"rank {process.rank} has no own state of rank {move.rank} as of step {step}")
+            elif move.rank != process.rank:
+                self._group.post(key, blob)
+        else:
+            incoming.append((key, self._take_own))
+
+    def _adopter(self, transfer: ShardTransfer) -> Callable[[int], None]:
+        def adopt(value: int) -> None:
+            self._process.holds[transfer.shard_id] = value
+
+        return adopt
+
+    def _take_own(self, blob: int) -> None:
+        self._own = blob
+
+    def _once(self, order: Rejoin, adopt: Callable[[int], None]) -> Callable[[int], None]:
+        process, epoch = self._process, self._process.epoch
+
+        def arrived(value: int) -> None:
+            if not process.alive or process.suspended or process.hung or epoch != process.epoch:
+                return
+            if self._world.corrupt(process):
+                process.broken = None
+                process.harmed = True
+                self._failed(FaultKind.CORRUPTION, "wrong checksum")
+                return
+            adopt(value)
+            self._missing -= 1
+            if self._missing == 0:
+                self._roll_back(order)
+
+        return arrived
+
+    def _load(self, order: Rejoin) -> None:
+        process, step = self._process, order.part.target_step
+        if step not in self._world.disk:
+            self._world.fail(f"rank {process.rank} is told to load step {step}, which no checkpoint has")
+        process.holds = dict.fromkeys(process.holds, step)
+        self._own = step
+        process.later(0.05, lambda: self._roll_back(order))
+
+    def _roll_back(self, order: Rejoin) -> None:
+        process, step = self._process, order.part.target_step
+        if self._own is None:
+            process.end(1)  # StateLost
+            return
+        process.own = self._own
+        process.loop.reset(step)
+        process.seat.keep_own(step, self._own)
+        self._world.reached("rollback")
+        ward = self._world.ward(process.rank)
+        if ward == process.rank:
+            self._ready(order)
+            return
+        self._group.post(("rolled back", process.rank), self._own)
+        epoch = process.epoch
+
+        def swapped(blob: int) -> None:
+            if process.alive and not process.suspended and not process.hung and epoch == process.epoch:
+                process.seat.keep_ward(ward, step, blob)
+                self._ready(order)
+
+        self._group.receive(("rolled back", ward), swapped)
+
+    def _ready(self, order: Rejoin) -> None:
+        process = self._process
+        process.broken = None
+        process.clean = True
+        if not process.session.quiescing:
+            process.session.reach(Stage.READY)
+            step = process.loop.count
+            self._world.watch.ready(process, order)
+            process.post(RankReady(process.rank, order.generation, process.incarnation, step, {"rebuild": 0.01}))
+        process.next_order()
+
+    # --- the ways out -------------------------------------------------------------------------------------------
+
+    def _broken(self) -> None:
+        """A collective failed under it: aborted for the next generation, or a peer is gone."""
+        process = self._process
+        assert process.failed is not None
+        if process.session.quiescing:
+            process.next_order()
+        else:
+            self._failed(FaultKind.COMMUNICATION, process.failed)
+
+    def _link_up_failed(self) -> None:
+        self._process.broken = None
+        self._failed(FaultKind.LINK_UP, f"not connected within {LINK_UP_S} s")
+
+    def _failed(self, kind: FaultKind, detail: str) -> None:
+        process = self._process
+        process.epoch += 1
+        if not process.session.quiescing:
+            process.report_fault(kind, detail)
+        process.next_order()
+
+    @property
+    def _group(self) -> "Group":
+        assert self._process.group is not None
+        return self._process.group
