@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .adapters.ddp.state import TrainState
+    from .adapters.ddp import TrainState, Value, replicated
     from .processor.resilient import init_process_group, resilient
     from .protocol.errors import MidstepError
 
@@ -16,12 +16,22 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "MidstepError": "protocol.errors",
-    "TrainState": "adapters.ddp.state",
+    "TrainState": "adapters.ddp",
+    "Value": "adapters.ddp",
     "init_process_group": "processor.resilient",
+    "replicated": "adapters.ddp",
     "resilient": "processor.resilient",
 }
 
-__all__ = ["MidstepError", "TrainState", "__version__", "init_process_group", "resilient"]
+__all__ = [
+    "MidstepError",
+    "TrainState",
+    "Value",
+    "__version__",
+    "init_process_group",
+    "replicated",
+    "resilient",
+]
 
 
 def __getattr__(name: str) -> Any:

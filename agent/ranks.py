@@ -252,6 +252,7 @@ class RankHost:
                 status=status,
                 at_s=at_s,
                 expected=life.expected,
+                last=life.seat.box.read_progress(time.monotonic()),
             )
         )
 

@@ -3,10 +3,12 @@
 Nothing here asks midstep how it did: the same lines come from a job under torchrun, so the comparison is fair.
 """
 
+import itertools
 import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,20 +92,29 @@ def recovery(directory: Path, ranks: int, killed_step: int) -> Recovery:
     if not again_s or killed_step not in again_s or not new:
         raise ValueError("the ranks did not all come back")
     first_s = min(again_s.values())
-    ends = [before_s[step] for step in range(WARM_UP_STEPS, killed_step)]
-    median_step_s = statistics.median(later - earlier for earlier, later in zip(ends[:-1], ends[1:], strict=True))
+    usual_s = _median_step_s([before_s[step] for step in range(WARM_UP_STEPS, killed_step)])
     return Recovery(
         recovery_s=first_s - killed_s,
-        excess_s=first_s - killed_s - median_step_s,
-        wall_lost_s=again_s[killed_step] - before_s[killed_step - 1] - median_step_s,
-        median_step_s=median_step_s,
+        excess_s=first_s - killed_s - usual_s,
+        wall_lost_s=again_s[killed_step] - before_s[killed_step - 1] - usual_s,
+        median_step_s=usual_s,
         steps_repeated=killed_step - min(again_s),
         processes_started=len(new),
         newcomer=_newcomer(new, killed_s, first_s),
     )
 
 
-def _complete(lives: list[Life], ranks: int, counts: Any) -> dict[int, float]:
+def median_step_s(directory: Path, ranks: int) -> float:
+    """Return the median step time of a run in which nothing happened, warm-up aside."""
+    ends = _complete(read_lives(directory), ranks, lambda at_s: True)
+    return _median_step_s([at_s for step, at_s in sorted(ends.items()) if step >= WARM_UP_STEPS])
+
+
+def _median_step_s(ends: list[float]) -> float:
+    return statistics.median(later - earlier for earlier, later in itertools.pairwise(ends))
+
+
+def _complete(lives: list[Life], ranks: int, counts: Callable[[float], bool]) -> dict[int, float]:
     """Return when each step was first complete on all ranks, of the completions whose time `counts`."""
     ends: dict[int, dict[int, float]] = {}
     for life in lives:

@@ -1,7 +1,7 @@
 """How long training stands still when a rank is killed: midstep beside torchrun, same script, same run.
 
-Both are measured by what the job's processes write down themselves, step by step (`records.py`); what midstep reports of
-itself is used for the phases only.
+Both are measured by what the job's processes write down themselves, step by step (`records.py`); what midstep reports
+of itself is used for the phases only.
 """
 
 import dataclasses
@@ -13,11 +13,12 @@ from typing import Any
 
 import click
 from midstep.benchmarks import figures, launching, records
-from midstep.cli.report import load_status
-from midstep.cli.views.incident_data import incident_json
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from midstep.cli.report import load_status
+from midstep.cli.views.incident_data import incident_json
 
 SCRIPT = "recovery_job.py"
 SYSTEMS = ("midstep", "torchrun")

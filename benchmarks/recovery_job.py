@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from midstep.benchmarks.records import KILL_FILE, Recorder
-from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep
+from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
 
 CHECKPOINT_EVERY_STEPS = 10
 VICTIM = 1
@@ -89,7 +89,7 @@ def plain(directory: Path, total: int, killed_step: int, recorder: Recorder) -> 
         loss.backward()
         optimizer.step()
         recorder.step(step)
-        if (step + 1) % CHECKPOINT_EVERY_STEPS == 0 and RANK == 0:
+        if killed_step >= 0 and (step + 1) % CHECKPOINT_EVERY_STEPS == 0 and RANK == 0:
             draft = checkpoint.with_suffix(".new")
             saved = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             torch.save(saved, draft)
@@ -97,7 +97,10 @@ def plain(directory: Path, total: int, killed_step: int, recorder: Recorder) -> 
 
 
 def main() -> None:
-    """Take the directory for the notes, the number of steps, and the step in which to be killed."""
+    """Take the directory for the notes, the number of steps, and the step in which to be killed.
+
+    A negative step: nobody is killed, and the plain script writes no checkpoints.
+    """
     directory, total, killed_step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     recorder = Recorder(directory, RANK)
     recorder.mark("process")

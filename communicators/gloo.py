@@ -1,11 +1,9 @@
 """The communicator for CPU tensors: gloo, made abortable and re-seatable."""
 
-import hashlib
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -16,16 +14,15 @@ from torch._C._distributed_c10d import HashStore
 from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed, LinkUpFailed
 from ..protocol.types import StoreEndpoint
 from .base import CollectiveObserver, Transfer
-from .group import BACKEND, Group, orphaned
-from .life import Life, cause
-from .links import Links
-from .seating import Abandoned, Attempt, Connected, Table
+from .group import BACKEND, Group, group_name, orphaned
+from .life import Life, cause, settle
+from .links import Links, cut_connections
+from .seating import Abandoned, Attempt, Connected, StoreLine, Table
 
 _WORLD = "world"
 _TAG = 0x6D73  # apart from the tags that a user's own sends use
-_SETTLE_S = 0.1  # how long a reseat waits for the backend to let go of the tensors of aborted collectives
 _CLOSE_S = 0.8
-_PAUSE_S = 0.001
+_LEAST_S = 0.001  # torch takes 0 for no limit
 _BARRIER_VARIABLE = "TORCH_DIST_INIT_BARRIER"
 
 _owner: "GlooCommunicator | None" = None  # the communicator that makes the groups of this process
@@ -63,6 +60,7 @@ class GlooCommunicator:
         self._seated: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
         self._links: Links | None = None
         self._table: Table | None = None
+        self._store: StoreEndpoint | None = None
         self._attempt: Attempt[Any] | None = None
         self._retirements: list[threading.Thread] = []
         self._rank = 0
@@ -120,7 +118,7 @@ class GlooCommunicator:
         table, links, life = self._table, self._links, self._life
         assert table is not None
         assert links is not None
-        name = _group_name(group.members, self._seated[group.members])
+        name = group_name(group.members, self._seated[group.members])
 
         def work(attempt: Attempt[Connected]) -> Connected:
             table.meet(attempt, name, group.members, self._rank, None)
@@ -151,8 +149,9 @@ class GlooCommunicator:
 
     def _cut(self) -> None:
         with self._lock:
-            if self._attempt is not None:
+            if self._attempt is not None and self._store is not None:
                 self._attempt.abandon()
+                cut_connections(self._store)
             if self._links is not None:
                 self._links.cut()
 
@@ -167,10 +166,12 @@ class GlooCommunicator:
         with self._lock:
             self.generation = generation
             self._life = life
+            line = self._table.line if self._table is not None else None
             self._table = None
-            self._attempt = attempt = Attempt(lambda a: self._build(a, generation, store, names), deadline)
+            self._store = store
+            self._attempt = attempt = Attempt(lambda a: self._build(a, generation, line, names), deadline)
         try:
-            _settle(old)
+            settle(old)
             self._take_seats(attempt.outcome(), generation, names, life)
             self._check_links(life, deadline)
         except (Abandoned, TimeoutError, RuntimeError, CommunicatorError) as error:
@@ -189,13 +190,17 @@ class GlooCommunicator:
         made: Counter[tuple[int, ...]] = Counter()
         names = []
         for group in self._groups:
-            names.append(_group_name(group.members, made[group.members]))
+            names.append(group_name(group.members, made[group.members]))
             made[group.members] += 1
         return names
 
-    def _build(self, attempt: Attempt[_Built], generation: int, store: StoreEndpoint, names: list[str]) -> _Built:
+    def _build(self, attempt: Attempt[_Built], generation: int, line: StoreLine | None, names: list[str]) -> _Built:
         """Meet the others and build what all have. Runs in the attempt's thread."""
-        table = Table(store, generation, self._collective_s, attempt.go_on())
+        store = self._store
+        assert store is not None
+        if line is None or line.endpoint != store or not line.answers():
+            line = StoreLine(store, attempt.go_on())
+        table = Table(line, generation, self._collective_s)
         if self._links is None:
             self._links = Links(store)
         links = self._links
@@ -235,7 +240,7 @@ class GlooCommunicator:
                 ones = torch.ones(1)
                 checks.append((group, ones, group.start("allreduce", False, False, ([ones],))))
         for group, ones, work in checks:
-            work.wait(timedelta(seconds=max(_PAUSE_S, deadline - time.monotonic())))
+            work.wait(timedelta(seconds=max(_LEAST_S, deadline - time.monotonic())))
             if ones.item() != len(group.members):
                 raise CommunicatorFailed(f"link check of ranks {group.members} gave {ones.item()}")
         if life.reason is not None:
@@ -283,19 +288,3 @@ class GlooCommunicator:
         self._table = None
         for thread in self._retirements:
             thread.join(max(0.0, end - time.monotonic()))
-
-
-def _settle(life: Life) -> None:
-    """Give the backend a moment to let go of the tensors of a life that is over.
-
-    Sockets that are shut down end its operations within milliseconds. A send that missed the news stays until the
-    collective's timeout; it only reads its tensor.
-    """
-    end = time.monotonic() + _SETTLE_S
-    while life.left_behind() and time.monotonic() < end:
-        time.sleep(_PAUSE_S)
-
-
-def _group_name(members: Sequence[int], ordinal: int) -> str:
-    digest = hashlib.blake2b(repr(tuple(members)).encode(), digest_size=8).hexdigest()
-    return f"{len(members)}x{digest}.{ordinal}"

@@ -5,6 +5,7 @@ sits behind it: a gloo group of the present generation, or a loopback while ther
 is behind, never the object.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -172,3 +173,9 @@ def orphaned(missing: Sequence[int], generation: int) -> Life:
         "train function, or anew at its beginning",
     )
     return life
+
+
+def group_name(members: Sequence[int], ordinal: int) -> str:
+    """Return the same name in every rank that made its groups of these `members` in the same order."""
+    digest = hashlib.blake2b(repr(tuple(members)).encode(), digest_size=8).hexdigest()
+    return f"{len(members)}x{digest}.{ordinal}"

@@ -5,11 +5,14 @@ collectives end with it, wherever they wait; a life never comes back.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed
 
+_SETTLE_S = 0.1  # how long a reseat waits for the backend to let go of the tensors of aborted collectives
+_PAUSE_S = 0.001
 _ADVICE = "This is typically caused by"
 
 
@@ -90,3 +93,14 @@ def cause(error: BaseException) -> str:
     text = lines[0].partition(_ADVICE)[0].strip(" .")
     place, _, rest = text.partition("] ")
     return rest if place.startswith("[") and rest else text
+
+
+def settle(life: Life) -> None:
+    """Give the backend a moment to let go of the tensors of a life that is over.
+
+    Sockets that are shut down end its operations within milliseconds. A send that missed the news stays until the
+    collective's timeout; it only reads its tensor.
+    """
+    end = time.monotonic() + _SETTLE_S
+    while life.left_behind() and time.monotonic() < end:
+        time.sleep(_PAUSE_S)

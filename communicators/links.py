@@ -22,6 +22,7 @@ Endpoint = tuple[str, int]
 _OPEN_FILES = "/proc/self/fd"
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _DEVICE_ATTEMPTS = 5
+_MAPPED = "::ffff:"  # an IPv4 address, as IPv6 writes it
 
 
 class Links:
@@ -74,6 +75,23 @@ class Links:
         except OSError:  # the peer was faster
             return False
         return True
+
+
+def cut_connections(store: StoreEndpoint) -> None:
+    """Shut down this process's connections to `store`, to wake a thread that waits there. Any thread."""
+    try:
+        found = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return
+    there = {str(address[0]).removeprefix(_MAPPED) for *_, address in found}
+
+    def cut(connection: socket.socket) -> None:
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            host, port = connection.getpeername()[:2]
+            if port == store.port and host.removeprefix(_MAPPED) in there:
+                connection.shutdown(socket.SHUT_RDWR)
+
+    _each_socket(cut)
 
 
 def _local_address(store: StoreEndpoint) -> str:

@@ -22,10 +22,11 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..protocol.types import StoreEndpoint
 from .links import Links
+from .names import hurry_lookups_in_this_thread
 
 T = TypeVar("T")
 
-_SLICE_S = 0.5  # an abandoned thread looks up this often while it waits for members
+_KNOCK = "midstep/knock"
 _PREFIX = "midstep/g{generation}/{name}"
 
 
@@ -100,20 +101,38 @@ class Attempt(Generic[T]):
         return result
 
 
-class Table:
-    """The place in the store where the members of a generation meet, and from which their groups are built."""
+class StoreLine:
+    """A connection to the store. It is kept from generation to generation, as long as nothing goes wrong with it."""
 
-    def __init__(self, endpoint: StoreEndpoint, generation: int, collective_s: float, limit_s: float) -> None:
-        """Connect to the store within `limit_s`. Raises RuntimeError (torch's) if it cannot be reached."""
-        self.generation = generation
-        self._collective_s = collective_s
-        self._store = TCPStore(
+    def __init__(self, endpoint: StoreEndpoint, limit_s: float) -> None:
+        """Connect within `limit_s`. Raises RuntimeError (torch's). Only in a thread of its own, see names."""
+        hurry_lookups_in_this_thread()
+        self.endpoint = endpoint
+        self.store = TCPStore(
             endpoint.host,
             endpoint.port,
             is_master=False,
             timeout=timedelta(seconds=limit_s),
             wait_for_workers=False,
         )
+
+    def answers(self) -> bool:
+        """Say whether the other end is still there."""
+        try:
+            return self.store.add(_KNOCK, 0) >= 0
+        except RuntimeError:
+            return False
+
+
+class Table:
+    """The place in the store where the members of a generation meet, and from which their groups are built."""
+
+    def __init__(self, line: StoreLine, generation: int, collective_s: float) -> None:
+        """Meet over `line`."""
+        self.line = line
+        self.generation = generation
+        self._collective_s = collective_s
+        self._store = line.store
 
     def meet(self, attempt: Attempt[Any], name: str, members: Sequence[int], rank: int, word: Any) -> list[Any]:
         """Leave `word` (JSON) for the other members and return everybody's, in their order.
@@ -126,11 +145,10 @@ class Table:
         words = {rank: word}
         while missing:
             attempt.stage = f"rank {missing[0]} has not come to group {name}"
-            left_s = attempt.go_on()
             try:
-                store.wait([_seat(missing[0])], timedelta(seconds=min(_SLICE_S, left_s)))
-            except dist.DistStoreError:  # torch's word for a timeout
-                continue
+                store.wait([_seat(missing[0])], timedelta(seconds=attempt.go_on()))
+            except dist.DistStoreError as error:  # torch's word for a timeout
+                raise Abandoned from error
             words[missing[0]] = json.loads(store.get(_seat(missing[0])))
             del missing[0]
         attempt.stage = f"group {name} is not connected"

@@ -4,7 +4,6 @@ The backend's own wait cannot be ended from another thread, so nobody waits ther
 set by whichever comes first, the backend's completion or the end of the life.
 """
 
-import queue
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,62 +12,11 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from ..protocol.errors import CommunicatorError
 from .base import CollectiveObserver
 from .life import Life
+from .waiters import WAITERS
 
-IDLE_S = 5.0  # how long a waiter without work is kept
 OVERDUE_S = 5.0  # how much later than the backend's own timeout a missing completion is given up
-MAX_WAITERS = 1024
-
-
-class Waiters:
-    """Threads that wait for what the backend completes without telling anybody.
-
-    Sends, receives and reduce-scatters of gloo have no future, and are not complete before somebody waits for them.
-    Threads are made on demand, kept for a while, and end by themselves.
-    """
-
-    def __init__(self) -> None:
-        """Start with no thread."""
-        self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._idle = 0  # threads that no job has been promised to
-        self._alive = 0
-
-    def run(self, job: Callable[[], None]) -> None:
-        """Run `job`, which must not raise, in a thread of its own for as long as it takes."""
-        with self._lock:
-            if self._idle:
-                self._idle -= 1
-                self._jobs.put(job)
-                return
-            if self._alive >= MAX_WAITERS:
-                raise CommunicatorError(
-                    f"{MAX_WAITERS} sends, receives or reduce-scatters are being waited for at once; "
-                    "wait for some before more are started"
-                )
-            self._alive += 1
-        threading.Thread(target=self._serve, args=(job,), name="midstep-waiter", daemon=True).start()
-
-    def _serve(self, job: Callable[[], None]) -> None:
-        while True:
-            job()
-            del job  # it holds a tensor
-            with self._lock:
-                self._idle += 1
-            try:
-                job = self._jobs.get(timeout=IDLE_S)
-            except queue.Empty:
-                with self._lock:
-                    if self._jobs.empty():
-                        self._idle -= 1
-                        self._alive -= 1
-                        return
-                job = self._jobs.get()  # promised between the timeout and the lock
-
-
-WAITERS = Waiters()
 
 
 class SilentWork:

@@ -41,6 +41,17 @@ def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:
     return tuple(sorted(clock.rank for clock in clocks if clock.activity in EXCUSED))
 
 
+def moved_on(clocks: Iterable[RankProgress], factor: float, grace_s: float) -> bool:
+    """Say whether nobody stands still any more: every rank is within `factor` of its median step and `grace_s`.
+
+    Who is furthest behind in a world that runs is nobody's fault.
+    """
+    return all(
+        not clock.suspended and clock.median_step_s > 0 and clock.step_age_s <= factor * clock.median_step_s + grace_s
+        for clock in clocks
+    )
+
+
 def describe_clock(clock: RankProgress | None) -> str:
     """Say in words what a rank is doing; None: its node did not answer."""
     if clock is None:

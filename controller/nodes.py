@@ -1,6 +1,6 @@
 """When a node comes, goes, or cannot be had."""
 
-from ..protocol.messages import NodeJoined, NodeLost, NodeRefused, StoreMoved, WelcomeNode
+from ..protocol.messages import NodeJoined, NodeLost, NodeRefused, StopProcess, StoreMoved, WelcomeNode
 from ..protocol.types import CONTROLLER, FaultKind, FaultReport, node_address
 from .deciding import blame, decide, rung_failed
 from .ending import end
@@ -17,6 +17,15 @@ def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
         node = world.add_node(event.node, NodeState.SPARE, event.failure_domain)
     node.store = event.store
     state.send(node_address(event.node), WelcomeNode(state.job))
+    for process in event.processes:
+        holder = world.holders[process.rank] if process.rank < world.size else None
+        if holder is None or (holder.node, holder.incarnation) != (event.node, process.incarnation):
+            # A node that had been given up for lost is back, with processes whose places are taken.
+            state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))
+    for process in event.processes:  # of a node that was given up and is back: its ranks have gone elsewhere
+        holder = world.holders[process.rank]
+        if (holder.node, holder.incarnation) != (event.node, process.incarnation):
+            state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))
     if state.phase is Phase.WAITING:
         wait_for_nodes(state, now)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ..protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
 from ..protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
 from .state import JobState, Phase
-from .world import PARKED, Holder, NodeState, RankState
+from .world import GONE, PARKED, Holder, NodeState, RankState
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
 
@@ -38,8 +38,12 @@ def open_world(state: JobState, now: float) -> None:
     """Start the process of every rank anew, on the nodes at hand: nodes in use first, then spares."""
     state.spares_awaited = False
     world = state.world
+    before = {holder.rank: holder.node for holder in world.holders}
     in_use = world.named(NodeState.ACTIVE)
     world.place([*in_use, *sorted(world.named(NodeState.SPARE), key=_natural)])
+    for holder in world.holders:
+        if holder.node != before[holder.rank]:
+            _end_process(state, holder, before[holder.rank])
     if state.generation > 0:
         state.restarts += 1
     _next_generation(state, range(world.size))
@@ -48,7 +52,8 @@ def open_world(state: JobState, now: float) -> None:
         _start(state, holder, seated=True)
     _reset_barriers(state)
     state.awaiting_joined = set(range(world.size))
-    state.newcomers_due_s = None
+    # A plain script never joins; one that has joined before must do so again.
+    state.newcomers_due_s = now + state.policy.deadlines.start_s if state.ever_resilient else None
     state.enter(Phase.STARTING, now)
 
 
@@ -179,10 +184,12 @@ def start_command(state: JobState, holder: Holder) -> StartProcess:
     )
 
 
-def _end_process(state: JobState, holder: Holder) -> None:
-    alive = holder.pid and state.world.nodes[holder.node].state is not NodeState.LOST
-    if alive and holder.state not in {RankState.ABSENT, RankState.EXITED}:
-        state.send(node_address(holder.node), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
+def _end_process(state: JobState, holder: Holder, node: str = "") -> None:
+    """End the process of a rank, which may still be on its way; `node`: where it is, if the rank has moved already."""
+    name = node or holder.node
+    known = name in state.world.nodes and state.world.nodes[name].state is not NodeState.LOST
+    if known and holder.state not in GONE:
+        state.send(node_address(name), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
     holder.lose()
 
 

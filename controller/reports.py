@@ -32,6 +32,9 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
     if report.kind in SUSPICIONS and state.phase in {Phase.QUIESCING, Phase.STARTING}:
         state.ignore("suspicion while everybody is being stopped")
         return
+    if report.kind in SUSPICIONS and 0 < report.generation < state.generation:
+        state.ignore("suspicion of an earlier generation")
+        return
     if report.rank in state.guilty:
         state.ignore("fault of a rank that is being replaced")
         return

@@ -9,7 +9,7 @@ import msgspec
 from ..protocol.messages import ProbeProgress, ProgressReported
 from ..protocol.types import CONTROLLER, FaultKind, FaultReport, node_address
 from .deciding import blame, current_rung, decide, rung_failed, with_rank
-from .faults import describe_clock, excused_ranks, stalled_ranks
+from .faults import describe_clock, excused_ranks, moved_on, stalled_ranks
 from .openings import open_generation
 from .state import JobState, Phase
 
@@ -33,7 +33,8 @@ def on_progress_reported(state: JobState, event: ProgressReported, now: float) -
         return
     state.awaiting_progress.discard(event.node)
     for clock in event.ranks:
-        state.world.progress[clock.rank] = clock
+        if clock.incarnation == state.world.holders[clock.rank].incarnation:
+            state.world.progress[clock.rank] = clock
     if not state.awaiting_progress:
         resolve_suspicion(state, now)
 
@@ -44,6 +45,11 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
     state.awaiting_progress.clear()
     state.world.progress.clear()
+    stalls = all(each.kind is FaultKind.STALL for each in state.suspicions) and not state.guilty
+    limits = state.policy.stall
+    if stalls and clocks and not silent and moved_on(clocks.values(), limits.factor, limits.grace_s):
+        _dismiss(state, "all ranks have gone on meanwhile", now)
+        return
     for rank in stalled_ranks(clocks.values(), silent) if clocks or silent else ():
         holder, clock = state.world.holders[rank], clocks.get(rank)
         named = with_rank(suspicion, rank, holder.node, holder.incarnation)
@@ -57,7 +63,8 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         blame(state, named)
     excused = excused_ranks(clocks.values())
     if not state.guilty and excused and state.suspected_in in {Phase.RUNNING, Phase.RESUMING}:
-        _dismiss(state, excused, now)
+        ranks = ", ".join(map(str, excused))
+        _dismiss(state, f"rank {ranks} is writing a checkpoint or has paused the clock", now)
     elif not state.guilty and state.suspected_in is Phase.REJOINING and current_rung(state) is not None:
         _link_anew(state, suspicion, now)
     else:
@@ -74,12 +81,11 @@ def _probe_nodes(state: JobState, now: float) -> None:
     state.due_s = now + max(state.policy.deadlines.suspect_s, PROBE_S)
 
 
-def _dismiss(state: JobState, excused: tuple[int, ...], now: float) -> None:
-    """The others wait for ranks that have said that they need long: nothing is wrong. Agents will ask again."""
-    ranks = ", ".join(map(str, excused))
+def _dismiss(state: JobState, reason: str, now: float) -> None:
+    """Nothing is wrong: back to where the suspicion came."""
     state.suspicions.clear()
     if state.history.open is not None and not state.history.open.decisions:
-        state.history.dismissed(now, f"rank {ranks} is writing a checkpoint or has paused the clock")
+        state.history.dismissed(now, reason)
     limit_s = state.policy.deadlines.first_step_s if state.suspected_in is Phase.RESUMING else None
     state.enter(state.suspected_in, now, limit_s)
 

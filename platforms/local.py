@@ -179,6 +179,8 @@ class LocalPlatform:
 
     def _create(self, name: str) -> None:
         if name in self._nodes:
+            if self._nodes[name].deleted:
+                raise PlatformError(f"{name} is still ending; ask for a node of another name")
             return
         if len(self._nodes) >= self._options.max_nodes:
             raise PlatformError(f"{name} would be one more than {self._options.max_nodes} nodes on this machine")

@@ -138,7 +138,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat: HeartbeatPolicy = HeartbeatPolicy()
     communicator: CommunicatorPolicy = CommunicatorPolicy()
     device: DeviceName = DeviceName.CPU
-    black_box_bytes: BlackBoxBytes = 65536
+    black_box_bytes: BlackBoxBytes = 1 << 20
 
     def rung(self, rung: Rung) -> RungPolicy | None:
         """Return the ladder's entry for `rung`, None when the policy does without it."""

@@ -36,6 +36,10 @@ class Framework(Protocol):
         """Take the ledger that `steps` goes by. Runs once, when the resilient function is called."""
         ...
 
+    def audit(self) -> tuple[str, ...]:
+        """Name what is mutable and not registered, one sentence each. Runs once, before the first step."""
+        ...
+
     def shards(self) -> "tuple[ShardHold, ...]":
         """Name the shards that this rank must hold, with their sizes now. Runs for barrier one."""
         ...

@@ -110,6 +110,8 @@ class TrainThread:
         """Join the world, train, recover as often as ordered, and return what the train function returned."""
         runtime, result = self._runtime, None
         self._framework.bind(self._ledger)
+        for finding in self._framework.audit():
+            _log.warning("%s", finding)
         runtime.own_states.keep(0, self._framework.capture_own())
         self._join()
         while True:

@@ -4,8 +4,7 @@ State dicts travel between ranks and lie in checkpoints, so reading them must ne
 MessagePack made of plain values and of tagged lists; what is not in the list of tags is refused with its path. Floats,
 integers of any size and tensors come back bit for bit; the types of containers and scalars come back too.
 
-Two places that hold the same tensor object share one tensor again afterwards. Two tensors that merely overlap in
-memory are carried as two; their values are right, their sharing is not kept.
+Two places that hold one tensor object share it again. Tensors that merely overlap in memory are carried apart.
 """
 
 import collections
@@ -85,8 +84,7 @@ def dtype_of(name: str) -> torch.dtype:
 def flatten(value: object, path: str) -> tuple[bytes, list[torch.Tensor]]:
     """Split `value` into a skeleton and its tensors, which are not copied and may be non-contiguous.
 
-    `path` is what the value is called in errors, e.g. `optimizer`. Raises UnsupportedState with path and type for what
-    cannot be carried.
+    `path` is what the value is called in errors, e.g. `optimizer`. Raises UnsupportedState with path and type.
     """
     encoder = _Encoder()
     root = encoder.node(value, path, 0)

@@ -18,7 +18,7 @@ from ...protocol.errors import NotUnderMidstep, RecoveryError
 from ...protocol.types import Moment, ShardHold
 from .buckets import BucketLayout
 from .passes import fire_in_backward, fire_in_forward
-from .replicated import SHARD_ID, ReplicatedState, Shard
+from .replicated_state import SHARD_ID, ReplicatedState, Shard
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger, Step

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 import psutil
 import yaml
+
 from midstep.controller.control_requests import Request, StatusReply, StatusRequest
 from midstep.controller.control_socket import NoController, ask
 from midstep.protocol import environment as names
@@ -82,10 +82,11 @@ class Job:
         spares: int = 0,
         policy: dict[str, Any] | None = None,
         faults: Iterable[ArmedFault] = (),
-        script: Path = TRAINING,
+        script: Path | str = TRAINING,
         arguments: Sequence[str] | None = None,
         steps: int = STEPS,
         step_s: float = STEP_S,
+        file_limit_bytes: int | None = None,
         options: Sequence[str] = (),
         gates: Iterable[int] = (),
     ) -> None:
@@ -101,6 +102,7 @@ class Job:
         self._shared = _shared_memory()
         self.output = root / "output.txt"
         given = [str(self.records), str(steps), str(step_s)] if arguments is None else list(arguments)
+        given += [] if file_limit_bytes is None else [str(file_limit_bytes)]
         environment = {
             **os.environ,
             MARK: self.name,
@@ -226,10 +228,11 @@ class Job:
 
     def close(self) -> None:
         """Kill whatever is there, for tests that failed."""
-        for process in [*self.processes(), *([] if self.launcher.poll() is not None else [self.launcher])]:
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+        self.launcher.kill()
         self.launcher.wait(10)
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:
@@ -245,7 +248,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def _shared_memory() -> set[Path]:
-    return {path for path in Path("/dev/shm").iterdir() if path.is_file()}  # noqa: S108 - it is only looked at
+    return {path for path in Path("/dev/shm").iterdir() if path.is_file()}
 
 
 def _unused(paths: set[Path]) -> set[Path]:

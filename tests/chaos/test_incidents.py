@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from midstep.protocol.types import Injury, Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from midstep.protocol.types import ArmedFault, Injury, Moment
+
+from midstep.controller.control_requests import Accepted, KillNodeRequest
+from midstep.protocol.types import ArmedFault, Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
@@ -30,13 +32,16 @@ NODE_STEP = 47
 FAULTS = [
     *(fault for step, lives in SOME.values() for fault in at_once(step, lives)),
     *at_once(ALL_STEP, ALL),
-    hurt(3, Moment.FORWARD, NODE_STEP, life=3, injury=Injury.KILL_NODE),
 ]
 
 
 @pytest.fixture(scope="module")
 def job(start_shared_job: StartJob) -> Job:
-    return start_shared_job(faults=FAULTS)
+    job = start_shared_job(faults=FAULTS, gates=[NODE_STEP])
+    node = job.held_at(NODE_STEP).ranks[3].node
+    assert isinstance(job.ask(KillNodeRequest(node)), Accepted)
+    job.open_gate(NODE_STEP)
+    return job
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from midstep.protocol.types import Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
@@ -22,15 +23,16 @@ IN_A_STEP = {
     "checkpoint, another rank": ([hurt(2, Moment.CHECKPOINT, 49, life=2)], {2}, 50),
 }
 IN_A_RECOVERY = {
-    "join": ([hurt(1, Moment.FORWARD, 6), hurt(1, Moment.JOIN, None, life=2)], {1}, 6),
-    "stop": ([hurt(2, Moment.FORWARD, 12), hurt(0, Moment.STOP, 12)], {0, 2}, 12),
-    "clean": ([hurt(3, Moment.FORWARD, 18), hurt(1, Moment.CLEAN, 18, life=3)], {1, 3}, 18),
-    "rebuild": ([hurt(0, Moment.FORWARD, 24, life=2), hurt(2, Moment.REBUILD, 24, life=2)], {0, 2}, 24),
-    "repair": ([hurt(1, Moment.FORWARD, 30, life=4), hurt(3, Moment.REPAIR, 30, life=2)], {1, 3}, 30),
-    "rollback": ([hurt(2, Moment.FORWARD, 36, life=3), hurt(0, Moment.ROLLBACK, 36, life=3)], {0, 2}, 36),
-    "rebuild, the newcomer": ([hurt(3, Moment.FORWARD, 42, life=3), hurt(3, Moment.REBUILD, None, life=4)], {3}, 42),
-    "repair, the newcomer": ([hurt(1, Moment.FORWARD, 48, life=5), hurt(1, Moment.REPAIR, None, life=6)], {1}, 48),
-    "rollback, the newcomer": ([hurt(2, Moment.FORWARD, 54, life=4), hurt(2, Moment.ROLLBACK, None, life=5)], {2}, 54),
+    "stop": ([hurt(2, Moment.FORWARD, 6), hurt(0, Moment.STOP, 6)], {0, 2}, 6),
+    "clean": ([hurt(3, Moment.FORWARD, 12), hurt(1, Moment.CLEAN, 12)], {1, 3}, 12),
+    "rebuild": ([hurt(0, Moment.FORWARD, 18, life=2), hurt(2, Moment.REBUILD, 18, life=2)], {0, 2}, 18),
+    "repair": ([hurt(1, Moment.FORWARD, 24, life=2), hurt(3, Moment.REPAIR, 24, life=2)], {1, 3}, 24),
+    "rollback": ([hurt(2, Moment.FORWARD, 30, life=3), hurt(0, Moment.ROLLBACK, 30, life=3)], {0, 2}, 30),
+}
+# The newcomer itself is killed: its node is left, and the rank beside it moves with it.
+AGAIN = {
+    "join": ([hurt(1, Moment.FORWARD, 40, life=3), hurt(1, Moment.JOIN, None, life=4)], {0, 1}, 40),
+    "repair": ([hurt(3, Moment.FORWARD, 50, life=3), hurt(3, Moment.REPAIR, None, life=4)], {2, 3}, 50),
 }
 Cases = dict[str, tuple[list[Any], set[int], int]]
 Incidents = dict[str, dict[str, Any]]
@@ -63,23 +65,38 @@ def test_kills_in_steps_change_no_bit(hurt_in_steps: Job, step_incidents: Incide
 @pytest.fixture(scope="module")
 def hurt_in_recoveries(start_shared_job: StartJob, step_incidents: Incidents) -> Job:
     assert step_incidents  # that job is over: there are few cores
-    return start_shared_job(faults=[fault for faults, _, _ in IN_A_RECOVERY.values() for fault in faults])
+    faults = [fault for cases in (IN_A_RECOVERY, AGAIN) for faults, _, _ in cases.values() for fault in faults]
+    return start_shared_job(spares=len(AGAIN), faults=faults)
 
 
 @pytest.fixture(scope="module")
 def recovery_incidents(hurt_in_recoveries: Job) -> Incidents:
-    return incidents_of(hurt_in_recoveries, IN_A_RECOVERY)
+    return incidents_of(hurt_in_recoveries, {**IN_A_RECOVERY, **{f"{moment} again": AGAIN[moment] for moment in AGAIN}})
 
 
 @pytest.mark.parametrize("moment", IN_A_RECOVERY)
-def test_a_kill_at_any_moment_of_a_recovery_is_part_of_the_same_incident(
+def test_a_second_kill_at_any_moment_of_a_recovery_is_part_of_the_same_incident(
     recovery_incidents: Incidents, moment: str
 ) -> None:
-    """Only the killed ranks get new processes, and all repeat the step that the first kill had interrupted."""
+    """Only the two killed ranks get new processes, and all repeat the step that the first kill had interrupted."""
     _, replaced, step = IN_A_RECOVERY[moment]
     assert_nobody_harmed(recovery_incidents[moment], replaced)
+    assert recovery_incidents[moment]["rung"] == "recover_in_place"
     assert recovery_incidents[moment]["resumed_step"] == step
     assert len(recovery_incidents[moment]["generations"]) >= 2
+
+
+@pytest.mark.parametrize("moment", AGAIN)
+def test_a_replacement_that_is_killed_too_comes_back_on_another_node(
+    recovery_incidents: Incidents, moment: str
+) -> None:
+    """The rung has failed and the next one is taken; the ranks of the other node stay alive and no step is lost."""
+    _, replaced, step = AGAIN[moment]
+    incident = recovery_incidents[f"{moment} again"]
+    assert_nobody_harmed(incident, replaced)
+    assert [decision["rung"] for decision in incident["decisions"]] == ["recover_in_place", "recover"]
+    assert "failed before in this incident" in " ".join(incident["reasons"])
+    assert incident["resumed_step"] == step
 
 
 def test_kills_in_recoveries_change_no_bit(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from midstep import TrainState
 from midstep.processor import checkpoint
 from midstep.protocol.types import ArmedFault, Injury, Moment
@@ -11,7 +12,7 @@ from midstep.protocol.types import ArmedFault, Injury, Moment
 from .comparing import assert_same_steps
 from .conftest import StartJob
 from .jobs import RANKS, ROOMY, Record, hurt
-from .training import build_model, build_optimizer, digest
+from .training import build_model, build_optimizer, build_scheduler, digest
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
@@ -60,7 +61,8 @@ def assert_loads(directory: Path, step: int, undisturbed: Record) -> None:
     """The checkpoint is complete, and its parameters are those of the undisturbed run after `step` updates."""
     assert checkpoint.complete_steps(directory)[-1] == step
     model = build_model()
-    state = TrainState(model=model, optimizer=build_optimizer(model))
+    optimizer = build_optimizer(model)
+    state = TrainState(model=model, optimizer=optimizer, scheduler=build_scheduler(optimizer))
     for hold in state.shards():
         assert checkpoint.load_shard(directory, step, hold.shard_id, state) > 0
     assert {(digest(dict(model.named_parameters())))} == {

@@ -1,8 +1,8 @@
 """The training that is hurt in these tests: small and fast, with everything in it that is hard to bring back.
 
-Dropout and augmentation draw from all three random generators, BatchNorm's statistics differ from rank to rank, DDP has
-several buckets, and a scheduler, a data position and a running value change with every step. Each rank writes down
-its losses as exact bits with a digest of its parameters, and at the end a digest of everything.
+Dropout and augmentation draw from all three random generators, BatchNorm changes its statistics in the forward pass,
+DDP has several buckets, and a scheduler, a data position and a running value change with every step. Each rank writes
+down its losses as exact bits with a digest of its parameters, and at the end a digest of everything.
 
 Runs under `midstep run`: `training.py RECORDS STEPS STEP_S [FILE_LIMIT_BYTES]`. A file `gate.<step>` among the records
 holds all ranks in front of that step for as long as it is there.
@@ -17,14 +17,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import midstep
 import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
-from midstep.processor.data import ResumableBatches
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+
+import midstep
+from midstep.processor.data import ResumableBatches
 
 WIDTH = 64
 SAMPLES = 96
@@ -52,6 +53,11 @@ def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
+def build_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return the scheduler of the optimizer."""
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.99)
+
+
 def digest(tensors: Tensors) -> str:
     """Return a hash of all tensors, bit for bit."""
     hashed = xxhash.xxh3_128()
@@ -72,7 +78,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
 
 def augmented(samples: torch.Tensor) -> torch.Tensor:
     """Shift and scale a batch by numbers from Python's and numpy's generators."""
-    return samples * random.uniform(0.9, 1.1) + float(np.random.normal(0.0, 0.01))  # noqa: NPY002 - the global one is meant
+    return samples * random.uniform(0.9, 1.1) + float(np.random.normal(0.0, 0.01))
 
 
 def train(records: Path, steps: int, step_s: float) -> None:
@@ -80,12 +86,12 @@ def train(records: Path, steps: int, step_s: float) -> None:
     midstep.init_process_group()
     rank = dist.get_rank()
     module = build_model()
-    model = DistributedDataParallel(module, bucket_cap_mb=0.005, broadcast_buffers=False)
+    model = DistributedDataParallel(module, bucket_cap_mb=0.005)
     optimizer = build_optimizer(module)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.99)
+    scheduler = build_scheduler(optimizer)
     torch.manual_seed(100 + rank)
     random.seed(200 + rank)
-    np.random.seed(300 + rank)  # noqa: NPY002 - the global one is meant
+    np.random.seed(300 + rank)
     data = TensorDataset(torch.randn(SAMPLES, 16), torch.randint(0, 4, (SAMPLES,)))
     batches = ResumableBatches(DataLoader(data, batch_size=BATCH, shuffle=True), seed=rank)
     running = {"loss": 0.0}
@@ -103,26 +109,26 @@ def train(records: Path, steps: int, step_s: float) -> None:
             samples, labels = next(stream)
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(augmented(samples)), labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             running["loss"] = 0.9 * running["loss"] + 0.1 * loss.item()
             time.sleep(max(0.0, step_s - (time.monotonic() - began_s)))
             with step.update():
                 optimizer.step()
                 scheduler.step()
             with (records / f"steps.{rank}").open("a") as record:
-                record.write(f"{step.index} {loss.item().hex()} {digest(dict(module.named_parameters()))}\n")
+                record.write(f"{step.index} {float(loss.item()).hex()} {digest(dict(module.named_parameters()))}\n")
 
     loop()
     random_numbers = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(random.getstate()[1]),
-        "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),  # noqa: NPY002
+        "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),
     }
     end = {
         "parameters": digest(dict(module.named_parameters())),
         "buffers": digest(dict(module.named_buffers())),
         "optimizer": digest(optimizer_tensors(optimizer)),
-        "scheduler": [scheduler.last_epoch, *(rate.hex() for rate in scheduler.get_last_lr())],
+        "scheduler": [scheduler.last_epoch, *(float(rate).hex() for rate in scheduler.get_last_lr())],
         "random numbers": digest(random_numbers),
         "data": batches.state_dict(),
         "running": running["loss"].hex(),

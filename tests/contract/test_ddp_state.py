@@ -16,24 +16,22 @@ class _Script:
     def __init__(self, seed: int, optimizer: str = "adamw", width: int = 6) -> None:
         torch.manual_seed(seed)
         self.model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Dropout(0.3), nn.Linear(width, 2))
-        self.model[3].to(memory_format=torch.preserve_format)
         make: Any = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lbfgs": torch.optim.LBFGS}[optimizer]
         self.optimizer = make(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         self.state = TrainState(self.model, self.optimizer, self.scheduler, self.scaler)
 
-    def forward(self) -> torch.Tensor:
-        loss: torch.Tensor = self.model(torch.randn(8, 4)).pow(2).mean()
-        return loss
+    def loss(self) -> Any:
+        return self.model(torch.randn(8, 4)).pow(2).mean()
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
             self.optimizer.zero_grad()
-            self.scaler.scale(self.forward()).backward()
+            self.scaler.scale(self.loss()).backward()
             self.scaler.unscale_(self.optimizer)
             if isinstance(self.optimizer, torch.optim.LBFGS):
-                self.optimizer.step(lambda: 0.0)
+                self.optimizer.step(lambda: 0.0)  # type: ignore[no-untyped-call]
             else:
                 self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -86,11 +84,12 @@ def test_handles_on_parameters_and_optimizer_stay_valid() -> None:
     source, target = _Script(1), _Script(2)
     source.train(1)
     target.train(1)
-    parameter = target.model[0].weight
+    first: Any = target.model[0]
+    parameter = first.weight
     moment = target.optimizer.state[parameter]["exp_avg"].data_ptr()
     address = parameter.data_ptr()
     _carry(source, target, source.state.capture_own())
-    assert target.model[0].weight is parameter
+    assert first.weight is parameter
     assert (parameter.data_ptr(), target.optimizer.state[parameter]["exp_avg"].data_ptr()) == (address, moment)
 
 
@@ -116,7 +115,7 @@ def test_a_parameter_in_another_memory_order_is_carried_too() -> None:
 def test_rollback_drops_gradients_and_half_done_scaling() -> None:
     """The repeated step starts from nothing: unscaling again is not refused."""
     script = _Script(1)
-    script.scaler.scale(script.forward()).backward()
+    script.scaler.scale(script.loss()).backward()
     script.scaler.unscale_(script.optimizer)
     script.state.clean()
     script.state.rolled_back(0)
@@ -146,10 +145,10 @@ def test_an_armed_fault_fires_once_in_the_middle_of_the_pass(moment: Moment) -> 
     script = _Script(1)
     fired: list[str] = []
     script.state.fire_in(moment, lambda: fired.append(moment))
-    loss = script.forward()
+    loss = script.loss()
     assert len(fired) == (moment is Moment.FORWARD)
     loss.backward()
-    script.forward().backward()
+    script.loss().backward()
     assert fired == [moment]
     assert all(not module._forward_hooks for module in script.model.modules())
     assert all(not parameter._backward_hooks for parameter in script.model.parameters())

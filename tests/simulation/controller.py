@@ -171,7 +171,7 @@ class Controller:
         for name in list(self._watched):
             if self._world.agents[name].reachable:
                 self._watched[name] = now
-            elif now - self._watched[name] > SILENT_S:
+            elif now - self._watched.get(name, now) > SILENT_S:
                 self._handle(NodeLost(name, "no word for 3 s", now), CONTROLLER, 0, 0)
         if self._world.busy:
             self._timeline.after(0.5, lambda: self._look_for_silence() if endpoint is self._endpoint else None)

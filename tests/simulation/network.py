@@ -17,7 +17,7 @@ class Network:
         self._timeline = timeline
         self._chance = chance
         self.delay_s = chance.choice((0.0002, 0.001, 0.01))
-        self.loss = chance.choice((0.0, 0.0, 0.02, 0.2))
+        self.loss = chance.choice((0.0, 0.0, 0.01, 0.05))
         self.twice = chance.choice((0.0, 0.02, 0.2))
 
     def carry(self, envelope: Envelope, deliver: Callable[[Envelope], None]) -> None:

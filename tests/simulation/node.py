@@ -50,7 +50,7 @@ class Seat:
     def __init__(self, agent: "Agent", rank: int) -> None:
         self.agent, self.rank = agent, rank
         self.process: Process | None = None
-        self.ordered = -1
+        self.ordered = self.oldest = -1  # latest incarnation asked for, and started
         self._own: list[tuple[int, int, int]] = []  # (rank, step, blob), two at most, in order of writing
         self._wards: list[tuple[int, int, int]] = []
 
@@ -61,6 +61,11 @@ class Seat:
     def keep_ward(self, rank: int, step: int, blob: int) -> None:
         """Write a copy of the ward's own state."""
         self._wards = _written(self._wards, rank, step, blob)
+
+    @property
+    def own_is_empty(self) -> bool:
+        """Whether no life of the rank has written here."""
+        return not self._own
 
     def own(self, step: int) -> int | None:
         """Read the own state as of a step."""
@@ -133,7 +138,7 @@ class Agent:
 
     def relay(self, process: Process, envelope: Envelope) -> None:
         """Pass on what a rank says; an earlier life's words are refused."""
-        if self.reachable and process.incarnation >= self.seats[process.rank].ordered:
+        if self.reachable and process.incarnation >= self.seats[process.rank].oldest:
             self.world.controller.receive(envelope, self.name)
 
     def post_soon(self, body: ProcessExited) -> None:
@@ -221,6 +226,7 @@ class Agent:
             )  # fmt: skip
             self.endpoint.post(FaultReported(report), CONTROLLER)
             return
+        seat.oldest = order.incarnation
         seat.process = Process(self.world, seat, order, self.world.next_pid())
         self.endpoint.post(ProcessStarted(self.name, _running(seat.process), warm=True), CONTROLLER)
 

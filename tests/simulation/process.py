@@ -279,7 +279,8 @@ class Process:
 
     def _join(self) -> None:
         self.broken = None
-        self.seat.keep_own(0, 0)
+        if self._seated or self.seat.own_is_empty:
+            self.seat.keep_own(0, 0)
         self.doing(Activity.RECOVERING)
         self.session.reach(Stage.PARKED)
         report = self.report()

@@ -7,6 +7,11 @@ from midstep.processor.buffers import FULL_CHECKS, SMALL_BYTES, BufferWatch
 
 
 class _Layer(nn.Module):
+    mask: torch.Tensor
+    big: torch.Tensor
+    codes: torch.Tensor
+    late: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(2)
@@ -34,9 +39,9 @@ def test_a_buffer_counts_as_changing_from_its_first_change_on() -> None:
     layer = _Layer()
     watch = BufferWatch({"m": layer})
     assert _names(watch) == _NORM
-    layer.codes.data[0] = 1.0  # type: ignore[index,operator]
+    layer.codes.data[0] = 1.0
     assert _names(watch) == _NORM | {"codes"}
-    layer.codes.data[0] = 0.0  # type: ignore[index,operator]
+    layer.codes.data[0] = 0.0
     assert _names(watch) == _NORM | {"codes"}
 
 
@@ -56,7 +61,7 @@ def test_a_late_change_of_a_big_buffer_is_found_by_its_version() -> None:
     watch = BufferWatch({"m": layer})
     for _ in range(FULL_CHECKS + 1):
         watch.capture()
-    layer.big[7] = 1.0  # type: ignore[index,operator]
+    layer.big[7] = 1.0
     assert "big" in _names(watch)
 
 
@@ -74,20 +79,21 @@ def test_a_change_in_the_interrupted_step_is_undone_though_nobody_knew_of_it() -
     watch = BufferWatch({"m": layer})
     captured = {name: tensor.clone() for name, tensor in watch.capture().items()}
     layer.norm(torch.randn(3, 2))
-    layer.codes.data.add_(5)  # type: ignore[operator,union-attr]
+    layer.codes.data.add_(5)
     watch.restore(captured)
-    assert torch.equal(layer.codes, torch.zeros(3))  # type: ignore[arg-type]
+    assert torch.equal(layer.codes, torch.zeros(3))
     assert layer.norm.num_batches_tracked == 0
-    assert torch.equal(layer.norm.running_mean, torch.zeros(2))  # type: ignore[arg-type]
+    assert layer.norm.running_mean is not None
+    assert torch.equal(layer.norm.running_mean, torch.zeros(2))
 
 
 def test_another_rank_baseline_is_written_and_becomes_the_own() -> None:
     """A newcomer cannot know constants that were drawn at random."""
     source, target = _Layer(), _Layer()
-    source.mask.mul_(3)  # type: ignore[operator,union-attr]
+    source.mask.mul_(3)
     here = BufferWatch({"m": target})
     here.adopt_baseline(BufferWatch({"m": source}).baseline())
-    assert torch.equal(target.mask, source.mask)  # type: ignore[arg-type]
+    assert torch.equal(target.mask, source.mask)
     assert _names(here) == _NORM
 
 
@@ -97,7 +103,7 @@ def test_buffers_that_appear_later_are_watched_and_made_in_a_newcomer() -> None:
     watch = BufferWatch({"m": layer})
     layer.register_buffer("late", torch.zeros(2))
     assert "late" not in _names(watch)
-    layer.late.add_(1)  # type: ignore[operator,union-attr]
+    layer.late.add_(1)
     captured = watch.capture()
     BufferWatch({"m": newcomer}).restore(captured)
-    assert torch.equal(newcomer.late, torch.ones(2))  # type: ignore[arg-type]
+    assert torch.equal(newcomer.late, torch.ones(2))

@@ -31,7 +31,7 @@ def _make(kind: str) -> ResumableBatches:
     data = _Numbers(23, noisy="noisy" in kind)
     workers = 2 if "workers" in kind else 0
     if "distributed" in kind:
-        sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=True, seed=3)
+        sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=2, rank=1, shuffle=True, seed=3)
         return ResumableBatches(DataLoader(data, batch_size=4, sampler=sampler, num_workers=workers))
     if "weighted" in kind:
         weighted = WeightedRandomSampler([1.0] * 23, 23)

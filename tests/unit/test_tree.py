@@ -149,7 +149,7 @@ def test_keys_strings_and_depth_that_cannot_be_carried_are_refused() -> None:
 def test_tensors_that_are_not_plain_are_refused() -> None:
     """Sparse and meta tensors have no run of bytes."""
     for odd in (torch.eye(3).to_sparse(), torch.empty(3, device="meta")):
-        with pytest.raises(UnsupportedState, match="value.t"):
+        with pytest.raises(UnsupportedState, match=r"value\.t"):
             tree.flatten({"t": odd}, "value")
 
 

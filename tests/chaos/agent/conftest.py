@@ -32,6 +32,7 @@ from midstep.protocol.messages import (
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import (
     CONTROLLER,
+    PLATFORM,
     JobSettings,
     JobSpec,
     node_address,
@@ -49,7 +50,7 @@ class Controller:
 
     def __init__(self, root: Path, nodes: int = 1) -> None:
         self.root = root
-        identities = [node_address(f"node{number}") for number in range(nodes)]
+        identities = [PLATFORM, *(node_address(f"node{number}") for number in range(nodes))]
         JobKeys.create(root / "keys", identities)
         self.term = 1
         self.heard: list[Envelope] = []
@@ -85,8 +86,13 @@ class Controller:
         self._changed.set()
 
     def send(self, body: Message, receiver: str) -> None:
+        """Send a command, as soon as the receiver is connected."""
         envelope = self._mailbox.post(body, receiver, time.monotonic())
-        self.router.send(self._identities[receiver], encode(envelope))
+        self._try_to_send(self._identities.get(receiver, receiver), encode(envelope))
+
+    def _try_to_send(self, identity: str, data: bytes) -> None:
+        if not self.router.send(identity, data):
+            asyncio.get_running_loop().call_later(0.05, self._try_to_send, identity, data)
 
     def order(self, body: Message, node: str = "node0") -> None:
         self.send(body, node_address(node))
@@ -123,9 +129,11 @@ class Site:
         theirs, ours = os.pipe()
         with (self.root / f"{node}.log").open("ab") as log:
             self.agents[node] = subprocess.Popen(
-                [sys.executable, "-m", "midstep.cli.agent", "--job", JOB, "--node", node]
-                + ["--controller", self.controller.router.endpoint, "--keys", str(self.root / "keys")]
-                + ["--run-dir", str(self.root), "--life-fd", str(theirs)],
+                [
+                    *(sys.executable, "-m", "midstep.cli.agent", "--job", JOB, "--node", node),
+                    *("--controller", self.controller.router.endpoint, "--keys", str(self.root / "keys")),
+                    *("--run-dir", str(self.root), "--life-fd", str(theirs)),
+                ],
                 stdout=log,
                 stderr=log,
                 pass_fds=(theirs,),

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from midstep.protocol.messages import ArmFault, EndJob, NodeJoined, ProcessExited
+from midstep.protocol.messages import ArmFault, EndJob, NodeHeartbeat, NodeJoined, ProcessExited
 from midstep.protocol.types import ArmedFault, Injury
 
 pytestmark = pytest.mark.chaos
@@ -27,6 +27,7 @@ print("running", flush=True)
 time.sleep(600)
 """
 DETACHED = "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n" + SLEEP
+STATUSES = {POLITE: 4, DEAF: -9, DETACHED: -15}
 
 
 async def two_ranks(site: Any, script: str) -> list[int]:
@@ -55,8 +56,11 @@ def test_a_killed_agent_leaves_no_process(play: Play, when: str) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("script", [POLITE, DEAF, DETACHED], ids=["polite", "deaf", "detached"])
-@pytest.mark.parametrize("how", ["life", "SIGTERM", "SIGINT", "EndJob"])
+@pytest.mark.parametrize(
+    ("how", "script"),
+    [("life", POLITE), ("life", DEAF), ("SIGTERM", DETACHED), ("SIGINT", POLITE), ("EndJob", POLITE)],
+    ids=["life", "life-deaf", "SIGTERM-detached", "SIGINT", "EndJob"],
+)
 def test_the_end_of_the_job_ends_everything_on_the_node(play: Play, how: str, script: str) -> None:
     async def scenario(site: Any) -> None:
         pids = await two_ranks(site, script)
@@ -72,9 +76,7 @@ def test_the_end_of_the_job_ends_everything_on_the_node(play: Play, how: str, sc
         assert not (site.root / "node0").exists()
         exits = {body.process.rank: body for body in site.controller.all(ProcessExited)}
         assert all(body.expected for body in exits.values())
-        assert {body.status for body in exits.values()} == (
-            {-9} if script == DEAF else {4} if script == POLITE else {-15}
-        )
+        assert {body.status for body in exits.values()} == {STATUSES[script]}
         if script == POLITE:
             assert "asked to leave" in site.log(0)
 
@@ -116,6 +118,8 @@ def test_ranks_run_on_without_a_controller_and_the_next_one_is_told_of_them(play
     async def scenario(site: Any) -> None:
         pids = await two_ranks(site, SLEEP)
         site.controller.restart()
+        await site.controller.until(NodeHeartbeat)  # so it is known how to reach the agent
+        site.welcome(SLEEP)  # a restarted controller welcomes the nodes that its journal names
 
         joined = await site.controller.until(NodeJoined)
         assert [process.pid for process in joined.processes] == pids

@@ -90,8 +90,8 @@ def test_a_killed_store_serves_again_at_the_same_place_and_that_is_reported(play
 class Processor:
     """The wire end of a rank, inside the test."""
 
-    def __init__(self, root: Path, rank: int, identity: str | None = None, session: int = 0) -> None:
-        self.mailbox = Mailbox(job="agent-test", address=rank_address(rank), session=session or time.time_ns())
+    def __init__(self, root: Path, rank: int, identity: str | None = None, session: int = 1) -> None:
+        self.mailbox = Mailbox(job="agent-test", address=rank_address(rank), session=session)
         self.heard: list[Any] = []
         self._socket = DealerSocket(
             f"ipc://{root}/node0/agent.sock", identity=identity or rank_address(rank), curve=None
@@ -129,14 +129,14 @@ def test_messages_of_a_rank_pass_through_the_agent_both_ways(play: Play) -> None
 
 def test_nobody_speaks_for_another_rank_nor_for_one_that_is_gone(play: Play) -> None:
     async def scenario(site: Any) -> None:
-        before = time.time_ns()
         await site.agent()
         site.welcome(SLEEP)
-        site.start(0)
-        await site.says(0, "running")
+        for incarnation in (0, 1):  # a processor's session is its incarnation
+            site.start(0, incarnation)
+            await site.says(0, "running", incarnation)
         refused = {
             "sender is not who connected": Processor(site.root, 0, identity="rank/1"),
-            "session of an earlier process": Processor(site.root, 0, session=before),
+            "session of an earlier process": Processor(site.root, 0, session=0),
             "unknown rank": Processor(site.root, 5),
         }
         for reason, processor in refused.items():

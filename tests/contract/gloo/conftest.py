@@ -14,6 +14,7 @@ import torch._dynamo  # the first optimizer would import it in every rank
 from torch._C._distributed_c10d import TCPStore
 
 from midstep.communicators.gloo import GlooCommunicator
+from midstep.communicators.names import forget_name_servers_in_this_process
 from midstep.protocol.types import StoreEndpoint
 
 WORD_S = 30.0
@@ -111,6 +112,7 @@ class Ranks:
 
 
 def _serve_store(line: Connection) -> None:
+    forget_name_servers_in_this_process()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     line.send(store.port)
     signal.pause()

@@ -1,0 +1,103 @@
+"""The controller is killed in three phases of one job, and started again by the launcher each time."""
+
+import os
+import signal
+from typing import Any
+
+import psutil
+import pytest
+
+from midstep.protocol.incidents import JobStatus
+from midstep.protocol.types import Injury, Moment
+
+from .comparing import assert_nobody_harmed, assert_same_numbers, finish
+from .conftest import StartJob
+from .jobs import Job, Record, hurt
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+
+BUDGET = "recover_in_place per job"
+GATE = 15
+FAULTS = [
+    hurt(1, Moment.FORWARD, 6),
+    # These newcomers stop themselves, which holds the recovery in its phase until they are told to go on.
+    hurt(2, Moment.FORWARD, 25),
+    hurt(2, Moment.JOIN, None, life=2, injury=Injury.STOP),
+    hurt(3, Moment.FORWARD, 40),
+    hurt(3, Moment.REPAIR, None, life=2, injury=Injury.STOP),
+]
+
+
+class Observed:
+    """The statuses before and after each death, and the report in the end."""
+
+    def __init__(self, job: Job) -> None:
+        self.before: dict[str, JobStatus] = {}
+        self.after: dict[str, JobStatus] = {}
+        self._job = job
+        self._in_running()
+        self._in_phase("quiescing", newcomer=2)
+        self._in_phase("rejoining", newcomer=3)
+        self.report: dict[str, Any] = finish(job)
+
+    def _in_running(self) -> None:
+        self._kill_controller("running", self._job.held_at(GATE))
+        self._job.open_gate(GATE)
+
+    def _in_phase(self, phase: str, newcomer: int) -> None:
+        status = self._job.until(
+            lambda status: status.phase == phase and _is_stopped(status.ranks[newcomer].pid),
+            f"rank {newcomer} to stop itself in {phase}",
+        )
+        self._kill_controller(phase, status)
+        os.kill(status.ranks[newcomer].pid, signal.SIGCONT)
+
+    def _kill_controller(self, phase: str, status: JobStatus) -> None:
+        self.before[phase] = status
+        os.kill(self._job.controller_pid(), signal.SIGKILL)
+        self.after[phase] = self._job.until(lambda now: now.term > status.term, "the next controller")
+
+
+def _is_stopped(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+@pytest.fixture(scope="module")
+def job(start_shared_job: StartJob) -> Job:
+    return start_shared_job(faults=FAULTS, gates=[GATE])
+
+
+@pytest.fixture(scope="module")
+def observed(job: Job) -> Observed:
+    return Observed(job)
+
+
+@pytest.mark.parametrize("phase", ["running", "quiescing", "rejoining"])
+def test_the_next_controller_goes_on_where_the_last_one_was(observed: Observed, phase: str) -> None:
+    """It stands in the same phase and generation with the same processes, and no budget is reset."""
+    before, after = observed.before[phase], observed.after[phase]
+    assert after.phase == before.phase == phase
+    assert after.generation == before.generation
+    assert [rank.pid for rank in after.ranks] == [rank.pid for rank in before.ranks]
+    assert used(after) == used(before) == {"running": 1, "quiescing": 2, "rejoining": 3}[phase]
+
+
+def test_the_incidents_end_as_if_the_controller_had_lived(observed: Observed) -> None:
+    """One incident for each killed rank, none for the controller; nobody else is replaced and no step is lost."""
+    incidents = observed.report["incidents"]
+    assert len(incidents) == 3, incidents
+    for incident, (rank, step) in zip(incidents, [(1, 6), (2, 25), (3, 40)], strict=True):
+        assert_nobody_harmed(incident, {rank})
+        assert incident["resumed_step"] == step
+    assert {budget["name"]: budget["used"] for budget in observed.report["budgets"]}[BUDGET] == 3
+
+
+def test_a_dead_controller_changes_no_bit(job: Job, observed: Observed, undisturbed: Record) -> None:
+    """The training has not noticed."""
+    assert observed.report["exit_code"] == 0
+    assert_same_numbers(job.record(), undisturbed)
+
+
+def used(status: JobStatus) -> int:
+    """Return how much of the budget of `recover_in_place` is used."""
+    return next(budget.used for budget in status.budgets if budget.name == BUDGET)

@@ -1,0 +1,107 @@
+"""Many recoveries in a row in one job: nothing grows, in no process that lives through all of them."""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+import psutil
+import pytest
+
+from midstep.protocol.types import Moment
+
+from .comparing import assert_nobody_harmed, assert_same_numbers, finish
+from .conftest import StartJob
+from .jobs import Job, Record, hurt
+
+pytestmark = pytest.mark.chaos
+
+SURVIVOR = 0
+FIRST = 4  # step of the first kill
+EVERY = 2  # steps from kill to kill
+SETTLED_S = 4.0  # until the standbys that were taken have been replaced, and sockets have been closed
+RANKS_KILLED = (1, 2, 3)
+MIB = 1 << 20
+
+
+class Size(msgspec.Struct, frozen=True):
+    """What a process holds."""
+
+    fds: int
+    threads: int
+    memory_bytes: int
+
+
+def test_a_few_recoveries_leave_nothing_in_who_lives_through_them(start_job: StartJob, undisturbed: Record) -> None:
+    """Six recoveries: survivors, agents and controller hold as many descriptors and threads as after the second."""
+    job = recover_again_and_again(start_job, recoveries=6, settle=2, steps=60, growth_bytes=24 * MIB)
+    assert_same_numbers(job.record(), undisturbed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_fifty_recoveries_leave_nothing_in_who_lives_through_them(start_job: StartJob) -> None:
+    """Fifty recoveries: no growth of descriptors, threads or memory since the fifth, and bit-exact at the end."""
+    steps = FIRST + 50 * EVERY + 10
+    quiet = start_job(steps=steps)
+    finish(quiet)
+    job = recover_again_and_again(start_job, recoveries=50, settle=5, steps=steps, growth_bytes=24 * MIB)
+    assert_same_numbers(job.record(), quiet.record())
+
+
+def recover_again_and_again(start_job: StartJob, *, recoveries: int, settle: int, steps: int, growth_bytes: int) -> Job:
+    """Run a job with so many kills, and compare sizes at its end with those after the first `settle` ones."""
+    kills = list(kill_in_turn(recoveries))
+    gates = [FIRST + settle * EVERY - 1, FIRST + recoveries * EVERY - 1]
+    job = start_job(faults=[hurt(rank, Moment.COLLECTIVE, step, life=life) for rank, step, life in kills],
+                    gates=gates, steps=steps)  # fmt: skip
+    sizes = []
+    for gate in gates:
+        job.held_at(gate)
+        time.sleep(SETTLED_S)
+        sizes.append(sizes_of(job))
+        job.open_gate(gate)
+    incidents = finish(job)["incidents"]
+    assert len(incidents) == recoveries, job.said()
+    for incident, (rank, step, _) in zip(incidents, kills, strict=True):
+        assert_nobody_harmed(incident, {rank})
+        assert incident["resumed_step"] == step
+    early, late = sizes
+    assert early.keys() == late.keys()
+    grown = {name: (early[name], late[name]) for name in early if has_grown(early[name], late[name], growth_bytes)}
+    assert not grown, grown
+    return job
+
+
+def kill_in_turn(recoveries: int) -> Iterator[tuple[int, int, int]]:
+    """Yield rank, step and life of each kill; rank 0 survives them all."""
+    for number in range(recoveries):
+        turn, place = divmod(number, len(RANKS_KILLED))
+        yield RANKS_KILLED[place], FIRST + number * EVERY, turn + 1
+
+
+def sizes_of(job: Job) -> dict[str, Size]:
+    """Return the size of every process that lives through all recoveries, by name."""
+    found = {"controller": psutil.Process(job.controller_pid()), "survivor": job.rank_process(SURVIVOR)}
+    found["launcher"] = psutil.Process(job.launcher.pid)
+    for agent in found["launcher"].children():
+        if "midstep.cli.agent" in agent.cmdline():
+            node = agent.cmdline()[agent.cmdline().index("--node") + 1]
+            found[f"agent of {node}"] = agent
+            found |= {f"zygote of {node}": child for child in agent.children() if is_zygote(child)}
+    return {name: size_of(process) for name, process in found.items()}
+
+
+def is_zygote(process: psutil.Process) -> bool:
+    """Tell the zygote, which leads its own process group, from its forks."""
+    return "midstep.agent.zygote" in process.cmdline() and process.num_threads() == 1 and process.terminal() is None
+
+
+def size_of(process: psutil.Process) -> Size:
+    """Return what a process holds now; memory is what is its own."""
+    return Size(process.num_fds(), process.num_threads(), process.memory_full_info().uss)
+
+
+def has_grown(early: Size, late: Size, growth_bytes: int) -> bool:
+    """Say whether a process holds more than it did."""
+    more = late.fds > early.fds or late.threads > early.threads
+    return more or late.memory_bytes > early.memory_bytes + growth_bytes

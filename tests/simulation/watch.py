@@ -1,0 +1,176 @@
+"""The invariants of `docs/architecture.md`, checked while a simulated job runs. Each is a method that says its name."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from midstep.controller.actions import Action, Send
+from midstep.controller.events import Event
+from midstep.controller.state import Phase
+from midstep.controller.world import RankState
+from midstep.processor.session import Stage
+from midstep.protocol.incidents import Outcome
+from midstep.protocol.messages import Rejoin, Resume, StartProcess, StopProcess
+from midstep.protocol.types import RestoreSource, Rung
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .world import World
+
+KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
+
+
+class Watch:
+    """Looks on and complains."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.steps_of: dict[int, int] = {}  # generation -> the step that it resumes at
+        self.commits: Counter[int] = Counter()  # how many ranks have committed a step in the present line of history
+        self._resumed_generation = 0
+        self._decisions_seen: dict[int, int] = {}
+        self._before: dict[int, RankState] = {}
+        self.taken: Counter[Rung] = Counter()
+
+    # --- one generation, same step ----------------------------------------------------------------------------------
+
+    def computing(self, process: "Process") -> None:
+        """One generation: no two ranks compute in different generations at once."""
+        generation = process.session.generation
+        self._resumed_generation = max(self._resumed_generation, generation)
+        if generation < self._resumed_generation and process.seat.agent.reachable:  # else nobody could tell it
+            self._world.fail(f"rank {process.rank} computes in generation {generation} after {self._resumed_generation}")
+        if process.loop.count != process.own or set(process.holds.values()) != {process.loop.count}:
+            self._world.fail(f"rank {process.rank} computes with mixed state {process.holds}, own {process.own}")
+
+    def resumed(self, process: "Process", order: Resume) -> None:
+        """Same step: all ranks resume at one step, and all stand there."""
+        step = self.steps_of.setdefault(order.generation, order.step)
+        if step != order.step or process.loop.count != step:
+            self._world.fail(f"rank {process.rank} resumes at {process.loop.count}, ordered {order.step}, others {step}")
+        for other in self._world.living():
+            other_stage = other.session.stage
+            if other.incarnation != self._holder(other.rank).incarnation:
+                continue
+            if other.session.generation == order.generation and other_stage in {Stage.PARKED, Stage.REJOINING}:
+                self._world.fail(f"rank {process.rank} resumes while rank {other.rank} is {other_stage}")
+
+    def committed(self, process: "Process") -> None:
+        """A rank has applied an update."""
+        self.commits[process.loop.count] += 1
+        if process.session.generation < self._resumed_generation:
+            self._world.fail(f"rank {process.rank} commits in a generation that is over")
+
+    def ready(self, process: "Process", order: Rejoin) -> None:
+        """Same numbers: whoever is ready holds everything as of the target, and nothing else."""
+        target = order.part.target_step
+        if process.loop.count != target or process.own != target or set(process.holds.values()) != {target}:
+            self._world.fail(
+                f"rank {process.rank} is ready for step {target} with {process.holds}, own state of {process.own}"
+            )
+
+    # --- what the machine does --------------------------------------------------------------------------------------
+
+    def handled(self, event: Event, actions: list[Action]) -> None:
+        """Check what can be seen after each event."""
+        self._budgets_hold()
+        self._reasons_are_given()
+        orders = [action.body for action in actions if isinstance(action, Send)]
+        self._nobody_is_killed_for_nothing(orders)
+        self._before = {holder.rank: holder.state for holder in self._world.controller.machine.state.world.holders}
+        rejoins = [order for order in orders if isinstance(order, Rejoin)]
+        if rejoins and self._world.controller.machine.phase is Phase.REJOINING:
+            self._nothing_is_lost(rejoins)
+
+    def _nothing_is_lost(self, rejoins: list[Rejoin]) -> None:
+        """Nothing lost: with a clean copy of every shard and own state alive, the newest committed step is kept."""
+        world, target = self._world, rejoins[0].part.target_step
+        everywhere = max((step for step, count in self.commits.items() if count >= world.size), default=0)
+        holders = [process for process in world.living() if self._is_current(process) and process.clean]
+        newest = max((process.loop.count for process in holders), default=0)
+        current = [process for process in holders if process.loop.count == newest]
+        finishing = {process.rank for process in holders if process.loop.ready and process.loop.count == newest - 1}
+        shards = {shard for process in current for shard in process.holds}
+        needed = {shard for rank in range(world.size) for shard in world.shards(rank)}
+        behind = set(range(world.size)) - {process.rank for process in current} - finishing
+        own = {
+            (copy.rank, copy.step)
+            for process in world.living()
+            if self._is_current(process)
+            for copy in process.seat.copies()
+        }
+        whole = needed <= shards and all((rank, newest) in own for rank in behind)
+        if whole and target < newest and RestoreSource.REPLICA in world.policy.restore:
+            world.fail(f"all goes back to step {target}, and step {newest} is alive on {[p.rank for p in current]}")
+        if rejoins[0].part.restore is RestoreSource.REPLICA and newest > 0 and target < everywhere:
+            world.fail(f"all goes back to step {target}, and everybody has committed {everywhere}")
+        if target < newest:
+            world.log(f"steps lost: {newest} -> {target}; shards whole: {needed <= shards}, own copies {sorted(own)}")
+        for step in [step for step in self.commits if step > target]:
+            del self.commits[step]
+
+    def _nobody_is_killed_for_nothing(self, orders: list[object]) -> None:
+        """Nobody is killed for nothing: who is healthy stays, where the rung keeps the healthy."""
+        machine = self._world.controller.machine
+        incident = machine.incidents[-1] if machine.incidents else None
+        if incident is None or incident.rung not in KEEPING or machine.phase is Phase.STARTING:
+            return
+        for order in orders:
+            if not isinstance(order, StartProcess | StopProcess):
+                continue
+            for process in self._world.living():
+                unharmed = process.rank == order.rank and not process.harmed and self._was_current(process, order)
+                stays = machine.state.world.nodes[process.seat.agent.name].state.value == "active"
+                silent = any(each.rank == process.rank and "does not answer" in each.detail for each in incident.reports)
+                if unharmed and stays and not silent and self._before[order.rank] is not RankState.STARTING:
+                    self._world.fail(f"rank {process.rank} pid {process.pid} is healthy and is replaced")
+
+    def _budgets_hold(self) -> None:
+        """Budgets hold: no counter exceeds its limit."""
+        machine = self._world.controller.machine
+        for use in machine.state.ladder.budgets(tuple(machine.state.spent), self._world.timeline.now):
+            if use.used > use.limit:
+                self._world.fail(f"budget {use.name}: {use.used} of {use.limit}")
+
+    def _reasons_are_given(self) -> None:
+        """Every decision has a reason; counted too, so that no decision is paid twice or not at all."""
+        for incident in self._world.controller.machine.incidents[-1:]:
+            known = self._decisions_seen.get(incident.number, 0)
+            for decision in incident.decisions[known:]:
+                self.taken[decision.rung] += 1
+                if not decision.reason or not all(skipped.reason for skipped in decision.skipped):
+                    self._world.fail(f"a decision without a reason: {decision}")
+            self._decisions_seen[incident.number] = len(incident.decisions)
+            if incident.outcome is not Outcome.OPEN and not incident.ended_reason:
+                self._world.fail(f"incident {incident.number} ended without a reason")
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def at_the_end(self) -> None:
+        """Always ends; and nothing is left behind."""
+        world = self._world
+        machine = world.controller.machine
+        if machine.phase is not Phase.ENDED or world.controller.finish is None:
+            world.fail(f"the job has not ended: {machine.phase}, deadline {machine.next_deadline()}")
+        for incident in machine.incidents:
+            if incident.outcome is Outcome.OPEN:
+                world.fail(f"incident {incident.number} is open in the end")
+        left = [process.pid for process in world.living()]
+        if left:
+            world.fail(f"processes {left} are left behind")
+        if world.controller.finish.exit_code == 0 and self.commits[world.total_steps] < world.size:
+            world.fail(f"the job ended well, and only {self.commits[world.total_steps]} ranks have done all steps")
+
+    def _holder(self, rank: int) -> "Holder":
+        return self._world.controller.machine.state.world.holders[rank]
+
+    def _is_current(self, process: "Process") -> bool:
+        holder = self._holder(process.rank)
+        return holder.incarnation == process.incarnation and holder.node == process.seat.agent.name
+
+    def _was_current(self, process: "Process", order: StartProcess | StopProcess) -> bool:
+        before = order.incarnation - 1 if isinstance(order, StartProcess) else order.incarnation
+        return process.incarnation == before
+
+
+if TYPE_CHECKING:
+    from midstep.controller.world import Holder

@@ -1,0 +1,165 @@
+"""The parts of the communicators that need no peer: lookups, lives, attempts, waiters."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from midstep.communicators import communicator_named
+from midstep.communicators.life import Life, cause
+from midstep.communicators.seating import Abandoned, Attempt
+from midstep.communicators.waiters import Waiters
+from midstep.devices import device_named
+from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError
+
+SOON_S = 5.0
+
+
+class Collective:
+    """Something under way."""
+
+    def __init__(self, *, finished: bool) -> None:
+        self.ended = 0
+        self._finished = finished
+
+    def life_ended(self) -> None:
+        self.ended += 1
+
+    def finished(self) -> bool:
+        return self._finished
+
+
+def test_an_unknown_communicator_is_refused_with_the_names_of_the_known() -> None:
+    with pytest.raises(ConfigurationError, match=r"'nccl'.*known: gloo"):
+        communicator_named("nccl")
+
+
+def test_a_device_is_found_by_its_name() -> None:
+    device = device_named("cpu")
+    assert device.name == "cpu"
+    device.stop()
+    device.clean()
+    device.rebuilt()
+
+
+def test_an_unknown_device_is_refused_with_the_names_of_the_known() -> None:
+    with pytest.raises(ConfigurationError, match=r"'tpu'.*known: cpu"):
+        device_named("tpu")
+
+
+def test_looking_at_the_packages_loads_no_torch() -> None:
+    code = "import sys, midstep.communicators.base, midstep.devices.base; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_the_end_of_a_life_wakes_what_is_under_way_once() -> None:
+    life, collective = Life(lambda: None), Collective(finished=False)
+    life.enrol(collective)
+    assert life.end(CommunicatorAborted, "first")
+    assert not life.end(CommunicatorFailed, "second")
+    assert (collective.ended, life.reason, life.aborted) == (1, "first", True)
+    assert isinstance(life.error("allreduce"), CommunicatorAborted)
+
+
+def test_what_is_started_after_the_end_of_a_life_is_woken_at_once() -> None:
+    life, collective = Life(lambda: None), Collective(finished=False)
+    life.end(CommunicatorAborted, "over")
+    life.enrol(collective)
+    assert collective.ended == 1
+
+
+def test_only_the_first_failure_is_announced_and_all_collectives_raise_it() -> None:
+    announced: list[str] = []
+    life = Life(lambda: announced.append("failed"))
+    first = life.fail("allreduce", RuntimeError("no route"))
+    second = life.fail("broadcast", RuntimeError("a consequence"))
+    assert announced == ["failed"]
+    assert isinstance(first, CommunicatorFailed)
+    assert "allreduce failed: no route" in str(first)
+    assert "allreduce failed: no route" in str(second)
+    assert not life.aborted
+
+
+def test_a_life_knows_what_may_still_touch_tensors_after_its_end() -> None:
+    life = Life(lambda: None)
+    busy, done, dismissed = Collective(finished=False), Collective(finished=True), Collective(finished=False)
+    for collective in (busy, done, dismissed):
+        life.enrol(collective)
+    life.dismiss(dismissed)
+    life.end(CommunicatorAborted, "over")
+    assert life.left_behind() == [busy]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[/src/gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:99. This is typically caused by x", None),
+        ("plain words", "plain words"),
+        ("first line\nsecond line", "first line"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_an_error_of_gloo_is_told_without_its_decoration(text: str, expected: str | None) -> None:
+    assert cause(RuntimeError(text)) == (expected or "Connection closed by peer [10.0.0.1]:99")
+
+
+def test_an_attempt_hands_over_its_result() -> None:
+    assert Attempt(lambda attempt: attempt.go_on() > 0, time.monotonic() + SOON_S).outcome() is True
+
+
+def test_an_attempt_hands_over_its_error() -> None:
+    def work(_: Attempt[int]) -> int:
+        raise RuntimeError("no store")
+
+    with pytest.raises(RuntimeError, match="no store"):
+        Attempt(work, time.monotonic() + SOON_S).outcome()
+
+
+def test_an_attempt_that_is_late_is_given_up_with_what_it_waits_for() -> None:
+    gate = threading.Event()
+
+    def work(attempt: Attempt[int]) -> int:
+        attempt.stage = "rank 7 has not come"
+        gate.wait(SOON_S)
+        return 1
+
+    with pytest.raises(TimeoutError, match="rank 7 has not come"):
+        Attempt(work, time.monotonic() + 0.05).outcome()
+    gate.set()
+
+
+def test_an_attempt_that_is_abandoned_wakes_its_owner_and_stops_at_its_next_step() -> None:
+    gate, stopped = threading.Event(), threading.Event()
+
+    def work(attempt: Attempt[int]) -> int:
+        gate.wait(SOON_S)
+        try:
+            attempt.go_on()
+        except Abandoned:
+            stopped.set()
+            raise
+        return 1
+
+    attempt = Attempt(work, time.monotonic() + SOON_S)
+    threading.Timer(0.05, attempt.abandon).start()
+    with pytest.raises(Abandoned):
+        attempt.outcome()
+    gate.set()
+    assert stopped.wait(SOON_S)
+
+
+def test_waiters_run_jobs_side_by_side_and_use_idle_threads_again() -> None:
+    waiters = Waiters()
+    both = threading.Barrier(3)
+    for _ in range(2):
+        waiters.run(lambda: both.wait(SOON_S) and None)
+    both.wait(SOON_S)
+    names: list[str] = []
+    for _ in range(20):
+        done = threading.Event()
+        waiters.run(lambda done=done: (names.append(threading.current_thread().name), done.set()) and None)  # type: ignore[misc, func-returns-value]
+        assert done.wait(SOON_S)
+    assert len(names) == 20
+    assert len(set(names)) < 20
