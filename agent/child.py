@@ -67,7 +67,10 @@ def serve_store(order: orders.StoreOrder, listener: int) -> NoReturn:
     """Serve a torch TCPStore on a socket that the agent has bound, until the agent ends this process."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    from ..communicators.names import forget_name_servers_in_this_process
+
     name_process("midstep-store")
+    forget_name_servers_in_this_process()
     store = TCPStore(
         order.host,
         order.port,

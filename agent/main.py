@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -69,6 +70,7 @@ class Agent:
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
         self._settings = JobSettings()
+        self._launcher = os.getppid()
         self._ending: str | None = None
         self._end = asyncio.Event()
         self._failed = False
@@ -222,6 +224,8 @@ class Agent:
         self._children.close()
         with contextlib.suppress(OSError):  # not ours alone, or gone with the run directory
             self._folder.rmdir()
+        if self._options.life_fd is not None and os.getppid() != self._launcher:
+            _clear_after_launcher(self._folder.parent)
 
     async def _say_last_words(self) -> None:
         deadline = time.monotonic() + LAST_WORDS_S
@@ -235,6 +239,12 @@ class Agent:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _clear_after_launcher(run_directory: Path) -> None:
+    """The launcher was killed, and the controller with it: the last agent to leave removes keys and sockets."""
+    if not any(run_directory.glob("*/agent.sock")):
+        shutil.rmtree(run_directory, ignore_errors=True)
 
 
 async def _kill_leftovers() -> None:

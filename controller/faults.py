@@ -15,25 +15,23 @@ WAITING_FOR_PEERS = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
 EXCUSED = frozenset({Activity.CHECKPOINTING, Activity.PAUSED})
 
 
-def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = ()) -> tuple[int, ...]:
+def stalled_ranks(
+    clocks: Iterable[RankProgress], silent: Iterable[int] = (), limit_s: float = 0.0
+) -> tuple[int, ...]:
     """Return the ranks that hold up the others, from all step clocks read at about the same time.
 
     A rank that the kernel has stopped is at fault, and so is one of a node that does not answer (`silent`). Otherwise
-    those that are furthest behind, if they are not waiting in a collective themselves. Empty: nobody can be blamed.
+    those that are furthest behind, if they are not waiting in a collective themselves and their own step has taken
+    longer than `limit_s`. Empty: nobody can be blamed.
     """
     clocks = list(clocks)
     certain = {clock.rank for clock in clocks if clock.suspended} | set(silent)
     if certain:
         return tuple(sorted(certain))
-    working = [clock for clock in clocks if clock.activity is not Activity.FINISHED]
-    if not working:
+    blamed = [clock for clock in _furthest_behind(clocks) if clock.activity not in WAITING_FOR_PEERS | EXCUSED]
+    if len(blamed) == sum(clock.activity is not Activity.FINISHED for clock in clocks):
         return ()
-    last = min((clock.step, clock.collectives) for clock in working)
-    behind = [clock for clock in working if (clock.step, clock.collectives) == last]
-    blamed = [clock.rank for clock in behind if clock.activity not in WAITING_FOR_PEERS | EXCUSED]
-    if len(blamed) == len(working):
-        return ()
-    return tuple(sorted(blamed))
+    return tuple(sorted(clock.rank for clock in blamed if clock.step_age_s > limit_s))
 
 
 def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:
@@ -41,15 +39,23 @@ def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:
     return tuple(sorted(clock.rank for clock in clocks if clock.activity in EXCUSED))
 
 
-def moved_on(clocks: Iterable[RankProgress], factor: float, grace_s: float) -> bool:
-    """Say whether nobody stands still any more: every rank is within `factor` of its median step and `grace_s`.
+def moved_on(clocks: Iterable[RankProgress], limit_s: float) -> bool:
+    """Say whether those that all others wait for are at work again, in steps that are younger than `limit_s`.
 
     Who is furthest behind in a world that runs is nobody's fault.
     """
-    return all(
-        not clock.suspended and clock.median_step_s > 0 and clock.step_age_s <= factor * clock.median_step_s + grace_s
-        for clock in clocks
-    )
+    clocks = list(clocks)
+    if any(clock.suspended for clock in clocks):
+        return False
+    behind = [clock for clock in _furthest_behind(clocks) if clock.activity not in WAITING_FOR_PEERS | EXCUSED]
+    fresh = [clock for clock in behind or clocks if clock.step_age_s <= limit_s]
+    return len(fresh) == len(behind or clocks)
+
+
+def _furthest_behind(clocks: Iterable[RankProgress]) -> list[RankProgress]:
+    working = [clock for clock in clocks if clock.activity is not Activity.FINISHED]
+    last = min(((clock.step, clock.collectives) for clock in working), default=None)
+    return [clock for clock in working if (clock.step, clock.collectives) == last]
 
 
 def describe_clock(clock: RankProgress | None) -> str:

@@ -21,6 +21,7 @@ def suspect(state: JobState, report: FaultReport, now: float) -> None:
     state.suspicions.append(report)
     if state.phase is not Phase.SUSPECTING:
         state.suspected_in = state.phase
+        state.awaiting_progress.clear()  # of a suspicion that another fault has overtaken
         state.enter(Phase.SUSPECTING, now, state.policy.deadlines.suspect_s)
     if report.kind is FaultKind.STALL and not state.awaiting_progress:
         _probe_nodes(state, now)
@@ -45,12 +46,20 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
     state.awaiting_progress.clear()
     state.world.progress.clear()
-    stalls = all(each.kind is FaultKind.STALL for each in state.suspicions) and not state.guilty
-    limits = state.policy.stall
-    if stalls and clocks and not silent and moved_on(clocks.values(), limits.factor, limits.grace_s):
-        _dismiss(state, "all ranks have gone on meanwhile", now)
+    median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
+    limit_s = state.policy.stall.factor * median_s + state.policy.stall.grace_s
+    stalled = stalled_ranks(clocks.values(), silent, limit_s)
+    # Only a stall can turn out to be none; after a failed collective everybody waits for orders.
+    harmless = (
+        not stalled
+        and not state.guilty
+        and state.suspected_in in {Phase.RUNNING, Phase.RESUMING}
+        and all(each.kind is FaultKind.STALL for each in state.suspicions)
+    )
+    if harmless and clocks and moved_on(clocks.values(), limit_s):
+        _dismiss(state, "those that the others waited for have gone on meanwhile", now)
         return
-    for rank in stalled_ranks(clocks.values(), silent) if clocks or silent else ():
+    for rank in stalled:
         holder, clock = state.world.holders[rank], clocks.get(rank)
         named = with_rank(suspicion, rank, holder.node, holder.incarnation)
         named = msgspec.structs.replace(
@@ -62,7 +71,7 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         state.history.report(named, state.world.pids(), now, state.committed)
         blame(state, named)
     excused = excused_ranks(clocks.values())
-    if not state.guilty and excused and state.suspected_in in {Phase.RUNNING, Phase.RESUMING}:
+    if harmless and excused:
         ranks = ", ".join(map(str, excused))
         _dismiss(state, f"rank {ranks} is writing a checkpoint or has paused the clock", now)
     elif not state.guilty and state.suspected_in is Phase.REJOINING and current_rung(state) is not None:

@@ -210,17 +210,14 @@ class Job:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def assert_nothing_left(self, *, run_directory: bool = True) -> None:
+    def assert_nothing_left(self) -> None:
         """No process, socket, shared memory or temporary file has outlived the launcher."""
         deadline = time.monotonic() + GONE_S
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left, f"left behind: {[(each.pid, _command(each)) for each in left]}\n{self.said()}"
         place = self.run_directory
-        if run_directory:
-            assert not place.exists(), f"{place} is left behind: {sorted(map(str, place.rglob('*')))}"
-        sockets = [path for path in place.rglob("*") if path.is_socket()]
-        assert not sockets, f"sockets left behind: {sockets}"
+        assert not place.exists(), f"{place} is left behind: {sorted(map(str, place.rglob('*')))}"
         shared = _unused(_shared_memory() - self._shared)
         assert not shared, f"shared memory left behind: {shared}"
         temporary = list(self.temporary.iterdir())

@@ -1,4 +1,4 @@
-"""The driver's part: what arrives is recorded, then handled, then acted on; a crash may come between any two of these."""
+"""The driver's part: what arrives is recorded, then handled, then acted on; a crash may come between any two."""
 
 from typing import TYPE_CHECKING
 

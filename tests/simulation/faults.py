@@ -21,11 +21,8 @@ def _victim(world: "World", chance: random.Random, *, silent: bool = False) -> "
     living = [process for process in world.living() if not process.suspended]
     if silent:
         resilient = world.controller.machine.state.ever_resilient
-        living = [
-            process
-            for process in living
-            if process.activity is not Activity.CHECKPOINTING and (resilient or process.activity is not Activity.STARTING)
-        ]
+        unwatched = {Activity.CHECKPOINTING} if resilient else {Activity.CHECKPOINTING, Activity.STARTING}
+        living = [process for process in living if process.activity not in unwatched]
     return chance.choice(living) if living else None
 
 
@@ -108,6 +105,14 @@ def cut_link(world: "World", chance: random.Random) -> str:
     return f"the link of ranks {[process.rank for process in pair]} breaks"
 
 
+def freeze_collectives(world: "World", chance: random.Random) -> str:
+    """Collectives hang, with nobody at fault."""
+    for process in world.living():
+        if process.group is not None:
+            process.group.frozen = True
+    return "all collectives hang"
+
+
 def flaky_links(world: "World", chance: random.Random) -> str:
     """The next communicators do not come up."""
     world.flaky_links += chance.choice((1, 2, 4, 6))
@@ -150,6 +155,7 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
     (3, kill_node),
     (2, cut_off_node),
     (3, cut_link),
+    (1, freeze_collectives),
     (2, flaky_links),
     (1, corrupt),
     (1, refuse_start),

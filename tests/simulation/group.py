@@ -21,6 +21,7 @@ class Group:
         self._timeline = timeline
         self._chance = chance
         self._size = size
+        self.frozen = False  # collectives hang without a word
         self._flaky = flaky  # the connections do not come up
         self._connecting: dict[int, tuple[Process, Callable[[], None]]] = {}
         self._members: dict[int, Process] = {}
@@ -54,7 +55,7 @@ class Group:
         """Enter a collective of all ranks."""
         entered = self._entered.setdefault(key, {})
         entered[process.rank] = (process, done)
-        if len(entered) == self._size:
+        if len(entered) == self._size and not self.frozen:
             for _, call in entered.values():
                 self._soon(call)
 

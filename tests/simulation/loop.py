@@ -115,9 +115,7 @@ class TrainLoop:
             if self._first_step:
                 self._first_step = False
                 incarnation, generation = process.incarnation, process.session.generation
-                process.post(
-                    StepCommitted(process.rank, generation, incarnation, self.count, world.timeline.now, 0.1)
-                )
+                process.post(StepCommitted(process.rank, generation, incarnation, self.count, world.timeline.now, 0.1))
             if world.every and self.count % world.every == 0:
                 process.doing(Activity.CHECKPOINTING)
                 self._to_publish = self.count

@@ -261,7 +261,7 @@ class Platform:
             case DeleteNode(node=name):
                 self._deleted.add(name)
                 self._capacity += 1
-                world.timeline.after(world.chance.uniform(0.01, 5.0), lambda: world.agents[name].die())
+                world.timeline.after(world.chance.uniform(0.01, 5.0), world.agents[name].die)
             case KillNode(node=name):
                 world.kill_node(name)
             case EndJob():

@@ -257,6 +257,7 @@ class Process:
         """The train function has returned."""
         self.session.reach(Stage.FINISHED)
         self.doing(Activity.FINISHED)
+        self.world.watch.finished(self)
         self.post(RankFinished(self.rank, self.session.generation, self.incarnation, self.loop.count))
         self.next_order()
 

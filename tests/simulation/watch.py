@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from midstep.controller.actions import Action, Send
 from midstep.controller.events import Event
 from midstep.controller.state import Phase
-from midstep.controller.world import RankState
+from midstep.controller.world import NodeState, RankState
 from midstep.processor.session import Stage
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import Rejoin, Resume, StartProcess, StopProcess
@@ -28,6 +28,7 @@ class Watch:
         self.commits: Counter[int] = Counter()  # how many ranks have committed a step in the present line of history
         self._resumed_generation = 0
         self._decisions_seen: dict[int, int] = {}
+        self._finished: set[int] = set()
         self._before: dict[int, RankState] = {}
         self.taken: Counter[Rung] = Counter()
 
@@ -37,8 +38,9 @@ class Watch:
         """One generation: no two ranks compute in different generations at once."""
         generation = process.session.generation
         self._resumed_generation = max(self._resumed_generation, generation)
-        if generation < self._resumed_generation and process.seat.agent.reachable:  # else nobody could tell it
-            self._world.fail(f"rank {process.rank} computes in generation {generation} after {self._resumed_generation}")
+        if generation < self._resumed_generation and not self._given_up(process):
+            newer = self._resumed_generation
+            self._world.fail(f"rank {process.rank} computes in generation {generation} after {newer}")
         if process.loop.count != process.own or set(process.holds.values()) != {process.loop.count}:
             self._world.fail(f"rank {process.rank} computes with mixed state {process.holds}, own {process.own}")
 
@@ -46,7 +48,8 @@ class Watch:
         """Same step: all ranks resume at one step, and all stand there."""
         step = self.steps_of.setdefault(order.generation, order.step)
         if step != order.step or process.loop.count != step:
-            self._world.fail(f"rank {process.rank} resumes at {process.loop.count}, ordered {order.step}, others {step}")
+            stands = process.loop.count
+            self._world.fail(f"rank {process.rank} resumes at {stands}, ordered {order.step}, others {step}")
         for other in self._world.living():
             other_stage = other.session.stage
             if other.incarnation != self._holder(other.rank).incarnation:
@@ -57,8 +60,13 @@ class Watch:
     def committed(self, process: "Process") -> None:
         """A rank has applied an update."""
         self.commits[process.loop.count] += 1
-        if process.session.generation < self._resumed_generation:
+        if process.session.generation < self._resumed_generation and not self._given_up(process):
             self._world.fail(f"rank {process.rank} commits in a generation that is over")
+
+    def finished(self, process: "Process") -> None:
+        """A train function has returned."""
+        if set(process.holds.values()) == {self._world.total_steps}:
+            self._finished.add(process.rank)
 
     def ready(self, process: "Process", order: Rejoin) -> None:
         """Same numbers: whoever is ready holds everything as of the target, and nothing else."""
@@ -120,7 +128,8 @@ class Watch:
             for process in self._world.living():
                 unharmed = process.rank == order.rank and not process.harmed and self._was_current(process, order)
                 stays = machine.state.world.nodes[process.seat.agent.name].state.value == "active"
-                silent = any(each.rank == process.rank and "does not answer" in each.detail for each in incident.reports)
+                about = [report.detail for report in incident.reports if report.rank == process.rank]
+                silent = any("does not answer" in detail for detail in about)
                 if unharmed and stays and not silent and self._before[order.rank] is not RankState.STARTING:
                     self._world.fail(f"rank {process.rank} pid {process.pid} is healthy and is replaced")
 
@@ -157,11 +166,15 @@ class Watch:
         left = [process.pid for process in world.living()]
         if left:
             world.fail(f"processes {left} are left behind")
-        if world.controller.finish.exit_code == 0 and self.commits[world.total_steps] < world.size:
-            world.fail(f"the job ended well, and only {self.commits[world.total_steps]} ranks have done all steps")
+        if world.controller.finish.exit_code == 0 and self._finished != set(range(world.size)):
+            world.fail(f"the job ended well, and only ranks {self._finished} have done all steps")
 
     def _holder(self, rank: int) -> "Holder":
         return self._world.controller.machine.state.world.holders[rank]
+
+    def _given_up(self, process: "Process") -> bool:
+        """Whether the controller holds the process's node for lost: nobody can tell it that it is not needed."""
+        return self._world.controller.machine.state.world.nodes[process.seat.agent.name].state is NodeState.LOST
 
     def _is_current(self, process: "Process") -> bool:
         holder = self._holder(process.rank)

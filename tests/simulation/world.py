@@ -1,4 +1,4 @@
-"""A whole job from a seed: the real machine, sessions, mailboxes and repair plans; played nodes, processes and faults."""
+"""A whole job from a seed: real machine, sessions, mailboxes and repair plans; played nodes, processes and faults."""
 
 import random
 from collections import deque
@@ -60,7 +60,8 @@ class World:
         self._log: deque[str] = deque(maxlen=SHOWN)
         self._pids = 100
         self._sessions = 0
-        nodes, spares, self.ranks_per_node = chance.choice((1, 2, 2, 3)), chance.choice((0, 1, 2)), chance.choice((1, 2))
+        nodes, spares = chance.choice((1, 2, 2, 3)), chance.choice((0, 1, 2))
+        self.ranks_per_node = chance.choice((1, 2))
         self.size = nodes * self.ranks_per_node
         self.total_steps = chance.choice((5, 20, 60))
         self.every = chance.choice((0, 5, 7))
@@ -231,5 +232,3 @@ def simulate(seed: int) -> World:
     world = World(seed)
     world.run()
     return world
-
-

@@ -153,13 +153,22 @@ def test_an_attempt_that_is_abandoned_wakes_its_owner_and_stops_at_its_next_step
 def test_waiters_run_jobs_side_by_side_and_use_idle_threads_again() -> None:
     waiters = Waiters()
     both = threading.Barrier(3)
-    for _ in range(2):
-        waiters.run(lambda: both.wait(SOON_S) and None)
-    both.wait(SOON_S)
     names: list[str] = []
+
+    def meet() -> None:
+        both.wait(SOON_S)
+
+    for _ in range(2):
+        waiters.run(meet)
+    both.wait(SOON_S)
     for _ in range(20):
         done = threading.Event()
-        waiters.run(lambda done=done: (names.append(threading.current_thread().name), done.set()) and None)  # type: ignore[misc, func-returns-value]
+
+        def sign(done: threading.Event = done) -> None:
+            names.append(threading.current_thread().name)
+            done.set()
+
+        waiters.run(sign)
         assert done.wait(SOON_S)
     assert len(names) == 20
     assert len(set(names)) < 20
