@@ -33,7 +33,7 @@ class Stall(msgspec.Struct, frozen=True):
 class _History:
     """What is remembered of one rank between two readings."""
 
-    __slots__ = ("excused_s", "generation", "incarnation", "reported", "step", "steps_seen", "steps_total")
+    __slots__ = ("excused_s", "generation", "incarnation", "reports", "step", "steps_seen", "steps_total")
 
     def __init__(self, progress: RankProgress) -> None:
         self.incarnation = progress.incarnation
@@ -48,7 +48,7 @@ class _History:
 
     def _begin_step(self) -> None:
         self.excused_s = 0.0
-        self.reported = False
+        self.reports = 0
 
     def follow(self, progress: RankProgress) -> None:
         """Take in where the rank is now."""
@@ -65,8 +65,8 @@ class _History:
 class StallClock:
     """Watches the step clocks of all ranks of a node.
 
-    A rank is reported once per step, when the step's age exceeds `factor` x its median step + `grace_s`. It
-    is not judged before it has `after_steps` steps of history, nor in the first step after a recovery
+    A rank is reported when the step's age exceeds `factor` x its median step + `grace_s`, and again each time that
+    the age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps` steps of history, nor in the first step after a recovery
     (somebody in the world may be new and slow once), nor while it starts, checkpoints, recovers, pauses or
     has finished; such time does not count against the step afterwards either.
     """
@@ -87,7 +87,7 @@ class StallClock:
         self._histories.pop(rank, None)
 
     def observe(self, progress: RankProgress) -> Stall | None:
-        """Take in a reading of a rank, and return its stall the first time that it is seen."""
+        """Take in a reading of a rank, and return its stall when it is to be reported."""
         history = self._histories.get(progress.rank)
         if history is None or history.incarnation != progress.incarnation:
             history = self._histories[progress.rank] = _History(progress)
@@ -98,13 +98,13 @@ class StallClock:
             history.excused_s = progress.step_age_s
             return None
         history.follow(progress)
-        if history.reported or history.steps_seen < 1 or progress.median_step_s <= 0:
+        if history.steps_seen < 1 or progress.median_step_s <= 0:
             return None
         if history.steps_total < self._after_steps:
             return None
         age_s = progress.step_age_s - history.excused_s
         limit_s = self._factor * progress.median_step_s + self._grace_s
-        if age_s <= limit_s:
+        if age_s <= limit_s * 2**history.reports:
             return None
-        history.reported = True
+        history.reports += 1
         return Stall(progress=progress, age_s=age_s, limit_s=limit_s)

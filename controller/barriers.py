@@ -26,6 +26,10 @@ from .world import Holder, RankState
 # Rungs that keep processes alive, and so depend on state that can be had from them.
 KEEPING = (Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER)
 
+# The first step after a resume is slow for newcomers, and the step clock does not judge it.
+FIRST_STEP_FACTOR = 10.0
+FIRST_STEP_GRACE_S = 30.0
+
 
 def on_rank_joined(state: JobState, event: RankJoined, now: float) -> None:
     """A new process has reached its train function."""
@@ -120,10 +124,19 @@ def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
         each.state = RankState.TRAINING
         state.send(rank_address(each.rank), Resume(each.rank, state.generation, event.step))
     state.committed = event.step
+    limit_s = _first_step_limit_s(state)
     state.first_steps_at_s = state.median_step_s = 0.0
     state.awaiting_step = set(range(state.world.size))
     state.unfinished = set(range(state.world.size))
-    state.enter(Phase.RESUMING, now, state.policy.deadlines.first_step_s)
+    state.enter(Phase.RESUMING, now, limit_s)
+
+
+def _first_step_limit_s(state: JobState) -> float:
+    """How long the first step may take: no longer than the policy says, and less where the usual step is known."""
+    limit_s = state.policy.deadlines.first_step_s
+    if state.median_step_s > 0:
+        limit_s = min(limit_s, FIRST_STEP_FACTOR * state.median_step_s + FIRST_STEP_GRACE_S)
+    return limit_s
 
 
 def on_step_committed(state: JobState, event: StepCommitted, now: float) -> None:

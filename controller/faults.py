@@ -15,9 +15,7 @@ WAITING_FOR_PEERS = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
 EXCUSED = frozenset({Activity.CHECKPOINTING, Activity.PAUSED})
 
 
-def stalled_ranks(
-    clocks: Iterable[RankProgress], silent: Iterable[int] = (), limit_s: float = 0.0
-) -> tuple[int, ...]:
+def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = (), limit_s: float = 0.0) -> tuple[int, ...]:
     """Return the ranks that hold up the others, from all step clocks read at about the same time.
 
     A rank that the kernel has stopped is at fault, and so is one of a node that does not answer (`silent`). Otherwise

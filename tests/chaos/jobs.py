@@ -88,7 +88,7 @@ class Job:
         step_s: float = STEP_S,
         file_limit_bytes: int | None = None,
         options: Sequence[str] = (),
-        gates: Iterable[int] = (),
+        gates: Sequence[int] = (),
     ) -> None:
         self.name = f"chaos-{secrets.token_hex(4)}"
         self.directory, self.records = root / "job", root / "records"
@@ -98,7 +98,10 @@ class Job:
         for step in gates:
             self._gate(step).touch()
         self._policy = root / "policy.yaml"
-        self._policy.write_text(yaml.safe_dump(ROOMY if policy is None else policy))
+        chosen = ROOMY if policy is None else policy
+        if gates:
+            chosen = {**chosen, "stall": {"grace_s": PATIENCE_S}}  # to be held at a gate is no stall
+        self._policy.write_text(yaml.safe_dump(chosen))
         self._shared = _shared_memory()
         self.output = root / "output.txt"
         given = [str(self.records), str(steps), str(step_s)] if arguments is None else list(arguments)

@@ -122,9 +122,7 @@ class Cluster:
 
     def committed(self, rank: int, committed: int) -> StepCommitted:
         """A rank's first new step."""
-        return StepCommitted(
-            rank, self.machine.generation, self.holder(rank).incarnation, committed, self.now, 0.1
-        )
+        return StepCommitted(rank, self.machine.generation, self.holder(rank).incarnation, committed, self.now, 0.1)
 
     def exited(self, rank: int, status: int = -9) -> ProcessExited:
         """A process that is gone."""
@@ -135,8 +133,16 @@ class Cluster:
     def fault(self, rank: int, kind: FaultKind) -> FaultReported:
         """A report about a rank."""
         return FaultReported(
-            FaultReport(kind, self.now, f"rank/{rank}", "seen", rank, self.holder(rank).node,
-                        self.machine.generation, self.holder(rank).incarnation)
+            FaultReport(
+                kind,
+                self.now,
+                f"rank/{rank}",
+                "seen",
+                rank,
+                self.holder(rank).node,
+                self.machine.generation,
+                self.holder(rank).incarnation,
+            )
         )
 
     def start(self) -> None:
@@ -287,9 +293,7 @@ def test_all_ranks_dead_starts_the_world_from_its_checkpoint(cluster: Cluster) -
 
 def test_a_finished_job_is_released_and_ends_well(cluster: Cluster) -> None:
     """All ranks finish, are released, exit with 0, and so does the job."""
-    bodies = cluster.feed(
-        *(RankFinished(rank, cluster.machine.generation, 1, 10) for rank in range(4))
-    )
+    bodies = cluster.feed(*(RankFinished(rank, cluster.machine.generation, 1, 10) for rank in range(4)))
     assert len(only(bodies, Release)) == 4
     bodies = cluster.feed(*(cluster.exited(rank, 0) for rank in range(4)))
     assert only(bodies, EndJob)
@@ -363,3 +367,20 @@ def test_resume_goes_to_all_ranks_at_one_step(cluster: Cluster) -> None:
     cluster.feed(cluster.joined(1))
     bodies = cluster.feed(*(cluster.ready(rank, 5) for rank in range(4)))
     assert {(body.rank, body.step) for body in only(bodies, Resume)} == {(rank, 5) for rank in range(4)}
+
+
+def test_a_rank_that_writes_a_checkpoint_holds_nobody_up(cluster: Cluster) -> None:
+    """The others' stall is dismissed: nobody is quiesced, and the job goes on running."""
+    bodies = cluster.feed(cluster.fault(1, FaultKind.STALL))
+    probe = bodies[0].probe
+
+    def clock(rank: int, activity: Activity) -> RankProgress:
+        return RankProgress(rank, 1, 1, 5, activity, 40 if rank else 39, 2.0, 2.0, 0.1)
+
+    first = (clock(0, Activity.CHECKPOINTING), clock(1, Activity.COLLECTIVE))
+    second = (clock(2, Activity.COLLECTIVE), clock(3, Activity.COLLECTIVE))
+    bodies = cluster.feed(ProgressReported("node0", probe, cluster.now, first))
+    bodies += cluster.feed(ProgressReported("node1", probe, cluster.now, second))
+    assert bodies == []
+    assert cluster.machine.phase is Phase.RUNNING
+    assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED

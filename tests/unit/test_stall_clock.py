@@ -37,7 +37,7 @@ def after(steps: int) -> StallClock:
     return watched
 
 
-def test_a_step_beyond_its_limit_is_reported_once() -> None:
+def test_a_step_beyond_its_limit_is_reported_and_again_when_its_age_has_doubled() -> None:
     watched = after(10)
 
     assert watched.observe(reading(10, LIMIT_S - 0.01)) is None
@@ -45,7 +45,9 @@ def test_a_step_beyond_its_limit_is_reported_once() -> None:
     assert stall is not None
     assert stall.age_s == pytest.approx(LIMIT_S + 0.01)
     assert stall.limit_s == pytest.approx(LIMIT_S)
-    assert watched.observe(reading(10, LIMIT_S + 5)) is None
+    assert watched.observe(reading(10, 2 * LIMIT_S - 0.01)) is None
+    assert watched.observe(reading(10, 2 * LIMIT_S + 0.01)) is not None
+    assert watched.observe(reading(10, 4 * LIMIT_S - 0.01)) is None
 
 
 def test_the_detail_names_activity_ages_and_suspension() -> None:
