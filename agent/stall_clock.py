@@ -65,10 +65,11 @@ class _History:
 class StallClock:
     """Watches the step clocks of all ranks of a node.
 
-    A rank is reported when the step's age exceeds `factor` x its median step + `grace_s`, and again each time that
-    the age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps` steps of history, nor in the first step after a recovery
-    (somebody in the world may be new and slow once), nor while it starts, checkpoints, recovers, pauses or
-    has finished; such time does not count against the step afterwards either.
+    A rank is reported when the step's age exceeds `factor` x its median step + `grace_s`, and again each time
+    that the age has doubled: the controller may have had reason to wait. It is not judged before it has
+    `after_steps` steps of history, nor in the first step after a recovery (somebody in the world may be new and
+    slow once), nor while it starts, checkpoints, recovers, pauses or has finished; such time does not count
+    against the step afterwards either.
     """
 
     def __init__(self, *, factor: float, grace_s: float, after_steps: int) -> None:

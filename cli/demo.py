@@ -14,7 +14,7 @@ from rich.table import Table
 from ..controller.journal import read_status
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
-from ..protocol.incidents import JobStatus
+from ..protocol.incidents import JobStatus, Outcome
 from ..protocol.types import ArmedFault, Injury, Moment, Rung
 from .comparison import Comparison, compare
 from .job_start import Start, found
@@ -138,9 +138,10 @@ def _problems(status: JobStatus, comparison: Comparison, plan: tuple[Scene, ...]
     problems = list(comparison.differences)
     if status.exit_code != 0:
         problems.append(f"the job ended with exit code {status.exit_code}: {status.reason}")
-    if len(status.incidents) != len(plan):
-        problems.append(f"{len(status.incidents)} incidents, not {len(plan)}")
-    for scene, incident in zip(plan, status.incidents, strict=False):
+    incidents = [incident for incident in status.incidents if incident.outcome is not Outcome.DISMISSED]
+    if len(incidents) != len(plan):
+        problems.append(f"{len(incidents)} incidents, not {len(plan)}")
+    for scene, incident in zip(plan, incidents, strict=False):
         if incident.rung is not scene.rung:
             problems.append(f"incident {incident.number} ({scene.title}): rung {incident.rung}, not {scene.rung}")
         if incident.steps_lost or not incident.healthy_pids_kept or incident.resumed_s is None:

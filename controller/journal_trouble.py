@@ -1,4 +1,4 @@
-"""What to do while the journal cannot be written: wait longer each time, say so now and then, and give up in the end."""
+"""What to do while the journal cannot be written: wait longer each time, say so now and then, give up in the end."""
 
 import logging
 

@@ -35,12 +35,13 @@ def wait_for_nodes(state: JobState, now: float) -> None:
 
 
 def open_world(state: JobState, now: float) -> None:
-    """Start the process of every rank anew, on the nodes at hand: nodes in use first, then spares."""
+    """Start the process of every rank anew: where it was, or on a spare in the place of a node that has gone."""
     state.spares_awaited = False
     world = state.world
     before = {holder.rank: holder.node for holder in world.holders}
-    in_use = world.named(NodeState.ACTIVE)
-    world.place([*in_use, *sorted(world.named(NodeState.SPARE), key=_natural)])
+    spares = iter(sorted(world.named(NodeState.SPARE), key=_natural))
+    in_place = [name if world.nodes[name].state is NodeState.ACTIVE else next(spares) for name in world.group_nodes()]
+    world.place([*in_place, *spares])
     for holder in world.holders:
         if holder.node != before[holder.rank]:
             _end_process(state, holder, before[holder.rank])

@@ -7,7 +7,7 @@ nodes tell who holds up the others.
 import msgspec
 
 from ..protocol.messages import ProbeProgress, ProgressReported
-from ..protocol.types import CONTROLLER, FaultKind, FaultReport, node_address
+from ..protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, node_address
 from .deciding import blame, current_rung, decide, rung_failed, with_rank
 from .faults import describe_clock, excused_ranks, moved_on, stalled_ranks
 from .openings import open_generation
@@ -46,6 +46,8 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
     state.awaiting_progress.clear()
     state.world.progress.clear()
+    if state.suspected_in is Phase.RUNNING:  # who has left its step with a broken collective waits for orders, not work
+        clocks = {rank: clock for rank, clock in clocks.items() if clock.activity is not Activity.RECOVERING}
     median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
     limit_s = state.policy.stall.factor * median_s + state.policy.stall.grace_s
     stalled = stalled_ranks(clocks.values(), silent, limit_s)

@@ -97,7 +97,7 @@ class RankReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepCommitted(msgspec.Struct, frozen=True, tag=True):
-    """A rank has committed its first step after a resume. `committed` counts updates; `median_step_s` is its history's."""
+    """A rank has committed its first step after a resume. `committed` counts updates; `median_step_s` is its own."""
 
     rank: int
     generation: int

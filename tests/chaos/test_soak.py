@@ -1,5 +1,6 @@
 """Many recoveries in a row in one job: nothing grows, in no process that lives through all of them."""
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -109,8 +110,8 @@ def sizes_of(job: Job) -> dict[str, Size]:
 
 
 def is_zygote(process: psutil.Process) -> bool:
-    """Tell the zygote, which leads its own process group, from its forks."""
-    return "midstep.agent.zygote" in process.cmdline() and process.num_threads() == 1 and process.terminal() is None
+    """Tell the zygote from its forks, which lead sessions of their own."""
+    return "midstep.agent.zygote" in process.cmdline() and os.getsid(process.pid) != process.pid
 
 
 def size_of(process: psutil.Process) -> Size:

@@ -161,9 +161,13 @@ class Cluster:
         """All ranks get ready, resume and commit one step."""
         ranks = range(self.job.world_size)
         self.feed(*(self.ready(rank, step) for rank in ranks))
-        assert self.machine.phase is Phase.RESUMING
+        self.expect(Phase.RESUMING)
         self.feed(*(self.committed(rank, step + 1) for rank in ranks))
-        assert self.machine.phase is Phase.RUNNING
+        self.expect(Phase.RUNNING)
+
+    def expect(self, phase: Phase) -> None:
+        """The machine is in a phase."""
+        assert self.machine.phase is phase
 
 
 @pytest.fixture
