@@ -11,6 +11,8 @@ from ..protocol.messages import StartProcess
 from ..protocol.types import JobSpec
 
 THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# What torchrun sets unless somebody has said otherwise.
+DEFAULTS = {**dict.fromkeys(THREAD_LIMITS, "1"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 ROLE = "default"
 
 
@@ -55,5 +57,4 @@ def rank_environment(
         names.STORE: f"{order.store.host}:{order.store.port}",
         names.STARTED_S: started_s,
     }
-    limits = dict.fromkeys(THREAD_LIMITS, "1")
-    return {**limits, **base, **job.environment, **{name: str(value) for name, value in rank.items()}}
+    return {**DEFAULTS, **base, **job.environment, **{name: str(value) for name, value in rank.items()}}

@@ -12,7 +12,7 @@ from ..protocol.errors import MidstepError
 from .job_start import Job, Start, found
 from .log_follower import LogFollower
 
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def two_ways(name: str) -> tuple[str, ...]:

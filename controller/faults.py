@@ -37,6 +37,12 @@ def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:
     return tuple(sorted(clock.rank for clock in clocks if clock.activity in EXCUSED))
 
 
+def nobody_waits(clocks: Iterable[RankProgress]) -> bool:
+    """Say whether every rank is at work for itself: all of them together are slow, and none holds up another."""
+    clocks = list(clocks)
+    return bool(clocks) and not any(clock.suspended or clock.activity in WAITING_FOR_PEERS for clock in clocks)
+
+
 def moved_on(clocks: Iterable[RankProgress], limit_s: float) -> bool:
     """Say whether those that all others wait for are at work again, in steps that are younger than `limit_s`.
 

@@ -22,10 +22,6 @@ def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
         if holder is None or (holder.node, holder.incarnation) != (event.node, process.incarnation):
             # A node that had been given up for lost is back, with processes whose places are taken.
             state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))
-    for process in event.processes:  # of a node that was given up and is back: its ranks have gone elsewhere
-        holder = world.holders[process.rank]
-        if (holder.node, holder.incarnation) != (event.node, process.incarnation):
-            state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))
     if state.phase is Phase.WAITING:
         wait_for_nodes(state, now)
 

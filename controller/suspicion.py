@@ -9,7 +9,7 @@ import msgspec
 from ..protocol.messages import ProbeProgress, ProgressReported
 from ..protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, node_address
 from .deciding import blame, current_rung, decide, rung_failed, with_rank
-from .faults import describe_clock, excused_ranks, moved_on, stalled_ranks
+from .faults import describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
 from .openings import open_generation
 from .state import JobState, Phase
 
@@ -36,6 +36,7 @@ def on_progress_reported(state: JobState, event: ProgressReported, now: float) -
     for clock in event.ranks:
         if clock.incarnation == state.world.holders[clock.rank].incarnation:
             state.world.progress[clock.rank] = clock
+        state.committed = max(state.committed, clock.step)
     if not state.awaiting_progress:
         resolve_suspicion(state, now)
 
@@ -76,6 +77,8 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     if harmless and excused:
         ranks = ", ".join(map(str, excused))
         _dismiss(state, f"rank {ranks} is writing a checkpoint or has paused the clock", now)
+    elif harmless and nobody_waits(clocks.values()):
+        _dismiss(state, "no rank waits for another: all are at work, and slower than usual together", now)
     elif not state.guilty and state.suspected_in is Phase.REJOINING and current_rung(state) is not None:
         _link_anew(state, suspicion, now)
     else:

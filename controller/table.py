@@ -63,15 +63,21 @@ TABLE: Mapping[tuple[Phase, type], Row] = {(phase, row.event): row for row in RO
 
 
 def diagram(rows: Iterable[Row] = ROWS) -> str:
-    """Return the table as a mermaid state diagram: one arrow for each pair of phases, labelled with its events."""
-    arrows: dict[tuple[Phase, Phase], list[str]] = {}
+    """Return the table as a mermaid state diagram, each arrow labelled with its events.
+
+    Events after which the ladder decides lead to one node, `ladder`, and from there to all that it can choose.
+    """
+    arrows: dict[tuple[str, str], list[str]] = {}
     for row in rows:
+        decides = set(DECIDED) <= set(row.to)
+        targets = [target.value for target in row.to if not (decides and target in DECIDED)]
         for phase in row.phases:
-            for target in row.to:
-                if target is not phase:
-                    arrows.setdefault((phase, target), []).append(row.event.__name__)
-    lines = ["stateDiagram-v2", "    [*] --> waiting"]
+            for target in [*targets, *(["ladder"] if decides else [])]:
+                if target != phase.value:
+                    arrows.setdefault((phase.value, target), []).append(row.event.__name__)
+    lines = ["stateDiagram-v2", "    state ladder <<choice>>", "    [*] --> waiting"]
     for (source, target), events in arrows.items():
         lines.append(f"    {source} --> {target}: {', '.join(dict.fromkeys(events))}")
+    lines += [f"    ladder --> {phase.value}" for phase in DECIDED]
     lines.append("    ended --> [*]")
     return "\n".join(lines) + "\n"

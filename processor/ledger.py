@@ -13,6 +13,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -124,6 +125,13 @@ class Ledger:
                     f"step {index} ended without `with step.update():` around the optimizer's step. "
                     "Put it there, after all collectives of the step."
                 )
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the step clock around something that takes long in the middle of training: an evaluation, say."""
+        self._step_clock.doing(Activity.PAUSED)
+        yield
+        self._step_clock.doing(Activity.COMPUTING)
 
     def reset(self, count: int) -> None:
         """Stand at `count` committed updates, in rollback."""

@@ -5,6 +5,7 @@ recovery captures, carries and puts back what was registered (see `docs/training
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,6 +77,11 @@ class TrainState:
     def steps(self, total: int) -> Iterator["Step"]:
         """Go through the steps that are left of `total`; see `processor/ledger.py` for what each one offers."""
         return self._bound("steps").steps(total)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Stop the step clock in a `with` block: for an evaluation and other things that rightly take long."""
+        paused: AbstractContextManager[None] = self._bound("paused").paused()
+        return paused
 
     @property
     def step(self) -> int:

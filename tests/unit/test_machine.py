@@ -388,3 +388,17 @@ def test_a_rank_that_writes_a_checkpoint_holds_nobody_up(cluster: Cluster) -> No
     assert bodies == []
     assert cluster.machine.phase is Phase.RUNNING
     assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
+
+
+def test_a_pause_of_all_ranks_together_is_nobodys_stall(cluster: Cluster) -> None:
+    """Where nobody waits for anybody there is nothing to repair: the suspicion is dismissed."""
+    bodies = cluster.feed(cluster.fault(1, FaultKind.STALL))
+    probe = bodies[0].probe
+
+    def clock(rank: int) -> RankProgress:
+        return RankProgress(rank, 1, 1, 5, Activity.COMPUTING, 40, 9.0, 9.0, 0.1)
+
+    cluster.feed(ProgressReported("node0", probe, cluster.now, (clock(0), clock(1))))
+    assert cluster.feed(ProgressReported("node1", probe, cluster.now, (clock(2), clock(3)))) == []
+    assert cluster.machine.phase is Phase.RUNNING
+    assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED

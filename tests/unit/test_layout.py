@@ -1,0 +1,158 @@
+"""The house stays in order: package list, links and folders in step, pure modules pure, files small."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NO_PACKAGE = {"tests", "typings", "docs", "benchmarks", "build", "dist"}
+MAX_FILE_LINES = 320
+MAX_FUNCTION_LINES = 70
+LONGER = {"protocol/blackbox.py": 330}  # to be cut; may shrink, and must not grow
+FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "threading", "zmq", "os", "socket", "sqlite3", "torch", "subprocess"}
+# The controller's modules that carry bytes, files and time. Everything else in controller/ decides.
+IMPURE = {
+    "clock.py", "control_requests.py", "control_socket.py", "desk.py", "driver.py", "journal.py", "journal_file.py",
+    "journal_trouble.py", "notices.py", "progress.py", "service.py", "wire.py",
+}  # fmt: skip
+FILES_OF_POLICIES = "files.py"  # the one that reads a policy file
+
+
+def setuptools_table() -> dict[str, list[str]]:
+    """The packaging part of pyproject.toml."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        table: dict[str, list[str]] = tomllib.load(file)["tool"]["setuptools"]
+    return table
+
+
+def package_folders() -> Iterator[Path]:
+    """Every folder below the root that holds modules of the package."""
+    for folder in sorted({path.parent for path in ROOT.rglob("*.py")}):
+        inside = folder.relative_to(ROOT).parts
+        if inside and inside[0] not in NO_PACKAGE and not any(part.startswith((".", "__")) for part in inside):
+            yield folder
+
+
+def modules() -> list[Path]:
+    """Every module of the package."""
+    return [ROOT / "__init__.py", *(path for folder in package_folders() for path in sorted(folder.glob("*.py")))]
+
+
+def pure_modules() -> list[Path]:
+    """The modules that decide."""
+    controller = [path for path in sorted((ROOT / "controller").glob("*.py")) if path.name not in IMPURE]
+    policies = [path for path in sorted((ROOT / "policies").glob("*.py")) if path.name != FILES_OF_POLICIES]
+    return controller + policies
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level names of what a module imports absolutely, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def test_the_package_list_names_every_folder() -> None:
+    """A folder that is not listed would be missing from the wheel."""
+    folders = {".".join(("midstep", *folder.relative_to(ROOT).parts)) for folder in package_folders()}
+    assert set(setuptools_table()["packages"]) == folders | {"midstep"}
+
+
+def test_every_listed_package_is_a_package() -> None:
+    """Without its `__init__.py` a folder would be a namespace, and the checkers would look elsewhere."""
+    missing = [folder for folder in package_folders() if not (folder / "__init__.py").is_file()]
+    assert missing == []
+
+
+def test_the_links_for_checkers_match_the_folders() -> None:
+    """One link for each folder at the root, each to that folder."""
+    links = ROOT / "typings" / "midstep"
+    wanted = {folder.relative_to(ROOT).parts[0] for folder in package_folders()} | {"__init__.py", "py.typed"}
+    assert {link.name for link in links.iterdir() if not link.name.startswith("__py")} == wanted
+    for name in wanted:
+        assert (links / name).is_symlink()
+        assert (links / name).resolve() == (ROOT / name).resolve()
+
+
+def test_the_root_holds_no_module_but_the_face() -> None:
+    """Any other would be shipped."""
+    assert [path.name for path in ROOT.glob("*.py")] == ["__init__.py"]
+
+
+@pytest.mark.parametrize("module", ["midstep", "midstep.policies.ladder", "midstep.protocol.messages"])
+def test_an_import_stays_light(module: str) -> None:
+    """Neither torch nor zmq is loaded by it."""
+    code = f"import {module}, sys; print([name for name in ('torch', 'zmq', 'numpy') if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT.parent
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"
+
+
+def test_deciding_loads_no_torch() -> None:
+    """The controller runs on machines that have none."""
+    code = "import midstep.controller.service, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT.parent
+    )  # fmt: skip
+    assert done.stdout.strip() == "False"
+
+
+def test_the_import_contracts_hold() -> None:
+    """Arrows only point down."""
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [str(linter), "--no-cache"], capture_output=True, text=True, timeout=110, check=False, cwd=ROOT
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", pure_modules(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_decides_knows_no_clock_no_chance_and_no_system(path: Path) -> None:
+    """So that it can be replayed."""
+    assert imported(path) & FORBIDDEN_IN_PURE == set()
+
+
+def test_what_decides_imports_nothing_of_the_controller_that_acts() -> None:
+    """Purity is not lost through a neighbour."""
+    acting = {name.removesuffix(".py") for name in IMPURE}
+    for path in pure_modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 1 and path.parent.name == "controller":
+                names = {node.module} if node.module else {alias.name for alias in node.names}
+                assert not names & acting, f"{path.name} imports {names & acting}"
+
+
+def test_files_and_functions_stay_small() -> None:
+    """What does not fit is cut along its reasons to change."""
+    long = []
+    for path in modules():
+        text = path.read_text()
+        name = path.relative_to(ROOT)
+        if text.count("\n") > LONGER.get(name.as_posix(), MAX_FILE_LINES):
+            long.append(f"{name}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    long.append(f"{name}:{node.lineno} {node.name}: {lines} lines")
+    assert long == []
+
+
+def test_every_module_says_why_it_exists() -> None:
+    """The face of a file is its docstring; only an empty `__init__.py` needs none."""
+    silent = []
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        if tree.body and not ast.get_docstring(tree):
+            silent.append(str(path.relative_to(ROOT)))
+    assert silent == []

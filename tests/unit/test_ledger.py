@@ -1,0 +1,250 @@
+"""The step ledger: the order that makes a step consistent, and where it may be interrupted."""
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from midstep.processor.ledger import HISTORY_STEPS, Ledger, Step
+from midstep.processor.lifecycle import Framework
+from midstep.processor.moments import Moments
+from midstep.processor.step_clock import StepClock
+from midstep.protocol.errors import CommunicatorAborted, InjectedFault, Interrupted, ProtocolViolation
+from midstep.protocol.types import ArmedFault, Injury, Moment
+
+
+class Journey:
+    """Surroundings and framework in one, writing down what the ledger does, in order."""
+
+    def __init__(self) -> None:
+        self.went: list[str] = []
+        self.stop = False
+        self.barrier_breaks = False
+        self.finish_update = False
+        self.ledger: Ledger | None = None
+
+    def interrupted(self) -> bool:
+        return self.stop
+
+    def exchange_own(self, step: int, blob: bytes) -> None:
+        assert self.ledger is not None
+        self.went.append(f"barrier {step} {blob.decode()} ready={self.ledger.ready}")
+        if self.barrier_breaks:
+            raise CommunicatorAborted("a peer is gone")
+
+    def hold_at_barrier(self) -> bool:
+        assert self.ledger is not None
+        self.went.append(f"hold at {self.ledger.count} ready={self.ledger.ready}")
+        return self.finish_update
+
+    def committed(self, committed: int, median_step_s: float) -> None:
+        self.went.append(f"committed {committed}")
+
+    def barrier_passed(self) -> None:
+        self.went.append("passed")
+
+    def capture_own(self) -> bytes:
+        self.went.append("capture")
+        return b"own"
+
+    def fire_in(self, moment: Moment, fire: Callable[[], None]) -> None:
+        self.went.append(f"armed in {moment}")
+        fire()
+
+
+def ledger_of(journey: Journey, *armed: ArmedFault, clock: Callable[[], float] = lambda: 0.0) -> Ledger:
+    """A ledger without a black box."""
+    moments = Moments(0, 1, armed)
+    framework = cast(Framework, journey)
+    journey.ledger = Ledger(journey, framework, moments, StepClock(None, moments, 1), clock)
+    return journey.ledger
+
+
+@pytest.fixture
+def journey() -> Journey:
+    """What happens, in order."""
+    return Journey()
+
+
+def test_a_step_ends_in_one_order(journey: Journey) -> None:
+    """Own state, ready and the barrier, the local update, committed."""
+    ledger = ledger_of(journey)
+    for step in ledger.steps(1):
+        with step.update():
+            journey.went.append(f"update, count {ledger.count}, updating {ledger.updating}")
+    assert journey.went == [
+        "capture",
+        "barrier 1 own ready=True",
+        "passed",
+        "update, count 0, updating True",
+        "committed 1",
+    ]
+    assert (ledger.count, ledger.ready, ledger.updating) == (1, False, False)
+
+
+def test_all_steps_are_counted(journey: Journey) -> None:
+    """Indices run from 0, and the loop ends at the total."""
+    ledger = ledger_of(journey)
+    seen = []
+    for step in ledger.steps(3):
+        seen.append(step.index)
+        with step.update():
+            pass
+    assert seen == [0, 1, 2]
+    assert ledger.count == 3
+
+
+def test_a_broken_barrier_holds_and_repeats_the_step(journey: Journey) -> None:
+    """Where nobody has committed, the update is not applied; the rank still says that it was ready."""
+    ledger = ledger_of(journey)
+    journey.barrier_breaks = True
+    with pytest.raises(Interrupted):
+        ledger.enter_update(0)
+    assert journey.went[-1] == "hold at 0 ready=True"
+    assert (ledger.count, ledger.updating) == (0, False)
+
+
+def test_a_broken_barrier_can_finish_the_update(journey: Journey) -> None:
+    """Where somebody has committed, the update is applied, not reported as a new step, and then the loop is left."""
+    ledger = ledger_of(journey)
+    journey.barrier_breaks = journey.finish_update = True
+    after: list[int] = []
+    with pytest.raises(Interrupted):
+        _run(ledger, 5, update=lambda: journey.went.append("update"), after=after.append)
+    assert after == [0]
+    assert journey.went[-2:] == ["hold at 0 ready=True", "update"]
+    assert (ledger.count, ledger.ready, ledger.leave_after_update) == (1, False, True)
+
+
+def test_the_last_step_finished_at_a_broken_barrier_ends_the_loop(journey: Journey) -> None:
+    """There is no next step to be interrupted at; the orders are followed by whoever called the loop."""
+    ledger = ledger_of(journey)
+    journey.barrier_breaks = journey.finish_update = True
+    for step in ledger.steps(1):
+        with step.update():
+            pass
+    assert ledger.count == 1
+    assert ledger.leave_after_update
+
+
+def test_an_interruption_before_the_step_does_not_begin_it(journey: Journey) -> None:
+    """The train function is left between two steps."""
+    ledger = ledger_of(journey)
+    journey.stop = True
+    with pytest.raises(Interrupted):
+        next(ledger.steps(1))
+    assert journey.went == []
+
+
+def test_an_interruption_before_the_barrier_does_not_enter_it(journey: Journey) -> None:
+    """A rank that is asked to stop while it computes is not ready."""
+    ledger = ledger_of(journey)
+    step = next(ledger.steps(1))
+    journey.stop = True
+    with pytest.raises(Interrupted), step.update():
+        journey.went.append("update")
+    assert journey.went == []
+    assert not ledger.ready
+
+
+def test_an_interruption_in_the_update_lets_it_finish(journey: Journey) -> None:
+    """There is never half an update: the loop is left before the next step."""
+    ledger = ledger_of(journey)
+    with pytest.raises(Interrupted):
+        _run(ledger, 3, update=lambda: setattr(journey, "stop", True))
+    assert ledger.count == 1
+    assert journey.went[-1] == "committed 1"
+
+
+def test_an_update_that_raises_commits_nothing(journey: Journey) -> None:
+    """The user's exception goes on, and the step is not counted."""
+    ledger = ledger_of(journey)
+    step = next(ledger.steps(1))
+    with pytest.raises(ValueError, match="nan"), step.update():
+        raise ValueError("nan")
+    assert ledger.count == 0
+    assert "committed 1" not in journey.went
+
+
+def test_a_reset_ledger_goes_on_at_the_interrupted_index(journey: Journey) -> None:
+    """After the rollback the step is begun again, by its index."""
+    ledger = ledger_of(journey)
+    journey.stop = True
+    ledger.reset(4)
+    journey.stop = False
+    assert [step.index for step in _run(ledger, 6)] == [4, 5]
+
+
+def test_a_reset_forgets_the_interrupted_step(journey: Journey) -> None:
+    """Neither final gradients nor waiting orders outlive the rollback."""
+    ledger = ledger_of(journey)
+    journey.barrier_breaks = journey.finish_update = True
+    ledger.enter_update(0)
+    ledger.leave_update(0)
+    ledger.reset(1)
+    assert (ledger.count, ledger.ready, ledger.updating, ledger.leave_after_update) == (1, False, False, False)
+
+
+def test_a_step_without_an_update_is_a_violation(journey: Journey) -> None:
+    """The text says what to put where."""
+    ledger = ledger_of(journey)
+    with pytest.raises(ProtocolViolation, match=r"step 0 ended without `with step.update\(\):`"):
+        for _ in ledger.steps(2):
+            pass
+
+
+def test_a_step_updated_twice_is_a_violation(journey: Journey) -> None:
+    """The second time is named with where the ledger stands."""
+    ledger = ledger_of(journey)
+    step = next(ledger.steps(2))
+    with step.update():
+        pass
+    again = pytest.raises(ProtocolViolation, match=r"step 0 is updated a second time, or out of turn \(at 1\)")
+    with again, step.update():
+        pass
+
+
+def test_the_median_is_of_the_last_steps_only(journey: Journey) -> None:
+    """Steps of long ago do not count; before the first it is 0."""
+    times = iter(float(number) for number in range(10_000))
+    ledger = ledger_of(journey, clock=lambda: next(times))
+    assert ledger.median_step_s == 0.0
+    for _ in _run(ledger, HISTORY_STEPS + 5):
+        pass
+    assert ledger.median_step_s == 1.0
+
+
+@pytest.mark.parametrize(("moment", "last"), [(Moment.BARRIER, "capture"), (Moment.UPDATE, "passed")])
+def test_a_fault_armed_in_the_ledger_comes_at_its_moment(journey: Journey, moment: Moment, last: str) -> None:
+    """At the barrier before it is entered, at the update after it was passed."""
+    ledger = ledger_of(journey, ArmedFault(0, Injury.RAISE, moment, step=0))
+    with pytest.raises(InjectedFault):
+        ledger.enter_update(0)
+    assert journey.went[-1] == last
+
+
+@pytest.mark.parametrize("moment", [Moment.FORWARD, Moment.BACKWARD])
+def test_a_fault_in_a_pass_is_handed_to_the_framework(journey: Journey, moment: Moment) -> None:
+    """Only in the step that it is armed for."""
+    ledger = ledger_of(journey, ArmedFault(0, Injury.RAISE, moment, step=1))
+    with pytest.raises(InjectedFault, match=f"injected at {moment} of step 1 in rank 0"):
+        for _ in _run(ledger, 3):
+            pass
+    assert journey.went[-1] == f"armed in {moment}"
+    assert ledger.count == 1
+
+
+def _run(
+    ledger: Ledger,
+    total: int,
+    update: Callable[[], object] = lambda: None,
+    after: Callable[[int], object] = lambda index: None,
+) -> list[Step]:
+    """Go through the loop as a train function does."""
+    done = []
+    for step in ledger.steps(total):
+        done.append(step)
+        with step.update():
+            update()
+        after(step.index)
+    return done

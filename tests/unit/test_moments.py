@@ -1,0 +1,157 @@
+"""Faults on purpose: each fires once, at its moment, in its life of its rank, and does what it says."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from midstep.processor.moments import Moments
+from midstep.protocol.errors import InjectedFault
+from midstep.protocol.types import ArmedFault, Injury, Moment
+
+DEADLINE_S = 20
+EXIT_SURVIVED = 77
+
+
+def in_child(what: Callable[[], None], *, until: int = 0) -> int:
+    """Run `what` in a forked child and return how waitpid saw it end (or stop, with `until`)."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(DEADLINE_S)
+        try:
+            what()
+        finally:
+            os._exit(EXIT_SURVIVED)
+    return os.waitpid(child, until)[1] if not until else _stopped(child, until)
+
+
+def _stopped(child: int, until: int) -> int:
+    status = os.waitpid(child, until)[1]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return status
+
+
+def fire(injury: Injury) -> Callable[[], None]:
+    """Arm a fault for the update of step 2, and reach it."""
+
+    def act() -> None:
+        Moments(0, 1, [ArmedFault(0, injury, Moment.UPDATE, step=2)]).reached(Moment.UPDATE, 2)
+
+    return act
+
+
+def test_a_kill_is_a_sigkill() -> None:
+    """Nothing of the process can catch it."""
+    assert os.WTERMSIG(in_child(fire(Injury.KILL))) == signal.SIGKILL
+
+
+def test_an_exit_is_without_a_word() -> None:
+    """Status 1, and no `finally` runs."""
+    assert os.WEXITSTATUS(in_child(fire(Injury.EXIT))) == 1
+
+
+def test_a_stop_is_a_sigstop() -> None:
+    """The process is there, and does nothing."""
+    status = in_child(fire(Injury.STOP), until=os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    assert os.WSTOPSIG(status) == signal.SIGSTOP
+
+
+def test_a_killed_node_takes_the_agent_and_the_rank() -> None:
+    """The parent dies first, then the process itself."""
+    reader, writer = os.pipe()
+
+    def agent() -> None:
+        if os.fork() == 0:
+            os.close(reader)
+            signal.alarm(DEADLINE_S)
+            fire(Injury.KILL_NODE)()
+        os.close(writer)
+        signal.pause()
+
+    status = in_child(agent)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as held_by_the_rank:
+        assert held_by_the_rank.read() == b""  # the rank is gone too
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def test_a_hang_never_comes_back() -> None:
+    """The thread sleeps in Python; the process lives, and has taken the fault."""
+    reader, writer = os.pipe()
+
+    def hang() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)  # while it hangs
+        moments = Moments(0, 1, [ArmedFault(0, Injury.HANG)])
+        signal.signal(signal.SIGALRM, lambda *_: os.write(writer, f"{len(moments.armed)} left".encode()))
+        moments.reached(Moment.FORWARD, 0)
+
+    child = os.fork()
+    if child == 0:
+        hang()
+        os._exit(EXIT_SURVIVED)
+    os.close(writer)
+    with os.fdopen(reader, "rb", buffering=0) as pipe:
+        assert pipe.read(6) == b"0 left"
+    assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    os.kill(child, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_a_raise_names_moment_step_and_rank() -> None:
+    """The text is what an operator sees in the report."""
+    moments = Moments(4, 1, [ArmedFault(4, Injury.RAISE, Moment.BACKWARD, step=7)])
+    with pytest.raises(InjectedFault, match="injected at backward of step 7 in rank 4"):
+        moments.reached(Moment.BACKWARD, 7)
+
+
+def test_a_fault_fires_once() -> None:
+    """The repeated step passes."""
+    moments = Moments(0, 1, [ArmedFault(0, Injury.RAISE, Moment.FORWARD)])
+    with pytest.raises(InjectedFault):
+        moments.reached(Moment.FORWARD, 0)
+    moments.reached(Moment.FORWARD, 0)
+    assert moments.armed == ()
+
+
+@pytest.mark.parametrize(
+    ("fault", "moment", "step", "fires"),
+    [
+        (ArmedFault(0, Injury.RAISE, Moment.FORWARD, step=3), Moment.FORWARD, 3, True),
+        (ArmedFault(0, Injury.RAISE, Moment.FORWARD, step=3), Moment.FORWARD, 4, False),
+        (ArmedFault(0, Injury.RAISE, Moment.FORWARD, step=3), Moment.BACKWARD, 3, False),
+        (ArmedFault(0, Injury.RAISE, Moment.FORWARD), Moment.FORWARD, 9, True),
+        (ArmedFault(0, Injury.RAISE, step=2), Moment.BARRIER, 2, True),
+        (ArmedFault(0, Injury.RAISE), Moment.ROLLBACK, 0, True),
+    ],
+)
+def test_a_fault_waits_for_its_moment_and_step(fault: ArmedFault, moment: Moment, step: int, fires: bool) -> None:
+    """None stands for any."""
+    moments = Moments(0, 1, [fault])
+    assert moments.waits_for(moment, step) is fires
+    if fires:
+        with pytest.raises(InjectedFault):
+            moments.reached(moment, step)
+    else:
+        moments.reached(moment, step)
+        assert moments.armed == (fault,)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ArmedFault(1, Injury.KILL),
+        ArmedFault(0, Injury.KILL, incarnation=1),
+        ArmedFault(0, Injury.RAISE, Moment.JOIN, incarnation=3),
+    ],
+)
+def test_a_fault_for_another_rank_or_life_is_ignored(fault: ArmedFault) -> None:
+    """A replacement does not inherit what killed its predecessor."""
+    assert Moments(0, 2, [fault]).armed == ()
+
+
+def test_a_kill_without_a_moment_happens_at_once() -> None:
+    """It does not wait for the train thread."""
+    assert os.WTERMSIG(in_child(lambda: Moments(0, 1).arm(ArmedFault(0, Injury.KILL)))) == signal.SIGKILL

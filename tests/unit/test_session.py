@@ -1,0 +1,137 @@
+"""The processor's session: which command is taken in which stage, and when the communicators must be aborted."""
+
+import pytest
+
+from midstep.processor.session import Order, Session, Stage
+from midstep.protocol.messages import Quiesce, Rejoin, Release, Resume, SaveCheckpoint
+from midstep.protocol.types import RepairPart, RestoreSource, StoreEndpoint
+
+RANK = 3
+PART = RepairPart(target_step=5, restore=RestoreSource.REPLICA)
+ABORTABLE = {Stage.BOOTING, Stage.TRAINING, Stage.REJOINING, Stage.READY, Stage.FINISHED}
+FITTING = {Rejoin: Stage.PARKED, SaveCheckpoint: Stage.PARKED, Resume: Stage.READY, Release: Stage.FINISHED}
+
+
+def command(kind: type, generation: int) -> Order:
+    """A command of a kind."""
+    made: dict[type, Order] = {
+        Quiesce: Quiesce(RANK, generation),
+        Rejoin: Rejoin(RANK, generation, StoreEndpoint("h", 1), seated=False, part=PART),
+        Resume: Resume(RANK, generation, 5),
+        Release: Release(RANK, generation),
+        SaveCheckpoint: SaveCheckpoint(RANK, generation, 5, publish=True),
+    }
+    return made[kind]
+
+
+def session(stage: Stage, generation: int = 2) -> Session:
+    """A session in a stage."""
+    made = Session(RANK, incarnation=1, generation=generation)
+    made.reach(stage)
+    return made
+
+
+@pytest.mark.parametrize("stage", [stage for stage in Stage if stage is not Stage.RELEASED])
+def test_a_quiesce_is_taken_in_every_stage_until_the_release(stage: Stage) -> None:
+    """It opens the new generation, and aborts wherever the train thread may be inside a collective."""
+    here = session(stage)
+    heard = here.hear(command(Quiesce, 3))
+    assert heard.taken
+    assert heard.abort is (stage in ABORTABLE)
+    assert here.quiescing
+    assert here.generation == 3
+
+
+def test_a_quiesce_after_the_release_is_refused() -> None:
+    """The train function has been left for good: nothing is aborted any more."""
+    heard = session(Stage.RELEASED).hear(command(Quiesce, 3))
+    assert not heard.taken
+    assert not heard.abort
+    assert "left for good" in heard.why_not
+
+
+@pytest.mark.parametrize("kind", FITTING)
+@pytest.mark.parametrize("stage", Stage)
+def test_every_other_command_fits_one_stage(kind: type, stage: Stage) -> None:
+    """In any other stage it is refused with the stage's name, and changes nothing."""
+    here = session(stage)
+    heard = here.hear(command(kind, 2))
+    assert heard.taken is (stage is FITTING[kind])
+    assert not heard.abort
+    assert (here.take_order() is not None) is heard.taken
+    if not heard.taken:
+        assert heard.why_not == f"{kind.__name__} while {stage}"
+
+
+@pytest.mark.parametrize("kind", [Quiesce, *FITTING])
+def test_a_command_of_an_older_generation_is_refused_in_its_own_stage(kind: type) -> None:
+    """Both generations are named."""
+    here = session(FITTING.get(kind, Stage.TRAINING), generation=4)
+    heard = here.hear(command(kind, 3))
+    assert not heard.taken
+    assert not heard.abort
+    assert heard.why_not == "generation 3 is over, this is 4"
+    assert here.take_order() is None
+
+
+@pytest.mark.parametrize("kind", [Resume, Release])
+def test_nobody_resumes_or_leaves_in_a_generation_that_it_has_not_joined(kind: type) -> None:
+    """A newer generation must begin with a rejoin."""
+    heard = session(FITTING[kind]).hear(command(kind, 3))
+    assert not heard.taken
+    assert "was not joined" in heard.why_not
+
+
+@pytest.mark.parametrize("kind", [Rejoin, SaveCheckpoint])
+def test_a_parked_rank_follows_a_newer_generation(kind: type) -> None:
+    """Parked ranks are not quiesced again, so the generation comes with the next command."""
+    here = session(Stage.PARKED)
+    assert here.hear(command(kind, 7)).taken
+    assert here.generation == 7
+
+
+def test_nothing_overtakes_a_quiesce() -> None:
+    """While it waits for the train thread, a rejoin of the same generation is refused."""
+    here = session(Stage.PARKED)
+    here.hear(command(Quiesce, 3))
+    heard = here.hear(command(Rejoin, 3))
+    assert not heard.taken
+    assert "while a quiesce is under way" in heard.why_not
+    assert isinstance(here.take_order(), Quiesce)
+
+
+def test_a_quiesce_takes_the_place_of_an_order_that_was_not_taken() -> None:
+    """The train thread sees only the newer one."""
+    here = session(Stage.READY)
+    here.hear(command(Resume, 2))
+    here.hear(command(Quiesce, 3))
+    assert here.take_order() == Quiesce(RANK, 3)
+    assert here.take_order() is None
+
+
+def test_a_repeated_quiesce_is_one_order() -> None:
+    """The controller asks twice when it has been restarted; the answer is given once per hearing."""
+    here = session(Stage.TRAINING)
+    assert here.hear(command(Quiesce, 3)).taken
+    assert here.hear(command(Quiesce, 3)).taken
+    assert isinstance(here.take_order(), Quiesce)
+    assert here.take_order() is None
+    assert not here.quiescing
+
+
+def test_a_repeated_resume_is_refused_once_training_goes_on() -> None:
+    """The step is not begun a second time."""
+    here = session(Stage.READY)
+    assert here.hear(command(Resume, 2)).taken
+    here.take_order()
+    here.reach(Stage.TRAINING)
+    assert not here.hear(command(Resume, 2)).taken
+
+
+def test_the_quiesce_is_over_when_the_train_thread_has_taken_it() -> None:
+    """From then on nothing interrupts."""
+    here = session(Stage.TRAINING)
+    here.hear(command(Quiesce, 3))
+    assert here.quiescing
+    here.take_order()
+    assert not here.quiescing

@@ -1,0 +1,109 @@
+"""The controller's books about ranks and nodes."""
+
+import pytest
+
+from midstep.controller.repair import Place
+from midstep.controller.world import NodeState, RankState, World
+from midstep.protocol.types import StepReport, StoreEndpoint
+
+
+@pytest.fixture
+def world() -> World:
+    """Four ranks, two to a node, on node0 and node1; node2 is a spare."""
+    made = World(size=4, ranks_per_node=2)
+    for number in range(3):
+        made.add_node(f"node{number}", NodeState.SPARE).store = StoreEndpoint(f"host{number}", number)
+    made.place(["node0", "node1", "node2"])
+    return made
+
+
+def test_ranks_are_placed_in_order_and_the_rest_is_spare(world: World) -> None:
+    """Two to a node."""
+    assert [holder.node for holder in world.holders] == ["node0", "node0", "node1", "node1"]
+    assert world.named(NodeState.ACTIVE) == ["node0", "node1"]
+    assert world.named(NodeState.SPARE) == ["node2"]
+
+
+def test_a_world_that_does_not_fill_its_last_node_is_placed() -> None:
+    """Three ranks, two to a node."""
+    world = World(size=3, ranks_per_node=2)
+    for name in ("a", "b"):
+        world.add_node(name, NodeState.SPARE)
+    world.place(["a", "b"])
+    assert [holder.rank for holder in world.on("b")] == [2]
+
+
+def test_lost_and_isolated_nodes_are_not_placed_into_use(world: World) -> None:
+    """Their state stays."""
+    world.nodes["node2"].state = NodeState.ISOLATED
+    world.place(["node0", "node1", "node2"])
+    assert world.nodes["node2"].state is NodeState.ISOLATED
+
+
+def test_a_move_takes_all_ranks_of_a_node(world: World) -> None:
+    """The new node is in use; what becomes of the old one is not decided here."""
+    world.move("node1", "node2")
+    assert [holder.node for holder in world.holders] == ["node0", "node0", "node2", "node2"]
+    assert world.nodes["node2"].state is NodeState.ACTIVE
+    assert world.on("node1") == []
+
+
+def test_the_order_of_the_nodes_in_use_is_that_of_their_lowest_rank(world: World) -> None:
+    """A moved rank 0 makes its node the first."""
+    world.move("node0", "node2")
+    assert world.group_nodes() == ["node2", "node1"]
+
+
+def test_the_store_is_that_of_the_first_node_in_use(world: World) -> None:
+    """A lost node's store is passed over."""
+    assert world.store() == StoreEndpoint("host0", 0)
+    world.nodes["node0"].state = NodeState.LOST
+    assert world.store() == StoreEndpoint("host1", 1)
+
+
+def test_a_world_without_any_store_names_one_that_leads_nowhere() -> None:
+    """The link-up fails there, and the ladder goes on."""
+    world = World(size=1, ranks_per_node=1)
+    world.add_node("a", NodeState.SPARE)
+    world.place(["a"])
+    assert world.store() == StoreEndpoint("", 0)
+
+
+def test_places_name_the_failure_domain(world: World) -> None:
+    """A node that names none is its own."""
+    world.add_node("far", NodeState.SPARE, failure_domain="rack9")
+    world.move("node1", "far")
+    assert world.places()[0] == Place("node0", "node0")
+    assert world.places()[2] == Place("far", "rack9")
+
+
+def test_a_new_node_gets_a_name_that_none_has_had(world: World) -> None:
+    """Names of lost nodes are not used again."""
+    assert world.new_node_name() == "node3"
+    world.add_node("node4", NodeState.LOST)
+    world.add_node("node5", NodeState.LOST)
+    assert world.new_node_name() not in world.nodes
+
+
+def test_a_lost_process_leaves_its_rank(world: World) -> None:
+    """Place, incarnation and what was committed stay; the process's own is gone."""
+    holder = world.holders[1]
+    holder.pid, holder.incarnation, holder.committed = 42, 3, 7
+    holder.state, holder.resilient, holder.seated = RankState.TRAINING, True, True
+    holder.report = StepReport(7, ready=False, clean=True)
+    holder.lose()
+    assert (holder.node, holder.incarnation, holder.committed) == ("node0", 3, 7)
+    assert (holder.pid, holder.state, holder.resilient, holder.seated) == (0, RankState.ABSENT, False, False)
+    assert holder.report is None
+
+
+def test_pids_are_those_of_living_processes(world: World) -> None:
+    """A rank without a process has none."""
+    world.holders[2].pid = 7
+    assert world.pids() == {2: 7}
+
+
+def test_holders_are_found_by_state(world: World) -> None:
+    """Any of several."""
+    world.holders[0].state, world.holders[3].state = RankState.READY, RankState.TRAINING
+    assert [holder.rank for holder in world.in_state(RankState.READY, RankState.TRAINING)] == [0, 3]
