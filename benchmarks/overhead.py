@@ -2,7 +2,8 @@
 
 Twice, since each way has its weakness. *Paired*: plain and resilient steps by turns in the same processes, which is
 precise and does not see what agents and controller take beside the ranks. *Jobs*: whole jobs by turns, plain DDP under
-torchrun and the resilient script under midstep, which sees all and wants a quiet machine.
+torchrun and the resilient script under midstep, which sees all and wants a quiet machine. On a machine that is not
+quiet the ratio of CPU time says more than that of step times: who waits for others there gives its core away.
 """
 
 import json
@@ -34,7 +35,7 @@ def paired(ranks: int, steps: int, folder: Path) -> tuple[Notes, Notes]:
     # Over the ranks the mean: what one waits for another has worked.
     times = {
         name: statistics.median(statistics.fmean(note[name] for note in notes) for notes in zip(*by_rank, strict=True))
-        for name in ("plain_s", "resilient_s")
+        for name in ("plain_s", "resilient_s", "plain_cpu_s", "resilient_cpu_s")
     }
     return times, figures.medians([note["parts"] for notes in by_rank for note in notes])
 
@@ -88,6 +89,7 @@ def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
         "plain_s": figures.spread([pair["plain_s"] for pair in pairs]),
         "resilient_s": figures.spread([pair["resilient_s"] for pair in pairs]),
         "ratio": figures.spread([pair["resilient_s"] / pair["plain_s"] for pair in pairs]),
+        "cpu_ratio": figures.spread([pair["resilient_cpu_s"] / pair["plain_cpu_s"] for pair in pairs]),
         "parts_s": figures.medians([notes["parts"] for notes in repetitions]),
         "foreign_cores": figures.spread([notes["foreign_cores"] for notes in repetitions]),
         "repetitions": repetitions,
@@ -105,15 +107,14 @@ def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> Table:
     """Show the step times."""
     view = Table(title="A step without fault: milliseconds, median (least-greatest)", title_justify="left")
-    for column in ("ranks", "", "plain DDP", "resilient", "ratio", "foreign cores"):
+    for column in ("ranks", "", "plain DDP", "resilient", "ratio", "ratio of CPU time", "foreign cores"):
         view.add_column(column, justify="right" if column else "left")
     for ranks, found in result.items():
         for name, times in (("paired", found), ("jobs", found.get("jobs"))):
             if times is not None:
                 steps = [figures.text(times[key], 1000, 1) for key in ("plain_s", "resilient_s")]
-                view.add_row(
-                    ranks, name, *steps, figures.text(times["ratio"], digits=3), figures.text(found["foreign_cores"])
-                )
+                ratios = [figures.text(times[key], digits=3) if key in times else "" for key in ("ratio", "cpu_ratio")]
+                view.add_row(ranks, name, *steps, *ratios, figures.text(found["foreign_cores"]))
     return view
 
 

@@ -81,8 +81,16 @@ def backward(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, d
     model(*data).backward()
 
 
+def lasted(name: str, *spans: tuple[tuple[float, float], tuple[float, float]]) -> dict[str, float]:
+    """Sum up spans between readings of two clocks: seconds that went by, seconds that this process computed."""
+    return {
+        f"{name}_s": sum(end[0] - begin[0] for begin, end in spans),
+        f"{name}_cpu_s": sum(end[1] - begin[1] for begin, end in spans),
+    }
+
+
 def main() -> None:
-    """Take the file's folder and the number of steps of each kind; leave the times of every step."""
+    """Take the folder for the notes and the number of steps of each kind; leave the times of every step."""
     directory, total = Path(sys.argv[1]), int(sys.argv[2])
     midstep.init_process_group()
     model, optimizer = build(None)
@@ -97,32 +105,37 @@ def main() -> None:
     clocks.watch("step clock", runtime.step_clock, "begin_step", "committed", "doing", "entered", "left")
     notes = []
 
+    def now() -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
+
     def plain_step(data: tuple[Tensor, Tensor]) -> None:
         backward(plain_model, plain_optimizer, data)
         plain_optimizer.step()
 
     @midstep.resilient(state)
     def train() -> None:
-        left_s = time.perf_counter()
+        left = now()
         for step in state.steps(total):
-            began_s = time.perf_counter()
+            began = now()
             data = batch(step.index)
             plain_first = step.index % 2 == 0
             if plain_first:
                 plain_step(data)
-            middle_s = time.perf_counter()
+            middle = now()
             backward(model, optimizer, data)
             with step.update():
                 optimizer.step()
             parts = clocks.take()
-            after_s = time.perf_counter()
+            after = now()
             if not plain_first:
                 plain_step(data)
-            ended_s = time.perf_counter()
-            plain_s = (middle_s - began_s) if plain_first else (ended_s - after_s)
+            ended = now()
+            plain = (began, middle) if plain_first else (after, ended)
             # The way from one step to the next, through `steps`, belongs to the resilient one.
-            notes.append({"plain_s": plain_s, "resilient_s": began_s - left_s + after_s - middle_s, "parts": parts})
-            left_s = time.perf_counter()
+            notes.append(
+                {**lasted("plain", plain), **lasted("resilient", (left, began), (middle, after)), "parts": parts}
+            )
+            left = now()
 
     train()
     (directory / f"rank-{RANK}.json").write_text(json.dumps(notes))

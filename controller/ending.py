@@ -5,7 +5,7 @@ shards, and only that one publishes. Whatever fails on the way is said and does 
 """
 
 from ..protocol.messages import CheckpointSaved, EndJob, Quiesce, SaveCheckpoint
-from ..protocol.types import PLATFORM, node_address, rank_address
+from ..protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
 from .state import JobState, Phase
 from .world import PARKED, NodeState, RankState
 
@@ -52,11 +52,22 @@ def ready_to_save(state: JobState, now: float, *, overdue: bool = False) -> None
             now,
         )
         return
-    state.saving = sorted(writers)
+    state.saving = [*sorted(writers), *_own_state_writers(state, step, set(writers))]
     state.committed = step
     state.enter(Phase.SAVING, now, SAVE_S)
     for rank in state.saving[1:] or state.saving:
         _ask_to_save(state, rank)
+
+
+def _own_state_writers(state: JobState, step: int, others: set[int]) -> list[int]:
+    """Return the ranks that only have their own state to add: they were about to commit `step`, or are new."""
+    return [
+        holder.rank
+        for holder in state.world.in_state(*PARKED)
+        if holder.rank not in others
+        and holder.report is not None
+        and OwnStateCopy(holder.rank, step) in holder.report.own_states
+    ]
 
 
 def on_checkpoint_saved(state: JobState, event: CheckpointSaved, now: float) -> None:

@@ -19,8 +19,9 @@ def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = (), li
     """Return the ranks that hold up the others, from all step clocks read at about the same time.
 
     A rank that the kernel has stopped is at fault, and so is one of a node that does not answer (`silent`). Otherwise
-    those that are furthest behind, if they are not waiting in a collective themselves and their own step has taken
-    longer than `limit_s`. Empty: nobody can be blamed.
+    those that are furthest behind, if they are not waiting in a collective themselves and have been at what they do
+    for longer than `limit_s` (the age of their step would hold against them that they had to wait in it). Empty:
+    nobody can be blamed.
     """
     clocks = list(clocks)
     certain = {clock.rank for clock in clocks if clock.suspended} | set(silent)
@@ -29,7 +30,7 @@ def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = (), li
     blamed = [clock for clock in _furthest_behind(clocks) if clock.activity not in WAITING_FOR_PEERS | EXCUSED]
     if len(blamed) == sum(clock.activity is not Activity.FINISHED for clock in clocks):
         return ()
-    return tuple(sorted(clock.rank for clock in blamed if clock.step_age_s > limit_s))
+    return tuple(sorted(clock.rank for clock in blamed if clock.activity_age_s > limit_s))
 
 
 def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:
@@ -44,7 +45,7 @@ def nobody_waits(clocks: Iterable[RankProgress]) -> bool:
 
 
 def moved_on(clocks: Iterable[RankProgress], limit_s: float) -> bool:
-    """Say whether those that all others wait for are at work again, in steps that are younger than `limit_s`.
+    """Say whether those that all others wait for are at work again, since less than `limit_s`.
 
     Who is furthest behind in a world that runs is nobody's fault.
     """
@@ -52,7 +53,7 @@ def moved_on(clocks: Iterable[RankProgress], limit_s: float) -> bool:
     if any(clock.suspended for clock in clocks):
         return False
     behind = [clock for clock in _furthest_behind(clocks) if clock.activity not in WAITING_FOR_PEERS | EXCUSED]
-    fresh = [clock for clock in behind or clocks if clock.step_age_s <= limit_s]
+    fresh = [clock for clock in behind or clocks if clock.activity_age_s <= limit_s]
     return len(fresh) == len(behind or clocks)
 
 

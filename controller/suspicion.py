@@ -50,7 +50,8 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     if state.suspected_in is Phase.RUNNING:  # who has left its step with a broken collective waits for orders, not work
         clocks = {rank: clock for rank, clock in clocks.items() if clock.activity is not Activity.RECOVERING}
     median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
-    limit_s = state.policy.stall.factor * median_s + state.policy.stall.grace_s
+    # Less than what was allowed to the step: it may have been well for up to a median before it stood still.
+    limit_s = (state.policy.stall.factor - 1) * median_s + state.policy.stall.grace_s
     stalled = stalled_ranks(clocks.values(), silent, limit_s)
     # Only a stall can turn out to be none; after a failed collective everybody waits for orders.
     harmless = (
@@ -100,7 +101,11 @@ def _dismiss(state: JobState, reason: str, now: float) -> None:
     state.suspicions.clear()
     if state.history.open is not None and not state.history.open.decisions:
         state.history.dismissed(now, reason)
-    limit_s = state.policy.deadlines.first_step_s if state.suspected_in is Phase.RESUMING else None
+    limits, limit_s = state.policy.deadlines, None
+    if state.suspected_in is Phase.RESUMING:
+        limit_s = limits.first_step_s
+    elif len(state.unfinished) < state.world.size:  # some have finished, and wait for the others
+        limit_s = limits.finish_s
     state.enter(state.suspected_in, now, limit_s)
 
 

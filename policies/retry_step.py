@@ -1,7 +1,7 @@
 """`retry_step`: everybody stays alive; new communicators, and the step once more.
 
-For collectives that failed, or links that did not come up, with nobody at fault: a network that hiccuped.
-Nothing is lost, so nothing is restored.
+For collectives that failed or hang, or links that did not come up, with nobody at fault: a network that
+hiccuped. Nothing is lost, so nothing is restored.
 """
 
 from ..protocol.types import FaultKind, Rung
@@ -9,11 +9,11 @@ from .facts import Spent
 from .rule import Case, nothing_to_keep
 from .wording import count, faults_text, ranks_text
 
-_PASSING = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP})
+_PASSING = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP, FaultKind.STALL})
 
 
 def unfit(case: Case) -> str | None:
-    """Fits when links or collectives failed and no rank and no node is at fault."""
+    """Fits when links or collectives failed, or hang, and no rank and no node is at fault."""
     facts = case.facts
     if facts.culprits:
         at_fault = ranks_text(facts.culprits)

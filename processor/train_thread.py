@@ -112,7 +112,9 @@ class TrainThread:
         self._framework.bind(self._ledger)
         for finding in self._framework.audit():
             _log.warning("%s", finding)
-        runtime.own_states.keep(0, self._framework.capture_own())
+        if runtime.seated or not runtime.black_box.copies():
+            # A newcomer keeps what its predecessor left: it may be the last copy.
+            runtime.own_states.keep(0, self._framework.capture_own())
         self._join()
         while True:
             order = self._next_order()

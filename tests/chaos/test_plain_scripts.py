@@ -80,12 +80,11 @@ def under_torchrun(tmp_path: Path) -> Path:
     records.mkdir()
     shape = ["--standalone", "--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *shape, str(PLAIN), str(records)],
+        [sys.executable, "-m", "torch.distributed.run", *shape, str(PLAIN), str(records), "lonely"],
         check=False,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
-    # Whether its second try works is torchrun's own matter here.
-    assert len(list(records.glob("environment.*"))) == len(RANKS) * 2, done.stderr
+    assert done.returncode == 0, done.stderr
     return records

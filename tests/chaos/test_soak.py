@@ -19,7 +19,7 @@ pytestmark = pytest.mark.chaos
 SURVIVOR = 0
 FIRST = 4  # step of the first kill
 EVERY = 2  # steps from kill to kill
-SETTLED_S = 4.0  # until the standbys that were taken have been replaced, and sockets have been closed
+SETTLED_S = 8.0  # until standbys that were taken are replaced, and threads without work have ended
 READINGS, BETWEEN_READINGS_S = 5, 0.3
 RANKS_KILLED = (1, 2, 3)
 GROWTH_BYTES = 8 << 20  # between two readings of a process that does not grow
@@ -50,7 +50,7 @@ def test_fifty_recoveries_leave_nothing_in_who_lives_through_them(start_job: Sta
     assert_same_numbers(job.record(), quiet.record())
 
 
-def recover_again_and_again(start_job: StartJob, *, recoveries: int, settle: int, steps: int, growth_bytes: int) -> Job:
+def recover_again_and_again(start_job: StartJob, *, recoveries: int, settle: int, steps: int) -> Job:
     """Run a job with so many kills, and compare sizes at its end with those after the first `settle` ones."""
     kills = list(kill_in_turn(recoveries))
     gates = [FIRST + settle * EVERY - 1, FIRST + recoveries * EVERY - 1]

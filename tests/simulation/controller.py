@@ -67,6 +67,16 @@ class Controller:
         self._handle(ControllerStarted(self.term), CONTROLLER, 0, 0)
         self._look_for_silence()
 
+    def replay(self) -> None:
+        """Fold the journal into a fresh machine: it must act and remember alike."""
+        world = self._world
+        machine = RecoveryMachine(world.policy, world.job, can_create_nodes=world.can_create_nodes)
+        for (event, at_s, *_), actions in zip(self.journal, self.done, strict=True):
+            if machine.handle(event, at_s) != actions:
+                world.fail(f"in a replay {event} leads to something else than {actions}")
+        if machine.incidents != self.machine.incidents or machine.state.spent != self.machine.state.spent:
+            world.fail("a replay remembers other incidents or budgets")
+
     def crash(self) -> None:
         """Die; somebody starts the next one later."""
         if not self.up:
@@ -169,6 +179,8 @@ class Controller:
             return
         now, endpoint = self._timeline.now, self._endpoint
         for name in list(self._watched):
+            if not self.up:
+                return  # it died over the node before
             if self._world.agents[name].reachable:
                 self._watched[name] = now
             elif now - self._watched.get(name, now) > SILENT_S:

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: drawn from the seed, by the clock or by how much the controller has seen."""
+"""What goes wrong, and when: drawn from the seed; by the clock, by place, or by how much the controller has seen."""
 
 import random
 from collections.abc import Callable
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 Deed = Callable[["World", random.Random], str]
 
 
-def _victim(world: "World", chance: random.Random, *, silent: bool = False) -> "Process | None":
-    """Draw a process. One that nobody watches is not made to stand still (`silent`): it writes a checkpoint, or has
-    not reached its train function in a job that may have none.
-    """
-    living = [process for process in world.living() if not process.suspended]
-    if silent:
-        resilient = world.controller.machine.state.ever_resilient
-        unwatched = {Activity.CHECKPOINTING} if resilient else {Activity.CHECKPOINTING, Activity.STARTING}
-        living = [process for process in living if process.activity not in unwatched]
+def _victim(world: "World", chance: random.Random, unwatched: frozenset[Activity] = frozenset()) -> "Process | None":
+    """Draw a process; not one whose activity is `unwatched`."""
+    living = [process for process in world.living() if not process.suspended and process.activity not in unwatched]
     return chance.choice(living) if living else None
+
+
+def _unwatched(world: "World") -> frozenset[Activity]:
+    """Return in what a process may stand still for ever: in a checkpoint, and on its way to a train function."""
+    starting = frozenset() if world.controller.machine.state.ever_resilient else frozenset({Activity.STARTING})
+    return starting | {Activity.CHECKPOINTING}
 
 
 def kill_rank(world: "World", chance: random.Random) -> str:
@@ -48,7 +48,7 @@ def kill_newcomer(world: "World", chance: random.Random) -> str:
 
 def stop_rank(world: "World", chance: random.Random) -> str:
     """A process is stopped by a signal, and stays there."""
-    process = _victim(world, chance, silent=True)
+    process = _victim(world, chance, _unwatched(world))
     if process is None:
         return "nobody to stop"
     process.suspended = process.harmed = True
@@ -57,8 +57,8 @@ def stop_rank(world: "World", chance: random.Random) -> str:
 
 def hang_rank(world: "World", chance: random.Random) -> str:
     """A train thread hangs; the control thread lives."""
-    process = _victim(world, chance, silent=True)
-    if process is None:
+    process = _victim(world, chance, _unwatched(world))
+    if process is None or world.size == 1:  # who is slow alone holds up nobody, and cannot be told from who hangs
         return "nobody to hang"
     process.hung = process.harmed = True
     return f"rank {process.rank} hangs in {process.session.stage}, {process.activity}"
@@ -164,12 +164,18 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
 )
 
 
+PLACES = ("ready", "updating", "quiesced", "joined", "rebuild", "repair", "rollback")
+
+
 def plan(world: "World", chance: random.Random) -> None:
     """Draw the faults of one run: the first somewhere in it, the next at any distance, down to nothing."""
     delay_s = chance.uniform(0.0, 6.0)
     for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4, 6, 9))):
         deed = chance.choices([each for _, each in DEEDS], [weight for weight, _ in DEEDS])[0]
-        if chance.random() < 0.6:
+        way = chance.random()
+        if way < 0.25:
+            world.strike_at(chance.choice(PLACES), deed)
+        elif way < 0.7:
             world.timeline.after(delay_s, lambda deed=deed: world.strike(deed))  # type: ignore[misc]
         else:
             world.strike_after(chance.randrange(1, 150), deed)

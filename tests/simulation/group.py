@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .process import Process
     from .timeline import Timeline
 
-JITTER_S = 0.004  # peers learn of the same thing at different times
+JITTER_S = (0.002, 0.004, 0.03)  # peers learn of the same thing at different times
 FAILURE_S = 0.02  # a broken connection is noticed within this
 
 Key = tuple[object, ...]
@@ -75,7 +75,7 @@ class Group:
             self._receiving[key] = done
 
     def _soon(self, call: Callable[[], None]) -> None:
-        self._timeline.after(self._chance.random() * JITTER_S, call)
+        self._timeline.after(self._chance.random() * self._chance.choice(JITTER_S), call)
 
     def _notice(self, peer: "Process", reason: str) -> None:
         self._timeline.after(self._chance.random() * FAILURE_S, lambda: peer.lose_connection(self, reason))

@@ -83,7 +83,7 @@ class TrainLoop:
         if ward == process.rank:
             self._enter_barrier()
         else:
-            group.receive(("own", step, ward), lambda blob: process.still(lambda: self._swapped(ward, step, blob))())
+            group.receive(("own", step, ward), process.still_with(lambda blob: self._swapped(ward, step, blob)))
 
     def _swapped(self, ward: int, step: int, blob: int) -> None:
         self._process.seat.keep_ward(ward, step, blob)

@@ -146,10 +146,10 @@ class Agent:
         self.world.timeline.after(0.002, lambda: self.endpoint.post(body, CONTROLLER) if self.alive else None)
 
     def watch_step(self, process: Process, *, first: bool) -> None:
-        """Report a step that takes too long, once; the first after a resume is not judged."""
+        """Report a step that takes too long, and again when its age doubles; the first after a resume is not judged."""
         generation, step = process.session.generation, process.loop.count
 
-        def look() -> None:
+        def look(age_s: float = STALL_S) -> None:
             if not (self.alive and process.alive) or process.loop.count != step:
                 return
             if process.session.generation != generation or process.activity not in WATCHED:
@@ -160,6 +160,7 @@ class Agent:
                 kind, now, name, "slow", process.rank, self.name, generation, process.incarnation
             )  # fmt: skip
             self.endpoint.post(FaultReported(report), CONTROLLER)
+            self.world.timeline.after(age_s, lambda: look(2 * age_s))
 
         if not first:
             self.world.timeline.after(STALL_S, look)

@@ -88,11 +88,16 @@ class Process:
 
     def still(self, call: Callable[[], None]) -> Callable[[], None]:
         """Return `call` for the train thread as it goes now; it is void when the thread is torn out."""
+        go = self.still_with(lambda _: call())
+        return lambda: go(0)
+
+    def still_with(self, call: Callable[[int], None]) -> Callable[[int], None]:
+        """Return `call`, which takes what has arrived, for the train thread as it goes now."""
         epoch = self.epoch
 
-        def go() -> None:
+        def go(value: int) -> None:
             if self.alive and not self.suspended and not self.hung and epoch == self.epoch:
-                call()
+                call(value)
 
         return go
 
@@ -187,8 +192,6 @@ class Process:
             self._wake()
         return True
 
-    # --- orders -------------------------------------------------------------------------------------------------
-
     def wait_order(self, obey: Callable[[Order], None]) -> None:
         """Wait for the controller's next order; leave when none comes for too long."""
         self._waiting = obey
@@ -260,8 +263,6 @@ class Process:
         self.world.watch.finished(self)
         self.post(RankFinished(self.rank, self.session.generation, self.incarnation, self.loop.count))
         self.next_order()
-
-    # --- the start ----------------------------------------------------------------------------------------------
 
     def _boot(self) -> None:
         if not self._seated:

@@ -10,7 +10,7 @@ CHUNK = 25
 
 
 def _seeds() -> range:
-    first, _, last = os.environ.get("MIDSTEP_SIM_SEEDS", "0:300").partition(":")
+    first, _, last = os.environ.get("MIDSTEP_SIM_SEEDS", "0:400").partition(":")
     return range(int(first), int(last))
 
 

@@ -1,6 +1,7 @@
 """The invariants of `docs/architecture.md`, checked while a simulated job runs. Each is a method that says its name."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from midstep.controller.actions import Action, Send
@@ -30,7 +31,7 @@ class Watch:
         self._decisions_seen: dict[int, int] = {}
         self._finished: set[int] = set()
         self._before: dict[int, RankState] = {}
-        self.taken: Counter[Rung] = Counter()
+        self._taken: list[tuple[Rung, float]] = []
 
     # --- one generation, same step ----------------------------------------------------------------------------------
 
@@ -80,8 +81,8 @@ class Watch:
 
     def handled(self, event: Event, actions: list[Action]) -> None:
         """Check what can be seen after each event."""
-        self._budgets_hold()
         self._reasons_are_given()
+        self._budgets_hold()
         orders = [action.body for action in actions if isinstance(action, Send)]
         self._nobody_is_killed_for_nothing(orders)
         self._before = {holder.rank: holder.state for holder in self._world.controller.machine.state.world.holders}
@@ -116,11 +117,11 @@ class Watch:
         for step in [step for step in self.commits if step > target]:
             del self.commits[step]
 
-    def _nobody_is_killed_for_nothing(self, orders: list[object]) -> None:
+    def _nobody_is_killed_for_nothing(self, orders: Sequence[object]) -> None:
         """Nobody is killed for nothing: who is healthy stays, where the rung keeps the healthy."""
         machine = self._world.controller.machine
         incident = machine.incidents[-1] if machine.incidents else None
-        if incident is None or incident.rung not in KEEPING or machine.phase is Phase.STARTING:
+        if incident is None or incident.rung not in KEEPING:
             return
         for order in orders:
             if not isinstance(order, StartProcess | StopProcess):
@@ -134,18 +135,24 @@ class Watch:
                     self._world.fail(f"rank {process.rank} pid {process.pid} is healthy and is replaced")
 
     def _budgets_hold(self) -> None:
-        """Budgets hold: no counter exceeds its limit."""
+        """Budgets hold: no rung is taken more often than the policy allows, whatever the machine has counted."""
+        for rung in self._world.policy.ladder:
+            since_s = self._world.timeline.now - rung.budget.window_s if rung.budget.window_s else 0.0
+            used = sum(taken is rung.rung and at_s > since_s for taken, at_s in self._taken)
+            resilient = self._world.controller.machine.state.ever_resilient
+            if resilient and rung.rung is not Rung.STOP and used > (rung.budget.per_job or used):
+                self._world.fail(f"{rung.rung} was taken {used} times, {rung.budget.per_job} are allowed")
         machine = self._world.controller.machine
         for use in machine.state.ladder.budgets(tuple(machine.state.spent), self._world.timeline.now):
             if use.used > use.limit:
                 self._world.fail(f"budget {use.name}: {use.used} of {use.limit}")
 
     def _reasons_are_given(self) -> None:
-        """Every decision has a reason; counted too, so that no decision is paid twice or not at all."""
+        """Every decision has a reason."""
         for incident in self._world.controller.machine.incidents[-1:]:
             known = self._decisions_seen.get(incident.number, 0)
             for decision in incident.decisions[known:]:
-                self.taken[decision.rung] += 1
+                self._taken.append((decision.rung, self._world.timeline.now))
                 if not decision.reason or not all(skipped.reason for skipped in decision.skipped):
                     self._world.fail(f"a decision without a reason: {decision}")
             self._decisions_seen[incident.number] = len(incident.decisions)
@@ -163,10 +170,12 @@ class Watch:
         for incident in machine.incidents:
             if incident.outcome is Outcome.OPEN:
                 world.fail(f"incident {incident.number} is open in the end")
+        world.controller.replay()
         left = [process.pid for process in world.living()]
         if left:
             world.fail(f"processes {left} are left behind")
-        if world.controller.finish.exit_code == 0 and self._finished != set(range(world.size)):
+        finish = world.controller.finish
+        if finish is not None and finish.exit_code == 0 and self._finished != set(range(world.size)):
             world.fail(f"the job ended well, and only ranks {self._finished} have done all steps")
 
     def _holder(self, rank: int) -> "Holder":

@@ -7,6 +7,8 @@ from midstep.processor.session import Stage
 from midstep.protocol.messages import RankReady, Rejoin
 from midstep.protocol.types import Activity, FaultKind, OwnStateTransfer, RestoreSource, ShardTransfer
 
+from .group import Key
+
 if TYPE_CHECKING:
     from .group import Group
     from .process import Process
@@ -22,6 +24,7 @@ class WayBack:
         self._world = process.world
         self._attempt = 0
         self._missing = 0
+        self._linked = False
         self._own: int | None = None
 
     def begin(self, order: Rejoin) -> None:
@@ -58,9 +61,9 @@ class WayBack:
             process.clean = False
             self._load(order)
             return
-        incoming: list[tuple[tuple[object, ...], Callable[[int], None]]] = []
+        incoming: list[tuple[Key, Callable[[int], None]]] = []
         for transfer in part.transfers:
-            key = ("shard", transfer.shard_id, transfer.offset_bytes, transfer.source, transfer.destination)
+            key: Key = ("shard", transfer.shard_id, transfer.offset_bytes, transfer.source, transfer.destination)
             if transfer.source == process.rank:
                 if not process.clean:
                     self._world.fail(f"rank {process.rank} is a source and not clean")
@@ -78,9 +81,7 @@ class WayBack:
         if not incoming:
             process.later(0.001, lambda: self._roll_back(order))
 
-    def _move_own(
-        self, move: OwnStateTransfer, step: int, incoming: list[tuple[tuple[object, ...], Callable[[int], None]]]
-    ) -> None:
+    def _move_own(self, move: OwnStateTransfer, step: int, incoming: list[tuple[Key, Callable[[int], None]]]) -> None:
         process, key = self._process, ("own state", move.rank)
         if move.source == process.rank:
             blob = process.seat.copy_of(move.rank, step)

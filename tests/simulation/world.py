@@ -77,6 +77,7 @@ class World:
         self.flaky_links = self.corruptions = self.refused_starts = 0
         self._groups: dict[int, Group] = {}
         self._strikes: list[tuple[int, faults.Deed]] = []
+        self._ambushes: list[tuple[str, faults.Deed]] = []
         self.events = 0
         self.watch = Watch(self)
         self.controller = Controller(self)
@@ -187,6 +188,10 @@ class World:
         """Do something bad when the controller has seen so many events."""
         self._strikes.append((events, deed))
 
+    def strike_at(self, place: str, deed: faults.Deed) -> None:
+        """Do something bad when some process has reached a place."""
+        self._ambushes.append((place, deed))
+
     def handled(self) -> None:
         """The controller has handled an event."""
         self.events += 1
@@ -195,7 +200,11 @@ class World:
                 self.timeline.after(self.chance.random() * 0.01, lambda deed=deed: self.strike(deed))  # type: ignore[misc]
 
     def reached(self, place: str) -> None:
-        """A process has reached a place in its way; for faults that are bound to places."""
+        """A process has reached a place in its way: a fault may wait there."""
+        waiting = next((ambush for ambush in self._ambushes if ambush[0] == place), None)
+        if waiting is not None and self.chance.random() < 0.1:
+            self._ambushes.remove(waiting)
+            self.timeline.after(self.chance.choice((0.0, 0.003)), lambda: self.strike(waiting[1]))
 
     # --- the transcript -----------------------------------------------------------------------------------------
 

@@ -111,8 +111,9 @@ class Cluster:
         return RankJoined(rank, self.machine.generation, holder.incarnation, 100 + rank, report, 0.1)
 
     def quiesced(self, rank: int, committed: int, *, ready: bool = False, wards: Iterable[int] = ()) -> RankQuiesced:
-        """A survivor that has stopped."""
-        own = tuple(OwnStateCopy(each, committed) for each in (rank, *wards))
+        """A survivor that has stopped; one that was ready has kept its own state of the step to come, too."""
+        steps = (committed, committed + 1) if ready else (committed,)
+        own = tuple(OwnStateCopy(each, step) for each in (rank, *wards) for step in steps)
         report = StepReport(committed, ready=ready, clean=True, holds=HOLDS, needs=("replicated",), own_states=own)
         return RankQuiesced(rank, self.machine.generation, self.holder(rank).incarnation, report, {"stop": 0.01})
 
@@ -316,6 +317,17 @@ def test_a_stop_saves_an_emergency_checkpoint_first(cluster: Cluster) -> None:
     finish = cluster.log[-1]
     assert isinstance(finish, Finish)
     assert "emergency checkpoint of step 7 is at /ck" in finish.reason
+
+
+def test_a_stop_between_two_commits_saves_the_own_state_of_those_that_were_about_to_commit(cluster: Cluster) -> None:
+    """The shards come from who has committed; a checkpoint without everybody's own state would not be complete."""
+    cluster.feed(StopRequested("Ctrl-C"))
+    stopped = [cluster.quiesced(rank, 7 - rank % 2, ready=rank % 2 == 1) for rank in range(4)]
+    bodies = cluster.feed(*stopped)
+    assert [(save.rank, save.publish) for save in only(bodies, SaveCheckpoint)] == [(2, False), (1, False), (3, False)]
+    generation = cluster.machine.generation
+    bodies = cluster.feed(*(CheckpointSaved(rank, generation, 7, "/ck") for rank in (1, 2, 3)))
+    assert [(save.rank, save.publish, save.step) for save in only(bodies, SaveCheckpoint)] == [(0, True, 7)]
 
 
 def test_a_plain_script_that_fails_ends_the_job_when_no_restart_is_allowed() -> None:

@@ -95,9 +95,9 @@ def test_a_failed_link_with_nobody_at_fault_replaces_nobody(kind: FaultKind) -> 
     assert LADDER.decide(facts).skipped == ()
 
 
-def test_a_stall_with_nobody_at_fault_is_no_passing_fault_and_restarts_the_world() -> None:
+def test_a_stall_with_nobody_at_fault_repeats_the_step_since_nothing_is_lost() -> None:
     facts = facts_of(fault(FaultKind.STALL), culprits=(), healthy=frozenset(NODES))
-    assert LADDER.decide(facts).rung is Rung.RESCHEDULE_POD
+    assert LADDER.decide(facts).rung is Rung.RETRY_STEP
 
 
 def test_a_lost_node_moves_its_ranks_to_the_spare() -> None:

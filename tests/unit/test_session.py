@@ -9,7 +9,12 @@ from midstep.protocol.types import RepairPart, RestoreSource, StoreEndpoint
 RANK = 3
 PART = RepairPart(target_step=5, restore=RestoreSource.REPLICA)
 ABORTABLE = {Stage.BOOTING, Stage.TRAINING, Stage.REJOINING, Stage.READY, Stage.FINISHED}
-FITTING = {Rejoin: Stage.PARKED, SaveCheckpoint: Stage.PARKED, Resume: Stage.READY, Release: Stage.FINISHED}
+FITTING: dict[type, Stage] = {
+    Rejoin: Stage.PARKED,
+    SaveCheckpoint: Stage.PARKED,
+    Resume: Stage.READY,
+    Release: Stage.FINISHED,
+}
 
 
 def command(kind: type, generation: int) -> Order:

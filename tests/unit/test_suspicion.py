@@ -1,0 +1,111 @@
+"""Suspicions: nobody healthy is blamed for a stall that is over or old, or by the clock of a stray."""
+
+import pytest
+
+from midstep.controller.events import DeadlinePassed
+from midstep.controller.state import Phase
+from midstep.protocol.incidents import Outcome
+from midstep.protocol.messages import ProbeProgress, ProgressReported, Quiesce, StartProcess
+from midstep.protocol.types import Activity, FaultKind, RankProgress
+
+from .test_machine import Cluster, only
+
+RUNS = {"step": 9, "collectives": 20, "age_s": 0.05}
+STANDS = {"step": 8, "collectives": 40, "age_s": 9.0}
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """A running job on two nodes of two ranks, with a spare node."""
+    running = Cluster()
+    running.start()
+    return running
+
+
+def clock(rank: int, activity: Activity, *, step: int, collectives: int, age_s: float, life: int = 1) -> RankProgress:
+    """A step clock as an agent reads it."""
+    return RankProgress(rank, life, 1, step, activity, collectives, age_s, age_s, 0.1)
+
+
+def probed(cluster: Cluster, *clocks: RankProgress) -> list[object]:
+    """All nodes answer the probe that is under way."""
+    probe = cluster.machine.state.probes
+    bodies: list[object] = []
+    for node, ranks in (("node0", (0, 1)), ("node1", (2, 3))):
+        readings = tuple(each for each in clocks if each.rank in ranks)
+        bodies += cluster.feed(ProgressReported(node, probe, cluster.now, readings))
+    return bodies
+
+
+def test_a_stall_that_is_over_is_dismissed(cluster: Cluster) -> None:
+    """In a world that runs somebody is always behind; nobody is quiesced or replaced for it."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    ahead = {**RUNS, "collectives": 21}
+    bodies = probed(
+        cluster,
+        *(clock(rank, Activity.COLLECTIVE, **ahead) for rank in (0, 1, 2)),  # type: ignore[arg-type]
+        clock(3, Activity.COMPUTING, **RUNS),  # type: ignore[arg-type]
+    )
+    assert bodies == []
+    assert cluster.machine.phase is Phase.RUNNING
+    assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
+
+
+def test_a_stall_report_of_an_earlier_generation_changes_nothing(cluster: Cluster) -> None:
+    """It was on its way while the world recovered from what it tells of."""
+    late = cluster.fault(2, FaultKind.STALL)
+    cluster.feed(cluster.exited(1))
+    for rank in (0, 2, 3):
+        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+    cluster.feed(cluster.joined(1))
+    cluster.pass_barrier_two(5)
+    assert cluster.feed(late) == []
+    assert cluster.machine.phase is Phase.RUNNING
+    assert len(cluster.machine.incidents) == 1
+
+
+def test_the_clock_of_an_earlier_process_is_not_believed(cluster: Cluster) -> None:
+    """A stray that still runs on another node does not speak for the rank."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    bodies = probed(
+        cluster,
+        *(clock(rank, Activity.COLLECTIVE, **RUNS) for rank in (0, 1)),  # type: ignore[arg-type]
+        clock(2, Activity.COLLECTIVE, **RUNS),  # type: ignore[arg-type]
+        clock(3, Activity.COMPUTING, **STANDS, life=7),  # type: ignore[arg-type]
+    )
+    assert only(bodies, StartProcess) == []
+
+
+def test_every_stall_is_probed_anew(cluster: Cluster) -> None:
+    """A probe that another fault has overtaken is not waited for, so its nodes do not count as silent."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    cluster.feed(cluster.exited(1))
+    for rank in (0, 2, 3):
+        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+    cluster.feed(cluster.joined(1))
+    cluster.pass_barrier_two(5)
+    assert len(only(cluster.feed(cluster.fault(0, FaultKind.STALL)), ProbeProgress)) == 2
+
+
+def test_a_checkpoint_does_not_excuse_a_broken_collective(cluster: Cluster) -> None:
+    """Who has left its step waits for orders: everybody is quiesced."""
+    cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION), cluster.fault(1, FaultKind.STALL))
+    bodies = probed(
+        cluster,
+        *(clock(rank, Activity.COLLECTIVE, **{**STANDS, "collectives": 41}) for rank in (0, 1, 2)),  # type: ignore[arg-type]
+        clock(3, Activity.CHECKPOINTING, **STANDS),  # type: ignore[arg-type]
+    )
+    assert bodies
+    assert cluster.machine.phase is not Phase.RUNNING
+
+
+def test_a_silent_node_is_blamed_in_the_end(cluster: Cluster) -> None:
+    """Its ranks are replaced when the probe is over time, and the others quiesce."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    probe = cluster.machine.state.probes
+    waits = tuple(clock(rank, Activity.COLLECTIVE, **STANDS) for rank in (0, 1))  # type: ignore[arg-type]
+    cluster.feed(ProgressReported("node0", probe, cluster.now, waits))
+    cluster.now += 3
+    bodies = cluster.feed(DeadlinePassed())
+    assert [order.rank for order in only(bodies, StartProcess)] == [2, 3]
+    assert [order.rank for order in only(bodies, Quiesce)] == [0, 1]
