@@ -141,6 +141,7 @@ def main(sizes: tuple[int, ...], repeat: int, steps: int, with_jobs: bool, file:
 
     The model: a GPT of 10.5 million parameters, fp32, Adam, DDP over gloo, one sequence of 64 per rank.
     """
+    launching.end_jobs_on_sigterm()
     result = measure(sizes, repeat, steps, with_jobs=with_jobs)
     out = Console(width=None if console.is_terminal else 120, highlight=False)
     out.print(table(result), parts(result))

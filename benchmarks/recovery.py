@@ -171,6 +171,7 @@ def main(sizes: tuple[int, ...], repeat: int, steps: int, only: str | None, file
     once, between forward and backward of the step three quarters through. Under torchrun a checkpoint is written every
     10 steps. Recovery: from the kill until all ranks have completed one and the same step again.
     """
+    launching.end_jobs_on_sigterm()
     killed_step = steps * 3 // 4
     result = measure(
         (only,) if only else SYSTEMS, sizes, repeat, lambda system, ranks: one_run(system, ranks, steps, killed_step)

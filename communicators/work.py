@@ -187,12 +187,12 @@ class GroupWork(dist.Work):
         promise = self._promise
         assert promise is not None
         self._life.dismiss(self)
+        failure, value = None, None
         try:
             value = told.value()
         except Exception as error:  # the backend's; what the reducer's thread gets says which collective
-            promise.settle(self._life.fail(self._op, error), None)
-        else:
-            promise.settle(None, value)
+            failure = self._life.fail(self._op, error)
+        promise.settle(failure, value)
         self._leave()
 
     def is_completed(self) -> bool:
@@ -241,11 +241,14 @@ class _Promise:
             if self._settled:
                 return
             self._settled = True
-        self._first.set_result((error, value))
+        # No exception object goes into the future: its traceback would hold frames that hold the future, a circle
+        # through C++ that no garbage collector sees, with the collective's tensors in it.
+        self._first.set_result((None if error is None else (type(error), str(error)), value))
 
 
 def _unwrap(first: "torch.futures.Future[Any]") -> Any:
-    error, value = first.value()
-    if error is not None:
-        raise error
+    failure, value = first.value()
+    if failure is not None:
+        kind, text = failure
+        raise kind(text)
     return value

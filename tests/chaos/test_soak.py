@@ -22,7 +22,7 @@ EVERY = 2  # steps from kill to kill
 SETTLED_S = 8.0  # until standbys that were taken are replaced, and threads without work have ended
 READINGS, BETWEEN_READINGS_S = 5, 0.3
 RANKS_KILLED = (1, 2, 3)
-GROWTH_BYTES = 8 << 20  # between two readings of a process that does not grow
+GROWTH_BYTES = 8 << 20  # of one process; slower growth than this goes unseen
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ def test_a_few_recoveries_leave_nothing_in_who_lives_through_them(start_job: Sta
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_fifty_recoveries_leave_nothing_in_who_lives_through_them(start_job: StartJob) -> None:
-    """Fifty recoveries: no growth of descriptors, threads or memory since the fifth, and bit-exact at the end."""
+    """Fifty recoveries: no more descriptors and threads than after the fifth, hardly more memory, and bit-exact."""
     steps = FIRST + 50 * EVERY + 10
     quiet = start_job(steps=steps)
     finish(quiet)
