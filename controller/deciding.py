@@ -17,17 +17,23 @@ from .openings import (
 from .state import JobState, Phase
 from .world import NodeState
 
+# A replacement that is lost once may have been struck by a second fault; twice, and the rung does not help.
+SETBACKS_PER_RUNG = 2
+
 
 def blame(state: JobState, report: FaultReport) -> None:
-    """Hold a rank, or all ranks of a node, at fault; a second fault of a replacement is its rung's failure."""
+    """Hold a rank, or all ranks of a node, at fault; replacements that are lost again are their rung's failure."""
     ranks = [report.rank] if report.rank is not None else []
     if report.rank is None and report.node is not None:
         state.lost_nodes[report.node] = report
         ranks = [holder.rank for holder in state.world.on(report.node)]
     rung = current_rung(state)
-    if rung is not None and state.replaced.intersection(ranks):
-        reason = f"{report.kind} again in a rank that it had replaced: {first_line(report.detail)}"
-        state.failures.setdefault(rung, []).append(reason)
+    # A script that is not resilient is restarted as often as --max-restarts says, whatever became of the last time.
+    if rung is not None and state.ever_resilient and state.replaced.intersection(ranks):
+        state.setbacks[rung] = state.setbacks.get(rung, 0) + 1
+        if state.setbacks[rung] >= SETBACKS_PER_RUNG:
+            reason = f"{report.kind} again in a rank that it had replaced: {first_line(report.detail)}"
+            state.failures.setdefault(rung, reason)
     for rank in ranks:
         state.guilty.setdefault(rank, report)
 
@@ -36,7 +42,7 @@ def rung_failed(state: JobState, rung: Rung | None, reason: str, now: float, *, 
     """Remember that a rung (None: the one under way) did not lead to a resume, and choose again."""
     failed = rung or current_rung(state)
     if failed is not None:
-        state.failures.setdefault(failed, []).append(reason)
+        state.failures.setdefault(failed, reason)
     if decide_now:
         decide(state, now)
 
@@ -68,7 +74,7 @@ def gather(state: JobState, now: float) -> Facts:
         spare_nodes=tuple(world.named(NodeState.SPARE)),
         can_create_nodes=state.can_create_nodes,
         taken=tuple(decision.rung for decision in incident.decisions) if incident else (),
-        failed=tuple(FailedRung(rung, reasons[-1]) for rung, reasons in state.failures.items()),
+        failed=tuple(FailedRung(rung, reason) for rung, reason in state.failures.items()),
         spent=tuple(state.spent),
     )
 

@@ -62,7 +62,8 @@ class JobState:
     suspicions: list[FaultReport] = field(default_factory=list)  # wrong, and nobody's fault yet
     lost_nodes: dict[str, FaultReport] = field(default_factory=dict)  # nodes to be left
     replaced: set[int] = field(default_factory=set)
-    failures: dict[Rung, list[str]] = field(default_factory=dict)  # what went wrong with a rung in this incident
+    setbacks: dict[Rung, int] = field(default_factory=dict)  # how often a replacement of a rung was lost again
+    failures: dict[Rung, str] = field(default_factory=dict)  # rungs that have failed in this incident, and why
     relinks: int = 0  # attempts to link the communicators under one decision
     suspected_in: Phase = Phase.RUNNING  # the phase in which the first suspicion came
     plan: RepairPlan | None = None
@@ -113,6 +114,7 @@ class JobState:
         self.suspicions.clear()
         self.lost_nodes.clear()
         self.replaced.clear()
+        self.setbacks.clear()
         self.failures.clear()
         self.relinks = 0
         self.newcomers_due_s = None

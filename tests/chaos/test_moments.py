@@ -29,10 +29,20 @@ IN_A_RECOVERY = {
     "repair": ([hurt(1, Moment.FORWARD, 24, life=2), hurt(3, Moment.REPAIR, 24, life=2)], {1, 3}, 24),
     "rollback": ([hurt(2, Moment.FORWARD, 30, life=3), hurt(0, Moment.ROLLBACK, 30, life=3)], {0, 2}, 30),
 }
-# The newcomer itself is killed: its node is left, and the rank beside it moves with it.
+# The newcomer itself is killed: it may have been a second fault, so it is tried once more in place.
 AGAIN = {
-    "join": ([hurt(1, Moment.FORWARD, 40, life=3), hurt(1, Moment.JOIN, None, life=4)], {0, 1}, 40),
-    "repair": ([hurt(3, Moment.FORWARD, 50, life=3), hurt(3, Moment.REPAIR, None, life=4)], {2, 3}, 50),
+    "rebuild": ([hurt(0, Moment.FORWARD, 34, life=4), hurt(0, Moment.REBUILD, None, life=5)], {0}, 34),
+    "join": ([hurt(1, Moment.FORWARD, 38, life=3), hurt(1, Moment.JOIN, None, life=4)], {1}, 38),
+    "rollback": ([hurt(2, Moment.FORWARD, 42, life=4), hurt(2, Moment.ROLLBACK, None, life=5)], {2}, 42),
+    "repair": ([hurt(3, Moment.FORWARD, 46, life=3), hurt(3, Moment.REPAIR, None, life=4)], {3}, 46),
+}
+# Killed twice: its node is left, and the rank beside it moves with it.
+TWICE = {
+    "join": (
+        [hurt(3, Moment.FORWARD, 52, life=5), hurt(3, Moment.JOIN, None, life=6), hurt(3, Moment.JOIN, None, life=7)],
+        {2, 3},
+        52,
+    ),
 }
 Cases = dict[str, tuple[list[Any], set[int], int]]
 Incidents = dict[str, dict[str, Any]]
@@ -65,13 +75,15 @@ def test_kills_in_steps_change_no_bit(hurt_in_steps: Job, step_incidents: Incide
 @pytest.fixture(scope="module")
 def hurt_in_recoveries(start_shared_job: StartJob, step_incidents: Incidents) -> Job:
     assert step_incidents  # that job is over: there are few cores
-    faults = [fault for cases in (IN_A_RECOVERY, AGAIN) for faults, _, _ in cases.values() for fault in faults]
-    return start_shared_job(spares=len(AGAIN), faults=faults)
+    faults = [fault for cases in (IN_A_RECOVERY, AGAIN, TWICE) for faults, _, _ in cases.values() for fault in faults]
+    return start_shared_job(spares=len(TWICE), faults=faults)
 
 
 @pytest.fixture(scope="module")
 def recovery_incidents(hurt_in_recoveries: Job) -> Incidents:
-    return incidents_of(hurt_in_recoveries, {**IN_A_RECOVERY, **{f"{moment} again": AGAIN[moment] for moment in AGAIN}})
+    again = {f"{moment} again": case for moment, case in AGAIN.items()}
+    twice = {f"{moment} twice": case for moment, case in TWICE.items()}
+    return incidents_of(hurt_in_recoveries, {**IN_A_RECOVERY, **again, **twice})
 
 
 @pytest.mark.parametrize("moment", IN_A_RECOVERY)
@@ -87,14 +99,25 @@ def test_a_second_kill_at_any_moment_of_a_recovery_is_part_of_the_same_incident(
 
 
 @pytest.mark.parametrize("moment", AGAIN)
-def test_a_replacement_that_is_killed_too_comes_back_on_another_node(
-    recovery_incidents: Incidents, moment: str
-) -> None:
-    """The rung has failed and the next one is taken; the ranks of the other node stay alive and no step is lost."""
+def test_a_replacement_that_is_killed_is_replaced_again_in_place(recovery_incidents: Incidents, moment: str) -> None:
+    """The same rung is taken once more, every healthy process stays alive, and no step is lost."""
     _, replaced, step = AGAIN[moment]
     incident = recovery_incidents[f"{moment} again"]
     assert_nobody_harmed(incident, replaced)
-    assert [decision["rung"] for decision in incident["decisions"]] == ["recover_in_place", "recover"]
+    assert [decision["rung"] for decision in incident["decisions"]] == ["recover_in_place", "recover_in_place"]
+    assert incident["resumed_step"] == step
+
+
+@pytest.mark.parametrize("moment", TWICE)
+def test_a_replacement_that_is_killed_twice_comes_back_on_another_node(
+    recovery_incidents: Incidents, moment: str
+) -> None:
+    """The rung has failed and the next one is taken; the ranks of the other node stay alive and no step is lost."""
+    _, replaced, step = TWICE[moment]
+    incident = recovery_incidents[f"{moment} twice"]
+    assert_nobody_harmed(incident, replaced)
+    rungs = [decision["rung"] for decision in incident["decisions"]]
+    assert rungs == ["recover_in_place", "recover_in_place", "recover"]
     assert "failed before in this incident" in " ".join(incident["reasons"])
     assert incident["resumed_step"] == step
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from midstep.controller.actions import Action, Finish, Send
@@ -278,13 +279,26 @@ def test_a_second_kill_in_the_recovery_is_part_of_the_same_incident(cluster: Clu
     assert len(cluster.machine.incidents) == 1
 
 
-def test_a_replacement_that_dies_hands_over_to_the_next_rung(cluster: Cluster) -> None:
-    """In place has failed, so the rank moves to the spare node."""
-    cluster.feed(cluster.exited(1))
-    cluster.feed(cluster.exited(1))
+def test_a_replacement_that_dies_again_and_again_hands_over_to_the_next_rung(cluster: Cluster) -> None:
+    """Once may be a second fault and is tried again in place; after the second time the rank moves to the spare."""
+    for _ in range(3):
+        cluster.feed(cluster.exited(1))
     incident = cluster.machine.incidents[0]
-    assert [decision.rung for decision in incident.decisions] == [Rung.RECOVER_IN_PLACE, Rung.RECOVER]
-    assert "failed before" in incident.decisions[1].skipped[-1].reason
+    rungs = [decision.rung for decision in incident.decisions]
+    assert rungs == [Rung.RECOVER_IN_PLACE, Rung.RECOVER_IN_PLACE, Rung.RECOVER]
+    assert "failed before" in incident.decisions[2].skipped[-1].reason
+
+
+def test_a_plain_script_that_always_fails_is_restarted_exactly_as_often_as_allowed() -> None:
+    """With --max-restarts 3 there are four runs, then the job stops and names the budget."""
+    plain = Cluster(msgspec.structs.replace(job(), max_restarts=3))
+    for number in range(3):
+        plain.feed(plain.node(f"node{number}"))
+    runs = 1
+    while not isinstance(plain.log[-1], Finish):
+        runs += bool(only(plain.feed(plain.exited(0, 1)), StartProcess))
+    assert runs == 4
+    assert "max-restarts is spent: 3 of 3" in plain.log[-1].reason
 
 
 def test_all_ranks_dead_starts_the_world_from_its_checkpoint(cluster: Cluster) -> None:
