@@ -263,7 +263,5 @@ def test_a_reader_never_sees_half_a_step_clock(box: BlackBox) -> None:
         os.waitpid(pid, 0)
 
     assert len({reading.step for reading in readings if reading is not None}) > 1
-    torn = [
-        each for each in readings[1:] if each is not None and each.step > 0 and each.step != each.collectives
-    ]
+    torn = [each for each in readings[1:] if each is not None and each.step > 0 and each.step != each.collectives]
     assert len(torn) == 0
