@@ -1,9 +1,11 @@
 """The parts of the communicators that need no peer: lookups, lives, attempts, waiters."""
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -11,6 +13,7 @@ from midstep.communicators import communicator_named
 from midstep.communicators.life import Life, cause
 from midstep.communicators.seating import Abandoned, Attempt
 from midstep.communicators.waiters import Waiters
+from midstep.communicators.work import _Promise
 from midstep.devices import device_named
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError
 
@@ -172,3 +175,18 @@ def test_waiters_run_jobs_side_by_side_and_use_idle_threads_again() -> None:
         assert done.wait(SOON_S)
     assert len(names) == 20
     assert len(set(names)) < 20
+
+
+def test_a_failed_future_does_not_keep_what_failed_alive() -> None:
+    """The error of an aborted collective goes away with its future, and the tensors that its traceback holds."""
+    promise = _Promise()
+    error = CommunicatorFailed("allreduce failed: a peer went away")
+    kept = weakref.ref(error)
+
+    promise.settle(error, None)
+    with pytest.raises(RuntimeError, match="a peer went away"):
+        promise.future.wait()
+    del promise, error
+    gc.collect()
+
+    assert kept() is None
