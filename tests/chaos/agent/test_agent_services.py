@@ -171,7 +171,7 @@ time.sleep(600)
 """
 
 
-def test_a_rank_whose_step_clock_stands_still_is_reported_once_as_a_stall(play: Play) -> None:
+def test_a_rank_whose_step_clock_stands_still_is_reported_as_a_stall_less_and_less_often(play: Play) -> None:
     async def scenario(site: Any) -> None:
         await site.agent()
         site.welcome(CLOCK)
@@ -182,7 +182,7 @@ def test_a_rank_whose_step_clock_stands_still_is_reported_once_as_a_stall(play: 
         assert "step 7" in report.detail
         assert "collective for" in report.detail
         await asyncio.sleep(1.0)
-        assert len(site.controller.all(FaultReported)) == 1
+        assert len(site.controller.all(FaultReported)) <= 3  # not with every reading, but each time that its age doubles
 
     play(scenario)
 
