@@ -25,8 +25,9 @@ chaos: $(INSTALLED)  ## real processes, really killed; the long ones too
 	$(BIN)/python -m pytest tests/chaos $(TESTS)
 
 bench: $(INSTALLED)  ## recovery time next to torchrun, and the cost per step
-	$(BIN)/python benchmarks/recovery.py $(BENCH)
-	$(BIN)/python benchmarks/overhead.py $(BENCH)
+	mkdir -p out
+	$(BIN)/python benchmarks/recovery.py --json out/recovery.json $(BENCH)
+	$(BIN)/python benchmarks/overhead.py --json out/overhead.json $(BENCH)
 
 docs: $(INSTALLED)  ## put what is generated into the docs
 	$(BIN)/python tests/unit/test_docs.py

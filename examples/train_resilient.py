@@ -1,4 +1,4 @@
-"""The same training, resilient: eight lines differ from train_plain.py. Start it with `midstep run`, or torchrun."""
+"""The same training, resilient: nine lines differ from train_plain.py. Start it with `midstep run`, or torchrun."""
 
 import torch
 import torch.distributed as dist
