@@ -54,11 +54,12 @@ def main(directory: Path, steps: int) -> None:
             optimizer.zero_grad()
             loss = model(*random_batch(text, shape, 4))
             loss.backward()
+            # Before the update: a process that is lost after its commit does not come back to write this.
+            with (directory / f"loss.{rank}").open("a") as record:
+                record.write(f"{step.index} {loss.item().hex()}\n")
             with step.update():
                 optimizer.step()
                 scheduler.step()
-            with (directory / f"loss.{rank}").open("a") as record:
-                record.write(f"{step.index} {loss.item().hex()}\n")
 
     train()
     result = {
