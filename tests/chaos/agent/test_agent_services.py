@@ -182,7 +182,7 @@ def test_a_rank_whose_step_clock_stands_still_is_reported_as_a_stall_less_and_le
         assert "step 7" in report.detail
         assert "collective for" in report.detail
         await asyncio.sleep(1.0)
-        assert len(site.controller.all(FaultReported)) <= 3  # not with every reading, but each time that its age doubles
+        assert len(site.controller.all(FaultReported)) <= 3  # each time that its age doubles
 
     play(scenario)
 
