@@ -25,7 +25,6 @@ def blame(state: JobState, report: FaultReport) -> None:
     """Hold a rank, or all ranks of a node, at fault; replacements that are lost again are their rung's failure."""
     ranks = [report.rank] if report.rank is not None else []
     if report.rank is None and report.node is not None:
-        state.lost_nodes[report.node] = report
         ranks = [holder.rank for holder in state.world.on(report.node)]
     rung = current_rung(state)
     # A script that is not resilient is restarted as often as --max-restarts says, whatever became of the last time.

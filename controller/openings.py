@@ -89,31 +89,28 @@ def open_generation(state: JobState, replace: Iterable[int], now: float) -> None
     state.enter(Phase.QUIESCING, now, limits.quiesce_s)
 
 
-def leave_node(state: JobState, name: str) -> bool:
-    """Move the ranks of a node to a spare one, and isolate it if it is alive; False when there is no spare."""
-    world = state.world
-    spares = world.named(NodeState.SPARE)
-    if not spares:
-        return False
-    for holder in world.on(name):
-        _end_process(state, holder)
-    if world.nodes[name].state is not NodeState.LOST:
-        world.nodes[name].state = NodeState.ISOLATED
-    world.move(name, sorted(spares, key=_natural)[0])
-    return True
+def leave_node(state: JobState, name: str) -> None:
+    """Move the ranks of a node to a spare one. The ladder has seen to it that there is one."""
+    _vacate(state, name)
+    state.world.move(name, min(state.world.named(NodeState.SPARE), key=_natural))
 
 
 def replace_node(state: JobState, name: str) -> None:
     """Give a node back and make sure that another takes its place: a spare one, or one that the platform creates."""
+    _vacate(state, name)
     world = state.world
-    for holder in world.on(name):
-        _end_process(state, holder)
-    if world.nodes[name].state is not NodeState.LOST:
-        world.nodes[name].state = NodeState.ISOLATED
     state.send(PLATFORM, DeleteNode(name))
     have = len(world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED))
     if have < nodes_needed(state):
         request_node(state)
+
+
+def _vacate(state: JobState, name: str) -> None:
+    """End what runs on a node, and isolate it if it is alive."""
+    for holder in state.world.on(name):
+        _end_process(state, holder)
+    if state.world.nodes[name].state is not NodeState.LOST:
+        state.world.nodes[name].state = NodeState.ISOLATED
 
 
 def request_node(state: JobState) -> None:
@@ -147,7 +144,6 @@ def _next_generation(state: JobState, replaced: Iterable[int]) -> None:
     state.replaced |= set(replaced)
     state.guilty.clear()
     state.suspicions.clear()
-    state.lost_nodes = {name: report for name, report in state.lost_nodes.items() if state.world.on(name)}
     state.plan = None
     state.history.opened(state.generation, replaced)
 

@@ -60,7 +60,6 @@ class JobState:
     # the incident under way
     guilty: dict[int, FaultReport] = field(default_factory=dict)  # whose process has to be replaced
     suspicions: list[FaultReport] = field(default_factory=list)  # wrong, and nobody's fault yet
-    lost_nodes: dict[str, FaultReport] = field(default_factory=dict)  # nodes to be left
     replaced: set[int] = field(default_factory=set)
     setbacks: dict[Rung, int] = field(default_factory=dict)  # how often a replacement of a rung was lost again
     failures: dict[Rung, str] = field(default_factory=dict)  # rungs that have failed in this incident, and why
@@ -112,7 +111,6 @@ class JobState:
         """Forget what belongs to the incident that has just ended."""
         self.guilty.clear()
         self.suspicions.clear()
-        self.lost_nodes.clear()
         self.replaced.clear()
         self.setbacks.clear()
         self.failures.clear()

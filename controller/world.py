@@ -55,12 +55,11 @@ class Holder:
     joined_generation: int = 0
     report: StepReport | None = None
     committed: int = 0  # the most that any life of the rank is known to have committed
-    first_step_done: bool = False
 
     def lose(self) -> None:
         """Forget the process; the rank stays."""
         self.state, self.resilient, self.report, self.pid = RankState.ABSENT, False, None, 0
-        self.seated = self.first_step_done = False
+        self.seated = False
 
 
 @dataclass

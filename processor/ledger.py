@@ -130,8 +130,10 @@ class Ledger:
     def paused(self) -> Iterator[None]:
         """Stop the step clock around something that takes long in the middle of training: an evaluation, say."""
         self._step_clock.doing(Activity.PAUSED)
-        yield
-        self._step_clock.doing(Activity.COMPUTING)
+        try:
+            yield
+        finally:
+            self._step_clock.doing(Activity.COMPUTING)
 
     def reset(self, count: int) -> None:
         """Stand at `count` committed updates, in rollback."""

@@ -9,8 +9,9 @@ from midstep.processor.ledger import HISTORY_STEPS, Ledger, Step
 from midstep.processor.lifecycle import Framework
 from midstep.processor.moments import Moments
 from midstep.processor.step_clock import StepClock
+from midstep.protocol.blackbox import BlackBox
 from midstep.protocol.errors import CommunicatorAborted, InjectedFault, Interrupted, ProtocolViolation
-from midstep.protocol.types import ArmedFault, Injury, Moment
+from midstep.protocol.types import Activity, ArmedFault, Injury, Moment, RankProgress
 
 
 class Journey:
@@ -248,3 +249,26 @@ def _run(
             update()
         after(step.index)
     return done
+
+
+def test_the_clock_goes_on_after_a_pause_that_raised(journey: Journey) -> None:
+    """An evaluation that fails, and is caught, leaves no announced pause behind."""
+    moments, box = Moments(1, 1), BlackBox.create(1, 4096)
+    ledger = Ledger(journey, journey, moments, StepClock(box, moments, 1))  # type: ignore[arg-type]
+
+    def evaluate() -> None:
+        with ledger.paused():
+            seen.append(box.read_progress(0.0))
+            raise ValueError("bad batch")
+
+    seen: list[RankProgress | None] = []
+    with pytest.raises(ValueError, match="bad batch"):
+        evaluate()
+    seen.append(box.read_progress(0.0))
+    box.close()
+
+    paused, after = seen
+    assert paused is not None
+    assert paused.activity is Activity.PAUSED
+    assert after is not None
+    assert after.activity is Activity.COMPUTING
