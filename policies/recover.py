@@ -23,7 +23,7 @@ def unfit(case: Case) -> str | None:
         return f"the node of {ranks_text(placement.homeless)} is not known, so it cannot be left"
     if not placement.leave:
         return "no node has to be left"
-    if facts.healthy <= set(placement.moved):
+    if facts.healthy.difference(facts.culprits) <= set(placement.moved):
         return f"no healthy rank is left outside {nodes_text(placement.leave)}, so there is no process to keep"
     return nodes_missing(facts, len(placement.leave))
 

@@ -38,7 +38,7 @@ def nothing_to_keep(facts: Facts) -> str | None:
     """Say why no process can be kept alive, None when some can. Rungs that keep processes ask this first."""
     if not facts.resilient:
         return "no rank reached a resilient train function, so no process can be kept"
-    if not facts.healthy:
+    if not facts.healthy.difference(facts.culprits):
         return "no healthy rank is left, so there is no process to keep"
     return None
 

@@ -308,3 +308,8 @@ def test_budgets_show_what_is_spent_of_each_limit() -> None:
         "recover_in_place per rank": (1, 2),
         "recover_in_place per node": (2, 4),
     }
+
+
+def test_a_rank_at_fault_is_never_the_process_to_keep() -> None:
+    facts = facts_of(fault(FaultKind.EXIT, 0), culprits=(0,), healthy=frozenset({0}))
+    assert "no healthy rank is left" in refusal(facts, Rung.RECOVER_IN_PLACE)
