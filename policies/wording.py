@@ -18,6 +18,14 @@ _HAPPENED = {
     FaultKind.NODE_LOST: "went away",
     FaultKind.START_FAILED: "could not be started",
     FaultKind.DEVICE: "had a device fault",
+    FaultKind.MEMORY: "had device memory struck",
+    FaultKind.MEMORY_MULTI_BIT: "had several bits of device memory struck",
+    FaultKind.LINK: "had a link between devices fail",
+    FaultKind.OUT_OF_MEMORY: "ran out of memory",
+    FaultKind.NODE: "had a fault of the machine",
+    FaultKind.SWITCH: "had a switch fail",
+    FaultKind.NETWORK: "had a network fault",
+    FaultKind.STORAGE: "had a storage fault",
 }
 
 

@@ -46,6 +46,14 @@ class FaultKind(enum.StrEnum):
     NODE_LOST = "node_lost"  # the node or its agent is gone
     START_FAILED = "start_failed"  # a replacement process never joined
     DEVICE = "device"  # a detector reported the device
+    MEMORY = "memory"  # device memory was struck: an uncorrectable error
+    MEMORY_MULTI_BIT = "memory_multi_bit"  # likewise, several bits of it: known only some time after it was read
+    LINK = "link"  # a link between devices failed, and the operator's own retries with it
+    OUT_OF_MEMORY = "out_of_memory"
+    NODE = "node"  # a detector reported the machine; it may still run
+    SWITCH = "switch"
+    NETWORK = "network"
+    STORAGE = "storage"
 
 
 class FaultLevel(enum.StrEnum):
@@ -61,6 +69,14 @@ class FaultLevel(enum.StrEnum):
     PRE_SEPARATE_NPU = "PreSeparateNPU"
     SUB_HEALTH = "SubHealthFault"
     NODE = "Node"
+
+
+class Assertion(enum.StrEnum):
+    """What a detector says of a fault that can last: it is there, it is gone, or it was a moment's."""
+
+    OCCUR = "occur"
+    RECOVER = "recover"
+    ONCE = "once"
 
 
 class Activity(enum.StrEnum):
@@ -129,6 +145,10 @@ class FaultReport(msgspec.Struct, frozen=True):
     incarnation: int = 0
     level: FaultLevel = FaultLevel.SOFTWARE
     code: str | None = None  # a device fault's code, as its detector names it
+    device: int | None = None  # the device on `node`, as its detector counts them
+    fault_id: str = ""  # the name by which its detector matches OCCUR and RECOVER; "" for what cannot last
+    assertion: Assertion = Assertion.ONCE
+    mendable: bool = False  # the process that has it lives, and can mend it without being replaced
 
 
 class ArmedFault(msgspec.Struct, frozen=True):

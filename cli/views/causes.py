@@ -23,6 +23,14 @@ KIND_WORDS = {
     FaultKind.NODE_LOST: "node lost",
     FaultKind.START_FAILED: "start failed",
     FaultKind.DEVICE: "device fault",
+    FaultKind.MEMORY: "device memory struck",
+    FaultKind.MEMORY_MULTI_BIT: "device memory struck (multi-bit)",
+    FaultKind.LINK: "link failed",
+    FaultKind.OUT_OF_MEMORY: "out of memory",
+    FaultKind.NODE: "machine fault",
+    FaultKind.SWITCH: "switch fault",
+    FaultKind.NETWORK: "network fault",
+    FaultKind.STORAGE: "storage fault",
 }
 
 
