@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from .world import simulate
+from midstep.simulation.world import simulate
 
 CHUNK = 25
 

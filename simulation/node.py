@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import (
+from ..protocol.mailbox import Mailbox
+from ..protocol.messages import (
     CreateNode,
     DeleteNode,
     EndJob,
@@ -21,7 +21,7 @@ from midstep.protocol.messages import (
     StopProcess,
     WelcomeNode,
 )
-from midstep.protocol.types import (
+from ..protocol.types import (
     CONTROLLER,
     PLATFORM,
     Activity,
@@ -32,7 +32,6 @@ from midstep.protocol.types import (
     StoreEndpoint,
     node_address,
 )
-
 from .network import Endpoint
 from .process import Process
 

@@ -8,9 +8,9 @@ it, so that mixed-up state shows.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from midstep.processor.session import Order, Session, Stage
-from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import (
+from ..processor.session import Order, Session, Stage
+from ..protocol.mailbox import Mailbox
+from ..protocol.messages import (
     CheckpointSaved,
     Envelope,
     FaultReported,
@@ -25,7 +25,7 @@ from midstep.protocol.messages import (
     SaveCheckpoint,
     StartProcess,
 )
-from midstep.protocol.types import (
+from ..protocol.types import (
     CONTROLLER,
     Activity,
     FaultKind,
@@ -35,13 +35,12 @@ from midstep.protocol.types import (
     StepReport,
     rank_address,
 )
-
-from .loop import TrainLoop
 from .network import Endpoint
-from .wayback import WayBack
+from .train_loop import TrainLoop
+from .way_back import WayBack
 
 if TYPE_CHECKING:
-    from .group import Group
+    from .communicators import Group
     from .node import Seat
     from .world import World
 

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from midstep.controller.actions import Action, Send
-from midstep.controller.events import Event
-from midstep.controller.state import Phase
-from midstep.controller.world import NodeState, RankState
-from midstep.processor.session import Stage
-from midstep.protocol.incidents import Outcome
-from midstep.protocol.messages import Rejoin, Resume, StartProcess, StopProcess
-from midstep.protocol.types import RestoreSource, Rung
+from ..controller.actions import Action, Send
+from ..controller.events import Event
+from ..controller.state import Phase
+from ..controller.world import NodeState, RankState
+from ..processor.session import Stage
+from ..protocol.incidents import Outcome
+from ..protocol.messages import Rejoin, Resume, StartProcess, StopProcess
+from ..protocol.types import RestoreSource, Rung
 
 if TYPE_CHECKING:
     from .process import Process
@@ -195,4 +195,4 @@ class Watch:
 
 
 if TYPE_CHECKING:
-    from midstep.controller.world import Holder
+    from ..controller.world import Holder

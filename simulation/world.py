@@ -4,22 +4,21 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from midstep.controller.actions import Action, Send
-from midstep.controller.events import Event
-from midstep.controller.machine import RecoveryMachine
-from midstep.controller.state import Phase
-from midstep.policies.schema import Budget, CheckpointPolicy, Policy, RungPolicy, default_policy
-from midstep.protocol.messages import Envelope
-from midstep.protocol.types import JobSettings, JobSpec, RestoreSource, Rung
-
+from ..controller.actions import Action, Send
+from ..controller.events import Event
+from ..controller.machine import RecoveryMachine
+from ..controller.state import Phase
+from ..policies.schema import Budget, CheckpointPolicy, Policy, RungPolicy, default_policy
+from ..protocol.messages import Envelope
+from ..protocol.types import JobSettings, JobSpec, RestoreSource, Rung
 from . import faults
+from .communicators import Group
 from .controller import Controller
-from .group import Group
+from .invariants import Watch
 from .network import Network
 from .node import Agent, Platform
 from .process import Process
 from .timeline import Timeline
-from .watch import Watch
 
 LONGEST_S = 6 * 3600.0
 MOST_EVENTS = 400_000

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from midstep.controller.events import StopRequested
-from midstep.protocol.types import Activity
+from ..controller.events import StopRequested
+from ..protocol.types import Activity
 
 if TYPE_CHECKING:
     from .process import Process

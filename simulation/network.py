@@ -4,9 +4,8 @@ import math
 import random
 from collections.abc import Callable
 
-from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import Envelope, Message
-
+from ..protocol.mailbox import Mailbox
+from ..protocol.messages import Envelope, Message
 from .timeline import Timeline
 
 

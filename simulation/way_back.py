@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from midstep.processor.session import Stage
-from midstep.protocol.messages import RankReady, Rejoin
-from midstep.protocol.types import Activity, FaultKind, OwnStateTransfer, RestoreSource, ShardTransfer
-
-from .group import Key
+from ..processor.session import Stage
+from ..protocol.messages import RankReady, Rejoin
+from ..protocol.types import Activity, FaultKind, OwnStateTransfer, RestoreSource, ShardTransfer
+from .communicators import Key
 
 if TYPE_CHECKING:
-    from .group import Group
+    from .communicators import Group
     from .process import Process
 
 LINK_UP_S = 1.5

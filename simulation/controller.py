@@ -2,16 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from midstep.controller.actions import Action, Finish, Forget, Send
-from midstep.controller.events import ControllerStarted, DeadlinePassed, Event
-from midstep.controller.machine import RecoveryMachine
-from midstep.controller.routes import Routes
-from midstep.controller.state import Phase
-from midstep.controller.table import TABLE
-from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import DeleteNode, EndJob, Envelope, NodeJoined, NodeLost, Report
-from midstep.protocol.types import CONTROLLER, node_address
-
+from ..controller.actions import Action, Finish, Forget, Send
+from ..controller.events import ControllerStarted, DeadlinePassed, Event
+from ..controller.machine import RecoveryMachine
+from ..controller.routes import Routes
+from ..controller.state import Phase
+from ..controller.table import TABLE
+from ..protocol.mailbox import Mailbox
+from ..protocol.messages import DeleteNode, EndJob, Envelope, NodeJoined, NodeLost, Report
+from ..protocol.types import CONTROLLER, node_address
 from .network import Endpoint
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from midstep.processor.session import Order, Stage
-from midstep.protocol.messages import Quiesce, Rejoin, SaveCheckpoint, StepCommitted
-from midstep.protocol.types import Activity, FaultKind
+from ..processor.session import Order, Stage
+from ..protocol.messages import Quiesce, Rejoin, SaveCheckpoint, StepCommitted
+from ..protocol.types import Activity, FaultKind
 
 if TYPE_CHECKING:
     from .process import Process
