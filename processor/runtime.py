@@ -20,6 +20,7 @@ from ..protocol.messages import SaveCheckpoint as Save
 from ..protocol.types import (
     ArmedFault,
     FaultKind,
+    FaultLevel,
     FaultReport,
     JobSettings,
     StoreEndpoint,
@@ -132,8 +133,10 @@ class Runtime:
         """Report to the controller; returns at once."""
         self._client.post(body, self.session.generation)
 
-    def report_fault(self, kind: FaultKind, detail: str) -> None:
-        """Report something wrong in this rank."""
+    def report_fault(
+        self, kind: FaultKind, detail: str, level: FaultLevel = FaultLevel.SOFTWARE, *, mendable: bool = False
+    ) -> None:
+        """Report something wrong in this rank. `mendable`: this process lives on and can mend it."""
         report = FaultReport(
             kind=kind,
             at_s=time.time(),
@@ -143,6 +146,8 @@ class Runtime:
             node=self.node,
             generation=self.session.generation,
             incarnation=self.incarnation,
+            level=level,
+            mendable=mendable,
         )
         self.post(FaultReported(report))
 

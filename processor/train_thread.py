@@ -33,6 +33,8 @@ from ..protocol.messages import (
 )
 from ..protocol.types import Activity, FaultKind, Moment
 from .checkpoints import Checkpoints
+from .exception_patterns import patterns_here
+from .exceptions import Reaction, chain_of, classify, reaction
 from .ledger import Ledger
 from .rejoining import Phases, Rejoining
 from .runtime import Runtime
@@ -55,6 +57,7 @@ class TrainThread:
         self._ledger = Ledger(self, framework, runtime.moments, runtime.step_clock)
         self._rejoining = Rejoining(runtime, framework, self._ledger)
         self._checkpoints = Checkpoints(runtime, framework)
+        self._patterns = patterns_here()
         self._phases = self._new_phases()
         self._held: Order | None = None  # an order that was taken inside the commit barrier
         self._first_step = False
@@ -154,40 +157,54 @@ class TrainThread:
         runtime = self._runtime
         runtime.session.reach(Stage.TRAINING)
         self._first_step = True
-        fault = ""
+        reported = False
         try:
             last = train()
             finished = True
         except Interrupted:
             finished = False
-        except Exception:
-            # Only the text is kept: the traceback would keep the dead step's tensors and groups alive.
-            finished, fault = False, traceback.format_exc()
-            if not self._collateral():
-                runtime.report_fault(FaultKind.EXCEPTION, fault)
+        except Exception as error:
+            # Only texts are kept: the traceback would keep the dead step's tensors and groups alive.
+            finished = False
+            what_now = self._judge(error)
+            if what_now is Reaction.LEAVE:
                 runtime.flush()
                 raise
+            reported = what_now is Reaction.REPORT
         if finished and self._held is None and not runtime.interrupted():
             runtime.session.reach(Stage.FINISHED)
             runtime.step_clock.doing(Activity.FINISHED)
             runtime.post(RankFinished(runtime.rank, runtime.generation, runtime.incarnation, self._ledger.count))
         elif self._held is None:
-            self._stop()
+            self._stop(reported=reported)
             self._clean()
         return last
 
-    def _collateral(self) -> bool:
-        """Whether an exception is the consequence of somebody else's fault, not this rank's own."""
-        return self._runtime.interrupted() or self._runtime.communicator.failed is not None
+    def _judge(self, error: Exception) -> Reaction:
+        """Say what an exception of the train function means, and report it if it is news."""
+        runtime = self._runtime
+        finding = classify(chain_of(error), self._patterns)
+        collateral = runtime.interrupted() or runtime.communicator.failed is not None
+        what_now = reaction(finding, collateral=collateral)
+        if what_now is Reaction.WAIT:
+            if not finding.known:
+                _log.warning("taken for a consequence of being interrupted: %s: %s", type(error).__name__, finding.text)
+            return what_now
+        detail = f"{finding.text} ({finding.meaning})" if finding.known else traceback.format_exc()
+        if what_now is Reaction.REPORT:
+            _log.error("%s", detail, exc_info=True)
+        kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep: somebody else's doing
+        runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable)
+        return what_now
 
-    def _stop(self) -> None:
+    def _stop(self, *, reported: bool = False) -> None:
         """Everything in flight is dropped; say so if nobody has asked for it yet."""
         runtime = self._runtime
         self._phases = self._new_phases()
         self._checkpoints.forget_pending()
         with self._phases.phase(Moment.STOP):
             failed = runtime.communicator.failed
-            if not runtime.interrupted() and failed is not None:
+            if not reported and not runtime.interrupted() and failed is not None:
                 runtime.report_fault(FaultKind.COMMUNICATION, failed)
             runtime.communicator.abort(failed or "the step is given up")
             runtime.device.stop()

@@ -24,7 +24,10 @@ from midstep.policies.schema import (
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.types import JobSettings, RestoreSource, Rung
 
-CONFIGS = sorted(Path(str(resources.files("midstep.configs"))).glob("*.yaml"))
+NO_POLICIES = {"exceptions.yaml"}  # lies beside them, and is about something else
+CONFIGS = sorted(
+    path for path in Path(str(resources.files("midstep.configs"))).glob("*.yaml") if path.name not in NO_POLICIES
+)
 
 
 def refused(text: str) -> list[str]:

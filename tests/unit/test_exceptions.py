@@ -1,0 +1,188 @@
+"""What an exception means: by patterns that are data, and never swallowed when no pattern knows it."""
+
+import contextlib
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstep.processor.exception_patterns import Pattern, known_patterns, parse_patterns
+from midstep.processor.exceptions import Finding, Reaction, chain_of, classify, reaction
+from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError
+from midstep.protocol.types import FaultKind, FaultLevel
+
+PATTERNS = known_patterns()
+ERROR_TAIL = "\n[ERROR] 2026-11-20-10:11:12 (PID:77, Device:0, RankID:3) ERR00100 PTA call acl api failed"
+
+
+def found(error: BaseException) -> Finding:
+    return classify(chain_of(error), PATTERNS)
+
+
+# the exception, its kind (None: no fault), whether the living process may mend it
+KNOWN = [
+    (RuntimeError(f"FORCE STOP.{ERROR_TAIL}"), None, False),
+    (RuntimeError(f"UCE ERROR.{ERROR_TAIL}"), FaultKind.MEMORY, True),
+    (RuntimeError("HBM MULTI BIT ECC ERROR. time is 1732155"), FaultKind.MEMORY_MULTI_BIT, True),
+    (RuntimeError("SUSPECT MEM ERROR"), FaultKind.MEMORY, True),
+    (RuntimeError("HCCL OP RETRY FAILED"), FaultKind.LINK, True),
+    (RuntimeError("HCCS LINK ERROR"), FaultKind.LINK, True),
+    (RuntimeError("UB LINK ERROR"), FaultKind.LINK, True),
+    (RuntimeError("SUSPECT REMOTE ERROR"), FaultKind.COMMUNICATION, False),
+    (RuntimeError("There is unsafe data in the input tensor."), FaultKind.MEMORY, False),
+    (RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB"), FaultKind.OUT_OF_MEMORY, False),
+    (torch.OutOfMemoryError("CUDA out of memory."), FaultKind.OUT_OF_MEMORY, False),
+    (MemoryError(), FaultKind.OUT_OF_MEMORY, False),
+    (RuntimeError("EZ9999: inner error, reason=[hccl op retry failed]"), FaultKind.LINK, True),
+    (RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer"), FaultKind.COMMUNICATION, False),
+    (RuntimeError("Timed out waiting 5000ms for recv operation to complete"), FaultKind.COMMUNICATION, False),
+    (CommunicatorFailed("allreduce cannot be done"), FaultKind.COMMUNICATION, False),
+    (CommunicatorAborted("allreduce cannot be done"), FaultKind.COMMUNICATION, False),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "mendable"), KNOWN, ids=lambda value: str(value)[:24])
+def test_a_known_text_gets_its_kind(error: Exception, kind: FaultKind | None, mendable: bool) -> None:
+    finding = found(error)
+    assert (finding.kind, finding.mendable) == (kind, mendable)
+    assert finding.known
+
+
+def test_the_time_stamp_of_a_multi_bit_error_is_read() -> None:
+    text = f"HBM MULTI BIT ECC ERROR.hbm Multi-bit ECC error, time is 1732155001234{ERROR_TAIL}"
+    assert found(RuntimeError(text)).time_us == 1732155001234
+    assert found(RuntimeError("HBM MULTI BIT ECC ERROR.")).time_us is None
+
+
+def test_what_caused_an_exception_counts_if_the_exception_itself_says_nothing() -> None:
+    """A framework that wraps the device's error in its own does not hide it."""
+    error = ValueError("forward failed in layer 3")
+    error.__cause__ = RuntimeError("UCE ERROR")
+    assert found(error).kind is FaultKind.MEMORY
+
+
+def test_the_outermost_text_goes_before_its_cause() -> None:
+    error = RuntimeError("FORCE STOP")
+    error.__cause__ = RuntimeError("HCCL OP RETRY FAILED")
+    assert found(error).kind is None
+
+
+def test_a_device_text_in_an_exception_that_is_no_runtime_error_means_nothing() -> None:
+    """A user's ValueError that quotes a manual is not a fault of the device."""
+    finding = found(ValueError("see the manual on UCE ERROR"))
+    assert (finding.kind, finding.known) == (FaultKind.EXCEPTION, False)
+
+
+@given(st.text(max_size=400))
+def test_unknown_text_is_an_unknown_fault_that_shows_it(text: str) -> None:
+    """Whatever a script raises: it is a fault of the kind exception, and its first line is kept."""
+    finding = found(KeyError(text))
+    assert finding.kind is FaultKind.EXCEPTION
+    assert not finding.known
+    assert "KeyError" in finding.meaning
+    first = next((line.strip() for line in str(KeyError(text)).splitlines() if line.strip()), "")
+    assert finding.text.startswith(first[:300])
+
+
+@given(
+    st.sampled_from([case for case in KNOWN if type(case[0]) is RuntimeError]),
+    st.text(max_size=80),
+    st.text(max_size=80),
+)
+def test_a_known_text_is_found_wherever_it_stands(
+    case: tuple[Exception, FaultKind | None, bool], before: str, after: str
+) -> None:
+    error, kind, _ = case
+    surrounded = RuntimeError(f"{before}\n{error}\n{after}")
+    if all(pattern.text is None or pattern.text not in before + after for pattern in PATTERNS):
+        assert found(surrounded).kind is kind
+
+
+def test_a_chain_that_bites_its_tail_ends() -> None:
+    one, other = RuntimeError("one"), RuntimeError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert len(chain_of(one)) == 2
+
+
+def test_an_exception_that_cannot_describe_itself_is_told_all_the_same() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    assert found(Mute()).kind is FaultKind.EXCEPTION
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "alone", "interrupted"),
+    [
+        (ValueError("a bug"), Reaction.LEAVE, Reaction.WAIT),
+        (RuntimeError("FORCE STOP"), Reaction.REPORT, Reaction.WAIT),
+        (RuntimeError("SUSPECT REMOTE ERROR"), Reaction.REPORT, Reaction.WAIT),
+        (RuntimeError("HCCL OP RETRY FAILED"), Reaction.REPORT, Reaction.REPORT),
+        (RuntimeError("UCE ERROR"), Reaction.REPORT, Reaction.REPORT),
+        (torch.OutOfMemoryError("out"), Reaction.LEAVE, Reaction.LEAVE),
+        (RuntimeError("There is unsafe data in the input tensor."), Reaction.LEAVE, Reaction.LEAVE),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_what_follows_depends_on_whose_fault_it_is(error: Exception, alone: Reaction, interrupted: Reaction) -> None:
+    """A process that can mend its fault stays, one with a bug leaves, one that was stopped waits."""
+    assert reaction(found(error), collateral=False) is alone
+    assert reaction(found(error), collateral=True) is interrupted
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_patterns_of_versions_that_are_not_installed_are_left_out() -> None:
+    link = next(pattern for pattern in PATTERNS if pattern.name == "ub_link")
+    assert link.holds_for({"torch_npu": "2.13.0"})
+    assert not link.holds_for({"torch_npu": "2.6.0"})
+    assert link.holds_for({})
+    assert link.holds_for({"torch_npu": "of my own making"})
+
+
+def test_every_level_of_the_file_can_be_restarted_in_place() -> None:
+    """None of these texts condemns a device: that is for detectors to say."""
+    levels = {pattern.fault.level for pattern in PATTERNS if pattern.fault is not None}
+    assert levels <= {FaultLevel.SOFTWARE, FaultLevel.RESTART_REQUEST, FaultLevel.RESTART_BUSINESS}
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ("{name: a, library: b, meaning: what, text: abc}", "either fault or stopped"),
+        ("{name: a, library: b, meaning: what, stopped: true}", "one of text, regex and types"),
+        ("{name: a, library: b, meaning: what, stopped: true, regex: '(abc'}", "regex"),
+        ("{name: a, library: b, meaning: what, stopped: true, text: abc, versions: latest}", "versions"),
+        ("{name: a, library: b, meaning: what, stopped: true, text: abc, colour: red}", "colour"),
+        ("{name: a, library: b, meaning: what, text: abc, fault: {kind: meteor}}", "meteor"),
+        ("{name: A B, library: b, meaning: what, text: abc, stopped: true}", "name"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(entry: str, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint) as caught:
+        parse_patterns(f"version: 1\npatterns:\n  - {entry}\n", "mine.yaml")
+    assert str(caught.value).startswith("mine.yaml")
+
+
+def test_a_name_that_stands_twice_and_another_version_are_refused() -> None:
+    entry = "  - {name: a, library: b, meaning: what, stopped: true, text: abc}\n"
+    with pytest.raises(ConfigurationError, match=r"version: found 2.*(\n.*)*stands twice"):
+        parse_patterns(f"version: 2\npatterns:\n{entry}{entry}", "mine.yaml")
+
+
+@given(st.text(max_size=200))
+def test_no_text_in_the_file_raises_anything_but_a_configuration_error(text: str) -> None:
+    with contextlib.suppress(ConfigurationError):
+        assert isinstance(parse_patterns(text, "mine.yaml"), tuple)
+
+
+def test_patterns_survive_a_round_trip() -> None:
+    """What the file says is what the structs hold."""
+    assert msgspec.convert(msgspec.to_builtins(PATTERNS), tuple[Pattern, ...]) == PATTERNS
