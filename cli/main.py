@@ -14,7 +14,7 @@ COMMANDS = {
     "report": "Show what happened in a job: incidents, phases, reasons.",
     "inject": "Cause a fault on purpose, now or at a moment of a step.",
     "stop": "End a job, with an emergency checkpoint.",
-    "policy": "Check a policy file, or ask what it would do.",
+    "policy": "Check a policy file, ask what it would do, or make one of an acjob.",
     "controller": "Run the controller of a job (`run` does it for you).",
     "agent": "Run the agent of a node (`run` does it for you).",
 }

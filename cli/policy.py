@@ -15,6 +15,7 @@ from ..policies.rules import advice
 from ..policies.schema import Policy, default_policy
 from ..protocol.errors import ConfigurationError, PolicyError
 from ..protocol.types import Decision, Rung
+from . import from_acjob
 
 EXIT_WRONG_FILE = 1
 MAX_RANKS = 200_000  # answers stay a matter of seconds
@@ -59,6 +60,9 @@ def command() -> None:
     A policy is a YAML file: the ladder of ways to recover, their budgets, and the deadlines. Exit status: 0
     when all is well, 1 when a file is wrong, 2 when the command line is.
     """
+
+
+command.add_command(from_acjob.command)
 
 
 @command.command()

@@ -3,6 +3,8 @@
 YAML is read by pyyaml's safe loader, made stricter: a key that stands twice in a mapping is an error.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +38,22 @@ class _StrictLoader(yaml.SafeLoader):
 
 def load_policy(path: str | Path) -> Policy:
     """Read the policy at `path`. Raises PolicyError, every mistake on its own line, when it is not one."""
-    path = Path(path)
+    return parse_policy(read_text(path), str(path))
+
+
+def read_text(path: str | Path) -> str:
+    """Read the YAML text at `path`. Raises PolicyError when it cannot be read, is too large or not UTF-8."""
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise PolicyError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(data) > MAX_FILE_BYTES:
         raise PolicyError(f"{path}: larger than {MAX_FILE_BYTES} bytes, which no policy is")
     try:
-        text = data.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise PolicyError(f"{path}: byte {error.start} is not UTF-8; a policy is YAML text") from error
-    return parse_policy(text, str(path))
 
 
 def parse_policy(text: str, source: str) -> Policy:
@@ -75,9 +80,11 @@ def render(policy: Policy) -> str:
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
-def _tree(text: str, source: str) -> object:
+@contextmanager
+def understandable(source: str) -> Iterator[None]:
+    """Turn whatever a YAML reader raises into a PolicyError that names `source` and, where known, line and column."""
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f" line {mark.line + 1}, column {mark.column + 1}:"
@@ -86,6 +93,11 @@ def _tree(text: str, source: str) -> object:
         raise PolicyError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise PolicyError(f"{source}: nested too deeply for a policy") from error
+
+
+def _tree(text: str, source: str) -> object:
+    with understandable(source):
+        return yaml.load(text, Loader=_StrictLoader)
 
 
 def _refuse(problems: list[Problem], source: str) -> None:

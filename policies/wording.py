@@ -61,6 +61,12 @@ def faults_text(faults: Iterable[FaultReport]) -> str:
     return "; ".join(parts)
 
 
+def one_line(text: str, longest: int = 1000) -> str:
+    """Return `text` without line breaks and control characters, and cut."""
+    cut = text if len(text) <= longest else f"{text[:longest]}..."
+    return "".join(letter if letter.isprintable() else " " for letter in cut)
+
+
 def _listed(noun: str, names: list[str]) -> str:
     if not names:
         return f"no {noun}"

@@ -14,11 +14,14 @@ import pytest
 from midstep.cli.main import COMMANDS
 from midstep.controller.state import Phase
 from midstep.controller.table import ROWS, diagram
+from midstep.policies.acjob import translate
 from midstep.policies.files import parse_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+ACJOB = ROOT / "docs" / "acjob.md"
+ACJOB_EXAMPLE = "examples/acjob.yaml"
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 EXAMPLES = ("train_plain.py", "train_resilient.py")
 
@@ -74,11 +77,17 @@ def _body(name: str) -> str:
     return textwrap.dedent("".join(main.strip("\n").splitlines(keepends=True)[1:])) + "\n"
 
 
+def acjob() -> str:
+    """Return the policy that the example AscendJob becomes."""
+    return f"```yaml\n{translate((ROOT / ACJOB_EXAMPLE).read_text(), ACJOB_EXAMPLE).text}```\n"
+
+
 # name of the markers -> page, and what stands between them
 GENERATED: dict[str, tuple[Path, Callable[[], str]]] = {
     "state diagram": (ARCHITECTURE, lambda: f"```mermaid\n{diagram()}```\n"),
     "transition table": (ARCHITECTURE, transition_table),
     "scripts": (README, scripts),
+    "acjob": (ACJOB, acjob),
 }
 
 

@@ -1,0 +1,74 @@
+"""What an AscendJob (acjob) can say about recovery, each value with the line that it stands on."""
+
+import enum
+
+import msgspec
+
+API_VERSION = "mindxdl.gitee.com/v1"
+KIND = "AscendJob"
+MIN_WAIT_S, MAX_WAIT_S = 30, 270  # of wait-reschedule-timeout
+MIN_ACTION_S, MAX_ACTION_S = 30, 1800  # of TTP_NORMAL_ACTION_TIME_LIMIT
+RECOVER_POLICY_PATH = "huawei.com/recover_policy_path"
+ACTION_TIME_LIMIT = "TTP_NORMAL_ACTION_TIME_LIMIT"
+INT32_MOST = 2**31 - 1
+
+
+class Strategy(enum.StrEnum):
+    """The words of `recover-strategy`, in MindCluster's order, the first tried first."""
+
+    RETRY = "retry"
+    RECOVER_IN_PLACE = "recover-in-place"
+    RECOVER = "recover"
+    ELASTIC_TRAINING = "elastic-training"
+    DUMP = "dump"
+    EXIT = "exit"
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One value of the document: its key's path, the line it stands on, and itself."""
+
+    path: str
+    line: int
+    value: str
+
+    @property
+    def number(self) -> int:
+        """The value of a setting that was checked to be a whole number."""
+        return int(self.value)
+
+    def __str__(self) -> str:
+        """Return it as a comment names it."""
+        return f"line {self.line}, {self.path}: {self.value}"
+
+
+class AscendJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one document; None where it does not say.
+
+    `others` are keys of MindCluster's recovery that steer nothing in midstep, `typos` keys that are nearly
+    MindCluster's. `nodes` are the pods that ask for NPUs, `ranks_per_node` what each asks for; 0: not said.
+    """
+
+    name: str
+    line: int
+    fault_scheduling: Setting | None = None
+    fault_retry_times: Setting | None = None
+    pod_rescheduling: Setting | None = None
+    process_recover: Setting | None = None
+    sub_healthy: Setting | None = None
+    recover_strategy: Setting | None = None
+    strategies: frozenset[Strategy] = frozenset()
+    wait_reschedule: Setting | None = None
+    backoff_limit: Setting | None = None
+    recover_policy_path: Setting | None = None
+    grace_period: Setting | None = None
+    action_limit: Setting | None = None
+    others: tuple[Setting, ...] = ()
+    typos: tuple[str, ...] = ()
+    nodes: int = 0
+    ranks_per_node: int = 0
+
+    @property
+    def retries(self) -> Setting | None:
+        """The setting that limits restarts of the world: the lower of the two, as in MindCluster; None: no limit."""
+        limits = [each for each in (self.fault_retry_times, self.backoff_limit) if each is not None and each.number > 0]
+        return min(limits, key=lambda each: each.number, default=None)
