@@ -1,0 +1,84 @@
+"""Every call into torch-npu that midstep makes, as data.
+
+One list for three readers: the NPU device checks at start that the installed version has them; the fake device has the
+same; and the contract tests read the published packages and see that they are there, with these parameters. No call is
+made that is not in it.
+"""
+
+import inspect
+from typing import Any
+
+import msgspec
+
+from ..protocol.errors import ConfigurationError
+
+OLDEST = "2.6.0"  # the first version for a torch that midstep supports; every call below is in it
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A function, method or class below `torch_npu`. `parameters` are those that midstep passes, in order."""
+
+    name: str
+    use: str
+    parameters: tuple[str, ...] = ()
+    since: str = OLDEST
+
+
+CALLS = (
+    Call("npu.current_device", "know its own device"),
+    Call("npu.set_device", "take the device of its local rank", ("device",)),
+    Call("npu.synchronize", "wait for the device before a step is committed", ("device",)),
+    Call("npu.stop_device", "abort what the device is executing", ("device_id",)),
+    Call("npu.restart_device", "make a stopped device usable again", ("device_id", "rebuild_all_resources")),
+    Call("npu.check_uce_in_memory", "learn which memory an error has struck", ("device_id",)),
+    Call("npu.get_allocator_backend", "see that memory errors can be located"),
+    Call("npu.Event", "read the device's own clock", ("enable_timing",)),
+    Call("npu.Event.record", "read the device's own clock", ("stream",)),
+    Call("npu.Event.recorded_time", "read the device's own clock"),
+    Call("npu.Event.synchronize", "read the device's own clock"),
+    Call("npu._recovery.check_npu_tensor_is_safe", "find the tensors that an error has struck", ("tensor_obj",)),
+    Call("npu._recovery.update_npu_tensor_to_safe", "use a tensor again once it is repaired", ("tensor_obj",)),
+    Call("distributed.reinit_process_group", "rebuild communicators in place", ("group", "rebuild_link")),
+)
+
+# What torch-npu's own Python calls on the backend of a process group while it does the above. midstep's groups stand
+# between, and the fake's backend has them too.
+BACKEND_METHODS = (
+    "abort_hccl_comm",
+    "clear_workmeta_list",
+    "resume_hccl_comm",
+    "set_watchdog_status",
+    "_delete_tcpstore_key",
+)
+
+
+def require(library: Any, version: str) -> None:
+    """See that `library` (torch_npu, or what stands for it) has every call.
+
+    Runs at the start of each training process. Raises ConfigurationError naming the version that has what is missing.
+    """
+    missing = [call for call in CALLS if not _has(library, call)]
+    if missing:
+        needed = max((call.since for call in missing), key=_as_numbers)
+        lines = [f"{call.name}({', '.join(call.parameters)}), to {call.use}" for call in missing]
+        raise ConfigurationError(
+            f"torch-npu {version} lacks {'; '.join(lines)}. Install torch-npu {needed} or newer, for your torch."
+        )
+
+
+def _has(library: Any, call: Call) -> bool:
+    found = library
+    for part in call.name.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            return False
+    try:
+        known = inspect.signature(found).parameters
+    except (TypeError, ValueError):  # compiled; only its name can be seen
+        return True
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
+    return takes_any or all(name in known for name in call.parameters)
+
+
+def _as_numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
