@@ -1,7 +1,7 @@
 """Published torch-npu packages, read without importing them: they need a CANN installation, and a device.
 
-A wheel is fetched once and kept in `~/.cache/midstep/torch-npu`. Its Python is read as syntax trees, its compiled library
-as bytes.
+A wheel is fetched once and kept in `~/.cache/midstep/torch-npu`. Its Python is read as syntax trees, its library as
+bytes.
 """
 
 import ast
