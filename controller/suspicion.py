@@ -22,6 +22,7 @@ def suspect(state: JobState, report: FaultReport, now: float) -> None:
     if state.phase is not Phase.SUSPECTING:
         state.suspected_in = state.phase
         state.awaiting_progress.clear()  # of a suspicion that another fault has overtaken
+        state.world.progress.clear()  # likewise
         state.enter(Phase.SUSPECTING, now, state.policy.deadlines.suspect_s)
     if report.kind is FaultKind.STALL and not state.awaiting_progress:
         _probe_nodes(state, now)

@@ -87,6 +87,23 @@ def test_every_stall_is_probed_anew(cluster: Cluster) -> None:
     assert len(only(cluster.feed(cluster.fault(0, FaultKind.STALL)), ProbeProgress)) == 2
 
 
+def test_clocks_read_for_an_earlier_suspicion_blame_nobody(cluster: Cluster) -> None:
+    """Another fault overtook it: what its clocks said is old when the next link-up fails."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    probe = cluster.machine.state.probes
+    stands = clock(1, Activity.COMPUTING, **STANDS)  # type: ignore[arg-type]
+    waits = clock(0, Activity.COLLECTIVE, **{**STANDS, "collectives": 41})  # type: ignore[arg-type]
+    cluster.feed(ProgressReported("node0", probe, cluster.now, (waits, stands)))
+    cluster.feed(cluster.exited(2))
+    for rank in (0, 1, 3):
+        cluster.feed(cluster.quiesced(rank, 5, wards=[2]))
+    cluster.feed(cluster.joined(2), cluster.fault(0, FaultKind.LINK_UP))
+    cluster.now += 1
+    bodies = cluster.feed(DeadlinePassed())
+    assert only(bodies, StartProcess) == []
+    assert len(only(bodies, Quiesce)) == 4
+
+
 def test_a_checkpoint_does_not_excuse_a_broken_collective(cluster: Cluster) -> None:
     """Who has left its step waits for orders: everybody is quiesced."""
     cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION), cluster.fault(1, FaultKind.STALL))
