@@ -4,7 +4,10 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..protocol.types import StoreEndpoint
+
 if TYPE_CHECKING:
+    from .played_thread import PlayedThread
     from .process import Process
     from .timeline import Timeline
 
@@ -17,31 +20,46 @@ Key = tuple[object, ...]
 class Group:
     """One generation's communicators. A collective completes when every rank has entered it."""
 
-    def __init__(self, timeline: "Timeline", chance: random.Random, size: int, *, flaky: bool) -> None:
+    def __init__(
+        self,
+        timeline: "Timeline",
+        chance: random.Random,
+        size: int,
+        *,
+        flaky: bool,
+        serves: Callable[[StoreEndpoint], bool],
+    ) -> None:
+        """`serves` says whether a rendezvous store listens where a process looks for it."""
+        self._serves = serves
         self._timeline = timeline
         self._chance = chance
         self._size = size
         self.frozen = False  # collectives hang without a word
         self._flaky = flaky  # the connections do not come up
         self._connecting: dict[int, tuple[Process, Callable[[], None]]] = {}
+        self._stores: dict[int, StoreEndpoint] = {}
         self._members: dict[int, Process] = {}
         self._entered: dict[Key, dict[int, tuple[Process, Callable[[], None]]]] = {}
         self._posted: dict[Key, int] = {}
         self._receiving: dict[Key, Callable[[int], None]] = {}
 
-    def connect(self, process: "Process", done: Callable[[], None]) -> None:
-        """Wait for all ranks, then go on."""
+    def connect(self, process: "Process", store: StoreEndpoint, done: Callable[[], None]) -> None:
+        """Wait for all ranks at a store, then go on."""
+        if not self._serves(store):
+            return
         self._connecting[process.rank] = (process, done)
-        if len(self._connecting) == self._size and not self._flaky:
+        self._stores[process.rank] = store
+        if len(self._connecting) == self._size and not self._flaky and len(set(self._stores.values())) == 1:
             self._members = {rank: each for rank, (each, _) in self._connecting.items()}
             for _, call in self._connecting.values():
                 self._soon(call)
 
-    def leave(self, process: "Process") -> None:
+    def leave(self, process: "PlayedThread") -> None:
         """A process ends or aborts: it connects with nobody any more, and its peers notice."""
         known = self._connecting.get(process.rank)
         if known is not None and known[0] is process and not self._members:
             del self._connecting[process.rank]
+            del self._stores[process.rank]
         if self._members.get(process.rank) is process:
             for peer in self._members.values():
                 if peer is not process:

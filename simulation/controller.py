@@ -1,8 +1,13 @@
-"""The driver's part: what arrives is recorded, then handled, then acted on; a crash may come between any two."""
+"""The driver's part: what arrives is recorded, then handled, then acted on; a crash may come between any two.
+
+A controller that is taken for dead may also go on: it sends what it had decided, under its old term, while the next one
+is in office. What it has not recorded it can never record, as the journal belongs to the next one by then.
+"""
 
 from typing import TYPE_CHECKING
 
 from ..controller.actions import Action, Finish, Forget, Send
+from ..controller.admission import refusal
 from ..controller.events import ControllerStarted, DeadlinePassed, Event
 from ..controller.machine import RecoveryMachine
 from ..controller.routes import Routes
@@ -10,7 +15,8 @@ from ..controller.state import Phase
 from ..controller.table import TABLE
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import DeleteNode, EndJob, Envelope, NodeJoined, NodeLost, Report
-from ..protocol.types import CONTROLLER, node_address
+from ..protocol.types import CONTROLLER, PLATFORM, node_address
+from .invariants import Invariant
 from .network import Endpoint
 
 if TYPE_CHECKING:
@@ -32,13 +38,15 @@ class Controller:
         self.term = 0
         self.up = False
         self.finish: Finish | None = None
-        self.crash_next = False  # die when the next event is recorded, before its actions leave
+        self.crash_next: int | None = None  # die over the next event: recorded, and so many actions done
+        self.lives_on_s = 0.0  # how long the next one to die goes on, taken for dead
+        self._recorded: set[tuple[str, int, int]] = set()
 
     def start(self) -> None:
         """Replay the journal and take over."""
         self.term += 1
         world = self._world
-        self.machine = RecoveryMachine(world.policy, world.job, can_create_nodes=world.can_create_nodes)
+        self.machine = RecoveryMachine(world.policy, world.job, can_create_nodes=world.setting.can_create_nodes)
         self._routes = Routes()
         self._watched: dict[str, float] = {}
         self._endpoint = Endpoint(
@@ -46,13 +54,15 @@ class Controller:
             self._timeline,
             transmit=self._transmit,
             take=self._take,
+            complain=world.fail,
         )
         self._endpoint.mailbox.term = self.term
         last_s = 0.0
         for index, (event, at_s, sender, session, number) in enumerate(self.journal):
             actions = self.machine.handle(event, at_s)
             if index < len(self.done) and actions != self.done[index]:
-                world.fail(f"in a replay {event} leads to {actions}, and led to {self.done[index]}")
+                what = f"in a replay {event} leads to {actions}, and led to {self.done[index]}"
+                world.fail(Invariant.JOURNAL_IS_TRUTH, what)
             if index >= len(self.done):
                 self.done.append(actions)
             self._learn(event, actions)
@@ -69,24 +79,35 @@ class Controller:
     def replay(self) -> None:
         """Fold the journal into a fresh machine: it must act and remember alike."""
         world = self._world
-        machine = RecoveryMachine(world.policy, world.job, can_create_nodes=world.can_create_nodes)
+        machine = RecoveryMachine(world.policy, world.job, can_create_nodes=world.setting.can_create_nodes)
         for (event, at_s, *_), actions in zip(self.journal, self.done, strict=True):
             if machine.handle(event, at_s) != actions:
-                world.fail(f"in a replay {event} leads to something else than {actions}")
+                world.fail(Invariant.JOURNAL_IS_TRUTH, f"in a replay {event} leads to something else than {actions}")
         if machine.incidents != self.machine.incidents or machine.state.spent != self.machine.state.spent:
-            world.fail("a replay remembers other incidents or budgets")
+            world.fail(Invariant.JOURNAL_IS_TRUTH, "a replay remembers other incidents or budgets")
 
     def crash(self) -> None:
-        """Die; somebody starts the next one later."""
+        """Die, or be taken for dead; somebody starts the next one later."""
         if not self.up:
             return
-        self._world.log("controller crashes")
-        self.up = self._endpoint.open = False
+        self.up = False
+        lives_on_s, self.lives_on_s = self.lives_on_s, 0.0
+        if lives_on_s:
+            self._world.log(f"controller of term {self.term} is taken for dead")
+            endpoint = self._endpoint
+            endpoint.deaf = True
+            self._timeline.after(lives_on_s, endpoint.close)
+        else:
+            self._world.log(f"controller of term {self.term} crashes")
+            self._endpoint.close()
         self._timeline.after(self._world.chance.choice((0.05, 0.5, 5.0, 40.0)), self.start)
 
     def receive(self, envelope: Envelope, connection: str) -> None:
         """Something has arrived."""
-        if self.up:
+        refused = refusal(
+            connection if connection == PLATFORM else node_address(connection), envelope, self._world.size
+        )
+        if self.up and refused is None:
             self._watched.update({connection: self._timeline.now} if connection in self._watched else {})
             self._routes.relayed(envelope.sender, node_address(connection))
             self._endpoint.receive(envelope)
@@ -105,26 +126,53 @@ class Controller:
 
     def _handle(self, event: Event, sender: str, session: int, number: int) -> bool:
         """Record, handle, act. False: it died on the way."""
-        now = self._timeline.now
-        self.journal.append((event, now, sender, session, number))
-        if self.crash_next:
-            self.crash_next = False
-            self._world.log(f"recorded, and not acted on: {event}")
+        now, world = self._timeline.now, self._world
+        self._record(event, now, sender, session, number)
+        acts, self.crash_next = self.crash_next, None
+        if acts == 0:
+            world.log(f"recorded, and not acted on: {event}")
             self.crash()
             return False
         before = self.machine.phase
         actions = self.machine.handle(event, now)
         self.done.append(actions)
-        self._world.log_event(event, before, self.machine, actions)
         if self.machine.phase is not before and self.machine.phase not in TABLE[before, type(event)].to:
-            self._world.fail(f"the table has no way from {before} to {self.machine.phase} by {type(event).__name__}")
-        self._world.watch.handled(event, actions)
+            what = f"no way from {before} to {self.machine.phase} by {type(event).__name__}"
+            world.fail(Invariant.BY_THE_TABLE, what)
+        world.handled(event, before, actions)
+        world.watch.handled(event, before, actions)
         self._learn(event, actions)
-        for action in actions:
+        for number_of_action, action in enumerate(actions):
+            if number_of_action == acts:
+                self._die_while_acting(actions[number_of_action:])
+                return False
             self._act(action)
+        if acts is not None:
+            self.crash()
+            return False
         self._plan_deadline()
-        self._world.handled()
         return self.up
+
+    def _record(self, event: Event, now: float, sender: str, session: int, number: int) -> None:
+        key = (sender, session, number)
+        if number and key in self._recorded:
+            self._world.fail(Invariant.AT_MOST_ONCE, f"{event} of {sender} is recorded a second time")
+        self._recorded.add(key)
+        self.journal.append((event, now, sender, session, number))
+
+    def _die_while_acting(self, rest: list[Action]) -> None:
+        """Some actions are done. The rest is lost, or done much later by a controller that is no longer in office."""
+        self._world.log(f"{len(rest)} actions are not done")
+        endpoint, lives_on_s = self._endpoint, self.lives_on_s
+        self.crash()
+        sends = [action for action in rest if isinstance(action, Send)]
+        delay_s = lives_on_s * self._world.chance.random()
+
+        def go_on() -> None:
+            for send in sends:
+                endpoint.post(send.body, send.receiver)
+
+        self._timeline.after(delay_s, go_on)
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Send):
@@ -180,7 +228,7 @@ class Controller:
         for name in list(self._watched):
             if not self.up:
                 return  # it died over the node before
-            if self._world.agents[name].reachable:
+            if self._world.agents[name].is_heard:
                 self._watched[name] = now
             elif now - self._watched.get(name, now) > SILENT_S:
                 self._handle(NodeLost(name, "no word for 3 s", now), CONTROLLER, 0, 0)

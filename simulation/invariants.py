@@ -1,198 +1,35 @@
-"""The invariants of `docs/architecture.md`, checked while a simulated job runs. Each is a method that says its name."""
+"""The invariants by name: those of `docs/architecture.md`, and what the simulation itself insists on."""
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from ..controller.actions import Action, Send
-from ..controller.events import Event
-from ..controller.state import Phase
-from ..controller.world import NodeState, RankState
-from ..processor.session import Stage
-from ..protocol.incidents import Outcome
-from ..protocol.messages import Rejoin, Resume, StartProcess, StopProcess
-from ..protocol.types import RestoreSource, Rung
-
-if TYPE_CHECKING:
-    from .process import Process
-    from .world import World
-
-KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
+import enum
 
 
-class Watch:
-    """Looks on and complains."""
+class Invariant(enum.StrEnum):
+    """What must hold after every event."""
 
-    def __init__(self, world: "World") -> None:
-        self._world = world
-        self.steps_of: dict[int, int] = {}  # generation -> the step that it resumes at
-        self.commits: Counter[int] = Counter()  # how many ranks have committed a step in the present line of history
-        self._resumed_generation = 0
-        self._decisions_seen: dict[int, int] = {}
-        self._finished: set[int] = set()
-        self._before: dict[int, RankState] = {}
-        self._taken: list[tuple[Rung, float]] = []
-
-    # --- one generation, same step ----------------------------------------------------------------------------------
-
-    def computing(self, process: "Process") -> None:
-        """One generation: no two ranks compute in different generations at once."""
-        generation = process.session.generation
-        self._resumed_generation = max(self._resumed_generation, generation)
-        if generation < self._resumed_generation and not self._given_up(process):
-            newer = self._resumed_generation
-            self._world.fail(f"rank {process.rank} computes in generation {generation} after {newer}")
-        if process.loop.count != process.own or set(process.holds.values()) != {process.loop.count}:
-            self._world.fail(f"rank {process.rank} computes with mixed state {process.holds}, own {process.own}")
-
-    def resumed(self, process: "Process", order: Resume) -> None:
-        """Same step: all ranks resume at one step, and all stand there."""
-        step = self.steps_of.setdefault(order.generation, order.step)
-        if step != order.step or process.loop.count != step:
-            stands = process.loop.count
-            self._world.fail(f"rank {process.rank} resumes at {stands}, ordered {order.step}, others {step}")
-        for other in self._world.living():
-            other_stage = other.session.stage
-            if other.incarnation != self._holder(other.rank).incarnation:
-                continue
-            if other.session.generation == order.generation and other_stage in {Stage.PARKED, Stage.REJOINING}:
-                self._world.fail(f"rank {process.rank} resumes while rank {other.rank} is {other_stage}")
-
-    def committed(self, process: "Process") -> None:
-        """A rank has applied an update."""
-        self.commits[process.loop.count] += 1
-        if process.session.generation < self._resumed_generation and not self._given_up(process):
-            self._world.fail(f"rank {process.rank} commits in a generation that is over")
-
-    def finished(self, process: "Process") -> None:
-        """A train function has returned."""
-        if set(process.holds.values()) == {self._world.total_steps}:
-            self._finished.add(process.rank)
-
-    def ready(self, process: "Process", order: Rejoin) -> None:
-        """Same numbers: whoever is ready holds everything as of the target, and nothing else."""
-        target = order.part.target_step
-        if process.loop.count != target or process.own != target or set(process.holds.values()) != {target}:
-            self._world.fail(
-                f"rank {process.rank} is ready for step {target} with {process.holds}, own state of {process.own}"
-            )
-
-    # --- what the machine does --------------------------------------------------------------------------------------
-
-    def handled(self, event: Event, actions: list[Action]) -> None:
-        """Check what can be seen after each event."""
-        self._reasons_are_given()
-        self._budgets_hold()
-        orders = [action.body for action in actions if isinstance(action, Send)]
-        self._nobody_is_killed_for_nothing(orders)
-        self._before = {holder.rank: holder.state for holder in self._world.controller.machine.state.world.holders}
-        rejoins = [order for order in orders if isinstance(order, Rejoin)]
-        if rejoins and self._world.controller.machine.phase is Phase.REJOINING:
-            self._nothing_is_lost(rejoins)
-
-    def _nothing_is_lost(self, rejoins: list[Rejoin]) -> None:
-        """Nothing lost: with a clean copy of every shard and own state alive, the newest committed step is kept."""
-        world, target = self._world, rejoins[0].part.target_step
-        everywhere = max((step for step, count in self.commits.items() if count >= world.size), default=0)
-        holders = [process for process in world.living() if self._is_current(process) and process.clean]
-        newest = max((process.loop.count for process in holders), default=0)
-        current = [process for process in holders if process.loop.count == newest]
-        finishing = {process.rank for process in holders if process.loop.ready and process.loop.count == newest - 1}
-        shards = {shard for process in current for shard in process.holds}
-        needed = {shard for rank in range(world.size) for shard in world.shards(rank)}
-        behind = set(range(world.size)) - {process.rank for process in current} - finishing
-        own = {
-            (copy.rank, copy.step)
-            for process in world.living()
-            if self._is_current(process)
-            for copy in process.seat.copies()
-        }
-        whole = needed <= shards and all((rank, newest) in own for rank in behind)
-        if whole and target < newest and RestoreSource.REPLICA in world.policy.restore:
-            world.fail(f"all goes back to step {target}, and step {newest} is alive on {[p.rank for p in current]}")
-        if rejoins[0].part.restore is RestoreSource.REPLICA and newest > 0 and target < everywhere:
-            world.fail(f"all goes back to step {target}, and everybody has committed {everywhere}")
-        if target < newest:
-            world.log(f"steps lost: {newest} -> {target}; shards whole: {needed <= shards}, own copies {sorted(own)}")
-        for step in [step for step in self.commits if step > target]:
-            del self.commits[step]
-
-    def _nobody_is_killed_for_nothing(self, orders: Sequence[object]) -> None:
-        """Nobody is killed for nothing: who is healthy stays, where the rung keeps the healthy."""
-        machine = self._world.controller.machine
-        incident = machine.incidents[-1] if machine.incidents else None
-        if incident is None or incident.rung not in KEEPING:
-            return
-        for order in orders:
-            if not isinstance(order, StartProcess | StopProcess):
-                continue
-            for process in self._world.living():
-                unharmed = process.rank == order.rank and not process.harmed and self._was_current(process, order)
-                stays = machine.state.world.nodes[process.seat.agent.name].state.value == "active"
-                about = [report.detail for report in incident.reports if report.rank == process.rank]
-                silent = any("does not answer" in detail for detail in about)
-                if unharmed and stays and not silent and self._before[order.rank] is not RankState.STARTING:
-                    self._world.fail(f"rank {process.rank} pid {process.pid} is healthy and is replaced")
-
-    def _budgets_hold(self) -> None:
-        """Budgets hold: no rung is taken more often than the policy allows, whatever the machine has counted."""
-        for rung in self._world.policy.ladder:
-            since_s = self._world.timeline.now - rung.budget.window_s if rung.budget.window_s else 0.0
-            used = sum(taken is rung.rung and at_s > since_s for taken, at_s in self._taken)
-            resilient = self._world.controller.machine.state.ever_resilient
-            if resilient and rung.rung is not Rung.STOP and used > (rung.budget.per_job or used):
-                self._world.fail(f"{rung.rung} was taken {used} times, {rung.budget.per_job} are allowed")
-        machine = self._world.controller.machine
-        for use in machine.state.ladder.budgets(tuple(machine.state.spent), self._world.timeline.now):
-            if use.used > use.limit:
-                self._world.fail(f"budget {use.name}: {use.used} of {use.limit}")
-
-    def _reasons_are_given(self) -> None:
-        """Every decision has a reason."""
-        for incident in self._world.controller.machine.incidents[-1:]:
-            known = self._decisions_seen.get(incident.number, 0)
-            for decision in incident.decisions[known:]:
-                self._taken.append((decision.rung, self._world.timeline.now))
-                if not decision.reason or not all(skipped.reason for skipped in decision.skipped):
-                    self._world.fail(f"a decision without a reason: {decision}")
-            self._decisions_seen[incident.number] = len(incident.decisions)
-            if incident.outcome is not Outcome.OPEN and not incident.ended_reason:
-                self._world.fail(f"incident {incident.number} ended without a reason")
-
-    # --- the end ----------------------------------------------------------------------------------------------------
-
-    def at_the_end(self) -> None:
-        """Always ends; and nothing is left behind."""
-        world = self._world
-        machine = world.controller.machine
-        if machine.phase is not Phase.ENDED or world.controller.finish is None:
-            world.fail(f"the job has not ended: {machine.phase}, deadline {machine.next_deadline()}")
-        for incident in machine.incidents:
-            if incident.outcome is Outcome.OPEN:
-                world.fail(f"incident {incident.number} is open in the end")
-        world.controller.replay()
-        left = [process.pid for process in world.living()]
-        if left:
-            world.fail(f"processes {left} are left behind")
-        finish = world.controller.finish
-        if finish is not None and finish.exit_code == 0 and self._finished != set(range(world.size)):
-            world.fail(f"the job ended well, and only ranks {self._finished} have done all steps")
-
-    def _holder(self, rank: int) -> "Holder":
-        return self._world.controller.machine.state.world.holders[rank]
-
-    def _given_up(self, process: "Process") -> bool:
-        """Whether the controller holds the process's node for lost: nobody can tell it that it is not needed."""
-        return self._world.controller.machine.state.world.nodes[process.seat.agent.name].state is NodeState.LOST
-
-    def _is_current(self, process: "Process") -> bool:
-        holder = self._holder(process.rank)
-        return holder.incarnation == process.incarnation and holder.node == process.seat.agent.name
-
-    def _was_current(self, process: "Process", order: StartProcess | StopProcess) -> bool:
-        before = order.incarnation - 1 if isinstance(order, StartProcess) else order.incarnation
-        return process.incarnation == before
+    ONE_GENERATION = "one generation"  # no two ranks compute in different generations at once
+    SAME_STEP = "same step"  # all ranks resume at one step, not before the last that all had committed
+    NOTHING_LOST = "nothing lost"  # with a clean copy of everything alive, no committed step is lost
+    SAME_NUMBERS = "same numbers"  # what a rank holds is whole and of the step at which it stands
+    ALWAYS_ENDS = "always ends"  # who waits has a deadline; every incident ends
+    BUDGETS_HOLD = "budgets hold"  # no rung is taken more often than allowed, whoever is the controller
+    ONE_BRAIN = "one brain"  # a command of an earlier controller changes nothing
+    NOBODY_KILLED_FOR_NOTHING = "nobody is killed for nothing"
+    REASONS_GIVEN = "every decision has a reason"
+    # Beyond the nine:
+    JOURNAL_IS_TRUTH = "the journal is the truth"  # a replay acts and remembers alike
+    AT_MOST_ONCE = "at most once"  # no message is taken in twice
+    BY_THE_TABLE = "by the table"  # no transition that the table does not have
+    UNDERSTOOD = "understood"  # nobody gets an order that it cannot carry out
+    NOTHING_LEFT = "nothing is left behind"  # no process outlives its job
 
 
-if TYPE_CHECKING:
-    from ..controller.world import Holder
+class InvariantBroken(AssertionError):
+    """An invariant does not hold. Carries the seed, the invariant, what happened, and the transcript."""
+
+    def __init__(self, seed: int, invariant: Invariant, what: str, transcript: str) -> None:
+        super().__init__(f"{invariant}: {what}\n{transcript}\nseed {seed}: {invariant}: {what}")
+        self.seed, self.invariant, self.what, self.transcript = seed, invariant, what, transcript
+
+    def __reduce__(self) -> tuple[type["InvariantBroken"], tuple[int, Invariant, str, str]]:
+        """Let it come home from another process."""
+        return InvariantBroken, (self.seed, self.invariant, self.what, self.transcript)

@@ -6,25 +6,34 @@ from collections.abc import Callable
 
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import Envelope, Message
+from ..protocol.types import CONTROLLER
+from .invariants import Invariant
 from .timeline import Timeline
 
 
 class Network:
     """Carries envelopes. `loss` and `twice` are probabilities, `delay_s` is the mean of an exponential delay."""
 
-    def __init__(self, timeline: Timeline, chance: random.Random) -> None:
+    def __init__(self, timeline: Timeline, chance: random.Random, *, delay_s: float, loss: float, twice: float) -> None:
         self._timeline = timeline
         self._chance = chance
-        self.delay_s = chance.choice((0.0002, 0.001, 0.01))
-        self.loss = chance.choice((0.0, 0.0, 0.01, 0.05))
-        self.twice = chance.choice((0.0, 0.02, 0.2))
+        self._delay_s, self._loss, self._twice = delay_s, loss, twice
+        self._worse: tuple[float, float, float] = (0.0, 0.0, 0.0)  # until when, loss, delay
+
+    def worsen(self, until_s: float, *, loss: float, delay_s: float) -> None:
+        """Be worse for a while."""
+        self._worse = (until_s, loss, delay_s)
 
     def carry(self, envelope: Envelope, deliver: Callable[[Envelope], None]) -> None:
         """Hand an envelope to `deliver`, later: never, once or twice."""
-        if self._chance.random() < self.loss:
+        chance, loss, delay_s = self._chance, self._loss, self._delay_s
+        if self._worse[0] > self._timeline.now:
+            _, loss, delay_s = self._worse
+        if loss and chance.random() < loss:
             return
-        for _ in range(2 if self._chance.random() < self.twice else 1):
-            self._timeline.after(self._chance.expovariate(1 / self.delay_s), lambda: deliver(envelope))
+        self._timeline.after(-delay_s * math.log(1.0 - chance.random()), lambda: deliver(envelope))
+        if self._twice and chance.random() < self._twice:
+            self._timeline.after(-delay_s * math.log(1.0 - chance.random()), lambda: deliver(envelope))
 
 
 class Endpoint:
@@ -37,15 +46,24 @@ class Endpoint:
         *,
         transmit: Callable[[Envelope], None],
         take: Callable[[Envelope], bool],
+        complain: Callable[[Invariant, str], None],
         new_session: Callable[[Envelope], None] | None = None,
     ) -> None:
         self.mailbox = mailbox
         self.open = True
+        self.deaf = False  # goes on sending, and takes nothing in
         self._timeline = timeline
         self._transmit = transmit
         self._take = take
+        self._complain = complain
+        self._term = 0  # the highest that was ever taken in
+        self._taken: set[tuple[str, int, int]] = set()
         self._new_session = new_session
         self._due_s = math.inf
+
+    def close(self) -> None:
+        """Be gone."""
+        self.open = False
 
     def post(self, body: Message, receiver: str) -> None:
         """Send a message until it is acknowledged."""
@@ -55,16 +73,30 @@ class Endpoint:
 
     def receive(self, envelope: Envelope) -> None:
         """An envelope has arrived."""
-        if not self.open:
+        if not self.open or self.deaf:
             return
         taken = self.mailbox.take(envelope, self._timeline.now)
         if taken.reply is not None:
             self._transmit(taken.reply)
         if taken.new_session and self._new_session is not None:
             self._new_session(envelope)
+        if taken.deliver:
+            self._judge(envelope)
         if taken.deliver and self._take(envelope) and self.open:
             self._transmit(self.mailbox.acknowledge(envelope))
         self._plan()
+
+    def _judge(self, envelope: Envelope) -> None:
+        """Complain of what must not have got past the mailbox."""
+        if envelope.sender == CONTROLLER and envelope.term < self._term:
+            what = f"{envelope.receiver} follows a {type(envelope.body).__name__} of term {envelope.term}"
+            self._complain(Invariant.ONE_BRAIN, f"{what} after one of term {self._term}")
+        if envelope.sender == CONTROLLER:
+            self._term = envelope.term
+        key = (envelope.sender, envelope.session, envelope.number)
+        if envelope.number and key in self._taken:
+            self._complain(Invariant.AT_MOST_ONCE, f"{envelope.receiver} takes in {envelope} a second time")
+        self._taken.add(key)
 
     @property
     def quiet(self) -> bool:

@@ -1,37 +1,35 @@
-"""Agents with their seats, and the platform that makes and ends nodes."""
+"""Agents with their seats: what lives on a node, and what of a rank outlives its processes."""
 
 from typing import TYPE_CHECKING
 
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import (
-    CreateNode,
-    DeleteNode,
+    ArmFault,
     EndJob,
     Envelope,
     FaultReported,
-    KillNode,
     NodeJoined,
-    NodeLost,
-    NodeRefused,
     ProbeProgress,
     ProcessExited,
     ProcessStarted,
     ProgressReported,
     StartProcess,
     StopProcess,
+    StoreMoved,
     WelcomeNode,
 )
 from ..protocol.types import (
     CONTROLLER,
-    PLATFORM,
     Activity,
     FaultKind,
+    FaultLevel,
     FaultReport,
     OwnStateCopy,
     RunningProcess,
     StoreEndpoint,
     node_address,
 )
+from .invariants import Invariant
 from .network import Endpoint
 from .process import Process
 
@@ -104,20 +102,28 @@ class Agent:
     def __init__(self, world: "World", name: str) -> None:
         self.world, self.name = world, name
         self.alive = True
-        self.cut_off_until_s = 0.0
+        self.deaf_until_s = self.mute_until_s = 0.0
+        self.harmed = False  # something of it is reported to be broken, so whoever is on it may be replaced
+        self.store = StoreEndpoint(name, 1)
         self.seats: dict[int, Seat] = {}
         self._welcome = False
         self._early: list[StartProcess] = []
         mailbox = Mailbox(job=world.job.job, address=node_address(name), session=world.next_session())
         self.endpoint = Endpoint(
-            mailbox, world.timeline, transmit=self._transmit, take=self._take, new_session=self._new_session
-        )
+            mailbox, world.timeline, transmit=self._transmit, take=self._take, complain=world.fail,
+            new_session=self._new_session,
+        )  # fmt: skip
         self.endpoint.post(self._joined(), CONTROLLER)
 
     @property
-    def reachable(self) -> bool:
+    def hears(self) -> bool:
         """Whether the network leads here."""
-        return self.alive and self.world.timeline.now >= self.cut_off_until_s
+        return self.alive and self.world.timeline.now >= self.deaf_until_s
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the network leads from here to the controller."""
+        return self.alive and self.world.timeline.now >= self.mute_until_s
 
     def processes(self) -> list[Process]:
         """Return the processes that live here."""
@@ -135,9 +141,24 @@ class Agent:
             for process in self.processes():
                 process.end(SIGKILL)
 
+    def move_store(self) -> None:
+        """The rendezvous store dies; the next one listens elsewhere."""
+        self.store = StoreEndpoint(self.name, self.store.port + 1)
+        self.endpoint.post(StoreMoved(self.name, self.store), CONTROLLER)
+
+    def report_device(self, kind: FaultKind, level: FaultLevel, rank: int | None) -> None:
+        """A detector on this node has found something wrong with a device, or with the machine."""
+        seat = self.seats.get(rank) if rank is not None else None
+        report = FaultReport(
+            kind, self.world.timeline.now, node_address(self.name), "seen by a detector", rank, self.name,
+            incarnation=seat.process.incarnation if seat is not None and seat.process is not None else 0,
+            level=level, code="80E01801",
+        )  # fmt: skip
+        self.endpoint.post(FaultReported(report), CONTROLLER)
+
     def relay(self, process: Process, envelope: Envelope) -> None:
         """Pass on what a rank says; an earlier life's words are refused."""
-        if self.reachable and process.incarnation >= self.seats[process.rank].oldest:
+        if self.is_heard and process.incarnation >= self.seats[process.rank].oldest:
             self.world.controller.receive(envelope, self.name)
 
     def post_soon(self, body: ProcessExited) -> None:
@@ -168,14 +189,14 @@ class Agent:
 
     def _transmit(self, envelope: Envelope) -> None:
         def arrive(each: Envelope) -> None:
-            if self.reachable:
+            if self.is_heard:
                 self.world.controller.receive(each, self.name)
 
         self.world.network.carry(envelope, arrive)
 
     def _joined(self) -> NodeJoined:
         running = tuple(_running(process) for process in self.processes())
-        return NodeJoined(self.name, self.name, StoreEndpoint(self.name, 1), running)
+        return NodeJoined(self.name, self.name, self.store, running)
 
     def _new_session(self, envelope: Envelope) -> None:
         self.endpoint.post(self._joined(), CONTROLLER)
@@ -200,10 +221,14 @@ class Agent:
             case ProbeProgress(probe=probe):
                 clocks = tuple(process.progress() for process in self.processes())
                 self.endpoint.post(ProgressReported(self.name, probe, self.world.timeline.now, clocks), CONTROLLER)
+            case ArmFault(fault=fault):
+                process = self.hosts(fault.rank)
+                if process is not None:
+                    process.injure(fault.injury)
             case EndJob():
                 self.world.timeline.after(0.01, self.die)
             case other:
-                self.world.fail(f"an agent cannot carry out a {type(other).__name__}")
+                self.world.fail(Invariant.UNDERSTOOD, f"an agent cannot carry out a {type(other).__name__}")
         return True
 
     def _start(self, order: StartProcess) -> None:
@@ -229,45 +254,3 @@ class Agent:
         seat.oldest = order.incarnation
         seat.process = Process(self.world, seat, order, self.world.next_pid())
         self.endpoint.post(ProcessStarted(self.name, _running(seat.process), warm=True), CONTROLLER)
-
-
-class Platform:
-    """Makes, ends and kills nodes; says so when one goes that nobody wanted gone."""
-
-    def __init__(self, world: "World", capacity: int) -> None:
-        self._world = world
-        self._capacity = capacity
-        self._deleted: set[str] = set()
-        self.ending = False
-        mailbox = Mailbox(job=world.job.job, address=PLATFORM, session=world.next_session())
-        self.endpoint = Endpoint(mailbox, world.timeline, transmit=self._transmit, take=self._take)
-
-    def lost(self, name: str) -> None:
-        """An agent is gone."""
-        if name not in self._deleted and not self.ending:
-            self.endpoint.post(NodeLost(name, "its agent ended with signal 9", self._world.timeline.now), CONTROLLER)
-
-    def _transmit(self, envelope: Envelope) -> None:
-        self._world.network.carry(envelope, lambda each: self._world.controller.receive(each, PLATFORM))
-
-    def _take(self, envelope: Envelope) -> bool:
-        world = self._world
-        match envelope.body:
-            case CreateNode(node=name) if self._capacity > 0:
-                self._capacity -= 1
-                world.timeline.after(world.chance.uniform(0.1, 20.0), lambda: world.add_agent(name))
-            case CreateNode(node=name):
-                self.endpoint.post(NodeRefused(name, "no more machines"), CONTROLLER)
-            case DeleteNode(node=name):
-                self._deleted.add(name)
-                self._capacity += 1
-                world.timeline.after(world.chance.uniform(0.01, 5.0), world.agents[name].die)
-            case KillNode(node=name):
-                world.kill_node(name)
-            case EndJob():
-                self.ending = True
-                for agent in world.agents.values():
-                    world.timeline.after(10.0, agent.die)
-            case other:
-                world.fail(f"a platform cannot carry out a {type(other).__name__}")
-        return True

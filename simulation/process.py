@@ -1,8 +1,6 @@
 """A training process: the real session under a played train thread.
 
-The train thread is a chain of calls on the timeline. Each link of the chain is dropped when the thread has been torn
-out of it (`epoch`), is stopped, hangs, or is dead. What a shard holds is played by one number, the count of updates in
-it, so that mixed-up state shows.
+What a shard holds is played by one number, the count of updates in it, so that mixed-up state shows.
 """
 
 from collections.abc import Callable
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..processor.session import Order, Session, Stage
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import (
+    ArmFault,
     CheckpointSaved,
     Envelope,
     FaultReported,
@@ -30,17 +29,20 @@ from ..protocol.types import (
     Activity,
     FaultKind,
     FaultReport,
+    Injury,
     RankProgress,
     ShardHold,
     StepReport,
     rank_address,
 )
+from .lies import Lie, tell
 from .network import Endpoint
+from .plain_script import PlainScript
+from .played_thread import PlayedThread
 from .train_loop import TrainLoop
 from .way_back import WayBack
 
 if TYPE_CHECKING:
-    from .communicators import Group
     from .node import Seat
     from .world import World
 
@@ -48,88 +50,31 @@ START_LINK_UP_S = 60.0
 ORDERS_S = 600.0
 FLUSH_S = 5.0
 EXIT_RAISED = 1
+SIGKILL = -9
 SHARD_BYTES = 40_000_000
 
 
-class Process:
+class Process(PlayedThread):
     """One life of a rank."""
 
     def __init__(self, world: "World", seat: "Seat", order: StartProcess, pid: int) -> None:
-        self.world, self.seat, self.rank, self.pid = world, seat, order.rank, pid
+        super().__init__(order.rank, world.timeline)
+        self.world, self.seat, self.pid = world, seat, pid
         self.incarnation = order.incarnation
         self.session = Session(order.rank, order.incarnation, order.generation)
         mailbox = Mailbox(job=world.job.job, address=rank_address(self.rank), session=order.incarnation)
-        self.endpoint = Endpoint(mailbox, world.timeline, transmit=self._transmit, take=self._hear)
-        self.alive, self.suspended, self.hung = True, False, False
+        self.endpoint = Endpoint(mailbox, world.timeline, transmit=self._transmit, take=self._hear, complain=world.fail)
         self.raising = False  # the next step raises
         self.harmed = False  # something was done to it, so it may be replaced
-        self.epoch = 0
-        self.group: Group | None = None
-        self.failed: str | None = None
-        self.broken: Callable[[], None] | None = None  # where the train thread goes when its collective fails
-        self.activity = Activity.STARTING
-        self.since_s = self.step_since_s = world.timeline.now
-        self.collectives = 0
+        self.lie: Lie | None = None  # what will be wrong with what it says next
         self.clean = order.seated
         self.holds = dict.fromkeys(world.shards(self.rank), 0)
         self.own = 0
         self.loop = TrainLoop(self)
         self.wayback = WayBack(self)
-        self._seated = order.seated
+        self._seated, self._store = order.seated, order.store
         self._waiting: Callable[[Order], None] | None = None
         self.later(world.chance.uniform(0.01, 0.3), self._boot)
-
-    # --- threads ------------------------------------------------------------------------------------------------
-
-    def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Have the train thread do something after a while, unless something comes between."""
-        self.world.timeline.after(delay_s, self.still(call))
-
-    def still(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Return `call` for the train thread as it goes now; it is void when the thread is torn out."""
-        go = self.still_with(lambda _: call())
-        return lambda: go(0)
-
-    def still_with(self, call: Callable[[int], None]) -> Callable[[int], None]:
-        """Return `call`, which takes what has arrived, for the train thread as it goes now."""
-        epoch = self.epoch
-
-        def go(value: int) -> None:
-            if self.alive and not self.suspended and not self.hung and epoch == self.epoch:
-                call(value)
-
-        return go
-
-    def doing(self, activity: Activity) -> None:
-        """Set the step clock's activity."""
-        self.activity, self.since_s = activity, self.world.timeline.now
-
-    def block(self, activity: Activity, broken: Callable[[], None]) -> None:
-        """Enter a collective: `broken` is where its failure leads."""
-        self.doing(activity)
-        self.collectives += 1
-        self.broken = broken
-        if self.failed is not None:
-            self._tear(0.001)
-
-    def abort(self, reason: str) -> None:
-        """Abort the communicators (any thread). A train thread in a collective fails out of it."""
-        if self.group is not None:
-            self.group.leave(self)
-        self.failed = self.failed or reason
-        self._tear(0.002)
-
-    def lose_connection(self, group: "Group", reason: str) -> None:
-        """A peer has gone, or a link broke."""
-        if self.alive and not self.suspended and self.group is group and self.failed is None:
-            self.failed = reason
-            self._tear(0.0)
-
-    def _tear(self, delay_s: float) -> None:
-        broken, self.broken = self.broken, None
-        if broken is not None:
-            self.epoch += 1
-            self.later(delay_s, broken)
 
     def end(self, status: int) -> None:
         """The process is gone, for whatever reason."""
@@ -140,6 +85,21 @@ class Process:
             self.group.leave(self)
         self.world.log(f"rank {self.rank}.{self.incarnation} pid {self.pid} ended with {status}")
         self.seat.ended(self, status)
+
+    @property
+    def watched_by_nobody(self) -> bool:
+        """Whether it may stand still for ever: in a checkpoint."""
+        return self.activity is Activity.CHECKPOINTING
+
+    def injure(self, injury: Injury) -> None:
+        """Suffer what an operator has injected."""
+        self.harmed = True
+        if injury is Injury.RAISE:
+            self.raising = True
+        elif injury is Injury.STOP:
+            self.suspended = True
+        else:
+            self.end(SIGKILL)
 
     def flush_and_exit(self, status: int) -> None:
         """Leave when the last words have arrived, or some seconds later."""
@@ -157,6 +117,10 @@ class Process:
 
     def post(self, body: Message) -> None:
         """Report to the controller."""
+        if self.lie is not None:
+            falsified = tell(body, self.lie, self.world.chance)
+            if falsified is not None:
+                body, self.lie = falsified, None
         mailbox = self.endpoint.mailbox
         mailbox.generation = max(mailbox.generation, self.session.generation)
         self.endpoint.post(body, CONTROLLER)
@@ -184,7 +148,9 @@ class Process:
         if self.suspended:
             return False
         body = envelope.body
-        if isinstance(body, Quiesce | Rejoin | Resume | Release | SaveCheckpoint):
+        if isinstance(body, ArmFault):
+            self.injure(body.fault.injury)
+        elif isinstance(body, Quiesce | Rejoin | Resume | Release | SaveCheckpoint):
             heard = self.session.hear(body)
             if heard.abort:
                 self.abort(f"generation {body.generation} is being opened")
@@ -252,7 +218,8 @@ class Process:
 
     def save(self, order: SaveCheckpoint, then: Callable[[], None]) -> None:
         """Write an emergency checkpoint's part."""
-        self.post(CheckpointSaved(self.rank, order.generation, order.step, "/checkpoints"))
+        error = "no space left on device" if self.world.fail_save() else ""
+        self.post(CheckpointSaved(self.rank, order.generation, order.step, "/checkpoints", error))
         then()
 
     def finished(self) -> None:
@@ -276,7 +243,8 @@ class Process:
 
         self.world.timeline.after(START_LINK_UP_S, give_up)
         self.broken = lambda: self.end(EXIT_RAISED)
-        self.group.connect(self, self.still(self._join))
+        enter = PlainScript(self).run if self.world.setting.plain else self._join
+        self.group.connect(self, self._store, self.still(enter))
 
     def _join(self) -> None:
         self.broken = None

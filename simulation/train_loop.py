@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ..processor.session import Order, Stage
 from ..protocol.messages import Quiesce, Rejoin, SaveCheckpoint, StepCommitted
 from ..protocol.types import Activity, FaultKind
+from .invariants import Invariant
 
 if TYPE_CHECKING:
     from .process import Process
@@ -37,7 +38,7 @@ class TrainLoop:
 
     def _begin(self) -> None:
         process = self._process
-        if self.count >= self._world.total_steps:
+        if self.count >= self._world.setting.total_steps:
             if self.held is None and not process.session.quiescing:
                 process.finished()
             else:
@@ -50,7 +51,7 @@ class TrainLoop:
         process.step_since_s = self._world.timeline.now
         process.seat.agent.watch_step(process, first=self._first_step)
         self._world.watch.computing(process)
-        process.later(self._world.chance.uniform(0.02, 0.1), self._computed)
+        process.later(self._world.chance.uniform(0.02, 0.1) * process.slowness, self._computed)
 
     def _computed(self) -> None:
         process = self._process
@@ -116,10 +117,12 @@ class TrainLoop:
                 self._first_step = False
                 incarnation, generation = process.incarnation, process.session.generation
                 process.post(StepCommitted(process.rank, generation, incarnation, self.count, world.timeline.now, 0.1))
-            if world.every and self.count % world.every == 0:
+            every = world.setting.checkpoint_every
+            if every and self.count % every == 0:
                 process.doing(Activity.CHECKPOINTING)
                 self._to_publish = self.count
-                process.later(world.chance.choice((0.02, 0.05, 8.0)), self._begin)
+                slow = world.setting.slow_checkpoints
+                process.later(world.chance.choice((0.02, 0.05, 8.0 if slow else 0.3)), self._begin)
                 return
         self._begin()
 
@@ -167,4 +170,6 @@ class TrainLoop:
         elif isinstance(order, SaveCheckpoint):
             process.save(order, lambda: process.wait_order(self._obey_held))
         else:
-            self._world.fail(f"{type(order).__name__} reached a rank that holds at the commit barrier")
+            self._world.fail(
+                Invariant.UNDERSTOOD, f"{type(order).__name__} reached a rank that holds at the commit barrier"
+            )

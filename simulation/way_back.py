@@ -7,6 +7,7 @@ from ..processor.session import Stage
 from ..protocol.messages import RankReady, Rejoin
 from ..protocol.types import Activity, FaultKind, OwnStateTransfer, RestoreSource, ShardTransfer
 from .communicators import Key
+from .invariants import Invariant
 
 if TYPE_CHECKING:
     from .communicators import Group
@@ -48,7 +49,7 @@ class WayBack:
 
         self._linked = False
         self._world.timeline.after(LINK_UP_S, give_up)
-        process.group.connect(process, process.still(lambda: self._connected(order)))
+        process.group.connect(process, order.store, process.still(lambda: self._connected(order)))
 
     def _connected(self, order: Rejoin) -> None:
         self._linked = True
@@ -65,7 +66,7 @@ class WayBack:
             key: Key = ("shard", transfer.shard_id, transfer.offset_bytes, transfer.source, transfer.destination)
             if transfer.source == process.rank:
                 if not process.clean:
-                    self._world.fail(f"rank {process.rank} is a source and not clean")
+                    self._world.fail(Invariant.SAME_NUMBERS, f"rank {process.rank} is a source and not clean")
                 group.post(key, process.holds[transfer.shard_id])
             else:
                 process.clean = False
@@ -85,7 +86,10 @@ class WayBack:
         if move.source == process.rank:
             blob = process.seat.copy_of(move.rank, step)
             if blob is None:
-                self._world.fail(f"rank {process.rank} has no own state of rank {move.rank} as of step {step}")
+                self._world.fail(
+                    Invariant.NOTHING_LOST,
+                    f"rank {process.rank} has no own state of rank {move.rank} as of step {step}",
+                )
             elif move.rank != process.rank:
                 self._group.post(key, blob)
         else:
@@ -106,7 +110,7 @@ class WayBack:
         def arrived(value: int) -> None:
             if not process.alive or process.suspended or process.hung or epoch != process.epoch:
                 return
-            if self._world.corrupt(process):
+            if self._world.corrupt():
                 process.broken = None
                 process.harmed = True
                 self._failed(FaultKind.CORRUPTION, "wrong checksum")
@@ -121,7 +125,9 @@ class WayBack:
     def _load(self, order: Rejoin) -> None:
         process, step = self._process, order.part.target_step
         if step not in self._world.disk:
-            self._world.fail(f"rank {process.rank} is told to load step {step}, which no checkpoint has")
+            self._world.fail(
+                Invariant.NOTHING_LOST, f"rank {process.rank} is told to load step {step}, which no checkpoint has"
+            )
         process.holds = dict.fromkeys(process.holds, step)
         self._own = step
         process.later(0.05, lambda: self._roll_back(order))

@@ -1,0 +1,112 @@
+"""Many seeds at once, on all cores: how many incidents they held, what of the machine they reached, what they broke."""
+
+import gc
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import islice
+
+from ..controller.state import Phase
+from ..protocol.incidents import Outcome
+from ..protocol.types import Rung
+from .invariants import Invariant, InvariantBroken
+from .world import World
+
+CHUNK = 20  # seeds that a worker does in one go
+SEEDS_PER_COLLECTION = 5
+
+Reached = tuple[Phase, str, Phase]  # in this phase, an event of this type led to that phase
+
+
+@dataclass
+class Tally:
+    """What some seeds came to.
+
+    `incidents` are those in which a rung was taken; `dismissed` were suspicions that came to nothing. `broken` holds
+    one entry for each seed that broke an invariant.
+    """
+
+    seeds: int = 0
+    incidents: int = 0
+    dismissed: int = 0
+    events: int = 0
+    rungs: Counter[Rung] = field(default_factory=Counter)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    reached: Counter[Reached] = field(default_factory=Counter)
+    broken: list[tuple[int, Invariant, str]] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        """Take in what other seeds came to."""
+        self.seeds += other.seeds
+        self.incidents += other.incidents
+        self.dismissed += other.dismissed
+        self.events += other.events
+        self.rungs += other.rungs
+        self.outcomes += other.outcomes
+        self.reached += other.reached
+        self.broken += other.broken
+
+    def count(self, world: World) -> None:
+        """Take in one job, over or broken off."""
+        self.seeds += 1
+        self.events += world.events
+        self.reached += world.watch.seen
+        for incident in world.machine.incidents:
+            self.incidents += bool(incident.decisions)
+            self.dismissed += incident.outcome is Outcome.DISMISSED
+            self.outcomes[incident.outcome] += 1
+            self.rungs.update(decision.rung for decision in incident.decisions)
+
+
+def run_seeds(seeds: Iterable[int]) -> Tally:
+    """Run seeds one after the other, here. What one of them breaks does not keep the others from running."""
+    tally = Tally()
+    gc.disable()  # a job is full of cycles, and short: what it leaves is collected between two of them
+    for number, seed in enumerate(seeds):
+        if number % SEEDS_PER_COLLECTION == 0:
+            gc.collect()
+        world = World(seed)
+        try:
+            world.run()
+        except InvariantBroken as broken:
+            tally.broken.append((seed, broken.invariant, broken.what))
+        tally.count(world)
+    gc.enable()
+    return tally
+
+
+def run_campaign(
+    seeds: Iterable[int],
+    *,
+    workers: int | None = None,
+    incidents: int | None = None,
+    heard: Callable[[Tally], None] = lambda tally: None,
+) -> Tally:
+    """Run seeds on `workers` cores (None: all), up to `incidents` of them, or until the seeds are used up.
+
+    Stops at the first chunk that breaks something. `heard` is called with what has been reached so far.
+    """
+    tally, waiting = Tally(), iter(seeds)
+    workers = workers or os.cpu_count() or 1
+    with ProcessPoolExecutor(workers, initializer=gc.freeze) as pool:
+        running = {pool.submit(run_seeds, chunk) for chunk in islice(_chunks(waiting), 2 * workers)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            _add_all(tally, done)
+            heard(tally)
+            enough = incidents is not None and tally.incidents >= incidents
+            if not (tally.broken or enough):
+                running |= {pool.submit(run_seeds, chunk) for chunk in islice(_chunks(waiting), len(done))}
+    return tally
+
+
+def _add_all(tally: Tally, done: Iterable[Future[Tally]]) -> None:
+    for each in done:
+        tally.add(each.result())
+
+
+def _chunks(seeds: Iterator[int]) -> Iterator[list[int]]:
+    while chunk := list(islice(seeds, CHUNK)):
+        yield chunk

@@ -1,0 +1,100 @@
+"""Faults of nodes, of the network between them and the controller, of devices, and of the platform."""
+
+import random
+from typing import TYPE_CHECKING
+
+from ..protocol.types import FaultKind, FaultLevel
+from .process_faults import victim
+
+if TYPE_CHECKING:
+    from .node import Agent
+    from .world import World
+
+CUTS_S = (0.5, 2.0, 10.0, 100.0)
+HARMLESS_S = 2.0  # what is shorter than this must cost nobody his process
+LEVELS = tuple(level for level in FaultLevel if level not in {FaultLevel.SOFTWARE})
+DEVICE_KINDS = (FaultKind.DEVICE, FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK, FaultKind.OUT_OF_MEMORY)
+NODE_KINDS = (FaultKind.NODE, FaultKind.SWITCH, FaultKind.NETWORK, FaultKind.STORAGE)
+
+
+def _node(world: "World", chance: random.Random) -> "Agent | None":
+    alive = [agent for agent in world.agents.values() if agent.alive]
+    return chance.choice(alive) if alive else None
+
+
+def kill_node(world: "World", chance: random.Random) -> str:
+    """A node dies."""
+    agent = _node(world, chance)
+    if agent is None:
+        return "no node to kill"
+    world.kill_node(agent.name)
+    return f"{agent.name} is killed"
+
+
+def cut_off_node(world: "World", chance: random.Random) -> str:
+    """A node lives and is not heard for a while, or hears nothing, or both."""
+    agent = _node(world, chance)
+    if agent is None:
+        return "no node to cut off"
+    until_s = world.timeline.now + (seconds := chance.choice(CUTS_S))
+    deaf, mute = chance.choice(((True, True), (True, True), (True, False), (False, True)))
+    agent.deaf_until_s = until_s if deaf else agent.deaf_until_s
+    agent.mute_until_s = until_s if mute else agent.mute_until_s
+    for process in agent.processes():
+        process.harmed = process.harmed or seconds > HARMLESS_S
+    ways = "cut off" if deaf and mute else "deaf" if deaf else "mute"
+    return f"{agent.name} is {ways} for {seconds} s"
+
+
+def storm(world: "World", chance: random.Random) -> str:
+    """The network between controller and nodes gets much worse for a while."""
+    seconds = chance.choice((0.5, 5.0, 30.0))
+    world.network.worsen(world.timeline.now + seconds, loss=chance.choice((0.2, 0.5)), delay_s=chance.choice((0.05, 1)))
+    for process in world.living():
+        process.harmed = True
+    return f"the network is bad for {seconds} s"
+
+
+def move_store(world: "World", chance: random.Random) -> str:
+    """A rendezvous store dies, and comes back elsewhere."""
+    agent = _node(world, chance)
+    if agent is None:
+        return "no store to move"
+    agent.move_store()
+    return f"the store of {agent.name} moves"
+
+
+def add_node(world: "World", chance: random.Random) -> str:
+    """A node comes that nobody has asked for."""
+    world.add_agent(name := f"stranger{chance.randrange(1000)}")
+    return f"{name} comes"
+
+
+def device_fault(world: "World", chance: random.Random) -> str:
+    """A detector reports the device of a rank, at any level."""
+    process = victim(world, chance)
+    if process is None:
+        return "no device to report"
+    kind, level = chance.choice(DEVICE_KINDS), chance.choice(LEVELS)
+    node = process.seat.agent
+    node.harmed = True
+    node.report_device(kind, level, process.rank)
+    return f"a device fault {kind} {level} of rank {process.rank} on {node.name}"
+
+
+def node_fault(world: "World", chance: random.Random) -> str:
+    """A detector reports a machine, or what connects it."""
+    agent = _node(world, chance)
+    if agent is None:
+        return "no node to report"
+    kind, level = chance.choice(NODE_KINDS), chance.choice(LEVELS)
+    agent.harmed = True
+    agent.report_device(kind, level, None)
+    return f"a node fault {kind} {level} of {agent.name}"
+
+
+def tire_platform(world: "World", chance: random.Random) -> str:
+    """The platform has no more machines, or does not answer any more."""
+    world.platform.capacity = 0
+    world.platform.silent = chance.random() < 0.5
+    return "the platform does not answer" if world.platform.silent else "the platform has no more machines"

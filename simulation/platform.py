@@ -1,0 +1,58 @@
+"""The platform: makes, ends and kills nodes; may be slow, run out of machines, or not answer at all."""
+
+from typing import TYPE_CHECKING
+
+from ..protocol.mailbox import Mailbox
+from ..protocol.messages import CreateNode, DeleteNode, EndJob, Envelope, KillNode, NodeLost, NodeRefused
+from ..protocol.types import CONTROLLER, PLATFORM
+from .invariants import Invariant
+from .network import Endpoint
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+class Platform:
+    """Makes, ends and kills nodes; says so when one goes that nobody wanted gone."""
+
+    def __init__(self, world: "World", capacity: int) -> None:
+        self._world = world
+        self.capacity = capacity
+        self.silent = False  # takes orders, and brings nothing
+        self._deleted: set[str] = set()
+        self.ending = False
+        mailbox = Mailbox(job=world.job.job, address=PLATFORM, session=world.next_session())
+        self.endpoint = Endpoint(mailbox, world.timeline, transmit=self._transmit, take=self._take, complain=world.fail)
+
+    def lost(self, name: str) -> None:
+        """An agent is gone."""
+        if name not in self._deleted and not self.ending:
+            self.endpoint.post(NodeLost(name, "its agent ended with signal 9", self._world.timeline.now), CONTROLLER)
+
+    def _transmit(self, envelope: Envelope) -> None:
+        self._world.network.carry(envelope, lambda each: self._world.controller.receive(each, PLATFORM))
+
+    def _take(self, envelope: Envelope) -> bool:
+        world = self._world
+        match envelope.body:
+            case CreateNode() if self.silent:
+                pass
+            case CreateNode(node=name) if self.capacity > 0:
+                self.capacity -= 1
+                world.timeline.after(world.chance.uniform(0.1, 20.0), lambda: world.add_agent(name))
+            case CreateNode(node=name):
+                self.endpoint.post(NodeRefused(name, "no more machines"), CONTROLLER)
+            case DeleteNode(node=name):
+                self._deleted.add(name)
+                self.capacity += 1
+                if name in world.agents:  # else it is still on its way, and comes for nothing
+                    world.timeline.after(world.chance.uniform(0.01, 5.0), world.agents[name].die)
+            case KillNode(node=name):
+                world.kill_node(name)
+            case EndJob():
+                self.ending = True
+                for agent in world.agents.values():
+                    world.timeline.after(10.0, agent.die)
+            case other:
+                world.fail(Invariant.UNDERSTOOD, f"a platform cannot carry out a {type(other).__name__}")
+        return True

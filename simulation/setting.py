@@ -1,0 +1,105 @@
+"""What a seed makes of the world: its size, its policy, its network, and whether the script is resilient at all."""
+
+import random
+
+import msgspec
+
+from ..policies.schema import Budget, CheckpointPolicy, Deadlines, Policy, RungPolicy, default_policy
+from ..protocol.types import JobSettings, JobSpec, RestoreSource, Rung
+
+POLICIES: tuple[Policy, ...] = (
+    default_policy(),
+    default_policy(),
+    Policy(ladder=(RungPolicy(Rung.RECOVER_IN_PLACE, budget=Budget(per_rank=1, per_job=2)), RungPolicy(Rung.STOP))),
+    Policy(
+        ladder=(
+            RungPolicy(Rung.RETRY_STEP, attempts=1, budget=Budget(per_job=1, window_s=0.0)),
+            RungPolicy(Rung.RECOVER_IN_PLACE, attempts=1, budget=Budget(per_rank=1, per_job=3, window_s=10.0)),
+            RungPolicy(Rung.RECOVER, attempts=1, budget=Budget(per_job=1)),
+            RungPolicy(Rung.RESCHEDULE_POD, attempts=1, budget=Budget(per_job=2)),
+            RungPolicy(Rung.RESCHEDULE_JOB, attempts=1, budget=Budget(per_job=1)),
+            RungPolicy(Rung.STOP),
+        )
+    ),
+    Policy(restore=(RestoreSource.CHECKPOINT,)),
+    Policy(ladder=(RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP)), checkpoint=CheckpointPolicy(every_steps=5)),
+    Policy(
+        ladder=tuple(
+            RungPolicy(rung, attempts=5, budget=Budget(per_job=None))
+            for rung in Rung
+            if rung not in {Rung.RESCHEDULE_JOB}
+        ),
+        deadlines=Deadlines(finish_s=20.0, first_step_s=20.0, nodes_s=15.0),
+    ),
+)
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One world. `replicas`: ranks that hold the same shard. `capacity`: nodes that the platform can still make.
+
+    `loss` and `twice` are probabilities per message, `delay_s` is the mean of an exponential delay. A `plain` script
+    never becomes resilient, and is restarted as a whole up to `max_restarts` times.
+    """
+
+    nodes: int
+    spares: int
+    ranks_per_node: int
+    total_steps: int
+    checkpoint_every: int
+    slow_checkpoints: bool
+    policy: Policy
+    replicas: int
+    can_create_nodes: bool
+    capacity: int
+    delay_s: float
+    loss: float
+    twice: float
+    plain: bool
+    max_restarts: int
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+    def job(self) -> JobSpec:
+        """Return the job that the machine is told of."""
+        return JobSpec(
+            job="simulated", command=("train.py",), is_module=False, no_python=False, environment={},
+            working_directory="/", job_directory="/", world_size=self.size, ranks_per_node=self.ranks_per_node,
+            nodes=self.nodes, spare_nodes=self.spares, max_restarts=self.max_restarts, settings=JobSettings(),
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        """Return it in one line, for the head of a transcript."""
+        script = f"plain script, max-restarts {self.max_restarts}" if self.plain else f"{self.replicas} replicas"
+        return (
+            f"{self.size} ranks, {self.ranks_per_node} per node, {self.spares} spares, {script}, "
+            f"{self.total_steps} steps, checkpoint every {self.checkpoint_every}, "
+            f"creates nodes: {self.can_create_nodes}, loss {self.loss}, twice {self.twice}, ladder "
+            + ", ".join(entry.rung for entry in self.policy.ladder)
+        )
+
+
+def draw_setting(chance: random.Random) -> Setting:
+    """Draw a world."""
+    nodes, ranks_per_node = chance.choice((1, 2, 2, 3)), chance.choice((1, 2))
+    size = nodes * ranks_per_node
+    can_create_nodes = chance.random() < 0.5
+    return Setting(
+        nodes=nodes,
+        spares=chance.choice((0, 1, 2)),
+        ranks_per_node=ranks_per_node,
+        total_steps=chance.choice((3, 10, 20, 40, 60)),
+        checkpoint_every=chance.choice((0, 5, 7)),
+        slow_checkpoints=chance.random() < 0.1,
+        policy=chance.choice(POLICIES),
+        replicas=chance.choice((1, 2, size, size)),
+        can_create_nodes=can_create_nodes,
+        capacity=chance.choice((0, 1, 3)) if can_create_nodes else 0,
+        delay_s=chance.choice((0.0002, 0.001, 0.01)),
+        loss=chance.choice((0.0, 0.0, 0.01, 0.05)),
+        twice=chance.choice((0.0, 0.02, 0.2)),
+        plain=chance.random() < 0.08,
+        max_restarts=chance.choice((0, 1, 3)),
+    )
