@@ -200,6 +200,7 @@ def has_odd_float(tree: object) -> bool:
     return isinstance(tree, float)
 
 
+@settings(deadline=None)
 @given(
     per_rank=st.none() | st.integers(1, 9),
     window_s=st.floats(0, 1e6),
