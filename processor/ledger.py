@@ -117,8 +117,7 @@ class Ledger:
     def steps(self, total: int) -> Iterator[Step]:
         """Yield the steps that are left of `total`, from the one to be repeated."""
         while self.count < total:
-            index = self.count
-            self._begin(index)
+            index = self.begin()
             yield Step(self, index)
             if self.count == index:
                 raise ProtocolViolation(
@@ -139,14 +138,17 @@ class Ledger:
         """Stand at `count` committed updates, in rollback."""
         self.count, self.ready, self.updating, self.leave_after_update = count, False, False, False
 
-    def _begin(self, index: int) -> None:
+    def begin(self) -> int:
+        """Begin the next step and return its index; for a loop that is not `steps`. Raises Interrupted."""
+        index = self.count
         if self.leave_after_update or self._surroundings.interrupted():
             raise Interrupted
         self._began_s = self._clock()
         self._step_clock.begin_step(index, self.median_step_s)
-        for moment in (Moment.FORWARD, Moment.BACKWARD):
+        for moment in (Moment.FORWARD, Moment.BACKWARD, Moment.REDUCTION, Moment.GATHER):
             if self._moments.waits_for(moment, index):
                 self._framework.fire_in(moment, partial(self._moments.reached, moment, index))
+        return index
 
     def enter_update(self, index: int) -> None:
         """Pass the commit barrier of a step. Raises Interrupted when the step has to be repeated."""

@@ -99,8 +99,10 @@ class Moment(enum.StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     COLLECTIVE = "collective"
+    REDUCTION = "reduction"  # of the gradients, where the framework has a place for it (Megatron)
     BARRIER = "barrier"
     UPDATE = "update"
+    GATHER = "gather"  # of parameters after the update, likewise
     CHECKPOINT = "checkpoint"
     STOP = "stop"
     CLEAN = "clean"

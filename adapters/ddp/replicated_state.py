@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ...processor import tree
+from ...processor.optimizer_state import OptimizerState
 from ...processor.registry import Registry
 from ...protocol.errors import RecoveryError
-from .optimizer_state import OptimizerState
 
 SHARD_ID = "replicated"
 

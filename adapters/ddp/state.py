@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...processor import tree
 from ...processor.lifecycle import OpenShard
+from ...processor.passes import fire_in_backward, fire_in_forward
 from ...processor.random_state import DeviceRandom, RandomState
 from ...processor.registry import Registry, as_value, by_name
 from ...protocol.errors import NotUnderMidstep, RecoveryError
 from ...protocol.types import Moment, ShardHold
 from .buckets import BucketLayout
-from .passes import fire_in_backward, fire_in_forward
 from .replicated_state import SHARD_ID, ReplicatedState, Shard
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class TrainState:
         modules = list(self.registry.modules.values())
         if moment is Moment.FORWARD:
             fire_in_forward(modules, fire)
-        else:
+        elif moment is Moment.BACKWARD:
             fire_in_backward(modules, fire)
 
 

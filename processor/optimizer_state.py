@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ...processor import tree
-from ...protocol.errors import RecoveryError
+from ..protocol.errors import RecoveryError
+from . import tree
 
 _PARAMS = "params"
 

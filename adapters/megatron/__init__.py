@@ -1,0 +1,9 @@
+"""Megatron: a training job on megatron-core, made resilient by decorating its train function.
+
+Nothing of megatron-core is imported before the decorator is used.
+"""
+
+from .data import FromSample
+from .resilient import resilient
+
+__all__ = ["FromSample", "resilient"]

@@ -1,0 +1,138 @@
+"""Tells the step ledger where a Megatron train function is, from the calls that each step makes anyway.
+
+    zero_grad, zero_grad_buffer                       the step begins; here orders are followed
+    forward, backward, gradient reduction
+    optimizer.step()
+        loss scale, found-inf, gradient norm, clipping            collectives
+        commit barrier                                            <- ledger.enter_update
+        inner optimizer, main to model parameters                 local
+        committed                                                 <- ledger.leave_update
+        parameter all-gather                                      collective
+    scheduler.step(), iteration and samples counted               foreseen at the commit barrier, see own.py
+
+The calls are those of the objects that were found; no class of Megatron's is changed.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...protocol.types import Moment
+from .leftovers import bucket_groups
+from .own import OwnState
+from .parts import Parts
+
+if TYPE_CHECKING:
+    from ...processor.ledger import Ledger
+
+
+class StepHooks:
+    """The hooks on one set of parts, and the faults that are armed in the middle of a step."""
+
+    def __init__(self, parts: Parts, own: OwnState) -> None:
+        self._parts = parts
+        self._own = own
+        self._ledger: Ledger | None = None
+        self._begun: int | None = None
+        self._updated = False
+        self._gathers: list[Callable[[], None]] | None = None  # those of an update that is under way
+        self._armed: dict[Moment, Callable[[], None]] = {}
+
+    def attach(self, ledger: "Ledger") -> None:
+        """Hook the calls, for good. Runs once, before the first step."""
+        self._ledger = ledger
+        optimizer, scheduler = self._parts.optimizer, self._parts.scheduler
+        optimizer.step = self._around_step(optimizer.step)
+        optimizer.step_with_ready_grads = self._around_update(optimizer.step_with_ready_grads)
+        optimizer.zero_grad = self._before(optimizer.zero_grad)
+        for chunk in self._parts.chunks:
+            chunk.zero_grad_buffer = self._before(chunk.zero_grad_buffer)
+            chunk.start_param_sync = self._after_commit(chunk.start_param_sync)
+            chunk.finish_grad_sync = self._at(Moment.REDUCTION, chunk.finish_grad_sync)
+        for group in bucket_groups(self._parts):
+            group.start_param_sync = self._at(Moment.GATHER, group.start_param_sync)
+        if scheduler is not None:
+            scheduler.step = self._after_scheduler(scheduler.step)
+
+    def arm(self, moment: Moment, fire: Callable[[], None]) -> None:
+        """Call `fire` once, when this step's reduction or gather begins."""
+        self._armed[moment] = fire
+
+    def forget_step(self) -> None:
+        """The step is rolled back: the next one begins anew."""
+        self._begun, self._updated, self._gathers = None, False, None
+        self._armed.clear()
+
+    def _begin(self) -> None:
+        ledger = self._ledger
+        assert ledger is not None
+        if self._begun != ledger.count:
+            self._begun = ledger.begin()
+            self._updated = False
+
+    def _before(self, plain: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            self._begin()
+            return plain(*args, **options)
+
+        return call
+
+    def _around_step(self, plain: Any) -> Any:
+        def step(*args: Any, **options: Any) -> Any:
+            self._begin()
+            result = plain(*args, **options)
+            if not self._updated:  # inf or nan was found: a step that changes nothing but the loss scale
+                self._update(skipped=True, apply=lambda: None)
+            return result
+
+        return step
+
+    def _around_update(self, plain: Any) -> Any:
+        def step_with_ready_grads(*args: Any, **options: Any) -> Any:
+            return self._update(skipped=False, apply=lambda: plain(*args, **options))
+
+        return step_with_ready_grads
+
+    def _update(self, *, skipped: bool, apply: Callable[[], Any]) -> Any:
+        ledger = self._ledger
+        assert ledger is not None
+        self._own.updating(skipped=skipped)
+        index = ledger.count
+        ledger.enter_update(index)
+        self._gathers = []
+        result = apply()
+        gathers, self._gathers = self._gathers, None
+        self._updated = True
+        ledger.leave_update(index)
+        for gather in gathers:
+            gather()
+        return result
+
+    def _after_commit(self, plain: Any) -> Any:
+        """Put off a gather of parameters to after the commit: inside the update there is no collective."""
+
+        def start_param_sync(*args: Any, **options: Any) -> None:
+            if self._gathers is None:
+                plain(*args, **options)
+            elif plain not in self._gathers:  # a chained optimizer asks once for each of its parts
+                self._gathers.append(plain)
+
+        return start_param_sync
+
+    def _at(self, moment: Moment, plain: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            self._fire(moment)
+            return plain(*args, **options)
+
+        return call
+
+    def _fire(self, moment: Moment) -> None:
+        fire = self._armed.pop(moment, None)
+        if fire is not None:
+            fire()
+
+    def _after_scheduler(self, plain: Any) -> Any:
+        def step(*args: Any, **options: Any) -> Any:
+            self._own.scheduler_stepped(int(options.get("increment", args[0] if args else 1)))
+            return plain(*args, **options)
+
+        return step

@@ -1,0 +1,255 @@
+"""The state of a Megatron rank that is its own, or small: what every step captures and every rollback puts back.
+
+Random numbers (Megatron's tracker too), the scheduler, loss scales, the micro-batch calculator, consumed samples,
+positions in the data, buffers that change, and how often each gradient becomes ready.
+
+It is captured right before the update, but says how things stand *after* it. All of it is final by then except the
+scheduler and the consumed samples, which the train function moves on after the update. By how much is known: the
+scheduler by the step's global batch size, and not at all when the update was skipped. Put back, it is moved on so.
+"""
+
+from typing import Any
+
+from ...processor import tree
+from ...processor.buffers import BufferWatch
+from ...processor.random_state import RandomState
+from ...protocol.errors import ConfigurationError, ProtocolViolation
+from .leftovers import bucket_groups
+from .parts import Parts
+
+_GROUP_KEYS_NOT_OURS = frozenset({"params", "step"})  # fused optimizers count their steps in the group
+
+
+class OwnState:
+    """Captures and restores what is one rank's own."""
+
+    def __init__(self, parts: Parts, increment: int | None) -> None:
+        self._parts = parts
+        self._increment = increment
+        self._buffers = BufferWatch({f"model{index}": chunk.module for index, chunk in enumerate(parts.chunks)})
+        self._random = RandomState()
+        self.consumed = parts.first_consumed
+        self._expected: int | None = None
+        self._expects = False
+        _check_iterators(parts.iterators)
+
+    # --- around the update ----------------------------------------------------------------------------------------
+
+    def updating(self, *, skipped: bool) -> None:
+        """The update of this step is about to be applied, or skipped: from now on captures are of what follows it."""
+        self.consumed += batch_size()
+        self._expected = None if skipped else self._scheduler_increment()
+        self._expects = True
+
+    def scheduler_stepped(self, increment: int) -> None:
+        """The train function has moved the scheduler on. Raises ProtocolViolation if not as foreseen."""
+        if increment == self._expected and self._expects:
+            self._expects = False
+            return
+        foreseen = "not at all, as its update was skipped" if self._expected is None else f"by {self._expected}"
+        if not self._expects:
+            foreseen = "once, after its optimizer.step()"
+        raise ProtocolViolation(
+            f"the learning rate scheduler was moved on by {increment}; in this step midstep expects it to move "
+            f"{foreseen}. Call scheduler.step(increment=...) once per step and only if optimizer.step() said that "
+            "it was successful, with the global batch size as increment; if yours is another one, name it: "
+            "resilient(scheduler_increment=...)"
+        )
+
+    def _scheduler_increment(self) -> int:
+        if self._increment is not None:
+            return self._increment
+        return batch_size() or 1 if hasattr(self._parts.scheduler, "num_steps") else 1
+
+    # --- capture and restore --------------------------------------------------------------------------------------
+
+    def capture(self) -> bytes:
+        """Return the own state as it will be when this step's update is applied."""
+        parts = self._parts
+        return tree.pack(
+            {
+                "random": self._random.capture(),
+                "tracker": _tracker().get_states(),
+                "buffers": self._buffers.capture(),
+                "scalers": [_scaler_state(leaf) for leaf in parts.leaves],
+                "groups": [_scalars(leaf) for leaf in parts.leaves],
+                "scheduler": _scheduler_state(parts.scheduler),
+                "advance": self._expected if self._expects else None,
+                "calculator": _calculator_state(),
+                "consumed": self.consumed,
+                "iterators": {name: _positions(item) for name, item in parts.iterators.items()},
+                "rerun": _rerun_state(),
+                "ready_counts": _ready_counts(parts),
+            },
+            "state",
+        )
+
+    def restore(self, blob: bytes) -> None:
+        """Put back what `capture` gave, here or in this rank's earlier process."""
+        own, parts = tree.unpack(blob), self._parts
+        self._buffers.restore(own["buffers"])
+        for leaf, scaler, groups in zip(parts.leaves, own["scalers"], own["groups"], strict=True):
+            if scaler is not None:
+                leaf.grad_scaler.load_state_dict(scaler)
+            for group, scalars in zip(leaf.param_groups, groups, strict=True):
+                group.update(scalars)
+        _restore_scheduler(parts.scheduler, own["scheduler"], own["advance"])
+        self._expected, self._expects = None, False
+        _restore_calculator(own["calculator"])
+        self.consumed = own["consumed"]
+        for name, item in parts.iterators.items():
+            _put(item, own["iterators"][name], self.consumed)
+        _restore_rerun(own["rerun"])
+        _restore_ready_counts(parts, own["ready_counts"])
+        _tracker().set_states(own["tracker"])
+        self._random.restore(own["random"])  # last: putting the others back may have drawn numbers
+
+
+def batch_size() -> int:
+    """Return the global batch size of the current step, 0 where Megatron's micro-batch calculator is not used."""
+    from megatron.core import num_microbatches_calculator as calculator
+
+    if calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR is None:
+        return 0
+    return int(calculator.get_current_running_global_batch_size())
+
+
+def _tracker() -> Any:
+    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+    return get_cuda_rng_tracker()
+
+
+def _scaler_state(leaf: Any) -> Any:
+    scaler = getattr(leaf, "grad_scaler", None)
+    return None if scaler is None else scaler.state_dict()
+
+
+def _scalars(leaf: Any) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in group.items() if key not in _GROUP_KEYS_NOT_OURS} for group in leaf.param_groups
+    ]
+
+
+def _scheduler_state(scheduler: Any) -> Any:
+    if scheduler is None:
+        return None
+    return scheduler.num_steps if hasattr(scheduler, "num_steps") else scheduler.state_dict()
+
+
+def _restore_scheduler(scheduler: Any, state: Any, advance: int | None) -> None:
+    if scheduler is None:
+        return
+    step = type(scheduler).step.__get__(scheduler)  # the class's own: the instance's tells us of the user's calls
+    if hasattr(scheduler, "num_steps"):
+        scheduler.num_steps = state
+        step(increment=advance or 0)
+        return
+    scheduler.load_state_dict(state)
+    if advance:
+        step()
+
+
+def _calculator_state() -> Any:
+    from megatron.core import num_microbatches_calculator as calculator
+
+    held = calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+    if held is None:
+        return None
+    return {key: value for key, value in vars(held).items() if isinstance(value, int | float | None)}
+
+
+def _restore_calculator(state: Any) -> None:
+    from megatron.core import num_microbatches_calculator as calculator
+
+    if state is not None:
+        vars(calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR).update(state)
+
+
+def _rerun_state() -> Any:
+    from megatron.core.rerun_state_machine import get_rerun_state_machine
+
+    machine = get_rerun_state_machine()
+    return {
+        "current_iteration": machine.current_iteration,
+        "large_value_counts": dict(machine.large_value_counts),
+        "max_values": dict(machine.max_values),
+    }
+
+
+def _restore_rerun(state: dict[str, Any]) -> None:
+    from megatron.core.rerun_state_machine import RerunState, get_rerun_state_machine
+
+    machine = get_rerun_state_machine()
+    vars(machine).update(state)
+    machine.state = RerunState.NOT_RUNNING_YET
+    machine.rerun_requested = machine.checkpoint_requested = False
+    machine.restart_again_requested = machine.continue_requested = False
+    machine.saved_state = machine.failed_validation_call = machine.initial_result = None
+    machine.validation_counts.clear()
+
+
+def _ready_counts(parts: Parts) -> list[list[int]]:
+    """Return how often each parameter's gradient becomes ready in a step, as it is known after this step.
+
+    From its second step on DDP starts a reduction when these counts are reached. A rank that did not know them would
+    start its reductions in another order than the others.
+    """
+    counts = []
+    for group in bucket_groups(parts):
+        known = getattr(group, "golden_per_param_grad_ready_counts", {}) or getattr(
+            group, "per_param_grad_ready_counts", {}
+        )
+        counts.append([known.get(p, 0) for bucket in group.buckets for p in bucket.params_list] if known else [])
+    return counts
+
+
+def _restore_ready_counts(parts: Parts, counts: list[list[int]]) -> None:
+    for group, known in zip(bucket_groups(parts), counts, strict=True):
+        if not hasattr(group, "golden_per_param_grad_ready_counts"):
+            continue
+        parameters = [p for bucket in group.buckets for p in bucket.params_list]
+        group.golden_per_param_grad_ready_counts = dict(zip(parameters, known, strict=True)) if known else {}
+        group.is_first_batch = not known
+        group.per_param_grad_ready_counts = {}
+
+
+def _check_iterators(iterators: dict[str, Any]) -> None:
+    for name, item in iterators.items():
+        for single in item if isinstance(item, list | tuple) else (item,):
+            inner = _unwrapped(single)
+            if single is None or hasattr(inner, "rebuild"):
+                continue
+            if not (hasattr(inner, "state_dict") and hasattr(inner, "load_state_dict")):
+                raise ConfigurationError(
+                    f"argument `{name}` is a {type(inner).__name__}, which cannot be put back to the sample where "
+                    "training goes on. Give midstep.adapters.megatron.FromSample(build), where build(consumed_samples) "
+                    "returns the iterator, or an object with state_dict and load_state_dict"
+                )
+
+
+def _unwrapped(item: Any) -> Any:
+    from megatron.core.rerun_state_machine import RerunDataIterator
+
+    return item.iterable if isinstance(item, RerunDataIterator) else item
+
+
+def _positions(item: Any) -> Any:
+    if isinstance(item, list | tuple):
+        return [_positions(single) for single in item]
+    inner = _unwrapped(item)
+    return inner.state_dict() if inner is not None and not hasattr(inner, "rebuild") else None
+
+
+def _put(item: Any, position: Any, consumed: int) -> None:
+    if isinstance(item, list | tuple):
+        for single, one in zip(item, position, strict=True):
+            _put(single, one, consumed)
+        return
+    inner = _unwrapped(item)
+    if inner is not item:
+        item.advance()
+    if hasattr(inner, "rebuild"):
+        inner.rebuild(consumed)
+    elif inner is not None:
+        inner.load_state_dict(position)

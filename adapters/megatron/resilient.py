@@ -1,0 +1,60 @@
+"""The decorator for a train function that is written on megatron-core."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from ...processor.runtime import Runtime
+from ...processor.session import Stage
+from ...processor.train_thread import TrainThread
+from ...protocol.errors import ConfigurationError
+from .parts import ITERATION, find_parts
+from .starting import check_default_group, install
+from .state import MegatronState
+
+Train = TypeVar("Train", bound=Callable[..., Any])
+
+
+@overload
+def resilient(train: Train) -> Train: ...
+@overload
+def resilient(*, scheduler_increment: int | None = None) -> Callable[[Train], Train]: ...
+def resilient(train: Any = None, *, scheduler_increment: int | None = None) -> Any:
+    """Make a Megatron train function resilient: after a fault it is called again, and repeats the interrupted step.
+
+    Decorate it before torch.distributed is initialised. Its arguments must hold the model chunks (Megatron's DDP), the
+    optimizer, and `iteration`, where it begins; if there are, the scheduler, data iterators and `consumed_samples`.
+    When it is called again, `iteration` and `consumed_samples` are where the job stands, and the other arguments are
+    the same objects, put back to that step.
+
+    `scheduler_increment`: by how much the train function moves the scheduler on in each step, if that is not the global
+    batch size. Outside `midstep run` the function is called once, as it is. Raises ConfigurationError, when it is
+    called, for what is missing or not supported.
+    """
+    if train is None:
+        return functools.partial(resilient, scheduler_increment=scheduler_increment)
+    install()
+
+    @functools.wraps(train)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        runtime = Runtime.current()
+        if runtime is None:
+            return train(*args, **kwargs)
+        if runtime.session.stage is not Stage.BOOTING:
+            raise ConfigurationError("a process can call one resilient train function, and only once")
+        check_default_group()
+        bound = inspect.signature(train).bind(*args, **kwargs)
+        bound.apply_defaults()
+        parts = find_parts(train, bound.arguments)
+        state = MegatronState(parts, scheduler_increment)
+
+        def call() -> Any:
+            bound.arguments[ITERATION] = state.iteration
+            if parts.consumed_name is not None:
+                bound.arguments[parts.consumed_name] = state.consumed_samples
+            return train(*bound.args, **bound.kwargs)
+
+        return TrainThread(runtime, state).run(call)
+
+    return run

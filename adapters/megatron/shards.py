@@ -1,0 +1,175 @@
+"""Megatron's state as shards: what is replicated over which ranks, under names that replicas share.
+
+Parameters of one tensor and pipeline coordinate are the same on all ranks of its data and context parallel group;
+experts, over the expert data parallel group. With a plain optimizer so is the optimizer's state. A distributed one
+cuts its state over the ranks of one optimizer instance; each further instance holds a copy of each piece. The model's
+parameters are no shard then: they follow from the pieces by a copy and a gather (`derive_parameters`).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...processor import tree
+from ...processor.optimizer_state import OptimizerState
+from ...protocol.errors import RecoveryError
+from ...protocol.types import ShardHold
+from .parts import Parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """An open shard."""
+
+    header: bytes
+    tensors: Sequence[torch.Tensor]
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each tensor, for the checkpoint file."""
+        return tree.tensor_names(self.header)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+class Piece:
+    """What one shard consists of: parameters of the model, and optimizers with the parameters that they update."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor], leaves: dict[str, Any]) -> None:
+        self._leaves = leaves
+        self._states = {name: OptimizerState(name, leaf.optimizer) for name, leaf in leaves.items()}
+        known = {id(parameter) for parameter in parameters.values()}
+        self._parameters = dict(parameters)
+        for name, leaf in leaves.items():
+            mains = [p for group in leaf.optimizer.param_groups for p in group["params"]]
+            self._parameters |= {f"{name}.main.{i}": p for i, p in enumerate(mains) if id(p) not in known}
+
+    def open(self) -> Shard:
+        """Open the live tensors, as a source."""
+        content = {
+            "parameters": {name: parameter.detach() for name, parameter in self._parameters.items()},
+            "optimizers": {name: state.collect() for name, state in self._states.items()},
+        }
+        skeleton, tensors = tree.flatten(content, "shard")
+        return Shard(skeleton, [tensor.contiguous() for tensor in tensors])
+
+    def accept(self, header: bytes) -> Shard:
+        """Make room for what arrives. Raises RecoveryError when it does not fit what is here."""
+        outline = tree.outline(header)
+        if outline["parameters"].keys() != self._parameters.keys():
+            raise RecoveryError(
+                "the parameters of a shard differ between ranks; do all ranks build the same model and optimizer?"
+            )
+        slots = tree.slots(header)
+        tensors: list[torch.Tensor | None] = [None] * len(slots)
+        for name, slot in outline["parameters"].items():
+            live = self._parameters[name].data
+            if live.shape != slot.shape or live.dtype != slot.dtype:
+                raise RecoveryError(
+                    f"{name} arrives as {slot.dtype} {list(slot.shape)}, but here it is {live.dtype} "
+                    f"{list(live.shape)}; do all ranks build the same model?"
+                )
+            tensors[slot.index] = live if live.is_contiguous() else torch.empty_like(live).contiguous()
+        for name, state in self._states.items():
+            for _, slot, held, device in state.targets(outline["optimizers"][name]):
+                fits = held is not None and held.is_contiguous()
+                tensors[slot.index] = held if fits else torch.empty(slot.shape, dtype=slot.dtype, device=device)
+        filled = [
+            torch.empty(slot.shape, dtype=slot.dtype) if tensor is None else tensor
+            for slot, tensor in zip(slots, tensors, strict=True)
+        ]
+        return Shard(header, filled)
+
+    def adopt(self, shard: Shard) -> None:
+        """Make what has arrived the state of this rank."""
+        content = tree.unflatten(shard.header, shard.tensors)
+        for name, parameter in self._parameters.items():
+            arrived = content["parameters"][name]
+            if arrived.data_ptr() != parameter.data_ptr():
+                parameter.data.copy_(arrived)
+        for name, state in self._states.items():
+            state.adopt(content["optimizers"][name])
+
+
+class Shards:
+    """The shards that this rank must hold, by name."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._pieces = _pieces(parts)
+
+    def holds(self) -> tuple[ShardHold, ...]:
+        """Name the shards with their sizes now."""
+        return tuple(ShardHold(shard_id, piece.open().size_bytes) for shard_id, piece in self._pieces.items())
+
+    def piece(self, shard_id: str) -> Piece:
+        """Return a piece by its name. Raises RecoveryError for a name that this rank does not have."""
+        if shard_id not in self._pieces:
+            raise RecoveryError(f"this rank has no shard {shard_id!r}; it has {', '.join(sorted(self._pieces))}")
+        return self._pieces[shard_id]
+
+    def derive_parameters(self) -> None:
+        """Make the model's parameters what the pieces of a distributed optimizer say. A collective; end of rollback."""
+        if not any(_is_distributed(leaf) for leaf in self._parts.leaves):
+            return
+        for leaf in self._parts.leaves:
+            leaf._copy_main_params_to_model_params()
+        for chunk in self._parts.chunks:
+            type(chunk).start_param_sync(chunk, force_sync=True)
+            for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
+                group.param_gather_dispatched = False
+
+
+def _pieces(parts: Parts) -> dict[str, Piece]:
+    names = {id(p): f"model{i}.{name}" for i, chunk in enumerate(parts.chunks) for name, p in chunk.named_parameters()}
+    models = [p for chunk in parts.chunks for p in chunk.parameters()]
+    pieces: dict[str, Piece] = {}
+    for place, expert in ((_dense_place(), False), (_expert_place(), True)):
+        leaves = {f"optimizer{i}": leaf for i, leaf in enumerate(parts.leaves) if _is_expert(leaf) is expert}
+        cut = {name: leaf for name, leaf in leaves.items() if _is_distributed(leaf)}
+        whole = {name: leaf for name, leaf in leaves.items() if name not in cut}
+        covered = {id(p) for leaf in cut.values() for p in _model_parameters(leaf)}
+        mine = {
+            names[id(p)]: p for p in models if (not getattr(p, "allreduce", True)) is expert and id(p) not in covered
+        }
+        if mine or whole:
+            pieces[place] = Piece(mine, whole)
+        if cut:
+            group = next(iter(cut.values())).data_parallel_group
+            pieces[f"{place}.piece{group.rank()}of{group.size()}"] = Piece({}, cut)
+    return pieces
+
+
+def _is_distributed(leaf: Any) -> bool:
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    return isinstance(leaf, DistributedOptimizer)
+
+
+def _is_expert(leaf: Any) -> bool:
+    return any(group.get("is_expert_parallel") for group in leaf.optimizer.param_groups)
+
+
+def _model_parameters(leaf: Any) -> list[torch.Tensor]:
+    """Return all model parameters that a distributed optimizer is responsible for, of this and of other ranks."""
+    return [parameter for buffer in leaf.buffers for parameter in buffer.params]
+
+
+def _dense_place() -> str:
+    from megatron.core import parallel_state as ps
+
+    return f"dense.tp{ps.get_tensor_model_parallel_rank()}.pp{ps.get_pipeline_model_parallel_rank()}"
+
+
+def _expert_place() -> str:
+    from megatron.core import parallel_state as ps
+
+    return (
+        f"expert.tp{ps.get_expert_tensor_parallel_rank()}.ep{ps.get_expert_model_parallel_rank()}"
+        f".pp{ps.get_pipeline_model_parallel_rank()}"
+    )

@@ -1,0 +1,103 @@
+"""What a recovery does with a Megatron job: the Framework protocol, in Megatron's terms."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...processor.lifecycle import OpenShard
+from ...processor.passes import fire_in_backward, fire_in_forward
+from ...protocol.errors import RecoveryError
+from ...protocol.types import Moment, ShardHold
+from .hooks import StepHooks
+from .leftovers import drop_gradients, drop_handles, reset_globals
+from .own import OwnState
+from .parts import Parts
+from .shards import Shard, Shards
+
+if TYPE_CHECKING:
+    from ...processor.ledger import Ledger
+
+
+class MegatronState:
+    """The state of one rank of a Megatron job. See Framework for when each method runs."""
+
+    def __init__(self, parts: Parts, scheduler_increment: int | None = None) -> None:
+        self._parts = parts
+        self._own = OwnState(parts, scheduler_increment)
+        self._shards = Shards(parts)
+        self._hooks = StepHooks(parts, self._own)
+        self._ledger: Ledger | None = None
+
+    # --- for the train function -----------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """The iteration where the train function goes on."""
+        assert self._ledger is not None
+        return self._parts.first + self._ledger.count
+
+    @property
+    def consumed_samples(self) -> int:
+        """The samples that all ranks have consumed before that iteration."""
+        return self._own.consumed
+
+    # --- for the recovery: the Framework protocol -----------------------------------------------------------------
+
+    def bind(self, ledger: "Ledger") -> None:
+        """Take the ledger, and hook the calls that tell of a step."""
+        self._ledger = ledger
+        self._hooks.attach(ledger)
+
+    def audit(self) -> tuple[str, ...]:
+        """Name what a recovery would not bring back."""
+        return ()
+
+    def shards(self) -> tuple[ShardHold, ...]:
+        """Name the shards that this rank must hold."""
+        return self._shards.holds()
+
+    def capture_own(self) -> bytes:
+        """Capture what is this rank's own, as it will be after this step's update."""
+        return self._own.capture()
+
+    def clean(self) -> None:
+        """Forget collectives that were under way, and scratch memory. Gradients stay until `rolled_back`."""
+        drop_handles(self._parts)
+        reset_globals()
+
+    def rebuilt(self) -> None:
+        """Nothing is derived from the communicators: Megatron's objects keep their groups, which are seated anew."""
+
+    def open_shard(self, shard_id: str) -> OpenShard:
+        """Open a shard to send from it."""
+        return self._shards.piece(shard_id).open()
+
+    def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
+        """Make room for a shard that arrives."""
+        return self._shards.piece(shard_id).accept(header)
+
+    def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
+        """Make a shard that has arrived the state of this rank."""
+        if not isinstance(shard, Shard):
+            raise RecoveryError(f"shard {shard_id!r} was not accepted by this state, it is a {type(shard).__name__}")
+        self._shards.piece(shard_id).adopt(shard)
+
+    def restore_own(self, blob: bytes) -> None:
+        """Put back what is this rank's own."""
+        self._own.restore(blob)
+
+    def rolled_back(self, step: int) -> None:
+        """Drop gradients, and derive the model's parameters from the optimizer's where those are cut."""
+        self._hooks.forget_step()
+        drop_gradients(self._parts)
+        drop_handles(self._parts)
+        self._shards.derive_parameters()
+
+    def fire_in(self, moment: Moment, fire: Callable[[], None]) -> None:
+        """Call `fire` once in the middle of the pass, or when the reduction or gather of this step begins."""
+        modules = [chunk.module for chunk in self._parts.chunks]
+        if moment is Moment.FORWARD:
+            fire_in_forward(modules, fire)
+        elif moment is Moment.BACKWARD:
+            fire_in_backward(modules, fire)
+        else:
+            self._hooks.arm(moment, fire)

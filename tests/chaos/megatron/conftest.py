@@ -1,0 +1,50 @@
+"""Megatron jobs of one shape: an undisturbed one, and one that loses ranks at chosen moments."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from midstep.protocol.types import ArmedFault
+
+from ..comparing import finish
+from ..jobs import ROOMY, Job
+from .training import Shape
+
+TRAINING = Path(__file__).with_name("training.py")
+PRELOAD = [
+    "midstep.adapters.megatron.resilient",
+    "megatron.core.distributed",
+    "megatron.core.models.gpt",
+    "megatron.core.optimizer",
+]
+POLICY: dict[str, Any] = {**ROOMY, "standby": {"preload": PRELOAD}}
+PATIENCE_S = 240.0
+StartMegatron = Callable[..., Job]
+
+
+@pytest.fixture(scope="module")
+def start_megatron(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartMegatron]:
+    """Start jobs of a shape, and kill what is left of them when the module's tests are over."""
+    jobs: list[Job] = []
+
+    def start(shape: Shape, faults: tuple[ArmedFault, ...] = (), **options: Any) -> Job:
+        root = tmp_path_factory.mktemp("megatron")
+        arguments = [str(root / "records"), msgspec.json.encode(shape).decode()]
+        given = {"policy": POLICY, **options}
+        jobs.append(Job(root, script=TRAINING, arguments=arguments, faults=faults, **given))
+        return jobs[-1]
+
+    try:
+        yield start
+    finally:
+        for job in jobs:
+            job.close()
+
+
+def run_to_its_end(job: Job) -> dict[str, Any]:
+    """Wait for a job that has to end well, and return its report."""
+    assert job.wait(PATIENCE_S) == 0, job.said()
+    return finish(job)
