@@ -240,17 +240,14 @@ class StoreEndpoint(msgspec.Struct, frozen=True):
 
 
 class RankProgress(msgspec.Struct, frozen=True):
-    """A rank's step clock, as its agent reads it from the black box. Ages are seconds before the reading.
-
-    `collectives` counts the collectives that the rank has entered in this generation.
-    """
+    """A rank's step clock, as its agent reads it from the black box. Ages are seconds before the reading."""
 
     rank: int
     incarnation: int
     generation: int
     step: int
     activity: Activity
-    collectives: int
+    collectives: int  # entered by the rank in this generation
     activity_age_s: float
     step_age_s: float
     median_step_s: float

@@ -39,7 +39,7 @@ def check_default_group() -> None:
     if not backend.startswith(_OURS):
         raise ConfigurationError(
             f"torch.distributed was initialised with {backend!r} before the train function was decorated, so its "
-            "groups cannot be recovered. Decorate the function at the top of the script, or call midstep.init_process_group()"
+            "groups cannot be recovered. Decorate it at the top of the script, or call midstep.init_process_group()"
         )
 
 
