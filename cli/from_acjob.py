@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ..policies.acjob import translate
-from ..policies.files import MAX_FILE_BYTES, read_text
+from ..policies.yaml_text import MAX_FILE_BYTES, read_text
 from ..protocol.errors import PolicyError
 
 EXIT_WRONG_FILE = 1

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
-from ..protocol.types import CONTROLLER, FaultKind, FaultReport
-from .deciding import blame, decide
+import msgspec
+
+from ..protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from .deciding import blame, decide, rung_failed
 from .ending import end, ready_to_save
 from .events import DeadlinePassed
 from .nodes import nodes_missing
-from .openings import nodes_needed, overdue, wait_for_nodes
+from .openings import nodes_needed, overdue, release_held, wait_for_nodes
 from .state import JobState, Phase
 from .suspicion import resolve_suspicion, suspect
 from .world import NodeState
@@ -19,11 +21,29 @@ def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
         state.newcomers_due_s = None
         what = "has not reached its train function"
         _blame_all(state, overdue(state, state.awaiting_joined, FaultKind.START_FAILED, what, now), now)
+    elif state.devices_due_s is not None and state.devices_due_s <= now:
+        state.devices_due_s = None
+        _devices_not_well(state, now)
     elif state.due_s is not None and state.due_s <= now:
         state.due_s = None
         _OVERDUE[state.phase](state, now)
     else:
         state.ignore("deadline that was met")
+
+
+def _devices_not_well(state: JobState, now: float) -> None:
+    """Faults that should have passed still stand: a new process on these devices would not do."""
+    limit_s = state.policy.deadlines.device_s
+    reasons = []
+    for rank in sorted(state.held):
+        fault = state.book.passing(state.world.holders[rank].node, rank % state.world.ranks_per_node)
+        if fault is not None:
+            blame(state, msgspec.structs.replace(fault, rank=rank))
+            reasons.append(f"{fault.level} of the device of rank {rank} still stands after {limit_s:g} s")
+    if reasons:
+        rung_failed(state, Rung.RECOVER_IN_PLACE, "; ".join(reasons), now)
+    else:
+        release_held(state, now)
 
 
 def _waiting(state: JobState, now: float) -> None:

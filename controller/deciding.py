@@ -4,6 +4,7 @@ import msgspec
 
 from ..policies.facts import Facts, FailedRung
 from ..protocol.types import FaultReport, Rung
+from .detected import closed_nodes
 from .ending import begin_stop
 from .openings import (
     give_back_all_nodes,
@@ -70,6 +71,7 @@ def gather(state: JobState, now: float) -> Facts:
         max_restarts=None if state.ever_resilient else state.job.max_restarts,
         nodes_lost=frozenset(world.named(NodeState.LOST)),
         isolated=frozenset(world.named(NodeState.ISOLATED)),
+        closed=closed_nodes(state, now),
         spare_nodes=tuple(world.named(NodeState.SPARE)),
         can_create_nodes=state.can_create_nodes,
         taken=tuple(decision.rung for decision in incident.decisions) if incident else (),

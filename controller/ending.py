@@ -7,7 +7,7 @@ shards, and only that one publishes. Whatever fails on the way is said and does 
 from ..protocol.messages import CheckpointSaved, EndJob, Quiesce, SaveCheckpoint
 from ..protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
 from .state import JobState, Phase
-from .world import PARKED, NodeState, RankState
+from .world import PARKED, REACHABLE, RankState
 
 SAVE_S = 300.0
 
@@ -23,7 +23,8 @@ def begin_stop(state: JobState, reason: str, now: float, exit_code: int = 1) -> 
     state.awaiting_joined.clear()
     state.awaiting_ready.clear()
     state.awaiting_quiesced.clear()
-    state.newcomers_due_s = None
+    state.newcomers_due_s = state.devices_due_s = None
+    state.held.clear()
     for holder in survivors:
         if holder.state not in PARKED:
             state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation))
@@ -108,8 +109,9 @@ def end(state: JobState, exit_code: int, reason: str, now: float) -> None:
     """Tell everybody that the job is over."""
     state.history.stopped(now, state.world.pids(), reason)
     state.enter(Phase.ENDED, now)
-    state.newcomers_due_s = None
-    for name in state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.ISOLATED):
+    state.newcomers_due_s = state.devices_due_s = None
+    state.held.clear()
+    for name in state.world.named(*REACHABLE):
         state.send(node_address(name), EndJob(exit_code, reason))
     state.send(PLATFORM, EndJob(exit_code, reason))
     state.finish(exit_code, reason)

@@ -10,6 +10,7 @@ from ..protocol.incidents import Incident, JobStatus, NodeStatus, RankStatus
 from ..protocol.types import JobSpec
 from .actions import Action
 from .events import Event
+from .fault_book import FaultBook
 from .openings import wait_for_nodes
 from .state import JobState, Phase
 from .table import TABLE
@@ -21,7 +22,8 @@ class RecoveryMachine:
 
     def __init__(self, policy: Policy, job: JobSpec, *, can_create_nodes: bool = False) -> None:
         world = World(size=job.world_size, ranks_per_node=job.ranks_per_node)
-        self._state = JobState(policy, Ladder(policy), job, world, can_create_nodes=can_create_nodes)
+        book = FaultBook(job.ranks_per_node, policy.faults.too_often)
+        self._state = JobState(policy, Ladder(policy), job, world, book, can_create_nodes=can_create_nodes)
         self._started = False
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -43,7 +45,8 @@ class RecoveryMachine:
 
     def next_deadline(self) -> float | None:
         """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nobody is waited for."""
-        due = [at for at in (self._state.due_s, self._state.newcomers_due_s) if at is not None]
+        state = self._state
+        due = [at for at in (state.due_s, state.newcomers_due_s, state.devices_due_s) if at is not None]
         return min(due, default=None)
 
     @property
@@ -88,6 +91,7 @@ class RecoveryMachine:
             budgets=state.ladder.budgets(tuple(state.spent), now),
             incidents=self.incidents,
             refused=dict(state.ignored),
+            faults=state.book.standing(),
             exit_code=state.exit_code,
             reason=state.reason,
         )

@@ -3,6 +3,7 @@
 from ..protocol.messages import NodeJoined, NodeLost, NodeRefused, StopProcess, StoreMoved, WelcomeNode
 from ..protocol.types import CONTROLLER, FaultKind, FaultReport, node_address
 from .deciding import blame, decide, rung_failed
+from .detected import settle
 from .ending import end
 from .openings import wait_for_nodes
 from .state import OVER, JobState, Phase
@@ -16,6 +17,7 @@ def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
     if node is None or node.state in {NodeState.LOST, NodeState.REQUESTED}:
         node = world.add_node(event.node, NodeState.SPARE, event.failure_domain)
     node.store = event.store
+    settle(state, event.node)
     state.send(node_address(event.node), WelcomeNode(state.job))
     for process in event.processes:
         holder = world.holders[process.rank] if process.rank < world.size else None

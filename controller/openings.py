@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ..protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
 from ..protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
 from .state import JobState, Phase
-from .world import GONE, PARKED, Holder, NodeState, RankState
+from .world import GONE, PARKED, REACHABLE, Holder, NodeState, RankState
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
 
@@ -80,7 +80,7 @@ def open_generation(state: JobState, replace: Iterable[int], now: float) -> None
             holder.state = RankState.QUIESCING
             state.awaiting_quiesced.add(holder.rank)
     for rank in sorted(replaced):
-        _start(state, world.holders[rank], seated=False)
+        _start_or_hold(state, world.holders[rank], now)
     state.awaiting_joined = {holder.rank for holder in world.in_state(RankState.STARTING)}
     state.unfinished = set(range(world.size))
     limits = state.policy.deadlines
@@ -126,7 +126,7 @@ def give_back_all_nodes(state: JobState) -> None:
     world = state.world
     for holder in world.holders:
         _end_process(state, holder)
-    for name in world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.ISOLATED):
+    for name in world.named(*REACHABLE):
         world.nodes[name].state = NodeState.LOST
         state.send(PLATFORM, DeleteNode(name))
     for _ in range(nodes_needed(state) - len(world.named(NodeState.REQUESTED))):
@@ -161,10 +161,38 @@ def _reset_barriers(state: JobState) -> None:
 def _start(state: JobState, holder: Holder, *, seated: bool) -> None:
     """Have the agent start the next process of a rank (it ends the present one first)."""
     state.forget(holder.rank)
+    state.held.discard(holder.rank)
     holder.lose()
     holder.incarnation += 1
     holder.state, holder.seated = RankState.STARTING, seated
     state.send(node_address(holder.node), start_command(state, holder))
+
+
+def _start_or_hold(state: JobState, holder: Holder, now: float) -> None:
+    """Start the next process of a rank; where its device has a fault that passes, end the present one and wait."""
+    limit_s = state.policy.deadlines.device_s
+    device = holder.rank % state.world.ranks_per_node
+    if not limit_s or state.book.passing(holder.node, device) is None:
+        _start(state, holder, seated=False)
+        return
+    state.forget(holder.rank)
+    _end_process(state, holder)
+    holder.incarnation += 1
+    holder.state = RankState.STARTING
+    state.held.add(holder.rank)
+    state.devices_due_s = now + limit_s
+
+
+def release_held(state: JobState, now: float) -> None:
+    """Start the processes whose devices are well again."""
+    for rank in sorted(state.held):
+        holder = state.world.holders[rank]
+        if state.book.passing(holder.node, rank % state.world.ranks_per_node) is None:
+            state.held.discard(rank)
+            state.send(node_address(holder.node), start_command(state, holder))
+            state.newcomers_due_s = now + state.policy.deadlines.start_s
+    if not state.held:
+        state.devices_due_s = None
 
 
 def start_command(state: JobState, holder: Holder) -> StartProcess:
@@ -187,6 +215,7 @@ def _end_process(state: JobState, holder: Holder, node: str = "") -> None:
     known = name in state.world.nodes and state.world.nodes[name].state is not NodeState.LOST
     if known and holder.state not in GONE:
         state.send(node_address(name), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
+    state.held.discard(holder.rank)
     holder.lose()
 
 

@@ -7,6 +7,7 @@ from ..protocol.messages import (
 )
 from ..protocol.types import FaultKind, FaultReport, node_address
 from .deciding import blame, decide
+from .detected import sort_out
 from .ending import end, ready_to_save
 from .faults import SUSPICIONS, describe_exit
 from .state import OVER, JobState, Phase
@@ -16,7 +17,9 @@ from .world import GONE, RankState
 
 def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None:
     """Somebody saw something."""
-    take_fault(state, event.report, now)
+    report = sort_out(state, event.report, now)
+    if report is not None:
+        take_fault(state, report, now)
 
 
 def take_fault(state: JobState, report: FaultReport, now: float) -> None:

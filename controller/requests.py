@@ -18,7 +18,7 @@ from .ending import begin_stop, end, outstanding_saves
 from .events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
 from .openings import start_command
 from .state import JobState, Phase
-from .world import Holder, NodeState, RankState
+from .world import REACHABLE, Holder, NodeState, RankState
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
 
@@ -64,16 +64,18 @@ def on_controller_started(state: JobState, event: ControllerStarted, now: float)
         _allow_time(state, now)
     state.term = event.term
     if state.phase is Phase.ENDED:
-        for name in state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.ISOLATED):
+        for name in state.world.named(*REACHABLE):
             state.send(node_address(name), EndJob(state.exit_code or 0, state.reason))
         state.send(PLATFORM, EndJob(state.exit_code or 0, state.reason))
         state.finish(state.exit_code or 0, state.reason)
         return
-    for name in state.world.named(NodeState.ACTIVE, NodeState.SPARE):
+    for name in state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.UNFIT):
         state.send(node_address(name), WelcomeNode(state.job))
     for name in sorted(state.awaiting_progress):
         state.send(node_address(name), ProbeProgress(state.probes))
     for holder in state.world.holders:
+        if holder.rank in state.held:
+            continue
         if holder.state is RankState.STARTING:
             state.send(node_address(holder.node), start_command(state, holder))
         else:
@@ -95,6 +97,8 @@ def _allow_time(state: JobState, now: float) -> None:
         state.due_s = max(state.due_s, now + fresh_s)
     if state.newcomers_due_s is not None:
         state.newcomers_due_s = max(state.newcomers_due_s, now + limits.start_s)
+    if state.devices_due_s is not None:
+        state.devices_due_s = max(state.devices_due_s, now + limits.device_s)
 
 
 def _outstanding(state: JobState, holder: Holder) -> Command | None:

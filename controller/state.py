@@ -13,6 +13,7 @@ from ..policies.schema import Policy
 from ..protocol.messages import Command
 from ..protocol.types import FaultReport, JobSpec, RepairPlan, Rung, rank_address
 from .actions import Action, Finish, Forget, Send
+from .fault_book import FaultBook
 from .history import History
 from .world import World
 
@@ -44,12 +45,15 @@ class JobState:
     ladder: Ladder
     job: JobSpec
     world: World
+    book: FaultBook
     history: History = field(default_factory=History)
     phase: Phase = Phase.WAITING
     generation: int = 0
     term: int = 0
     due_s: float | None = None  # when the present phase is over time
     newcomers_due_s: float | None = None  # when replacements must have joined
+    devices_due_s: float | None = None  # when the devices of `held` must be well again
+    held: set[int] = field(default_factory=set)  # ranks whose next process waits for its device
     # who still has to answer; sets, so that one answer costs the same in a world of any size
     awaiting_quiesced: set[int] = field(default_factory=set)
     awaiting_joined: set[int] = field(default_factory=set)
@@ -115,4 +119,5 @@ class JobState:
         self.setbacks.clear()
         self.failures.clear()
         self.relinks = 0
-        self.newcomers_due_s = None
+        self.newcomers_due_s = self.devices_due_s = None
+        self.held.clear()

@@ -39,7 +39,7 @@ ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.StoreMoved, nodes.on_store_moved),
     Row(AT_WORK, m.ProcessStarted, reports.on_process_started),
     Row(ALIVE, m.ProcessExited, reports.on_process_exited, (*DECIDED, P.SUSPECTING)),
-    Row(AT_WORK, m.FaultReported, reports.on_fault_reported, (*DECIDED, P.SUSPECTING)),
+    Row(ALIVE, m.FaultReported, reports.on_fault_reported, (*DECIDED, P.SUSPECTING)),
     Row((P.SUSPECTING,), m.ProgressReported, suspicion.on_progress_reported, (*DECIDED, P.RUNNING, P.RESUMING)),
     Row((P.STARTING, P.QUIESCING), m.RankJoined, barriers.on_rank_joined, DECIDED),
     Row((P.QUIESCING, P.SAVING), m.RankQuiesced, barriers.on_rank_quiesced, DECIDED),

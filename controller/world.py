@@ -39,6 +39,10 @@ class NodeState(enum.StrEnum):
     REQUESTED = "requested"  # the platform has been asked for it
     LOST = "lost"
     ISOLATED = "isolated"  # alive, and not to be used any more
+    UNFIT = "unfit"  # a spare that is not to be used while a fault of it stands
+
+
+REACHABLE = (NodeState.ACTIVE, NodeState.SPARE, NodeState.UNFIT, NodeState.ISOLATED)
 
 
 @dataclass

@@ -42,6 +42,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     flag); it takes the place of the budgets of `reschedule_pod` and `reschedule_job`. None: the policy's
     budgets hold. A job that was resilient once, and is caught while it starts, gets None.
 
+    `closed`: nodes in use on which no new process is to be started, with the reason; what runs there goes on.
+
     `taken`: the rungs taken so far in this incident, in order; `failed`: those of them that failed by
     themselves (a rung that another rank's fault cut short has not failed). `spent`: what was taken in the
     whole job.
@@ -56,6 +58,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int | None = None
     nodes_lost: frozenset[str] = frozenset()
     isolated: frozenset[str] = frozenset()
+    closed: dict[str, str] = {}
     spare_nodes: tuple[str, ...] = ()
     can_create_nodes: bool = False
     taken: tuple[Rung, ...] = ()

@@ -96,7 +96,7 @@ _LEFT: dict[Rung, _Nodes] = {
     Rung.RETRY_STEP: lambda facts, placement: (),
     Rung.RECOVER_IN_PLACE: lambda facts, placement: (),
     Rung.RECOVER: lambda facts, placement: placement.leave,
-    Rung.RESCHEDULE_POD: lambda facts, placement: tuple(sorted(placement.broken)),
+    Rung.RESCHEDULE_POD: lambda facts, placement: tuple(sorted(placement.closed)),
     Rung.RESCHEDULE_JOB: lambda facts, placement: tuple(sorted(set(facts.nodes.values()))),
     Rung.STOP: lambda facts, placement: (),
 }

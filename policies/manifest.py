@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from .files import MAX_FILE_BYTES, understandable
+from .yaml_text import MAX_FILE_BYTES, understandable
 from .wording import one_line
 
 _MERGE = "tag:yaml.org,2002:merge"

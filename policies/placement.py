@@ -28,8 +28,8 @@ class Placement(msgspec.Struct, frozen=True):
 
     `moved` are all ranks on the nodes of `leave`, healthy neighbours included. `misfits` say why a culprit
     cannot be restarted in place because of what is wrong with it, `obstacles` why the policy does not allow
-    it. `broken` are the nodes of `leave` on which no process may be started, whatever the rung. `homeless`
-    are culprits whose node nobody knows.
+    it. `broken` are the nodes of `leave` on which nothing may stay, whatever the rung; `closed` are these and
+    those that only get no new process, for rungs that start every process anew. `homeless` are culprits whose node nobody knows.
     """
 
     in_place: tuple[int, ...] = ()
@@ -38,6 +38,7 @@ class Placement(msgspec.Struct, frozen=True):
     misfits: dict[int, str] = {}
     obstacles: dict[int, str] = {}
     broken: dict[str, str] = {}
+    closed: dict[str, str] = {}
     homeless: tuple[int, ...] = ()
 
 
@@ -63,6 +64,7 @@ def place(facts: Facts, in_place: RungPolicy | None) -> Placement:
         misfits=misfits,
         obstacles=obstacles,
         broken=broken,
+        closed={**{node: why for node, why in facts.closed.items() if node in facts.nodes.values()}, **broken},
         homeless=tuple(sorted(set(homeless))),
     )
 
@@ -94,6 +96,8 @@ def _misfits(facts: Facts, broken: dict[str, str]) -> dict[int, str]:
             misfits[rank] = f"the node of rank {rank} is not known"
         elif node in broken:
             misfits[rank] = broken[node]
+        elif node in facts.closed:
+            misfits[rank] = facts.closed[node]
     return misfits
 
 

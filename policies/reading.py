@@ -13,8 +13,6 @@ from msgspec import inspect
 
 from .schema import Policy
 
-_POLICY = inspect.type_info(Policy)
-
 
 class Problem(msgspec.Struct, frozen=True, order=True):
     """One mistake: the path of its key (empty: the whole file), and what is wrong and what is allowed."""
@@ -23,9 +21,9 @@ class Problem(msgspec.Struct, frozen=True, order=True):
     text: str
 
 
-def problems_of(tree: object) -> list[Problem]:
-    """Return every mistake in `tree` (what a YAML reader gave), in its order; empty when it is a policy."""
-    return _check(tree, _POLICY, "")
+def problems_of(tree: object, form: type[msgspec.Struct] = Policy) -> list[Problem]:
+    """Return every mistake in `tree` (what a YAML reader gave), in its order; empty when it has the form."""
+    return _check(tree, inspect.type_info(form), "")
 
 
 def _check(value: object, kind: inspect.Type, key: str) -> list[Problem]:
@@ -34,6 +32,8 @@ def _check(value: object, kind: inspect.Type, key: str) -> list[Problem]:
             return _check_mapping(value, kind, key)
         case inspect.VarTupleType():
             return _check_list(value, kind, key)
+        case inspect.DictType():
+            return _check_names_and_values(value, kind, key)
         case inspect.UnionType():
             if value is None:
                 return []
@@ -62,6 +62,20 @@ def _check_mapping(value: object, kind: inspect.StructType, key: str) -> list[Pr
     for name, field in fields.items():
         if field.required and name not in value:
             problems.append(Problem(f"{key}.{name}" if key else name, f"missing; allowed: {_allowed(field.type)}"))
+    return problems
+
+
+def _check_names_and_values(value: object, kind: inspect.DictType, key: str) -> list[Problem]:
+    """Check a mapping whose keys are the user's own."""
+    if not isinstance(value, dict):
+        return [Problem(key, f"found {_shown(value)}; allowed: a mapping")]
+    problems: list[Problem] = []
+    for name, inner in value.items():
+        path = f"{key}.{name}"
+        if not isinstance(name, str):
+            problems.append(Problem(path, f"found {_shown(name)} as a name; write it in quotes"))
+        else:
+            problems += _check(inner, kind.value_type, path)
     return problems
 
 

@@ -4,10 +4,11 @@
 own deadlines. `advice` is what an operator may want to know before the job runs; it refuses nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from ..protocol.types import RestoreSource, Rung
+from ..protocol.types import FaultKind, RestoreSource, Rung
+from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
 from .schema import Policy
 
@@ -16,7 +17,8 @@ _ORDER = tuple(Rung)
 
 def broken_rules(policy: Policy) -> list[Problem]:
     """Return every rule that `policy` breaks, empty when it can be used."""
-    return _ladder_problems(policy) + _restore_problems(policy) + _deadline_problems(policy)
+    problems = _ladder_problems(policy) + _restore_problems(policy) + _deadline_problems(policy)
+    return problems + kind_problems(policy.faults.codes, "faults.codes")
 
 
 def advice(policy: Policy) -> tuple[str, ...]:
@@ -39,6 +41,16 @@ def advice(policy: Policy) -> tuple[str, ...]:
         if entry.rung is not Rung.STOP and budget.per_job is None:
             notes.append(f"ladder[{index}].budget.per_job is null: {entry.rung} has no limit in the job")
     return tuple(notes)
+
+
+def kind_problems(codes: Mapping[str, CodeRule], key: str) -> list[Problem]:
+    """Return the codes whose kind is nothing that a detector can see."""
+    allowed = ", ".join(sorted(DETECTABLE - {FaultKind.DETECTOR}))
+    return [
+        Problem(f"{key}.{code}.kind", f"found {rule.kind}, which no code stands for; allowed: {allowed}")
+        for code, rule in codes.items()
+        if rule.kind not in DETECTABLE or rule.kind is FaultKind.DETECTOR
+    ]
 
 
 def _ladder_problems(policy: Policy) -> list[Problem]:
@@ -96,8 +108,10 @@ _RELATIONS: tuple[tuple[str, _Sum, str, _Sum], ...] = (
     (
         "deadlines.orders_s",
         lambda policy: policy.deadlines.orders_s,
-        "deadlines.quiesce_s + deadlines.nodes_s + deadlines.start_s",
-        lambda policy: policy.deadlines.quiesce_s + policy.deadlines.nodes_s + policy.deadlines.start_s,
+        "deadlines.quiesce_s + deadlines.nodes_s + deadlines.device_s + deadlines.start_s",
+        lambda policy: (
+            policy.deadlines.quiesce_s + policy.deadlines.nodes_s + policy.deadlines.device_s + policy.deadlines.start_s
+        ),
     ),
     (
         "communicator.collective_s",

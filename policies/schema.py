@@ -12,6 +12,8 @@ from typing import Annotated
 import msgspec
 
 from ..protocol.types import JobSettings, RestoreSource, Rung
+from .fault_codes import CodeRule
+from .fault_levels import LevelName
 
 _LONGEST_S = 31_536_000  # a year: longer is a typing error, and infinity no deadline
 _MOST = 1_000_000_000
@@ -68,6 +70,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     orders_s: Seconds = 600.0  # a parked process waits for the controller
     finish_s: Seconds = 600.0  # first rank finished to last
     stop_grace_s: SecondsOrZero = 5.0  # SIGTERM to SIGKILL when a job ends
+    device_s: SecondsOrZero = 15.0  # a device becomes well again, before its process is started anew on it
 
 
 class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,6 +112,28 @@ class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     collective_s: Seconds = 1800.0
 
 
+class TooOften(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A device on which one of `codes` occurs `times` in `window_s` gets the level ManuallySeparateNPU."""
+
+    codes: tuple[str, ...]
+    times: Count
+    window_s: Seconds
+
+
+class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What faults of devices and nodes mean for this job, and where they are reported (docs/faults.md).
+
+    `codes` and the file `codes_file` come before `configs/fault_codes.yaml`; a file that was read is in `codes`.
+    """
+
+    codes: dict[str, CodeRule] = {}
+    codes_file: str | None = None
+    unknown_code: LevelName = LevelName.NOT_HANDLE_FAULT  # of codes that nobody knows, when no level comes along
+    in_place_age_s: Seconds = 60.0  # what has stood for longer is not mended by a new process
+    too_often: tuple[TooOften, ...] = (TooOften(codes=("80E18005",), times=3, window_s=86400.0),)
+    sources: tuple[str, ...] = ()  # files and directories with documents of detectors
+
+
 class IncidentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many rungs may be taken in one incident, all together."""
 
@@ -136,6 +161,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     standby: StandbyPolicy = StandbyPolicy()
     stall: StallPolicy = StallPolicy()
     heartbeat: HeartbeatPolicy = HeartbeatPolicy()
+    faults: FaultPolicy = FaultPolicy()
     communicator: CommunicatorPolicy = CommunicatorPolicy()
     device: DeviceName = DeviceName.CPU
     black_box_bytes: BlackBoxBytes = 1 << 20

@@ -120,8 +120,16 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
     node: str
     failure_domain: str
-    state: str  # active, spare, lost, isolated
+    state: str  # active, spare, unfit, lost, isolated
     ranks: tuple[int, ...]
+
+
+class StandingFault(msgspec.Struct, frozen=True):
+    """A fault that a detector asserted and that has not recovered. `since_s`: when the controller first heard of it."""
+
+    report: FaultReport
+    since_s: float
+    times: int = 1  # how often it was asserted
 
 
 class JobStatus(msgspec.Struct, frozen=True):
@@ -139,5 +147,6 @@ class JobStatus(msgspec.Struct, frozen=True):
     budgets: tuple[BudgetUse, ...]
     incidents: tuple[Incident, ...]
     refused: dict[str, int] = {}  # messages refused, by reason
+    faults: tuple[StandingFault, ...] = ()
     exit_code: int | None = None
     reason: str = ""

@@ -1,0 +1,108 @@
+"""What becomes of faults of devices, nodes and networks before they are anybody's fault.
+
+They enter the fault book. One that stands where no rank can be hurt keeps its node from being chosen; one that asks for
+nothing is only noted; one that has recovered may free a node, or let a process start that waited for its device. What is
+left is a fault of a rank or of a node in use, and goes on through the one door in `reports.py`.
+"""
+
+import msgspec
+
+from ..policies.fault_levels import TREATMENTS, Treatment
+from ..protocol.types import Assertion, FaultLevel, FaultReport
+from .openings import release_held, wait_for_nodes
+from .state import JobState, Phase
+from .world import NodeState
+
+# What keeps a spare from being chosen, and what keeps a node in use from getting new processes.
+_UNFIT = frozenset(Treatment) - {Treatment.NOTE}
+_CLOSED = frozenset({Treatment.LEAVE, Treatment.CLOSE})
+
+
+def sort_out(state: JobState, report: FaultReport, now: float) -> FaultReport | None:
+    """Enter a fault of hardware into the book; return it if something has to be done now, with its rank and node.
+
+    A fault of software is returned as it is.
+    """
+    if report.assertion is Assertion.RECOVER:
+        _recovered(state, located(state, report), now)
+        return None
+    if report.level is FaultLevel.SOFTWARE:
+        return report
+    report, news = state.book.enter(located(state, report), now)
+    if not news:
+        state.ignore("fault that stands already")
+        return None
+    settle(state, report.node)
+    if not _hurts(state, report):
+        if report.assertion is Assertion.ONCE:
+            state.ignore(f"{report.level} that hurts no rank")
+        return None
+    return report
+
+
+def located(state: JobState, report: FaultReport) -> FaultReport:
+    """Fill in what follows: the node and device of a rank, or the rank on a device of a node in use."""
+    world = state.world
+    if report.rank is not None:
+        if not 0 <= report.rank < world.size:
+            return report
+        holder = world.holders[report.rank]
+        device = report.rank % world.ranks_per_node if report.device is None else report.device
+        return msgspec.structs.replace(report, node=report.node or holder.node, device=device)
+    if report.node is None or report.device is None:
+        return report
+    held = [holder for holder in world.on(report.node) if holder.rank % world.ranks_per_node == report.device]
+    return msgspec.structs.replace(report, rank=held[0].rank) if held else report
+
+
+def settle(state: JobState, name: str | None) -> None:
+    """Take a spare out of use while a fault of it stands, and back when none does."""
+    node = state.world.nodes.get(name or "")
+    if node is None:
+        return
+    unfit = bool(state.book.on(node.name, _UNFIT))
+    if unfit and node.state is NodeState.SPARE:
+        node.state = NodeState.UNFIT
+    elif not unfit and node.state is NodeState.UNFIT:
+        node.state = NodeState.SPARE
+
+
+def closed_nodes(state: JobState, now: float) -> dict[str, str]:
+    """Return the nodes in use that are to get no new process, each with the reason, for the ladder."""
+    closed: dict[str, str] = {}
+    limit_s = state.policy.faults.in_place_age_s
+    for name in state.world.named(NodeState.ACTIVE):
+        for fault in state.book.on(name, _CLOSED):
+            closed.setdefault(name, f"node {name} is to get no new process: {fault.level} {_what(fault)} stands there")
+        for fault in state.book.on(name, frozenset({Treatment.RESTART})):
+            if now - fault.at_s > limit_s:
+                text = f"{fault.level} {_what(fault)} on node {name} has stood for {now - fault.at_s:.0f} s"
+                closed.setdefault(name, f"{text}; up to {limit_s:g} s a restart in place can mend it")
+    return closed
+
+
+def _recovered(state: JobState, report: FaultReport, now: float) -> None:
+    cleared = state.book.clear(report)
+    if cleared is None:
+        state.ignore("recovery of a fault that is not known")
+        return
+    settle(state, cleared.report.node)
+    if state.phase is Phase.WAITING:
+        wait_for_nodes(state, now)
+    release_held(state, now)
+
+
+def _hurts(state: JobState, report: FaultReport) -> bool:
+    """Say whether the fault is for the ladder: it asks for something, and a rank is where it is."""
+    treatment = TREATMENTS[report.level]
+    if treatment in {Treatment.NOTE, Treatment.CLOSE, Treatment.WATCH}:
+        return False
+    node = state.world.nodes.get(report.node or "")
+    if node is None or node.state is not NodeState.ACTIVE:
+        return False
+    return report.rank is not None or (report.device is None and bool(state.world.on(node.name)))
+
+
+def _what(fault: FaultReport) -> str:
+    code = f"{fault.code} " if fault.code else ""
+    return f"{code}of device {fault.device}" if fault.device is not None else f"{code}of the node"

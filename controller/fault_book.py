@@ -1,0 +1,113 @@
+"""What is wrong with the job's hardware and lasts: one entry for each fault that was asserted and has not recovered.
+
+Pure bookkeeping for the recovery machine. Detectors repeat themselves, see the same thing twice, and speak of nodes
+that the job has nothing to do with; the book keeps what each of them said last, tells news from repetition, counts how
+often a code came on a device, and answers what speaks against a node.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from ..policies.fault_levels import TREATMENTS, Treatment
+from ..policies.schema import TooOften
+from ..protocol.incidents import StandingFault
+from ..protocol.types import Assertion, FaultLevel, FaultReport
+
+MAX_STANDING = 10_000  # a cluster's documents speak of all its nodes; the oldest entry goes
+MAX_COUNTED = 10_000  # devices and codes whose occurrences are counted
+MAX_TIMES = 1000
+
+# Nothing but the detector's word that it is over makes such a device good again, however it was asserted.
+_LASTING = frozenset({Treatment.LEAVE, Treatment.CLOSE})
+
+Key = tuple[str, ...]
+
+
+class FaultBook:
+    """All faults that stand, in the order in which they came. `devices_per_node`: those that ranks can be on."""
+
+    def __init__(self, devices_per_node: int, too_often: Iterable[TooOften] = ()) -> None:
+        self._devices = devices_per_node
+        self._too_often = tuple(too_often)
+        self._standing: dict[Key, StandingFault] = {}
+        self._times: dict[Key, deque[float]] = {}
+
+    def enter(self, report: FaultReport, now: float) -> tuple[FaultReport, bool]:
+        """Enter what occurred; return it, at a higher level if it came too often, and whether it is news.
+
+        It is news when the detector had not said it before, or says now that it is worse.
+        """
+        key = _key(report)
+        known = self._standing.get(key)
+        if known is None:
+            report = self._counted(report, now)
+        elif TREATMENTS[report.level] is TREATMENTS[known.report.level] or _raised(known.report):
+            self._standing[key] = msgspec.structs.replace(known, times=known.times + 1)
+            return known.report, False
+        if report.assertion is Assertion.OCCUR or TREATMENTS[report.level] in _LASTING:
+            since_s = now if known is None else known.since_s
+            self._standing.pop(key, None)
+            self._standing[key] = StandingFault(report, since_s, 1 if known is None else known.times + 1)
+            while len(self._standing) > MAX_STANDING:
+                del self._standing[next(iter(self._standing))]
+        return report, True
+
+    def clear(self, report: FaultReport) -> StandingFault | None:
+        """Strike out what has recovered, and return it; None when the book does not have it."""
+        return self._standing.pop(_key(report), None)
+
+    def on(self, node: str, treatments: frozenset[Treatment], device: int | None = None) -> list[FaultReport]:
+        """Return what stands on a node and is to be treated so; with `device`, what concerns that one.
+
+        A fault of a device that no rank can be on does not count.
+        """
+        return [
+            fault.report
+            for fault in self._standing.values()
+            if fault.report.node == node
+            and TREATMENTS[fault.report.level] in treatments
+            and self.concerns_ranks(fault.report)
+            and (device is None or fault.report.device in {None, device})
+        ]
+
+    def concerns_ranks(self, report: FaultReport) -> bool:
+        """Say whether a rank can be on the device of a report, or the whole node is meant."""
+        return report.device is None or 0 <= report.device < self._devices
+
+    def passing(self, node: str, device: int) -> FaultReport | None:
+        """Return a fault for whose end a process that is started on the device has to wait."""
+        return next(iter(self.on(node, frozenset({Treatment.RESTART}), device)), None)
+
+    def standing(self) -> tuple[StandingFault, ...]:
+        """Return every entry, the oldest first."""
+        return tuple(self._standing.values())
+
+    def _counted(self, report: FaultReport, now: float) -> FaultReport:
+        """Note one more occurrence, and raise the level of what came too often."""
+        for rule in self._too_often:
+            if report.code is None or report.code.lower() not in {code.lower() for code in rule.codes}:
+                continue
+            key = (report.node or "", str(report.device), report.code.lower())
+            times = self._times.setdefault(key, deque(maxlen=MAX_TIMES))
+            times.append(now)
+            while len(self._times) > MAX_COUNTED:
+                del self._times[next(iter(self._times))]
+            recent = sum(now - at_s <= rule.window_s for at_s in times)
+            if recent >= rule.times:
+                meaning = f"{recent} times within {rule.window_s:g} s, {rule.times} are too often"
+                meaning = f"{report.meaning}; {meaning}" if report.meaning else meaning
+                return msgspec.structs.replace(report, level=FaultLevel.MANUALLY_SEPARATE_NPU, meaning=meaning)
+        return report
+
+
+def _raised(report: FaultReport) -> bool:
+    """A level that counting has raised stays until the fault recovers, whatever its detector repeats."""
+    return report.level is FaultLevel.MANUALLY_SEPARATE_NPU
+
+
+def _key(report: FaultReport) -> Key:
+    if report.fault_id:
+        return (report.seen_by, report.fault_id)
+    return (report.seen_by, report.node or "", str(report.device), report.code or report.level.value)

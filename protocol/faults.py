@@ -1,0 +1,79 @@
+"""What can be wrong, how the field ranks it, and the report of one observation of it.
+
+Import these from `protocol.types`, with the other nouns.
+"""
+
+import enum
+
+import msgspec
+
+
+class FaultKind(enum.StrEnum):
+    """What was seen to be wrong."""
+
+    EXCEPTION = "exception"  # the train function raised
+    EXIT = "exit"  # the process ended
+    STALL = "stall"  # the step clock stands still
+    COMMUNICATION = "communication"  # a collective failed, and nobody is known to be at fault
+    LINK_UP = "link_up"  # a communicator could not be built
+    UNRESPONSIVE = "unresponsive"  # a command was not carried out before its deadline
+    CORRUPTION = "corruption"  # a checksum was wrong
+    NODE_LOST = "node_lost"  # the node or its agent is gone
+    START_FAILED = "start_failed"  # a replacement process never joined
+    DEVICE = "device"  # a detector reported the device
+    MEMORY = "memory"  # device memory was struck: an uncorrectable error
+    MEMORY_MULTI_BIT = "memory_multi_bit"  # likewise, several bits of it: known only some time after it was read
+    LINK = "link"  # a link between devices failed, and the operator's own retries with it
+    OUT_OF_MEMORY = "out_of_memory"
+    NODE = "node"  # a detector reported the machine; it may still run
+    SWITCH = "switch"
+    NETWORK = "network"
+    STORAGE = "storage"
+    DETECTOR = "detector"  # what a detector reads cannot be understood: nothing is known to be wrong with the job
+
+
+class FaultLevel(enum.StrEnum):
+    """How the field ranks a fault; the device levels carry MindCluster's names."""
+
+    SOFTWARE = "Software"
+    NOT_HANDLE = "NotHandleFault"
+    RESTART_REQUEST = "RestartRequest"
+    RESTART_BUSINESS = "RestartBusiness"
+    FREE_RESTART_NPU = "FreeRestartNPU"
+    RESTART_NPU = "RestartNPU"
+    SEPARATE_NPU = "SeparateNPU"
+    PRE_SEPARATE_NPU = "PreSeparateNPU"
+    SUB_HEALTH = "SubHealthFault"
+    MANUALLY_SEPARATE_NPU = "ManuallySeparateNPU"  # separated until a person has looked: it failed too often
+    NODE = "Node"
+
+
+class Assertion(enum.StrEnum):
+    """What a detector says of a fault that can last: it is there, it is gone, or it was a moment's."""
+
+    OCCUR = "occur"
+    RECOVER = "recover"
+    ONCE = "once"
+
+
+class FaultReport(msgspec.Struct, frozen=True):
+    """One observation of something wrong.
+
+    `at_s` is wall-clock seconds at the observer; `generation` and `incarnation` say which life of the rank it is about.
+    """
+
+    kind: FaultKind
+    at_s: float
+    seen_by: str
+    detail: str
+    rank: int | None = None
+    node: str | None = None
+    generation: int = 0
+    incarnation: int = 0
+    level: FaultLevel = FaultLevel.SOFTWARE
+    code: str | None = None  # a device fault's code, as its detector names it
+    device: int | None = None  # the device on `node`, as its detector counts them
+    fault_id: str = ""  # the name by which its detector matches OCCUR and RECOVER; "" for what cannot last
+    assertion: Assertion = Assertion.ONCE
+    mendable: bool = False  # the process that has it lives, and can mend it without being replaced
+    meaning: str = ""  # of the code, in one line
