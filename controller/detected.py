@@ -1,8 +1,8 @@
 """What becomes of faults of devices, nodes and networks before they are anybody's fault.
 
-They enter the fault book. One that stands where no rank can be hurt keeps its node from being chosen; one that asks for
-nothing is only noted; one that has recovered may free a node, or let a process start that waited for its device. What is
-left is a fault of a rank or of a node in use, and goes on through the one door in `reports.py`.
+They enter the fault book. One that stands where no rank can be hurt keeps its node from being chosen; one that asks
+for nothing is only noted; one that has recovered may free a node, or let a process start that waited for its device.
+What is left is a fault of a rank or of a node in use, and goes on through the one door in `reports.py`.
 """
 
 import msgspec

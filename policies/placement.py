@@ -29,7 +29,8 @@ class Placement(msgspec.Struct, frozen=True):
     `moved` are all ranks on the nodes of `leave`, healthy neighbours included. `misfits` say why a culprit
     cannot be restarted in place because of what is wrong with it, `obstacles` why the policy does not allow
     it. `broken` are the nodes of `leave` on which nothing may stay, whatever the rung; `closed` are these and
-    those that only get no new process, for rungs that start every process anew. `homeless` are culprits whose node nobody knows.
+    those that only get no new process, for rungs that start every process anew. `homeless` are culprits whose
+    node nobody knows.
     """
 
     in_place: tuple[int, ...] = ()

@@ -26,7 +26,7 @@ def problems_of(tree: object, form: type[msgspec.Struct] = Policy) -> list[Probl
     return _check(tree, inspect.type_info(form), "")
 
 
-def _check(value: object, kind: inspect.Type, key: str) -> list[Problem]:
+def _check(value: object, kind: inspect.Type, key: str) -> list[Problem]:  # noqa: PLR0911 (one for each sort of type)
     match kind:
         case inspect.StructType():
             return _check_mapping(value, kind, key)
