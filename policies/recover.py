@@ -33,7 +33,7 @@ def why(case: Case) -> str:
     facts, placement = case.facts, case.placement
     spares = facts.usable_spares()[: len(placement.leave)]
     stay = len(facts.healthy.difference(placement.moved))
-    reasons = dict.fromkeys((*placement.broken.values(), *placement.obstacles.values()))
+    reasons = dict.fromkeys((*placement.broken.values(), *placement.misfits.values(), *placement.obstacles.values()))
     in_place = f", in place: {ranks_text(placement.in_place)}" if placement.in_place else ""
     return (
         f"{faults_text(facts.faults)}: {ranks_text(placement.moved)} move from {nodes_text(placement.leave)} "

@@ -12,7 +12,7 @@ from .wording import ABSENT, count_text, duration_text, numbers_text
 RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
 INCIDENTS = 5
 
-NODE_STYLES = {"active": "green", "spare": "cyan", "lost": "bold red", "isolated": "bold yellow"}
+NODE_STYLES = {"active": "green", "spare": "cyan", "unfit": "yellow", "lost": "bold red", "isolated": "bold yellow"}
 
 
 def status_view(status: JobStatus) -> RenderableType:
