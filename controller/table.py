@@ -29,20 +29,24 @@ class Row(msgspec.Struct, frozen=True):
 P = Phase
 ALIVE = tuple(phase for phase in Phase if phase is not Phase.ENDED)
 AT_WORK = tuple(phase for phase in ALIVE if phase is not Phase.WAITING)
-# Where a decision can lead: on with survivors, with a new world, to wait for nodes, or to the stop.
-DECIDED = (P.QUIESCING, P.REJOINING, P.STARTING, P.WAITING, P.SAVING, P.ENDED)
+# Where a decision can lead: on with survivors, with a new world, to wait for nodes, or to the stop. Never straight to
+# rejoining: whatever is decided, somebody has to answer first.
+DECIDED = (P.QUIESCING, P.STARTING, P.WAITING, P.SAVING, P.ENDED)
+# Barrier one closes here, or state is lost: then the rungs that keep processes are over for this incident.
+BARRIER_ONE = (P.REJOINING, P.STARTING, P.WAITING, P.SAVING, P.ENDED)
 
 ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.NodeJoined, nodes.on_node_joined, (P.STARTING,)),
     Row(ALIVE, m.NodeLost, nodes.on_node_lost, DECIDED),
-    Row(ALIVE, m.NodeRefused, nodes.on_node_refused, DECIDED),
+    Row((P.WAITING,), m.NodeRefused, nodes.on_node_refused, (P.ENDED,)),  # or it waits on, for other nodes
+    Row(AT_WORK, m.NodeRefused, nodes.on_node_refused),
     Row(ALIVE, m.StoreMoved, nodes.on_store_moved),
     Row(AT_WORK, m.ProcessStarted, reports.on_process_started),
-    Row(ALIVE, m.ProcessExited, reports.on_process_exited, (*DECIDED, P.SUSPECTING)),
+    Row(ALIVE, m.ProcessExited, reports.on_process_exited, DECIDED),
     Row(ALIVE, m.FaultReported, reports.on_fault_reported, (*DECIDED, P.SUSPECTING)),
     Row((P.SUSPECTING,), m.ProgressReported, suspicion.on_progress_reported, (*DECIDED, P.RUNNING, P.RESUMING)),
-    Row((P.STARTING, P.QUIESCING), m.RankJoined, barriers.on_rank_joined, DECIDED),
-    Row((P.QUIESCING, P.SAVING), m.RankQuiesced, barriers.on_rank_quiesced, DECIDED),
+    Row((P.STARTING, P.QUIESCING), m.RankJoined, barriers.on_rank_joined, BARRIER_ONE),
+    Row((P.QUIESCING, P.SAVING), m.RankQuiesced, barriers.on_rank_quiesced, BARRIER_ONE),
     Row((P.REJOINING,), m.RankReady, barriers.on_rank_ready, (*DECIDED, P.RESUMING)),
     Row((P.RESUMING, P.RUNNING, P.SUSPECTING), m.StepCommitted, barriers.on_step_committed, (P.RUNNING,)),
     Row(
@@ -52,7 +56,7 @@ ROWS: tuple[Row, ...] = (
         (P.RUNNING, P.FINISHING),
     ),
     Row((P.SAVING,), m.CheckpointSaved, ending.on_checkpoint_saved, (P.ENDED,)),
-    Row(ALIVE, DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.SUSPECTING, P.RUNNING, P.RESUMING)),
+    Row(ALIVE, DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.SUSPECTING)),
     Row(tuple(Phase), ControllerStarted, requests.on_controller_started),
     Row(AT_WORK, InjectRequested, requests.on_inject_requested),
     Row(ALIVE, KillNodeRequested, requests.on_kill_node_requested),
@@ -69,7 +73,7 @@ def diagram(rows: Iterable[Row] = ROWS) -> str:
     """
     arrows: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        decides = set(DECIDED) <= set(row.to)
+        decides = set(DECIDED) & set(BARRIER_ONE) <= set(row.to)
         targets = [target.value for target in row.to if not (decides and target in DECIDED)]
         for phase in row.phases:
             for target in [*targets, *(["ladder"] if decides else [])]:

@@ -60,14 +60,17 @@ class Tally:
             self.rungs.update(decision.rung for decision in incident.decisions)
 
 
-def run_seeds(seeds: Iterable[int]) -> Tally:
-    """Run seeds one after the other, here. What one of them breaks does not keep the others from running."""
+def run_seeds(seeds: Iterable[int], focus: Phase | None = None) -> Tally:
+    """Run seeds one after the other, here. What one of them breaks does not keep the others from running.
+
+    With a `focus` most faults wait for that phase of the job.
+    """
     tally = Tally()
     gc.disable()  # a job is full of cycles, and short: what it leaves is collected between two of them
     for number, seed in enumerate(seeds):
         if number % SEEDS_PER_COLLECTION == 0:
             gc.collect()
-        world = World(seed)
+        world = World(seed, focus=focus)
         try:
             world.run()
         except InvariantBroken as broken:

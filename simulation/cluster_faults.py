@@ -50,8 +50,6 @@ def storm(world: "World", chance: random.Random) -> str:
     """The network between controller and nodes gets much worse for a while."""
     seconds = chance.choice((0.5, 5.0, 30.0))
     world.network.worsen(world.timeline.now + seconds, loss=chance.choice((0.2, 0.5)), delay_s=chance.choice((0.05, 1)))
-    for process in world.living():
-        process.harmed = True
     return f"the network is bad for {seconds} s"
 
 
@@ -98,3 +96,10 @@ def tire_platform(world: "World", chance: random.Random) -> str:
     world.platform.capacity = 0
     world.platform.silent = chance.random() < 0.5
     return "the platform does not answer" if world.platform.silent else "the platform has no more machines"
+
+
+def refuse_again(world: "World", chance: random.Random) -> str:
+    """The platform says of some node that it cannot be had: once more, or without having been asked."""
+    name = chance.choice([*world.machine.state.world.nodes, "nowhere"])
+    world.platform.refuse(name)
+    return f"the platform refuses {name}"

@@ -40,6 +40,7 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
     (3, cluster.device_fault),
     (1, cluster.node_fault),
     (1, cluster.tire_platform),
+    (1, cluster.refuse_again),
     (5, operator.crash_controller),
     (2, operator.freeze_controller),
     (1, operator.request_stop),
@@ -53,13 +54,21 @@ PLACES = ("ready", "updating", "quiesced", "joined", "rebuild", "repair", "rollb
 PHASES = tuple(phase for phase in Phase if phase is not Phase.ENDED)
 
 
-def plan(world: "World", chance: random.Random) -> None:
-    """Draw the faults of one run: the first somewhere in it, the next at any distance, down to nothing."""
+FOCUSED = 12  # faults of a run that is about one phase
+
+
+def plan(world: "World", chance: random.Random, focus: Phase | None = None) -> None:
+    """Draw the faults of one run: the first somewhere in it, the next at any distance, down to nothing.
+
+    With a `focus` most of them wait for that phase of the job.
+    """
     delay_s = chance.uniform(0.0, 6.0)
-    for _ in range(chance.choice((1, 4, 9, 14, 20, 30, 40))):
+    for _ in range(FOCUSED if focus else chance.choice((1, 4, 9, 14, 20, 30, 40))):
         deed = chance.choices(_DEEDS, _WEIGHTS)[0]
         way = chance.random()
-        if way < 0.1:
+        if focus is not None and way < 0.8:
+            world.strikes.in_phase(focus, chance.choice(_DEEDS))
+        elif way < 0.1:
             world.strikes.at_place(chance.choice(PLACES), deed)
         elif way < 0.25:
             world.strikes.in_phase(chance.choice(PHASES), deed)

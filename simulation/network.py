@@ -10,6 +10,8 @@ from ..protocol.types import CONTROLLER
 from .invariants import Invariant
 from .timeline import Timeline
 
+RESENDS_S = 15.0
+
 
 class Network:
     """Carries envelopes. `loss` and `twice` are probabilities, `delay_s` is the mean of an exponential delay."""
@@ -23,6 +25,11 @@ class Network:
     def worsen(self, until_s: float, *, loss: float, delay_s: float) -> None:
         """Be worse for a while."""
         self._worse = (until_s, loss, delay_s)
+
+    @property
+    def is_no_excuse(self) -> bool:
+        """Whether everything that was said should have arrived by now, resends included."""
+        return self._timeline.now > self._worse[0] + RESENDS_S or not self._worse[0]
 
     def carry(self, envelope: Envelope, deliver: Callable[[Envelope], None]) -> None:
         """Hand an envelope to `deliver`, later: never, once or twice."""

@@ -11,6 +11,8 @@ from .network import Endpoint
 if TYPE_CHECKING:
     from .world import World
 
+REFUSAL_S = (0.0, 0.0, 2.0, 30.0)  # how long it takes to find out that there are no more machines
+
 
 class Platform:
     """Makes, ends and kills nodes; says so when one goes that nobody wanted gone."""
@@ -29,6 +31,10 @@ class Platform:
         if name not in self._deleted and not self.ending:
             self.endpoint.post(NodeLost(name, "its agent ended with signal 9", self._world.timeline.now), CONTROLLER)
 
+    def refuse(self, name: str) -> None:
+        """Say that a node cannot be had."""
+        self.endpoint.post(NodeRefused(name, "no more machines"), CONTROLLER)
+
     def _transmit(self, envelope: Envelope) -> None:
         self._world.network.carry(envelope, lambda each: self._world.controller.receive(each, PLATFORM))
 
@@ -41,7 +47,7 @@ class Platform:
                 self.capacity -= 1
                 world.timeline.after(world.chance.uniform(0.1, 20.0), lambda: world.add_agent(name))
             case CreateNode(node=name):
-                self.endpoint.post(NodeRefused(name, "no more machines"), CONTROLLER)
+                world.timeline.after(world.chance.choice(REFUSAL_S), lambda: self.refuse(name))
             case DeleteNode(node=name):
                 self._deleted.add(name)
                 self.capacity += 1

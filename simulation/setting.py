@@ -4,6 +4,7 @@ import random
 
 import msgspec
 
+from ..controller.state import Phase
 from ..policies.schema import Budget, CheckpointPolicy, Deadlines, Policy, RungPolicy, default_policy
 from ..protocol.types import JobSettings, JobSpec, RestoreSource, Rung
 
@@ -81,8 +82,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def draw_setting(chance: random.Random) -> Setting:
-    """Draw a world."""
+def draw_setting(chance: random.Random, focus: Phase | None = None) -> Setting:
+    """Draw a world. With a `focus` on its end the job is short."""
     nodes, ranks_per_node = chance.choice((1, 2, 2, 3)), chance.choice((1, 2))
     size = nodes * ranks_per_node
     can_create_nodes = chance.random() < 0.5
@@ -90,7 +91,7 @@ def draw_setting(chance: random.Random) -> Setting:
         nodes=nodes,
         spares=chance.choice((0, 1, 2)),
         ranks_per_node=ranks_per_node,
-        total_steps=chance.choice((3, 10, 20, 40, 60)),
+        total_steps=3 if focus is Phase.FINISHING else chance.choice((3, 10, 20, 40, 60)),
         checkpoint_every=chance.choice((0, 5, 7)),
         slow_checkpoints=chance.random() < 0.1,
         policy=chance.choice(POLICIES),

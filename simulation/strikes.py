@@ -64,7 +64,7 @@ class Strikes:
         if phase is Phase.RUNNING and not self._next_is_due:
             self._plan_next()
         waiting = self._by_phase.get(phase)
-        if waiting and self._chance.random() < 0.7:
+        while waiting and self._chance.random() < 0.7:
             self.after(self._chance.choice(PATIENCE_S), waiting.popleft())
 
     def _plan_next(self) -> None:

@@ -150,7 +150,7 @@ class Watch:
             if not isinstance(order, StartProcess | StopProcess):
                 continue
             for process in self._world.living():
-                harmed = process.harmed or process.seat.agent.harmed
+                harmed = process.harmed or process.seat.agent.harmed or not self._world.network.is_no_excuse
                 unharmed = process.rank == order.rank and not harmed and self._was_current(process, order)
                 stays = machine.state.world.nodes[process.seat.agent.name].state.value == "active"
                 about = [report.detail for report in incident.reports if report.rank == process.rank]

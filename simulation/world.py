@@ -17,7 +17,7 @@ from .network import Network
 from .node import Agent
 from .platform import Platform
 from .process import Process
-from .setting import Setting, draw_setting
+from .setting import draw_setting
 from .strikes import Strikes
 from .timeline import Timeline
 from .transcript import Transcript
@@ -29,19 +29,23 @@ AFTERMATH_S = 60.0  # for everybody to hear that the job is over
 
 
 class World:
-    """One simulated job. What is drawn from `seed` is the same every time."""
+    """One simulated job. What is drawn from `seed` is the same every time.
 
-    def __init__(self, seed: int, *, setting: Setting | None = None, whole_transcript: bool = False) -> None:
+    With a `focus` most faults wait for that phase of the job.
+    """
+
+    def __init__(self, seed: int, *, focus: Phase | None = None, whole_transcript: bool = False) -> None:
         self.seed = seed
         self.chance = chance = random.Random(seed)
-        drawn = draw_setting(chance)
-        self.setting = setting = setting or drawn
+        self.setting = setting = draw_setting(chance, focus)
         self.size, self.ranks_per_node = setting.size, setting.ranks_per_node
         self.policy, self.job = setting.policy, setting.job()
         self.timeline = Timeline()
         self.network = Network(
             self.timeline, chance, delay_s=setting.delay_s, loss=setting.loss, twice=setting.twice
         )  # fmt: skip
+        if focus is Phase.FINISHING:  # so that what was said at the start of a short job may arrive at its end
+            self.network.worsen(self.timeline.now + 60.0, loss=0.3, delay_s=setting.delay_s)
         self.transcript = Transcript(whole=whole_transcript)
         self._pids = 100
         self._sessions = 0
@@ -54,7 +58,7 @@ class World:
         self.controller = Controller(self)
         self.agents: dict[str, Agent] = {}
         self.platform = Platform(self, setting.capacity)
-        faults.plan(self, chance)
+        faults.plan(self, chance, focus)
         for number in range(setting.nodes + setting.spares):
             self.timeline.after(chance.uniform(0.0, 1.0), lambda name=f"node{number}": self.add_agent(name))  # type: ignore[misc]
         self.controller.start()
@@ -195,8 +199,8 @@ class World:
         raise InvariantBroken(self.seed, invariant, what, self.tell())
 
 
-def simulate(seed: int, *, whole_transcript: bool = False) -> World:
+def simulate(seed: int, *, focus: Phase | None = None, whole_transcript: bool = False) -> World:
     """Run one seed. Raises InvariantBroken with the transcript."""
-    world = World(seed, whole_transcript=whole_transcript)
+    world = World(seed, focus=focus, whole_transcript=whole_transcript)
     world.run()
     return world

@@ -1,25 +1,12 @@
-"""Whole jobs from seeds: whatever fails, in whatever order, the invariants hold after every event.
-
-`MIDSTEP_SIM_SEEDS=7:8` runs one seed, `MIDSTEP_SIM_INCIDENTS=100000` makes it longer (`make sim`).
-"""
-
-import os
+"""Whole jobs from seeds: whatever fails, in whatever order, the invariants hold after every event."""
 
 import pytest
 
-from midstep.simulation.campaign import Tally, run_campaign
+from midstep.simulation.campaign import Tally
 from midstep.simulation.invariants import Invariant, InvariantBroken
 from midstep.simulation.world import simulate
 
-INCIDENTS = int(os.environ.get("MIDSTEP_SIM_INCIDENTS", "2000"))
-LIMIT_S = 60 + INCIDENTS // 5  # for machines that do other things besides
-
-
-@pytest.fixture(scope="module")
-def campaign() -> Tally:
-    """What the seeds came to."""
-    first, _, last = os.environ.get("MIDSTEP_SIM_SEEDS", "0:1000000").partition(":")
-    return run_campaign(range(int(first), int(last)), incidents=INCIDENTS)
+from .conftest import LIMIT_S
 
 
 @pytest.mark.timeout(LIMIT_S)
