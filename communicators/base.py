@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class CollectiveObserver(Protocol):
     """Told of each collective of the training, for the step clock and for faults that are caused on purpose.
 
-    The communicator's own traffic (link checks, `isend`, `irecv`, `barrier`) is not reported.
+    The communicator's own traffic (link checks, `isend`, `irecv`, `swap`, `barrier`) is not reported.
     """
 
     def entered(self, op: str) -> None:
@@ -98,6 +98,13 @@ class Communicator(Protocol):
 
     def irecv(self, tensor: "torch.Tensor", rank: int) -> Transfer:
         """Start to fill `tensor` from `rank`. Runs in **repair**. Raises CommunicatorAborted, CommunicatorFailed."""
+        ...
+
+    def swap(self, blob: bytes, to: int, source: int) -> bytes:
+        """Send `blob` to rank `to` and return what rank `source` sends. All ranks, at the end of each step.
+
+        Everybody's `to` must have it for its `source`. Raises CommunicatorAborted or CommunicatorFailed.
+        """
         ...
 
     def barrier(self) -> None:

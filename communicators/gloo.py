@@ -14,9 +14,10 @@ from torch._C._distributed_c10d import HashStore
 from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed, LinkUpFailed
 from ..protocol.types import StoreEndpoint
 from .base import CollectiveObserver, Transfer
-from .group import BACKEND, Group, group_name, orphaned
+from .group import BACKEND, Group, group_name, group_names, orphaned
 from .life import Life, cause, settle
 from .links import Links, cut_connections
+from .neighbours import Neighbours
 from .seating import Abandoned, Attempt, Connected, StoreLine, Table
 
 _WORLD = "world"
@@ -34,6 +35,7 @@ class _Built(NamedTuple):
     table: Table
     built: dict[str, Connected]
     missing: dict[str, list[int]]
+    neighbours: Neighbours
 
 
 def _create(options: Any, _: Any) -> Group:
@@ -59,6 +61,7 @@ class GlooCommunicator:
         self._groups: list[Group] = []  # in the order of their creation
         self._seated: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
         self._links: Links | None = None
+        self._neighbours: Neighbours | None = None
         self._table: Table | None = None
         self._store: StoreEndpoint | None = None
         self._attempt: Attempt[Any] | None = None
@@ -152,6 +155,8 @@ class GlooCommunicator:
             if self._attempt is not None and self._store is not None:
                 self._attempt.abandon()
                 cut_connections(self._store)
+            if self._neighbours is not None:
+                self._neighbours.cut()
             if self._links is not None:
                 self._links.cut()
 
@@ -162,14 +167,15 @@ class GlooCommunicator:
         if old.end(CommunicatorAborted, f"generation {generation} began"):
             self._cut()
         life = Life(self._cut)
-        names = self._names()
+        names = group_names(self._groups)
         with self._lock:
             self.generation = generation
             self._life = life
             line = self._table.line if self._table is not None else None
             self._table = None
+            self._leave_neighbours()
             self._store = store
-            self._attempt = attempt = Attempt(lambda a: self._build(a, generation, line, names), deadline)
+            self._attempt = attempt = Attempt(lambda a: self._build(a, generation, line, life), deadline)
         try:
             settle(old)
             self._take_seats(attempt.outcome(), generation, names, life)
@@ -185,18 +191,9 @@ class GlooCommunicator:
         finally:
             self._attempt = None
 
-    def _names(self) -> list[str]:
-        """Name the live groups such that all ranks that made the same groups in the same order agree."""
-        made: Counter[tuple[int, ...]] = Counter()
-        names = []
-        for group in self._groups:
-            names.append(group_name(group.members, made[group.members]))
-            made[group.members] += 1
-        return names
-
-    def _build(self, attempt: Attempt[_Built], generation: int, line: StoreLine | None, names: list[str]) -> _Built:
+    def _build(self, attempt: Attempt[_Built], generation: int, line: StoreLine | None, life: Life) -> _Built:
         """Meet the others and build what all have. Runs in the attempt's thread."""
-        store = self._store
+        store, names = self._store, group_names(self._groups)
         assert store is not None
         if line is None or line.endpoint != store or not line.answers():
             line = StoreLine(store, attempt.go_on())
@@ -204,8 +201,10 @@ class GlooCommunicator:
         if self._links is None:
             self._links = Links(store)
         links = self._links
-        word = {"listener": links.listener, "groups": names}
+        neighbours = Neighbours(self._rank, len(self._members), links.listener[0], self._collective_s, life)
+        word = {"listener": links.listener, "groups": names, "neighbours": neighbours.word}
         words = table.meet(attempt, _WORLD, self._members, self._rank, word)
+        neighbours.expect([word["neighbours"] for word in words])
         links.expect(generation, [(host, port) for host, port in (word["listener"] for word in words)])
         built: dict[str, Connected] = {}
         missing: dict[str, list[int]] = {}
@@ -215,7 +214,7 @@ class GlooCommunicator:
                 missing[name] = without
             else:
                 built[name] = table.connect(name, group.place, len(group.members), links, attempt.go_on())
-        return _Built(table, built, missing)
+        return _Built(table, built, missing, neighbours)
 
     def _take_seats(self, result: _Built, generation: int, names: list[str], life: Life) -> None:
         self._seated.clear()
@@ -230,10 +229,16 @@ class GlooCommunicator:
             retired.append(group.seat(result.built.pop(name), life))
         self._groups = kept
         self._table = result.table
+        with self._lock:
+            self._neighbours = result.neighbours
+            if life.reason is not None:
+                result.neighbours.cut()
         self._retire(retired)
 
     def _check_links(self, life: Life, deadline: float) -> None:
-        """Add up ones in every group, all groups at once."""
+        """Pass the commit barrier, and add up ones in every group, all groups at once."""
+        assert self._neighbours is not None
+        self._neighbours.connect(deadline)
         checks = []
         for group in self._groups:
             if len(group.members) > 1:
@@ -254,9 +259,27 @@ class GlooCommunicator:
         """Start to fill `tensor` from `rank`."""
         return self._groups[0].start("recv", True, False, ([tensor], rank, _TAG))
 
+    def swap(self, blob: bytes, to: int, source: int) -> bytes:
+        """Send `blob` to rank `to` and return what rank `source` sends."""
+        neighbours = self._present("swap")
+        return neighbours.swap(blob, to, source) if neighbours is not None else blob
+
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self._groups[0].start("barrier", False, False, ()).wait()
+        neighbours = self._present("barrier")
+        if neighbours is not None:
+            neighbours.barrier()
+
+    def _present(self, op: str) -> Neighbours | None:
+        if self._life.reason is not None:
+            raise self._life.error(op)
+        return self._neighbours
+
+    def _leave_neighbours(self) -> None:
+        with self._lock:
+            if self._neighbours is not None:
+                self._neighbours.close()
+            self._neighbours = None
 
     def watch(self, observer: CollectiveObserver | None) -> None:
         """Report the collectives from now on to `observer`."""
@@ -285,6 +308,7 @@ class GlooCommunicator:
             dist.destroy_process_group()
         for group in list(self._groups):
             self.forget(group)
+        self._leave_neighbours()
         self._table = None
         for thread in self._retirements:
             thread.join(max(0.0, end - time.monotonic()))

@@ -6,6 +6,7 @@ is behind, never the object.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -179,3 +180,13 @@ def group_name(members: Sequence[int], ordinal: int) -> str:
     """Return the same name in every rank that made its groups of these `members` in the same order."""
     digest = hashlib.blake2b(repr(tuple(members)).encode(), digest_size=8).hexdigest()
     return f"{len(members)}x{digest}.{ordinal}"
+
+
+def group_names(groups: Sequence[Group]) -> list[str]:
+    """Name groups such that all ranks that made the same ones in the same order agree."""
+    made: Counter[tuple[int, ...]] = Counter()
+    names = []
+    for group in groups:
+        names.append(group_name(group.members, made[group.members]))
+        made[group.members] += 1
+    return names

@@ -2,15 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..protocol.blackbox import BlackBox
 
 if TYPE_CHECKING:
-    from ..communicators.base import Communicator, Transfer
-
-LENGTH_BYTES = 8
-FIRST_BYTES = 16 * 1024  # length and the first part; most own states need no second message
+    from ..communicators.base import Communicator
 
 
 class OwnStates:
@@ -29,8 +24,6 @@ class OwnStates:
         self._ward = (rank - shift) % world_size
         self._black_box = black_box
         self._communicator = communicator
-        self._outgoing = torch.empty(FIRST_BYTES, dtype=torch.uint8)
-        self._incoming = torch.empty(FIRST_BYTES, dtype=torch.uint8)
         self._rank = rank
 
     def keep(self, step: int, blob: bytes) -> None:
@@ -44,29 +37,8 @@ class OwnStates:
         """
         if self._alone:
             return
-        sends = self._send(blob)
-        self._communicator.irecv(self._incoming, self._ward).wait()
-        length = int.from_bytes(self._incoming[:LENGTH_BYTES].numpy().tobytes(), "little")
-        parts = [self._incoming[LENGTH_BYTES : LENGTH_BYTES + length].numpy().tobytes()]
-        rest = length - len(parts[0])
-        if rest > 0:
-            tail = torch.empty(rest, dtype=torch.uint8)
-            self._communicator.irecv(tail, self._ward).wait()
-            parts.append(tail.numpy().tobytes())
-        self._black_box.write_ward(self._ward, step, b"".join(parts))
-        for send in sends:
-            send.wait()
+        self._black_box.write_ward(self._ward, step, self._communicator.swap(blob, self._buddy, self._ward))
 
     def read(self, rank: int, step: int) -> bytes | None:
         """Return the copy of a rank's own state as of `step` that is kept here, if there is one."""
         return self._black_box.read_own(step) if rank == self._rank else self._black_box.read_ward(rank, step)
-
-    def _send(self, blob: bytes) -> "list[Transfer]":
-        first = len(blob).to_bytes(LENGTH_BYTES, "little") + blob[: FIRST_BYTES - LENGTH_BYTES]
-        self._outgoing[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
-        sends = [self._communicator.isend(self._outgoing, self._buddy)]
-        rest = blob[FIRST_BYTES - LENGTH_BYTES :]
-        if rest:
-            tail = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
-            sends.append(self._communicator.isend(tail, self._buddy))
-        return sends

@@ -1,0 +1,222 @@
+"""This rank's own sockets to a few others, for what happens at the end of every step.
+
+The commit barrier and the swap of own states are a few kilobytes, in every step, of ranks that wait for each other. A
+backend's collective hands such a message from thread to thread on both sides, which costs more than the message. Here
+the train thread itself writes to a socket and reads from one, and the end of a life is a shutdown of the sockets.
+
+Connections lead one way: a rank connects to those that it sends to and accepts those that it receives from. A word from
+the store, which changes with every generation, is asked of whoever connects. What travels is as open as the backend's
+own traffic.
+"""
+
+import hmac
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..protocol.errors import CommunicatorError
+from .life import Life
+
+CHUNK_BYTES = 32 * 1024
+_BUFFER_BYTES = 4 * CHUNK_BYTES  # a chunk fits while the other side does not read
+_HEAD = struct.Struct("<QQ")  # number of the exchange, length of what follows
+_HELLO = struct.Struct("<16sq")  # the word, the rank that connects
+_WORD_BYTES = 16
+_HELLO_S = 1.0
+_LEAST_S = 0.001
+_BACKLOG = 128
+_MOST_BYTES = 1 << 30
+
+
+class Neighbours:
+    """The sockets of one rank in one generation. Used by the train thread; `cut` by any.
+
+    All ranks must call `swap` and `barrier` in the same order. When a neighbour is gone, or nothing comes for
+    `limit_s`, the life fails; when it ends for whatever reason, its owner cuts the sockets.
+    """
+
+    def __init__(self, rank: int, world_size: int, host: str, limit_s: float, life: Life) -> None:
+        """Listen on `host`. Raises CommunicatorError."""
+        self._life = life
+        self._rank = rank
+        self._world_size = world_size
+        self._limit_s = limit_s
+        self._secret = secrets.token_bytes(_WORD_BYTES)
+        self._lock = threading.Lock()
+        self._over = False
+        self._words: Sequence[Any] = ()
+        self._to: dict[int, socket.socket] = {}
+        self._from: dict[int, socket.socket] = {}
+        try:
+            family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+            self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise CommunicatorError(f"rank {rank} cannot listen on {host}: {error}") from error
+        self._number = 0  # exchanges so far
+        self._head = bytearray(_HEAD.size)
+
+    @property
+    def word(self) -> list[Any]:
+        """What the others must know to connect; JSON."""
+        host, port = self._listener.getsockname()[:2]
+        return [host, port, self._secret.hex()]
+
+    def expect(self, words: Sequence[Any]) -> None:
+        """Take note of the words of all ranks, in their order."""
+        self._words = words
+
+    def connect(self, deadline: float) -> None:
+        """Connect to the neighbours of the barrier, and pass it once. Runs in rebuild."""
+        for distance in self._distances():
+            self._reach((self._rank + distance) % self._world_size, deadline)
+        for distance in self._distances():
+            self._admit((self._rank - distance) % self._world_size, deadline)
+        longest_s = self._limit_s
+        self._limit(max(_LEAST_S, deadline - time.monotonic()))
+        self.barrier()
+        self._limit(longest_s)
+
+    def barrier(self) -> None:
+        """Return when all ranks have entered it: in each round a rank hears of twice as many.
+
+        Raises CommunicatorAborted or CommunicatorFailed, as does `swap`.
+        """
+        self._number += 1
+        head = _HEAD.pack(self._number, 0)
+        try:
+            for distance in self._distances():
+                self._to[(self._rank + distance) % self._world_size].sendall(head)
+                self._take_head((self._rank - distance) % self._world_size)
+        except OSError as error:
+            raise self._lost("barrier", error) from error
+
+    def swap(self, blob: bytes, to: int, source: int) -> bytes:
+        """Send `blob` to one rank and return what `source` sends, which must name this rank as its `to`."""
+        self._number += 1
+        deadline = time.monotonic() + self._limit_s
+        out, come = self._reach(to, deadline), self._admit(source, deadline)
+        try:
+            # Sending and receiving take turns chunk by chunk, so that nobody can be stuck sending around the ring.
+            out.sendall(_HEAD.pack(self._number, len(blob)) + blob[:CHUNK_BYTES])
+            arriving = memoryview(bytearray(self._take_head(source)))
+            for start in range(0, max(len(blob), len(arriving)), CHUNK_BYTES):
+                if start:
+                    out.sendall(blob[start : start + CHUNK_BYTES])
+                self._fill(come, arriving[start : start + CHUNK_BYTES])
+        except OSError as error:
+            raise self._lost("swap", error) from error
+        return bytes(arriving)
+
+    def cut(self) -> None:
+        """End what is under way and all that is tried from now on. Any thread; returns at once."""
+        with self._lock:
+            self._over = True
+            for connection in (self._listener, *self._to.values(), *self._from.values()):
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:  # it is down already
+                    continue
+
+    def close(self) -> None:
+        """Give the sockets back. In the train thread."""
+        self.cut()
+        with self._lock:
+            for connection in (self._listener, *self._to.values(), *self._from.values()):
+                connection.close()
+
+    def _distances(self) -> Sequence[int]:
+        return [1 << power for power in range((self._world_size - 1).bit_length())]
+
+    def _reach(self, rank: int, deadline: float) -> socket.socket:
+        """Return the connection to `rank`, made when first asked for."""
+        if rank in self._to:
+            return self._to[rank]
+        host, port, word = self._words[rank]
+        connection = socket.socket(self._listener.family, socket.SOCK_STREAM)
+        try:
+            self._keep(self._to, rank, connection)  # before it is connected: a cut ends that, too
+            connection.settimeout(max(_LEAST_S, deadline - time.monotonic()))
+            connection.connect((host, port))
+            connection.settimeout(None)
+            connection.sendall(_HELLO.pack(bytes.fromhex(word), self._rank))
+        except OSError as error:
+            raise self._lost(f"connecting to rank {rank}", error) from error
+        return connection
+
+    def _admit(self, rank: int, deadline: float) -> socket.socket:
+        """Return the connection from `rank`, waited for when first asked for; others that come first are kept."""
+        while rank not in self._from:
+            try:
+                self._listener.settimeout(max(_LEAST_S, deadline - time.monotonic()))
+                connection, _ = self._listener.accept()
+                peer = self._greeted(connection)
+                if peer is None:
+                    connection.close()
+                else:
+                    self._keep(self._from, peer, connection)
+            except OSError as error:
+                raise self._lost(f"waiting for rank {rank} to connect", error) from error
+        return self._from[rank]
+
+    def _greeted(self, connection: socket.socket) -> int | None:
+        """Return which rank has connected; None for a stranger."""
+        hello = memoryview(bytearray(_HELLO.size))
+        connection.settimeout(_HELLO_S)
+        try:
+            self._fill(connection, hello)
+        except OSError:
+            return None
+        word, rank = _HELLO.unpack(hello)
+        known = hmac.compare_digest(word, self._secret) and 0 <= rank < self._world_size and rank not in self._from
+        return rank if known else None
+
+    def _keep(self, where: dict[int, socket.socket], rank: int, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        connection.settimeout(None)  # the limit is the kernel's: Python's own would cost a call more for each message
+        _limit(connection, self._limit_s)
+        with self._lock:
+            where[rank] = connection
+            if self._over:
+                raise ConnectionAbortedError("the sockets were cut")
+
+    def _limit(self, seconds: float) -> None:
+        self._limit_s = seconds
+        for connection in (*self._to.values(), *self._from.values()):
+            _limit(connection, seconds)
+
+    def _take_head(self, source: int) -> int:
+        """Return how many bytes of this exchange follow from `source`."""
+        self._fill(self._from[source], memoryview(self._head))
+        number, length = _HEAD.unpack(self._head)
+        if number != self._number:
+            raise ConnectionError(
+                f"rank {source} is at exchange {number} of this generation, rank {self._rank} at {self._number}"
+            )
+        if length > _MOST_BYTES:
+            raise ConnectionError(f"rank {source} announces {length} bytes, more than any own state has")
+        return int(length)
+
+    @staticmethod
+    def _fill(connection: socket.socket, view: memoryview) -> None:
+        while view:
+            count = connection.recv_into(view)
+            if not count:
+                raise ConnectionError("a neighbour closed the connection")
+            view = view[count:]
+
+    def _lost(self, op: str, error: OSError) -> CommunicatorError:
+        if isinstance(error, BlockingIOError):  # the kernel's way to say that a socket's time limit has passed
+            error = TimeoutError(f"nothing came for {self._limit_s:g} s")
+        return self._life.fail(op, error)
+
+
+def _limit(connection: socket.socket, seconds: float) -> None:
+    whole = int(seconds)
+    limit = struct.pack("@ll", whole, int((seconds - whole) * 1_000_000))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
