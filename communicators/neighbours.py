@@ -23,7 +23,8 @@ from .life import Life
 
 CHUNK_BYTES = 32 * 1024
 _BUFFER_BYTES = 4 * CHUNK_BYTES  # a chunk fits while the other side does not read
-_HEAD = struct.Struct("<QQ")  # number of the exchange, length of what follows
+_HEAD = struct.Struct("<QQQ")  # number of the exchange, which kind it is, length of what follows
+_BARRIER, _SWAP = 1, 2
 _HELLO = struct.Struct("<16sq")  # the word, the rank that connects
 _WORD_BYTES = 16
 _HELLO_S = 1.0
@@ -86,11 +87,11 @@ class Neighbours:
         Raises CommunicatorAborted or CommunicatorFailed, as does `swap`.
         """
         self._number += 1
-        head = _HEAD.pack(self._number, 0)
+        head = _HEAD.pack(self._number, _BARRIER, 0)
         try:
             for distance in self._distances():
                 self._to[(self._rank + distance) % self._world_size].sendall(head)
-                self._take_head((self._rank - distance) % self._world_size)
+                self._take_head((self._rank - distance) % self._world_size, _BARRIER)
         except OSError as error:
             raise self._lost("barrier", error) from error
 
@@ -101,8 +102,8 @@ class Neighbours:
         out, come = self._reach(to, deadline), self._admit(source, deadline)
         try:
             # Sending and receiving take turns chunk by chunk, so that nobody can be stuck sending around the ring.
-            out.sendall(_HEAD.pack(self._number, len(blob)) + blob[:CHUNK_BYTES])
-            arriving = memoryview(bytearray(self._take_head(source)))
+            out.sendall(_HEAD.pack(self._number, _SWAP, len(blob)) + blob[:CHUNK_BYTES])
+            arriving = memoryview(bytearray(self._take_head(source, _SWAP)))
             for start in range(0, max(len(blob), len(arriving)), CHUNK_BYTES):
                 if start:
                     out.sendall(blob[start : start + CHUNK_BYTES])
@@ -189,14 +190,12 @@ class Neighbours:
         for connection in (*self._to.values(), *self._from.values()):
             _limit(connection, seconds)
 
-    def _take_head(self, source: int) -> int:
+    def _take_head(self, source: int, kind: int) -> int:
         """Return how many bytes of this exchange follow from `source`."""
         self._fill(self._from[source], memoryview(self._head))
-        number, length = _HEAD.unpack(self._head)
-        if number != self._number:
-            raise ConnectionError(
-                f"rank {source} is at exchange {number} of this generation, rank {self._rank} at {self._number}"
-            )
+        number, theirs, length = _HEAD.unpack(self._head)
+        if (number, theirs) != (self._number, kind):
+            raise ConnectionError(f"rank {source} is at another exchange of this generation than rank {self._rank}")
         if length > _MOST_BYTES:
             raise ConnectionError(f"rank {source} announces {length} bytes, more than any own state has")
         return int(length)

@@ -41,6 +41,8 @@ def block(op: str, communicator: GlooCommunicator, model: torch.nn.Module) -> No
         dist.barrier()
     elif op == "commit barrier":
         communicator.barrier()
+    elif op == "swap":
+        communicator.swap(b"own state", 1, 1)
     else:
         assert op == "ddp backward"
         model(torch.ones(1, 8)).sum().backward()
@@ -55,6 +57,7 @@ OPS = (
     "irecv",
     "barrier",
     "commit barrier",
+    "swap",
     "ddp backward",
 )
 
