@@ -25,6 +25,7 @@ from ..protocol.messages import (
     ArmFault,
     EndJob,
     Envelope,
+    IntroduceNode,
     NodeJoined,
     ProbeProgress,
     ProgressReported,
@@ -121,6 +122,8 @@ class Agent:
         match envelope.body:
             case WelcomeNode(job=job):
                 self._welcome(job)
+            case IntroduceNode():
+                self._join()
             case StartProcess() as order:
                 self._heart.forget(order.rank)
                 self._ranks.start(order)
@@ -160,7 +163,7 @@ class Agent:
         self._heart.start(job.settings)
 
     def _join(self) -> None:
-        """A controller is heard that was not known: it must learn what runs here."""
+        """A controller that was not known, or that had given this node up: it must learn what runs here."""
         self._link.post(self._joined())
 
     def _joined(self) -> NodeJoined:

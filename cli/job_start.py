@@ -11,6 +11,7 @@ import psutil
 
 from ..controller.journal import Journal, journal_path
 from ..policies.files import load_policy, render
+from ..policies.roles import beyond
 from ..policies.schema import Policy, default_policy, job_settings
 from ..protocol.errors import ConfigurationError
 from ..protocol.keys import JobKeys
@@ -54,6 +55,9 @@ def found(start: Start) -> Job:
             f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program."
         )
     policy = load_policy(start.policy_file) if start.policy_file else default_policy()
+    out_of_range = beyond(policy, start.nodes * start.ranks_per_node)
+    if out_of_range is not None:
+        raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")
     directory = (start.job_directory or base_directory() / name).absolute()
     if journal_path(directory).exists():
         raise ConfigurationError(f"{directory} holds a job already. Choose another --job-dir, or remove it.")

@@ -2,10 +2,12 @@
 
 import msgspec
 
-from ..policies.facts import Facts, FailedRung
+from ..policies.facts import Facts, FailedRung, Spent
+from ..policies.roles import WORLD_RESTARTS
 from ..protocol.types import FaultReport, Rung
 from .detected import closed_nodes
 from .ending import begin_stop
+from .failures import count_failure
 from .openings import (
     give_back_all_nodes,
     leave_node,
@@ -27,6 +29,7 @@ def blame(state: JobState, report: FaultReport) -> None:
     ranks = [report.rank] if report.rank is not None else []
     if report.rank is None and report.node is not None:
         ranks = [holder.rank for holder in state.world.on(report.node)]
+    count_failure(state, ranks)
     rung = current_rung(state)
     # A script that is not resilient is restarted as often as --max-restarts says, whatever became of the last time.
     if rung is not None and state.ever_resilient and state.replaced.intersection(ranks):
@@ -35,38 +38,97 @@ def blame(state: JobState, report: FaultReport) -> None:
             reason = f"{report.kind} again in a rank that it had replaced: {first_line(report.detail)}"
             state.failures.setdefault(rung, reason)
     for rank in ranks:
-        state.guilty.setdefault(rank, report)
+        if report.mendable and state.world.holders[rank].resilient and rank not in state.guilty:
+            _blame_mendable(state, rank, report)
+        else:
+            state.mending.pop(rank, None)
+            state.guilty.setdefault(rank, report)
+
+
+def _blame_mendable(state: JobState, rank: int, report: FaultReport) -> None:
+    """The rank keeps its process, unless it has tried to mend itself in this incident already."""
+    if rank in state.mended:
+        reason = f"{report.kind} again in rank {rank}, which had mended itself: {first_line(report.detail)}"
+        state.failures.setdefault(Rung.RETRY_STEP, reason)
+    state.mending.setdefault(rank, report)
 
 
 def rung_failed(state: JobState, rung: Rung | None, reason: str, now: float, *, decide_now: bool = True) -> None:
-    """Remember that a rung (None: the one under way) did not lead to a resume, and choose again."""
-    failed = rung or current_rung(state)
-    if failed is not None:
-        state.failures.setdefault(failed, reason)
+    """Remember that a rung (None: the attempt under way) did not lead to a resume, and choose again.
+
+    Where nobody new is at fault, those whom the attempt was about are: the next rung is for them.
+    """
+    failed = [rung] if rung is not None else list(dict.fromkeys(state.attempt))
+    for each in failed:
+        state.failures.setdefault(each, reason)
+    if rung is None and not state.guilty and not state.mending and not {*failed} & {*WORLD_RESTARTS}:
+        state.guilty |= state.dealt
+        if Rung.RECOVER in failed:
+            reason = f"{Rung.RECOVER}, which does more, has failed: {reason}"
+            state.failures.setdefault(Rung.RECOVER_IN_PLACE, reason)
     if decide_now:
         decide(state, now)
 
 
 def decide(state: JobState, now: float) -> None:
     """Ask the ladder, remember its answer, do it. Runs whenever an incident begins or takes a turn."""
+    if not _widens(state):
+        state.attempts += state.attempt
+        state.attempt, state.charged = [], 0
+        state.dealt.clear()
     facts = gather(state, now)
     decision = state.ladder.decide(facts)
     state.history.decided(decision)
-    state.spent += state.ladder.charges(facts, decision.rung)
+    _charge(state, state.ladder.charges(facts, decision.rung))
+    if decision.rung not in state.attempt:
+        state.attempt.append(decision.rung)
     _carry_out(state, decision.rung, decision.reason, facts, now)
+
+
+def _widens(state: JobState) -> bool:
+    """Whether further ranks have failed while the attempt under way still gathers everybody: it takes them in.
+
+    Ranks that it has replaced already, and rungs that have failed, call for another attempt.
+    """
+    return (
+        state.phase is Phase.QUIESCING
+        and bool(state.attempt)
+        and not state.failures.keys() & {*state.attempt}
+        and not state.replaced.intersection(state.guilty)
+    )
+
+
+def _charge(state: JobState, charges: tuple[Spent, ...]) -> None:
+    """Enter what a decision costs. An attempt is charged once for each rung, whatever it is widened by."""
+    before = len(state.spent) - state.charged
+    own = {(spent.rung, spent.role): spent for spent in state.spent[before:]}
+    for spent in charges:
+        known = own.get((spent.rung, spent.role))
+        if known is not None:
+            ranks, nodes = {*known.ranks, *spent.ranks}, {*known.nodes, *spent.nodes}
+            spent = msgspec.structs.replace(spent, ranks=tuple(sorted(ranks)), nodes=tuple(sorted(nodes)))  # noqa: PLW2901
+        own[spent.rung, spent.role] = spent
+    state.spent[before:] = own.values()
+    state.charged = len(own)
 
 
 def gather(state: JobState, now: float) -> Facts:
     """Return what the ladder may look at."""
     world = state.world
     resilient = any(holder.resilient for holder in world.holders)
-    incident = state.history.open
+    # Who could not be mended is the next rung's to treat.
+    unmended = state.mended if Rung.RETRY_STEP in state.failures else {}
+    mendable = {rank: report for rank, report in (unmended | state.mending).items() if rank not in state.guilty}
+    at_fault = (*state.guilty.values(), *mendable.values(), *state.suspicions)
     return Facts(
         now=now,
-        faults=tuple({id(f): f for f in (*state.guilty.values(), *state.suspicions)}.values()),
+        faults=tuple({id(f): f for f in at_fault}.values()),
         culprits=tuple(sorted(state.guilty)),
+        mendable=tuple(sorted(mendable)),
         nodes={holder.rank: holder.node for holder in world.holders},
-        healthy=frozenset(h.rank for h in world.holders if h.resilient and h.rank not in state.guilty),
+        healthy=frozenset(
+            h.rank for h in world.holders if h.resilient and h.rank not in state.guilty and h.rank not in mendable
+        ),
         resilient=resilient,
         max_restarts=None if state.ever_resilient else state.job.max_restarts,
         nodes_lost=frozenset(world.named(NodeState.LOST)),
@@ -74,9 +136,10 @@ def gather(state: JobState, now: float) -> Facts:
         closed=closed_nodes(state, now),
         spare_nodes=tuple(world.named(NodeState.SPARE)),
         can_create_nodes=state.can_create_nodes,
-        taken=tuple(decision.rung for decision in incident.decisions) if incident else (),
+        taken=tuple(state.attempts),
         failed=tuple(FailedRung(rung, reason) for rung, reason in state.failures.items()),
-        spent=tuple(state.spent),
+        spent=tuple(state.spent[: len(state.spent) - state.charged]),
+        node_failures=tuple(state.node_failures),
     )
 
 
@@ -99,7 +162,13 @@ def _carry_out(state: JobState, rung: Rung, reason: str, facts: Facts, now: floa
         return
     leave = state.ladder.nodes_to_leave(facts, rung)
     replace = state.ladder.ranks_to_replace(facts, rung)
-    if rung in {Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB}:
+    faults = state.mended | state.mending | state.guilty
+    state.dealt |= {rank: faults[rank] for rank in replace if rank in faults}
+    state.mended |= {rank: report for rank, report in state.mending.items() if rank not in state.dealt}
+    for rank in replace:
+        state.mended.pop(rank, None)
+    state.mending.clear()
+    if rung in WORLD_RESTARTS:
         _reschedule(state, rung, leave, now)
         return
     for name in leave:

@@ -22,7 +22,7 @@ from .clock import Clock
 from .control_requests import Refused, Reply
 from .control_socket import ControlServer
 from .desk import Desk
-from .events import ControllerStarted, DeadlinePassed, Event, StopRequested
+from .events import ControllerStarted, DeadlinePassed, Event, NodeReturned, StopRequested
 from .journal import Entry, Journal
 from .journal_trouble import JournalTrouble
 from .notices import Result, write_result
@@ -167,7 +167,9 @@ class Driver:
 
     def _take(self, arrival: Arrival, now: float) -> None:
         if arrival.connection.startswith(_NODE_PREFIX):
-            self._board.hear(arrival.connection.removeprefix(_NODE_PREFIX), now)
+            node = arrival.connection.removeprefix(_NODE_PREFIX)
+            if self._board.hear(node, now):
+                self._pend(NodeReturned(node))
         envelope = arrival.envelope
         if isinstance(envelope.body, NodeHeartbeat):
             self._board.take(envelope.body)

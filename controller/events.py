@@ -32,10 +32,16 @@ class KillNodeRequested(msgspec.Struct, frozen=True, tag=True):
     node: str
 
 
+class NodeReturned(msgspec.Struct, frozen=True, tag=True):
+    """A node that was given up for lost has been heard again."""
+
+    node: str
+
+
 class StopRequested(msgspec.Struct, frozen=True, tag=True):
     """An operator, or a signal to the launcher, wants the job to end."""
 
     reason: str
 
 
-Event = Report | DeadlinePassed | ControllerStarted | InjectRequested | KillNodeRequested | StopRequested
+Event = Report | DeadlinePassed | ControllerStarted | InjectRequested | KillNodeRequested | NodeReturned | StopRequested

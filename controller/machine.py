@@ -10,6 +10,7 @@ from ..protocol.incidents import Incident, JobStatus, NodeStatus, RankStatus
 from ..protocol.types import JobSpec
 from .actions import Action
 from .events import Event
+from .failures import failure_counts
 from .fault_book import FaultBook
 from .openings import wait_for_nodes
 from .state import JobState, Phase
@@ -35,6 +36,7 @@ class RecoveryMachine:
         if not self._started:
             self._started = True
             wait_for_nodes(state, now)
+        state.now = now
         row = TABLE.get((state.phase, type(event)))
         if row is None:
             state.ignore(f"{type(event).__name__} while {state.phase}")
@@ -72,6 +74,7 @@ class RecoveryMachine:
     def status(self, now: float) -> JobStatus:
         """Return what `midstep status` shows."""
         state = self._state
+        failures = failure_counts(state, now)
         return JobStatus(
             job=state.job.job,
             at_s=now,
@@ -81,11 +84,27 @@ class RecoveryMachine:
             committed=state.committed,
             median_step_s=state.median_step_s,
             ranks=tuple(
-                RankStatus(h.rank, h.node, h.pid, h.incarnation, h.state.value, h.committed, "")
+                RankStatus(
+                    rank=h.rank,
+                    node=h.node,
+                    pid=h.pid,
+                    incarnation=h.incarnation,
+                    state=h.state.value,
+                    step=h.committed,
+                    activity="",
+                    role=state.ladder.roles.role_of(h.rank),
+                )
                 for h in state.world.holders
             ),
             nodes=tuple(
-                NodeStatus(n.name, n.failure_domain, n.state.value, tuple(h.rank for h in state.world.on(n.name)))
+                NodeStatus(
+                    node=n.name,
+                    failure_domain=n.failure_domain,
+                    state=n.state.value,
+                    ranks=tuple(h.rank for h in state.world.on(n.name)),
+                    failures=failures.get(n.name, 0),
+                    note=n.note,
+                )
                 for n in state.world.nodes.values()
             ),
             budgets=state.ladder.budgets(tuple(state.spent), now),

@@ -1,31 +1,62 @@
 """When a node comes, goes, or cannot be had."""
 
-from ..protocol.messages import NodeJoined, NodeLost, NodeRefused, StopProcess, StoreMoved, WelcomeNode
-from ..protocol.types import CONTROLLER, FaultKind, FaultReport, node_address
+from ..protocol.messages import (
+    EndJob,
+    IntroduceNode,
+    NodeJoined,
+    NodeLost,
+    NodeRefused,
+    StopProcess,
+    StoreMoved,
+    WelcomeNode,
+)
+from ..protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
 from .deciding import blame, decide, rung_failed
 from .detected import settle
 from .ending import end
+from .events import NodeReturned
+from .failures import too_many
 from .openings import wait_for_nodes
 from .state import OVER, JobState, Phase
-from .world import NodeState
+from .world import GONE, NodeState
 
 
 def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
-    """An agent is there: a new node, or one that found this controller again."""
+    """An agent is there: a new node, or one that found this controller again, or one that was given up for lost."""
     world = state.world
     node = world.nodes.get(event.node)
-    if node is None or node.state in {NodeState.LOST, NodeState.REQUESTED}:
+    if node is None or (node.state in {NodeState.LOST, NodeState.REQUESTED} and not node.given_back):
         node = world.add_node(event.node, NodeState.SPARE, event.failure_domain)
+        node.note = too_many(state, event.node, now) or ""
+        if node.note:
+            node.state = NodeState.ISOLATED
     node.store = event.store
     settle(state, event.node)
     state.send(node_address(event.node), WelcomeNode(state.job))
     for process in event.processes:
-        holder = world.holders[process.rank] if process.rank < world.size else None
-        if holder is None or (holder.node, holder.incarnation) != (event.node, process.incarnation):
-            # A node that had been given up for lost is back, with processes whose places are taken.
+        if _is_stale(state, event.node, process):
             state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))
     if state.phase is Phase.WAITING:
         wait_for_nodes(state, now)
+
+
+def _is_stale(state: JobState, node: str, process: RunningProcess) -> bool:
+    """Whether a process that runs on a node is none of the job's any more, e.g. its rank was given up with the node."""
+    if process.rank >= state.world.size:
+        return True
+    holder = state.world.holders[process.rank]
+    return (holder.node, holder.incarnation) != (node, process.incarnation) or holder.state in GONE
+
+
+def on_node_returned(state: JobState, event: NodeReturned, now: float) -> None:
+    """A node that was given up for lost is heard again: ask what runs there, so that it can be stopped."""
+    node = state.world.nodes.get(event.node)
+    if node is None or node.state is not NodeState.LOST:
+        state.ignore("return of a node that was not lost")
+    elif state.phase is Phase.ENDED:
+        state.send(node_address(event.node), EndJob(state.exit_code or 0, state.reason))
+    else:
+        state.send(node_address(event.node), IntroduceNode())
 
 
 def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:

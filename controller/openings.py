@@ -99,7 +99,7 @@ def replace_node(state: JobState, name: str) -> None:
     """Give a node back and make sure that another takes its place: a spare one, or one that the platform creates."""
     _vacate(state, name)
     world = state.world
-    state.send(PLATFORM, DeleteNode(name))
+    _give_back(state, name)
     have = len(world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED))
     if have < nodes_needed(state):
         request_node(state)
@@ -111,6 +111,12 @@ def _vacate(state: JobState, name: str) -> None:
         _end_process(state, holder)
     if state.world.nodes[name].state is not NodeState.LOST:
         state.world.nodes[name].state = NodeState.ISOLATED
+
+
+def _give_back(state: JobState, name: str) -> None:
+    """Have the platform end a node; it will not be used again, whatever it says meanwhile."""
+    state.world.nodes[name].given_back = True
+    state.send(PLATFORM, DeleteNode(name))
 
 
 def request_node(state: JobState) -> None:
@@ -128,7 +134,7 @@ def give_back_all_nodes(state: JobState) -> None:
         _end_process(state, holder)
     for name in world.named(*REACHABLE):
         world.nodes[name].state = NodeState.LOST
-        state.send(PLATFORM, DeleteNode(name))
+        _give_back(state, name)
     for _ in range(nodes_needed(state) - len(world.named(NodeState.REQUESTED))):
         request_node(state)
 

@@ -20,6 +20,7 @@ class ProgressBoard:
         self._interval_s = interval_s
         self._silent_s = interval_s * missed
         self._heard: dict[str, float] = {}  # nodes that are watched
+        self._lost: dict[str, float] = {}  # nodes that were given up, and when their return was last told
         self._ranks: dict[int, RankProgress] = {}
         self._checked_s: float | None = None
 
@@ -27,17 +28,28 @@ class ProgressBoard:
         """Watch nodes that join, stop watching nodes that are gone."""
         if isinstance(event, NodeJoined):
             self._heard[event.node] = now
+            self._lost.pop(event.node, None)
         elif isinstance(event, NodeLost):
             self.unwatch(event.node)
+            self._lost[event.node] = now
 
     def unwatch(self, node: str) -> None:
         """Nobody expects to hear `node` any more."""
         self._heard.pop(node, None)
+        self._lost.pop(node, None)
 
-    def hear(self, node: str, now: float) -> None:
-        """Any word of a node shows that it lives."""
+    def hear(self, node: str, now: float) -> bool:
+        """Any word of a node shows that it lives. True: it was given up for lost, and should be asked who it is.
+
+        Said again after the time in which a node goes silent, until it has joined.
+        """
         if node in self._heard:
             self._heard[node] = now
+        told_s = self._lost.get(node)
+        if told_s is None or now - told_s < self._silent_s:
+            return False
+        self._lost[node] = now
+        return True
 
     def take(self, heartbeat: NodeHeartbeat) -> None:
         """Take in the step clocks of a node. A rank's earlier life never hides its later one."""

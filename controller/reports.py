@@ -27,11 +27,10 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
     if state.phase in OVER or state.phase is Phase.WAITING:
         state.ignore(f"fault while {state.phase}")
         return
-    if report.rank is not None:
-        holder = state.world.holders[report.rank] if report.rank < state.world.size else None
-        if holder is None or (report.incarnation and report.incarnation != holder.incarnation):
-            state.ignore("fault of an earlier process")
-            return
+    stale = _stale(state, report)
+    if stale is not None:
+        state.ignore(stale)
+        return
     if report.kind in SUSPICIONS and state.phase in {Phase.QUIESCING, Phase.STARTING}:
         state.ignore("suspicion while everybody is being stopped")
         return
@@ -47,6 +46,18 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
         return
     blame(state, report)
     decide(state, now)
+
+
+def _stale(state: JobState, report: FaultReport) -> str | None:
+    """Say why a report is about what is no longer there; None when it is."""
+    if report.rank is None:
+        return None
+    holder = state.world.holders[report.rank] if report.rank < state.world.size else None
+    if holder is None or (report.incarnation and report.incarnation != holder.incarnation):
+        return "fault of an earlier process"
+    if report.node and holder.node and report.node != holder.node:
+        return "fault on a node that the rank has left"
+    return None
 
 
 def on_process_started(state: JobState, event: ProcessStarted, now: float) -> None:

@@ -7,7 +7,7 @@ replay its journal and go on.
 import enum
 from dataclasses import dataclass, field
 
-from ..policies.facts import Spent
+from ..policies.facts import NodeFailure, Spent
 from ..policies.ladder import Ladder
 from ..policies.schema import Policy
 from ..protocol.messages import Command
@@ -65,6 +65,14 @@ class JobState:
     guilty: dict[int, FaultReport] = field(default_factory=dict)  # whose process has to be replaced
     suspicions: list[FaultReport] = field(default_factory=list)  # wrong, and nobody's fault yet
     replaced: set[int] = field(default_factory=set)
+    mending: dict[int, FaultReport] = field(default_factory=dict)  # at fault; their process can mend it itself
+    mended: dict[int, FaultReport] = field(default_factory=dict)  # likewise, and an attempt is under way or over
+    dealt: dict[int, FaultReport] = field(default_factory=dict)  # whom the attempt under way replaces, and for what
+    attempts: list[Rung] = field(default_factory=list)  # rungs taken before the attempt under way
+    attempt: list[Rung] = field(default_factory=list)  # rungs of the attempt under way; faults may widen it
+    charged: int = 0  # how many of the latest entries of `spent` belong to it
+    struck: dict[int, int] = field(default_factory=dict)  # how often each rank has failed
+    struck_nodes: dict[str, int] = field(default_factory=dict)  # the most often that a rank of each node has
     setbacks: dict[Rung, int] = field(default_factory=dict)  # how often a replacement of a rung was lost again
     failures: dict[Rung, str] = field(default_factory=dict)  # rungs that have failed in this incident, and why
     relinks: int = 0  # attempts to link the communicators under one decision
@@ -75,6 +83,7 @@ class JobState:
     saving: list[int] = field(default_factory=list)  # ranks that have yet to save, the one that publishes last
     # the whole job
     spent: list[Spent] = field(default_factory=list)
+    node_failures: list[NodeFailure] = field(default_factory=list)
     restarts: int = 0  # of the whole world
     ever_resilient: bool = False
     spares_awaited: bool = True  # at the start of a job
@@ -83,6 +92,7 @@ class JobState:
     median_step_s: float = 0.0
     first_steps_at_s: float = 0.0
     probes: int = 0
+    now: float = 0.0  # of the event that is being handled
     ignored: dict[str, int] = field(default_factory=dict)
     exit_code: int | None = None
     reason: str = ""
@@ -116,6 +126,14 @@ class JobState:
         self.guilty.clear()
         self.suspicions.clear()
         self.replaced.clear()
+        self.mending.clear()
+        self.mended.clear()
+        self.dealt.clear()
+        self.attempts.clear()
+        self.attempt.clear()
+        self.charged = 0
+        self.struck.clear()
+        self.struck_nodes.clear()
         self.setbacks.clear()
         self.failures.clear()
         self.relinks = 0

@@ -74,6 +74,8 @@ class Node:
     failure_domain: str
     state: NodeState
     store: StoreEndpoint | None = None
+    note: str = ""  # why it is not used
+    given_back: bool = False  # the platform has been told to end it
 
 
 @dataclass

@@ -14,13 +14,22 @@ class Spent(msgspec.Struct, frozen=True):
     """A rung that was taken, as its budget counts it.
 
     `at_s` is on the clock of `Facts.now`. `ranks` are the ranks whose processes it replaced because they, or
-    their nodes, were at fault; `nodes` are the nodes that these were on.
+    their nodes, were at fault; `nodes` are the nodes that these were on. `role`: whose budgets it counts
+    against; empty: the job's.
     """
 
     rung: Rung
     at_s: float
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
+    role: str = ""
+
+
+class NodeFailure(msgspec.Struct, frozen=True):
+    """A process of `node` failed at `at_s` (on the clock of `Facts.now`). Processes that fail together count once."""
+
+    node: str
+    at_s: float
 
 
 class FailedRung(msgspec.Struct, frozen=True):
@@ -34,8 +43,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """An incident and its world at `now` (seconds; any clock, the same as in `spent`).
 
     `faults` are those that are still to be dealt with, `culprits` the ranks at fault by them (all ranks of a
-    lost node are). `nodes` maps every rank of the world to its node. `healthy` are the ranks alive in a
-    resilient train function and not at fault.
+    lost node are). `mendable` are ranks at fault whose process lives and can mend its fault itself, without being
+    replaced. `nodes` maps every rank of the world to its node. `healthy` are the ranks alive in a resilient train
+    function and not at fault. `node_failures` are those of all nodes, the ones that led here included.
 
     `resilient`: at least one rank of the running world has reached a resilient train function; without one no
     process can be kept. `max_restarts`: limit for restarts of a world that is not resilient (torchrun's
@@ -52,6 +62,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     faults: tuple[FaultReport, ...] = ()
     culprits: tuple[int, ...] = ()
+    mendable: tuple[int, ...] = ()
     nodes: dict[int, str] = {}
     healthy: frozenset[int] = frozenset()
     resilient: bool = True
@@ -64,6 +75,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     taken: tuple[Rung, ...] = ()
     failed: tuple[FailedRung, ...] = ()
     spent: tuple[Spent, ...] = ()
+    node_failures: tuple[NodeFailure, ...] = ()
 
     @property
     def attempts(self) -> int:

@@ -2,18 +2,23 @@
 
 Pure, and without memory of its own: what was taken and what failed comes in with the facts. The recovery
 machine asks at the beginning of an incident and after every new fault or missed deadline in it.
+
+An incident that touches several roles takes the cheapest rung that all of their ladders allow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from ..protocol.incidents import BudgetUse
 from ..protocol.types import Decision, Rung, SkippedRung
 from . import recover, recover_in_place, reschedule_job, reschedule_pod, retry_step, stop
-from .budgets import WORLD_RESTARTS, budget_use, counts_restarts, spent_out, tried
+from .budgets import Account, budget_use, counts_restarts, failed_before, tried
 from .facts import Facts, Spent
-from .placement import Placement, in_place_cost, place
+from .placement import Placement, charge, place
+from .roles import WORLD_RESTARTS, Party, Roles
 from .rule import Case, Rule
-from .schema import Policy, RungPolicy
+from .schema import Policy
 from .wording import count
 
 RULES: dict[Rung, Rule] = {
@@ -31,81 +36,142 @@ class Ladder:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self.roles = Roles(policy)
 
     def decide(self, facts: Facts) -> Decision:
         """Return the cheapest rung that fits, why, and why each cheaper one was skipped. Never raises."""
         placement = self.placement(facts)
+        parties = self._parties(facts)
+        names = tuple(party.role for party in parties if party.role)
         skipped: list[SkippedRung] = []
-        for rung in self._policy.ladder:
+        for rung in self._rungs(parties):
             case = Case(facts, placement, tuple(skipped))
-            refused = [] if rung.rung is Rung.STOP else self._refusals(case, rung)
+            refused = self._refusals(case, rung, parties)
             if not refused:
-                return Decision(rung.rung, RULES[rung.rung].why(case), tuple(skipped))
-            skipped.append(SkippedRung(rung.rung, "; ".join(refused)))
+                return Decision(rung, _of_roles(names) + RULES[rung].why(case), tuple(skipped), names)
+            skipped.append(SkippedRung(rung, "; ".join(refused)))
         case = Case(facts, placement, tuple(skipped))
-        return Decision(Rung.STOP, stop.why(case), tuple(skipped))
+        return Decision(Rung.STOP, _of_roles(names) + stop.why(case), tuple(skipped), names)
 
     def placement(self, facts: Facts) -> Placement:
-        """Return which culprits may restart in place, which ranks would move, which nodes be left."""
-        return place(facts, self._policy.rung(Rung.RECOVER_IN_PLACE))
+        """Return who mends itself, which culprits may restart in place, which ranks would move, which nodes be left."""
+        return place(facts, self.roles, self._policy.node)
 
     def nodes_to_leave(self, facts: Facts, rung: Rung) -> tuple[str, ...]:
         """Return the nodes that no rank stays on when `rung` is taken now, in order of name."""
-        return _LEFT[rung](facts, self.placement(facts))
+        return _LEFT[rung](Case(facts, self.placement(facts)))
 
     def ranks_to_replace(self, facts: Facts, rung: Rung) -> tuple[int, ...]:
         """Return the ranks whose process is started anew when `rung` is taken now, in order."""
-        return _REPLACED[rung](facts, self.placement(facts))
+        return _REPLACED[rung](Case(facts, self.placement(facts)))
 
     def charges(self, facts: Facts, rung: Rung) -> tuple[Spent, ...]:
-        """Return what taking `rung` now adds to `Facts.spent`.
+        """Return what taking `rung` now adds to `Facts.spent`: to each role its own, a restart of the world to the job.
 
-        A `recover` that also restarts ranks in place pays for these from the budget of `recover_in_place`.
+        A `recover` that also restarts ranks in place pays for these from the budget of `recover_in_place`, and whoever
+        mends itself beside others that are replaced pays for that from the budget of `retry_step`.
         """
         case = Case(facts, self.placement(facts))
-        charges = [RULES[rung].cost(case)]
-        in_place = self._policy.rung(Rung.RECOVER_IN_PLACE)
-        if rung is Rung.RECOVER and in_place is not None and case.placement.in_place:
-            charges.append(in_place_cost(facts, in_place, case.placement.in_place))
+        parties = self._parties(facts)
+        charges = self._divided(RULES[rung].cost(case), parties)
+        if rung is Rung.RECOVER and case.placement.in_place:
+            in_place = charge(facts, Rung.RECOVER_IN_PLACE, case.placement.in_place)
+            charges += self._divided(in_place, self.roles.parties(in_place.ranks))
+        if rung in {Rung.RECOVER_IN_PLACE, Rung.RECOVER} and case.placement.mended:
+            mended = charge(facts, Rung.RETRY_STEP, case.placement.mended)
+            charges += self._divided(mended, self.roles.parties(mended.ranks))
+        if rung in WORLD_RESTARTS and not any(spent.role == "" for spent in charges):
+            charges.append(Spent(rung, facts.now))
         return tuple(charges)
 
     def budgets(self, spent: tuple[Spent, ...], now: float) -> tuple[BudgetUse, ...]:
         """Return how much of every limit is spent at `now`, for status."""
-        return budget_use(self._policy.ladder, spent, now)
+        uses = budget_use(self._policy.ladder, spent, now)
+        for party in self.roles.named:
+            uses += () if party.with_job else budget_use(party.ladder, spent, now, party.role)
+        return uses
 
-    def _refusals(self, case: Case, rung: RungPolicy) -> list[str]:
+    def _parties(self, facts: Facts) -> tuple[Party, ...]:
+        return self.roles.parties(dict.fromkeys((*facts.culprits, *facts.mendable)))
+
+    @staticmethod
+    def _rungs(parties: Iterable[Party]) -> list[Rung]:
+        """Return the rungs of all parties' ladders, from the cheapest; the stop is everybody's."""
+        listed = {entry.rung for party in parties for entry in party.ladder}
+        return [rung for rung in Rung if rung in listed and rung is not Rung.STOP]
+
+    def _refusals(self, case: Case, rung: Rung, parties: tuple[Party, ...]) -> list[str]:
         """Return every reason against `rung`: what was tried, whether it fits, what its budgets leave."""
+        facts = case.facts
+        missing = [party.missing(rung) for party in parties if party.entry(rung) is None]
+        if missing:
+            return missing
         refused = []
         limit = self._policy.incident.max_attempts
-        unlimited = counts_restarts(case.facts) and rung.rung in WORLD_RESTARTS
-        if case.facts.attempts >= limit and not unlimited:
-            taken = count(case.facts.attempts, "attempt")
+        unlimited = counts_restarts(facts) and rung in WORLD_RESTARTS
+        if facts.attempts >= limit and not unlimited:
+            taken = count(facts.attempts, "attempt")
             refused.append(f"{taken} made in this incident, incident.max_attempts is {limit}")
-        refused += tried(case.facts, rung)
-        rule = RULES[rung.rung]
+        failed = failed_before(facts, rung)
+        refused += failed
+        entries = [(party, entry) for party in parties if (entry := party.entry(rung)) is not None]
+        if not failed:
+            refused += [party.prefix + reason for party, entry in entries for reason in tried(facts, entry)]
+        rule = RULES[rung]
         misfit = rule.unfit(case)
         if misfit is not None:
             refused.append(misfit)
-        return refused + spent_out(case.facts, rung, rule.cost(case))
+        return refused + self._spent(case, rung, parties)
+
+    def _spent(self, case: Case, rung: Rung, parties: tuple[Party, ...]) -> list[str]:
+        """Name each budget of `rung`, of whichever party, that has no room left."""
+        costs = {spent.role: spent for spent in self._divided(RULES[rung].cost(case), parties)}
+        if rung in WORLD_RESTARTS and "" not in costs:
+            costs[""] = Spent(rung, case.facts.now)
+        refused = []
+        for party in (self.roles.job, *self.roles.named):
+            entry = party.entry(rung)
+            cost = None if party.with_job else costs.get(party.role)
+            if entry is not None and cost is not None:
+                over = Account(case.facts, entry, party.charged).over(cost)
+                refused += [reason if counts_restarts(case.facts) else party.prefix + reason for reason in over]
+        return list(dict.fromkeys(refused))
+
+    def _divided(self, cost: Spent, parties: tuple[Party, ...]) -> list[Spent]:
+        """Divide a cost over those who pay: each for its own ranks, the first for ranks that only stand beside."""
+        payers = list(dict.fromkeys(party.charged for party in parties))
+        if len(payers) == 1:
+            return [msgspec.structs.replace(cost, role=payers[0])]
+        ranks: dict[str, list[int]] = {payer: [] for payer in payers}
+        for party, members in self.roles.divide(cost.ranks):
+            ranks.get(party.charged, ranks[payers[0]]).extend(members)
+        return [
+            msgspec.structs.replace(cost, role=payer, ranks=tuple(sorted(members))) for payer, members in ranks.items()
+        ]
 
 
-_Nodes = Callable[[Facts, Placement], tuple[str, ...]]
-_Ranks = Callable[[Facts, Placement], tuple[int, ...]]
+def _of_roles(names: tuple[str, ...]) -> str:
+    if not names:
+        return ""
+    return f"role {names[0]}: " if len(names) == 1 else f"roles {', '.join(names)}: "
 
-_LEFT: dict[Rung, _Nodes] = {
-    Rung.RETRY_STEP: lambda facts, placement: (),
-    Rung.RECOVER_IN_PLACE: lambda facts, placement: (),
-    Rung.RECOVER: lambda facts, placement: placement.leave,
-    Rung.RESCHEDULE_POD: lambda facts, placement: tuple(sorted(placement.closed)),
-    Rung.RESCHEDULE_JOB: lambda facts, placement: tuple(sorted(set(facts.nodes.values()))),
-    Rung.STOP: lambda facts, placement: (),
+
+_LEFT: dict[Rung, Callable[[Case], tuple[str, ...]]] = {
+    Rung.RETRY_STEP: lambda case: (),
+    Rung.RECOVER_IN_PLACE: lambda case: (),
+    Rung.RECOVER: lambda case: case.placement.leave,
+    Rung.RESCHEDULE_POD: reschedule_pod.replaced,
+    Rung.RESCHEDULE_JOB: lambda case: tuple(sorted(set(case.facts.nodes.values()))),
+    Rung.STOP: lambda case: (),
 }
 
-_REPLACED: dict[Rung, _Ranks] = {
-    Rung.RETRY_STEP: lambda facts, placement: (),
-    Rung.RECOVER_IN_PLACE: lambda facts, placement: tuple(sorted(set(facts.culprits))),
-    Rung.RECOVER: lambda facts, placement: tuple(sorted({*placement.in_place, *placement.moved, *placement.homeless})),
-    Rung.RESCHEDULE_POD: lambda facts, placement: tuple(sorted(facts.nodes)),
-    Rung.RESCHEDULE_JOB: lambda facts, placement: tuple(sorted(facts.nodes)),
-    Rung.STOP: lambda facts, placement: (),
+_REPLACED: dict[Rung, Callable[[Case], tuple[int, ...]]] = {
+    Rung.RETRY_STEP: lambda case: (),
+    Rung.RECOVER_IN_PLACE: lambda case: case.placement.culprits,
+    Rung.RECOVER: lambda case: tuple(
+        sorted({*case.placement.in_place, *case.placement.moved, *case.placement.homeless})
+    ),
+    Rung.RESCHEDULE_POD: lambda case: tuple(sorted(case.facts.nodes)),
+    Rung.RESCHEDULE_JOB: lambda case: tuple(sorted(case.facts.nodes)),
+    Rung.STOP: lambda case: (),
 }

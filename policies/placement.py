@@ -1,16 +1,19 @@
-"""Where the ranks that lose their process go: back to their node, or away from it.
+"""Where the ranks at fault go: nowhere, because their process can mend itself; back to their node; or away from it.
 
-One incident can have both: a rank whose script raised is started anew where it is, while the ranks of a
-broken node move. What is wrong with a node or a device comes first, then what the policy still allows in
-place.
+One incident can have all three: a rank whose memory was struck stays with its process, one whose script raised is
+started anew where it is, and the ranks of a broken node move. What is wrong with a node or a device comes first, then
+what the policy still allows.
 """
+
+from collections.abc import Iterable
 
 import msgspec
 
-from ..protocol.types import FaultKind, FaultLevel, FaultReport
-from .budgets import spent_out, tried
+from ..protocol.types import FaultKind, FaultLevel, FaultReport, Rung
+from .budgets import Account, failures_by_node, tried, worn_out
 from .facts import Facts, Spent
-from .schema import RungPolicy
+from .roles import WORLD_RESTARTS, Party, Roles
+from .schema import NodePolicy, RungPolicy
 
 # What a new process on the same device mends. NotHandleFault asks for nothing, so it bars nothing.
 IN_PLACE_LEVELS = frozenset(
@@ -24,33 +27,43 @@ IN_PLACE_LEVELS = frozenset(
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """The answer: `in_place` and `moved` ranks, and the nodes to `leave`, each in order.
+    """The answer: `mended`, `in_place` and `moved` ranks, and the nodes to `leave`, each in order.
 
-    `moved` are all ranks on the nodes of `leave`, healthy neighbours included. `misfits` say why a culprit
-    cannot be restarted in place because of what is wrong with it, `obstacles` why the policy does not allow
-    it. `broken` are the nodes of `leave` on which nothing may stay, whatever the rung; `closed` are these and
-    those that only get no new process, for rungs that start every process anew. `homeless` are culprits whose
-    node nobody knows.
+    `mended` are at fault and keep their process; `culprits` are at fault and lose it. `moved` are all ranks on the
+    nodes of `leave`, healthy neighbours included. `misfits` say why a culprit cannot be restarted in place because of
+    what is wrong with it, `obstacles` why the policy does not allow it, `unmended` why one that could mend itself may
+    not. `broken` are the nodes of `leave` on which nothing may stay, whatever the rung; `closed` are these and those
+    that only get no new process, for rungs that start every process anew; `worn` are nodes that have failed too often
+    and can be replaced. `homeless` are culprits whose node nobody knows.
     """
 
+    culprits: tuple[int, ...] = ()
+    mended: tuple[int, ...] = ()
     in_place: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
     leave: tuple[str, ...] = ()
     misfits: dict[int, str] = {}
     obstacles: dict[int, str] = {}
+    unmended: dict[int, str] = {}
     broken: dict[str, str] = {}
     closed: dict[str, str] = {}
+    worn: dict[str, str] = {}
     homeless: tuple[int, ...] = ()
 
 
-def place(facts: Facts, in_place: RungPolicy | None) -> Placement:
-    """Say for each culprit whether it may restart in place under `in_place` (None: no such rung) or moves."""
+def place(facts: Facts, roles: Roles, node_policy: NodePolicy) -> Placement:
+    """Say for each rank at fault whether it mends itself, restarts in place or moves, by its party's ladder."""
+    in_use = set(facts.nodes.values())
     broken = broken_nodes(facts)
-    misfits = _misfits(facts, broken)
-    obstacles = _obstacles(facts, in_place, [rank for rank in facts.culprits if rank not in misfits])
+    worn = _worn_nodes(facts, roles, node_policy, broken)
+    at_fault = set(facts.culprits)
+    unmended = _unmended(facts, roles, broken, worn, [rank for rank in facts.mendable if rank not in at_fault])
+    culprits = sorted({*at_fault, *unmended})
+    misfits = _misfits(facts, broken, culprits)
+    obstacles = _obstacles(facts, roles, worn, [rank for rank in culprits if rank not in misfits])
     leave = set(broken)
     homeless = []
-    for rank in facts.culprits:
+    for rank in culprits:
         node = facts.nodes.get(rank)
         if node is None:
             homeless.append(rank)
@@ -58,14 +71,19 @@ def place(facts: Facts, in_place: RungPolicy | None) -> Placement:
             leave.add(node)
     moved = [rank for rank, node in facts.nodes.items() if node in leave] if leave else []
     away = {*moved, *homeless}
+    staying = {*culprits, *away}
     return Placement(
-        in_place=tuple(sorted(rank for rank in set(facts.culprits) if rank not in away)),
+        culprits=tuple(culprits),
+        mended=tuple(sorted(rank for rank in set(facts.mendable) if rank not in staying)),
+        in_place=tuple(rank for rank in culprits if rank not in away),
         moved=tuple(sorted(moved)),
         leave=tuple(sorted(leave)),
         misfits=misfits,
         obstacles=obstacles,
+        unmended=unmended,
         broken=broken,
-        closed={**{node: why for node, why in facts.closed.items() if node in facts.nodes.values()}, **broken},
+        closed={node: why for node, why in facts.closed.items() if node in in_use} | broken,
+        worn=worn,
         homeless=tuple(sorted(set(homeless))),
     )
 
@@ -83,15 +101,49 @@ def broken_nodes(facts: Facts) -> dict[str, str]:
     return broken
 
 
-def in_place_cost(facts: Facts, rung: RungPolicy, ranks: tuple[int, ...]) -> Spent:
-    """Return what restarting `ranks` in place takes from the budget of `rung`."""
+def charge(facts: Facts, rung: Rung, ranks: Iterable[int]) -> Spent:
+    """Return what treating `ranks` by `rung` takes from its budgets."""
+    ranks = tuple(sorted(set(ranks)))
     nodes = {facts.nodes[rank] for rank in ranks if rank in facts.nodes}
-    return Spent(rung.rung, facts.now, ranks, tuple(sorted(nodes)))
+    return Spent(rung, facts.now, ranks, tuple(sorted(nodes)))
 
 
-def _misfits(facts: Facts, broken: dict[str, str]) -> dict[int, str]:
+def _worn_nodes(facts: Facts, roles: Roles, policy: NodePolicy, broken: dict[str, str]) -> dict[str, str]:
+    """Return the nodes at fault that have failed too often, where another could take their place."""
+    at_fault = (*facts.culprits, *facts.mendable)
+    replaceable = facts.can_create_nodes or facts.usable_spares()
+    if policy.failures is None or not replaceable or not all(map(_leaves_nodes, roles.parties(at_fault))):
+        return {}
+    failures = failures_by_node(facts.node_failures, policy, facts.now)
+    worn = {}
+    for node in sorted({facts.nodes[rank] for rank in at_fault if rank in facts.nodes}):
+        reason = worn_out(node, failures[node], policy)
+        if reason is not None and node not in broken:
+            worn[node] = reason
+    return worn
+
+
+def _leaves_nodes(party: Party) -> bool:
+    """Whether a ladder has a rung that replaces a node."""
+    return any(party.entry(rung) for rung in (Rung.RECOVER, *WORLD_RESTARTS))
+
+
+def _unmended(
+    facts: Facts, roles: Roles, broken: dict[str, str], worn: dict[str, str], ranks: list[int]
+) -> dict[int, str]:
+    """Say for each of `ranks`, which could mend themselves, why they may not."""
+    unmended = _by_policy(facts, roles, Rung.RETRY_STEP, ranks)
+    for rank in ranks:
+        node = facts.nodes.get(rank, "")
+        reason = broken.get(node) or worn.get(node)
+        if reason is not None:
+            unmended[rank] = reason
+    return unmended
+
+
+def _misfits(facts: Facts, broken: dict[str, str], culprits: list[int]) -> dict[int, str]:
     misfits = {}
-    for rank in facts.culprits:
+    for rank in culprits:
         node = facts.nodes.get(rank)
         if node is None:
             misfits[rank] = f"the node of rank {rank} is not known"
@@ -102,19 +154,38 @@ def _misfits(facts: Facts, broken: dict[str, str]) -> dict[int, str]:
     return misfits
 
 
-def _obstacles(facts: Facts, rung: RungPolicy | None, ranks: list[int]) -> dict[int, str]:
+def _obstacles(facts: Facts, roles: Roles, worn: dict[str, str], ranks: list[int]) -> dict[int, str]:
     """Say for each of `ranks` why the policy does not let it restart in place."""
-    if rung is None:
-        return dict.fromkeys(ranks, "recover_in_place is not on the ladder")
-    everywhere = tried(facts, rung) + spent_out(facts, rung, Spent(rung.rung, facts.now))
-    if everywhere:
-        return dict.fromkeys(ranks, f"recover_in_place: {'; '.join(everywhere)}")
-    obstacles = {}
+    obstacles = _by_policy(facts, roles, Rung.RECOVER_IN_PLACE, ranks)
     for rank in ranks:
-        over = spent_out(facts, rung, in_place_cost(facts, rung, (rank,)))
-        if over:
-            obstacles[rank] = f"recover_in_place: {'; '.join(over)}"
+        if facts.nodes[rank] in worn:
+            obstacles[rank] = worn[facts.nodes[rank]]
     return obstacles
+
+
+def _by_policy(facts: Facts, roles: Roles, rung: Rung, ranks: list[int]) -> dict[int, str]:
+    """Say for each of `ranks` why its party's ladder does not allow `rung` for it now."""
+    refused: dict[int, str] = {}
+    for party, members in roles.divide(ranks):
+        entry = party.entry(rung)
+        if entry is None:
+            refused |= dict.fromkeys(members, party.missing(rung))
+        else:
+            refused |= _within_budget(facts, entry, party, members)
+    return refused
+
+
+def _within_budget(facts: Facts, entry: RungPolicy, party: Party, ranks: list[int]) -> dict[int, str]:
+    account = Account(facts, entry, party.charged)
+    everywhere = tried(facts, entry) + account.over(Spent(entry.rung, facts.now))
+    if everywhere:
+        return dict.fromkeys(ranks, f"{party.prefix}{entry.rung}: {'; '.join(everywhere)}")
+    refused = {}
+    for rank in ranks:
+        over = account.over(charge(facts, entry.rung, (rank,)))
+        if over:
+            refused[rank] = f"{party.prefix}{entry.rung}: {'; '.join(over)}"
+    return refused
 
 
 def _node_of(facts: Facts, fault: FaultReport) -> str | None:

@@ -7,23 +7,23 @@ elsewhere stay alive.
 
 from ..protocol.types import Rung
 from .facts import Spent
-from .rule import Case, nodes_missing, nothing_to_keep
+from .rule import Case, kept, mending_text, nodes_missing, nothing_to_keep
 from .wording import count, faults_text, nodes_text, ranks_text
 
 
 def unfit(case: Case) -> str | None:
     """Fits when there is a spare for every node to be left, and somebody healthy stays."""
     facts, placement = case.facts, case.placement
-    if not facts.culprits and not placement.broken:
+    if not placement.culprits and not placement.broken:
         return "no rank is known to be at fault, so there is no node to leave"
-    keeping = nothing_to_keep(facts)
+    keeping = nothing_to_keep(case)
     if keeping is not None:
         return keeping
     if placement.homeless:
         return f"the node of {ranks_text(placement.homeless)} is not known, so it cannot be left"
     if not placement.leave:
         return "no node has to be left"
-    if facts.healthy.difference(facts.culprits) <= set(placement.moved):
+    if not kept(case).difference(placement.moved):
         return f"no healthy rank is left outside {nodes_text(placement.leave)}, so there is no process to keep"
     return nodes_missing(facts, len(placement.leave))
 
@@ -35,6 +35,7 @@ def why(case: Case) -> str:
     stay = len(facts.healthy.difference(placement.moved))
     reasons = dict.fromkeys((*placement.broken.values(), *placement.misfits.values(), *placement.obstacles.values()))
     in_place = f", in place: {ranks_text(placement.in_place)}" if placement.in_place else ""
+    in_place += mending_text(case)
     return (
         f"{faults_text(facts.faults)}: {ranks_text(placement.moved)} move from {nodes_text(placement.leave)} "
         f"to spare {nodes_text(spares)} ({next(iter(reasons))}){in_place}, "

@@ -5,6 +5,7 @@ The last thing to try: it trusts nothing of the world in which the cheaper rungs
 
 from ..protocol.types import Rung
 from .facts import Spent
+from .placement import charge
 from .rule import Case
 from .wording import faults_text
 
@@ -24,6 +25,4 @@ def why(case: Case) -> str:
 
 def cost(case: Case) -> Spent:
     """Once in the job's budget; the culprits are kept for the record."""
-    facts = case.facts
-    nodes = {facts.nodes[rank] for rank in facts.culprits if rank in facts.nodes}
-    return Spent(Rung.RESCHEDULE_JOB, facts.now, tuple(sorted(set(facts.culprits))), tuple(sorted(nodes)))
+    return charge(case.facts, Rung.RESCHEDULE_JOB, case.placement.culprits)

@@ -4,8 +4,11 @@ For a world that is not resilient, for one in which nobody healthy is left, and 
 keep processes could not mend. After a fault of software the node stays.
 """
 
+import msgspec
+
 from ..protocol.types import Rung
 from .facts import Spent
+from .placement import charge
 from .rule import Case, nodes_missing
 from .wording import faults_text, nodes_text
 
@@ -18,10 +21,20 @@ def unfit(case: Case) -> str | None:
     return None if missing is None else f"{missing}, and the platform cannot create nodes"
 
 
+def replaced(case: Case) -> tuple[str, ...]:
+    """Return the nodes that go: the closed ones, and those that failed too often if there are nodes for them, too."""
+    placement, facts = case.placement, case.facts
+    both = {*placement.closed, *placement.worn}
+    enough = facts.can_create_nodes or len(both) <= len(facts.usable_spares())
+    return tuple(sorted(both if enough else placement.closed))
+
+
 def why(case: Case) -> str:
     """Name what happened, why nobody is kept, and which nodes go."""
-    closed = case.placement.closed
-    nodes = f"{nodes_text(closed)} replaced" if closed else "every node stays"
+    gone = replaced(case)
+    worn = [case.placement.worn[node] for node in gone if node in case.placement.worn]
+    nodes = f"{nodes_text(gone)} replaced" if gone else "every node stays"
+    nodes += f" ({worn[0]})" if worn else ""
     seen = faults_text(case.facts.faults) or "no fault is left"
     because = "" if case.facts.resilient else "; no rank reached a resilient train function, so no process can be kept"
     return f"{seen}{because}: all processes are started anew from the checkpoint, {nodes}"
@@ -29,6 +42,5 @@ def why(case: Case) -> str:
 
 def cost(case: Case) -> Spent:
     """Once for each culprit, its node, and the job."""
-    facts = case.facts
-    nodes = {facts.nodes[rank] for rank in facts.culprits if rank in facts.nodes} | set(case.placement.closed)
-    return Spent(Rung.RESCHEDULE_POD, facts.now, tuple(sorted(set(facts.culprits))), tuple(sorted(nodes)))
+    spent = charge(case.facts, Rung.RESCHEDULE_POD, case.placement.culprits)
+    return msgspec.structs.replace(spent, nodes=tuple(sorted({*spent.nodes, *case.placement.closed})))

@@ -1,38 +1,43 @@
 """`retry_step`: everybody stays alive; new communicators, and the step once more.
 
 For collectives that failed or hang, or links that did not come up, with nobody at fault: a network that
-hiccuped. Nothing is lost, so nothing is restored.
+hiccuped. And for faults that the process which has them can mend itself: it stays, and what it lost is brought from
+others. Nothing else is restored.
 """
 
 from ..protocol.types import FaultKind, Rung
 from .facts import Spent
-from .rule import Case, nothing_to_keep
+from .placement import charge
+from .rule import Case, kept, mending_text, nothing_to_keep
 from .wording import count, faults_text, ranks_text
 
 _PASSING = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP, FaultKind.STALL})
 
 
 def unfit(case: Case) -> str | None:
-    """Fits when links or collectives failed, or hang, and no rank and no node is at fault."""
-    facts = case.facts
-    if facts.culprits:
-        at_fault = ranks_text(facts.culprits)
-        return f"{at_fault} must be replaced, and this rung replaces nobody"
-    if case.placement.broken:
-        return next(iter(case.placement.broken.values()))
-    lasting = [fault for fault in facts.faults if fault.kind not in _PASSING]
+    """Fits when links or collectives failed, or hang, and whoever is at fault can mend itself."""
+    facts, placement = case.facts, case.placement
+    if placement.culprits:
+        reasons = list(dict.fromkeys(placement.unmended.values()))
+        because = f" ({reasons[0]})" if reasons else ""
+        return f"{ranks_text(placement.culprits)} must be replaced{because}, and this rung replaces nobody"
+    if placement.broken:
+        return next(iter(placement.broken.values()))
+    mended = set(placement.mended)
+    lasting = [fault for fault in facts.faults if fault.kind not in _PASSING and fault.rank not in mended]
     if lasting:
         return f"not a fault of links alone: {faults_text(lasting)}"
-    return nothing_to_keep(facts)
+    return nothing_to_keep(case)
 
 
 def why(case: Case) -> str:
-    """Name what failed and how many stay."""
+    """Name what failed, who mends itself, and how many stay."""
     seen = faults_text(case.facts.faults) or "no fault is left"
-    healthy = count(len(case.facts.healthy), "process", "processes")
-    return f"{seen}, and nobody is at fault: the step is repeated, keeping {healthy} alive"
+    processes = count(len(kept(case)), "process", "processes")
+    whose = mending_text(case) or ", and nobody is at fault"
+    return f"{seen}{whose}: the step is repeated, keeping {processes} alive"
 
 
 def cost(case: Case) -> Spent:
-    """Once in the job's budget; no rank and no node is blamed."""
-    return Spent(Rung.RETRY_STEP, case.facts.now)
+    """Once in the job's budget, and for each rank that mends itself and its node."""
+    return charge(case.facts, Rung.RETRY_STEP, case.placement.mended)

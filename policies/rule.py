@@ -7,7 +7,7 @@ import msgspec
 from ..protocol.types import SkippedRung
 from .facts import Facts, Spent
 from .placement import Placement
-from .wording import count
+from .wording import count, ranks_text
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -34,13 +34,27 @@ class Rule(Protocol):
         ...
 
 
-def nothing_to_keep(facts: Facts) -> str | None:
+def kept(case: Case) -> frozenset[int]:
+    """Return the ranks whose process can stay: the healthy ones, and those that mend themselves."""
+    return case.facts.healthy.difference(case.placement.culprits).union(case.placement.mended)
+
+
+def nothing_to_keep(case: Case) -> str | None:
     """Say why no process can be kept alive, None when some can. Rungs that keep processes ask this first."""
-    if not facts.resilient:
+    if not case.facts.resilient:
         return "no rank reached a resilient train function, so no process can be kept"
-    if not facts.healthy.difference(facts.culprits):
+    if not kept(case):
         return "no healthy rank is left, so there is no process to keep"
     return None
+
+
+def mending_text(case: Case) -> str:
+    """Name those that keep their process and mend their fault in it, to stand behind other things."""
+    mended = case.placement.mended
+    if not mended:
+        return ""
+    does = "keeps its process and mends it there" if len(mended) == 1 else "keep their processes and mend them there"
+    return f", {ranks_text(mended)} {does}"
 
 
 def nodes_missing(facts: Facts, needed: int) -> str | None:

@@ -4,20 +4,27 @@
 own deadlines. `advice` is what an operator may want to know before the job runs; it refuses nothing.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from ..protocol.types import FaultKind, RestoreSource, Rung
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
-from .schema import Policy
+from .roles import WORLD_RESTARTS, parse_ranks
+from .schema import NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 def broken_rules(policy: Policy) -> list[Problem]:
     """Return every rule that `policy` breaks, empty when it can be used."""
-    problems = _ladder_problems(policy) + _restore_problems(policy) + _deadline_problems(policy)
+    problems = _ladder_problems(policy.ladder, "ladder")
+    for name, role in policy.roles.items():
+        if role.ladder is not None:
+            problems += _ladder_problems(role.ladder, f"roles.{name}.ladder")
+    problems += _role_problems(policy) + _restore_problems(policy) + _deadline_problems(policy)
     return problems + kind_problems(policy.faults.codes, "faults.codes")
 
 
@@ -31,15 +38,11 @@ def advice(policy: Policy) -> tuple[str, ...]:
         notes.append(f"restore is without checkpoint: {' and '.join(restarts)} have nothing to start from")
     if policy.rung(Rung.RECOVER) is None:
         notes.append("ladder is without recover: the loss of a node restarts every process, or stops the job")
-    for index, entry in enumerate(policy.ladder):
-        budget = entry.budget
-        limits = [("per_rank", budget.per_rank), ("per_node", budget.per_node), ("per_job", budget.per_job)]
-        known = [(name, limit) for name, limit in limits if limit is not None]
-        for (narrow, low), (wide, high) in pairwise(known):
-            if low > high:
-                notes.append(f"ladder[{index}].budget.{narrow} ({low}) can never be reached: {wide} is {high}")
-        if entry.rung is not Rung.STOP and budget.per_job is None:
-            notes.append(f"ladder[{index}].budget.per_job is null: {entry.rung} has no limit in the job")
+    notes += _role_notes(policy)
+    ladders = {"ladder": policy.ladder}
+    ladders |= {f"roles.{name}.ladder": role.ladder for name, role in policy.roles.items() if role.ladder is not None}
+    for path, ladder in ladders.items():
+        notes += _budget_notes(ladder, path) + _node_notes(path, ladder, policy.node)
     return tuple(notes)
 
 
@@ -53,27 +56,104 @@ def kind_problems(codes: Mapping[str, CodeRule], key: str) -> list[Problem]:
     ]
 
 
-def _ladder_problems(policy: Policy) -> list[Problem]:
-    if not policy.ladder:
-        return [Problem("ladder", f"empty; allowed: rungs in this order, with stop as the last: {_names()}")]
+def _budget_notes(ladder: tuple[RungPolicy, ...], path: str) -> list[str]:
+    notes = []
+    for index, entry in enumerate(ladder):
+        budget = entry.budget
+        limits = [("per_rank", budget.per_rank), ("per_node", budget.per_node), ("per_job", budget.per_job)]
+        known = [(name, limit) for name, limit in limits if limit is not None]
+        for (narrow, low), (wide, high) in pairwise(known):
+            if low > high:
+                notes.append(f"{path}[{index}].budget.{narrow} ({low}) can never be reached: {wide} is {high}")
+        if entry.rung is not Rung.STOP and budget.per_job is None:
+            notes.append(f"{path}[{index}].budget.per_job is null: {entry.rung} has no limit in the job")
+    return notes
+
+
+def _node_notes(path: str, ladder: tuple[RungPolicy, ...], node: NodePolicy) -> list[str]:
+    """Name budgets per node that the count of the node's failures makes unreachable."""
+    if node.failures is None or not any(entry.rung in {Rung.RECOVER, *WORLD_RESTARTS} for entry in ladder):
+        return []
+    return [
+        f"{path}[{index}].budget.per_node ({entry.budget.per_node}) can never be reached: node.failures is "
+        f"{node.failures}, and a node that fails more often is left"
+        for index, entry in enumerate(ladder)
+        if entry.rung in {Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE}
+        and entry.budget.per_node is not None
+        and entry.budget.per_node > node.failures
+        and entry.budget.window_s == node.window_s
+    ]
+
+
+def _ladder_problems(ladder: tuple[RungPolicy, ...], path: str) -> list[Problem]:
+    if not ladder:
+        return [Problem(path, f"empty; allowed: rungs in this order, with stop as the last: {_names()}")]
     problems = []
     highest = -1
     seen: dict[Rung, int] = {}
-    for index, entry in enumerate(policy.ladder):
-        key = f"ladder[{index}].rung"
+    for index, entry in enumerate(ladder):
+        key = f"{path}[{index}].rung"
         place = _ORDER.index(entry.rung)
         if entry.rung in seen:
-            problems.append(Problem(key, f"{entry.rung} is on the ladder already, at ladder[{seen[entry.rung]}]"))
+            problems.append(Problem(key, f"{entry.rung} is on the ladder already, at {path}[{seen[entry.rung]}]"))
         elif place < highest:
             problems.append(
                 Problem(key, f"{entry.rung} is cheaper than {_ORDER[highest]} before it; the order is {_names()}")
             )
         seen.setdefault(entry.rung, index)
         highest = max(highest, place)
-    last = len(policy.ladder) - 1
+    last = len(ladder) - 1
     if Rung.STOP not in seen:
-        problems.append(Problem(f"ladder[{last}].rung", "the last rung must be stop, so that every incident ends"))
+        problems.append(Problem(f"{path}[{last}].rung", "the last rung must be stop, so that every incident ends"))
     return problems
+
+
+def _role_problems(policy: Policy) -> list[Problem]:
+    problems, spans = [], []
+    order = list(policy.roles)
+    for name, role in policy.roles.items():
+        if not _NAME.fullmatch(name):
+            allowed = "letters, digits, - and _, of which the first is a letter"
+            problems.append(Problem(f"roles.{name[:64]}", f"is not the name of a role; allowed: {allowed}"))
+        try:
+            spans += [(first, last, name) for first, last in parse_ranks(role.ranks)]
+        except ValueError as error:
+            allowed = "ranks and ranges of ranks, e.g. 0-5,8"
+            problems.append(Problem(f"roles.{name}.ranks", f"{error}; allowed: {allowed}"))
+    for (_, high, one), (low, _, other) in pairwise(sorted(spans)):
+        if low <= high:
+            earlier, later = sorted((one, other), key=order.index)
+            owner = "this role" if one == other else f"role {earlier}"
+            problems.append(Problem(f"roles.{later}.ranks", f"rank {low} belongs to {owner} already"))
+    return problems
+
+
+def _gaps(policy: Policy) -> list[str]:
+    """Name the ranks below the highest one with a role that have none."""
+    spans = sorted(span for role in policy.roles.values() for span in parse_ranks(role.ranks))
+    gaps, expected = [], 0
+    for first, last in spans:
+        if first > expected:
+            gaps.append(f"rank {expected}" if first == expected + 1 else f"ranks {expected} to {first - 1}")
+        expected = last + 1
+    return gaps
+
+
+def _role_notes(policy: Policy) -> list[str]:
+    notes = []
+    gaps = _gaps(policy)
+    if gaps:
+        verb = "has" if len(gaps) == 1 and gaps[0].startswith("rank ") else "have"
+        notes.append(f"roles: {', '.join(gaps)} {verb} no role and recover by the job's ladder, as all ranks above do")
+    for name, role in policy.roles.items():
+        if role.ladder is not None:
+            continue
+        notes.append(f"roles.{name} has no ladder: a fault of one of its ranks restarts the whole job")
+        if not any(policy.rung(rung) for rung in WORLD_RESTARTS):
+            notes.append(
+                f"roles.{name} has no ladder, and the job's has no restart of the world: its faults stop the job"
+            )
+    return notes
 
 
 def _restore_problems(policy: Policy) -> list[Problem]:

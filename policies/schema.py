@@ -6,6 +6,7 @@ and not a silent default. Reading and writing files is in `files.py`, the rules 
 """
 
 import enum
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,26 @@ class RungPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rung: Rung
     attempts: Count = 3
     budget: Budget = Budget()
+
+
+class RolePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named part of the world: its ranks (`0-5,8`), and its own ladder.
+
+    Without a ladder (None) the role fails over with the job: a fault of one of its ranks restarts the whole world.
+    """
+
+    ranks: str
+    ladder: tuple[RungPolicy, ...] | None = None
+
+
+class NodePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many failures of its processes a node may have within `window_s` (0: in the whole job).
+
+    With one more its ranks are moved to another node, which starts counting from zero. None: any number.
+    """
+
+    failures: Count | None = 6
+    window_s: SecondsOrZero = 3600.0
 
 
 class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +175,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file. An empty one is the default policy."""
 
     ladder: tuple[RungPolicy, ...] = DEFAULT_LADDER
+    roles: dict[str, RolePolicy] = {}
+    node: NodePolicy = NodePolicy()
     incident: IncidentPolicy = IncidentPolicy()
     deadlines: Deadlines = Deadlines()
     restore: tuple[RestoreSource, ...] = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
@@ -168,7 +191,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def rung(self, rung: Rung) -> RungPolicy | None:
         """Return the ladder's entry for `rung`, None when the policy does without it."""
-        return next((entry for entry in self.ladder if entry.rung is rung), None)
+        return entry_for(rung, self.ladder)
+
+
+def entry_for(rung: Rung, ladder: Iterable[RungPolicy]) -> RungPolicy | None:
+    """Return the entry of `rung` on a ladder, None when the ladder does without it."""
+    return next((entry for entry in ladder if entry.rung is rung), None)
 
 
 def default_policy() -> Policy:

@@ -11,6 +11,10 @@ class WelcomeNode(msgspec.Struct, frozen=True, tag=True):
     job: JobSpec
 
 
+class IntroduceNode(msgspec.Struct, frozen=True, tag=True):
+    """To an agent that was given up for lost: say who you are and what runs on your node (NodeJoined)."""
+
+
 class StartProcess(msgspec.Struct, frozen=True, tag=True):
     """Start the process of a rank; a process that holds the rank on this node now is killed first.
 

@@ -113,6 +113,7 @@ class RankStatus(msgspec.Struct, frozen=True):
     state: str
     step: int
     activity: str
+    role: str = ""
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -122,6 +123,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     failure_domain: str
     state: str  # active, spare, unfit, lost, isolated
     ranks: tuple[int, ...]
+    failures: int = 0  # of its processes, within the policy's window
+    note: str = ""  # why it is not used
 
 
 class StandingFault(msgspec.Struct, frozen=True):

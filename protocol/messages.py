@@ -11,6 +11,7 @@ from .commands import (
     CreateNode,
     DeleteNode,
     EndJob,
+    IntroduceNode,
     KillNode,
     ProbeProgress,
     Quiesce,
@@ -50,6 +51,7 @@ __all__ = [
     "EndJob",
     "Envelope",
     "FaultReported",
+    "IntroduceNode",
     "KillNode",
     "Message",
     "NodeHeartbeat",
@@ -105,6 +107,7 @@ Report = (
 
 Command = (
     WelcomeNode
+    | IntroduceNode
     | StartProcess
     | StopProcess
     | Quiesce

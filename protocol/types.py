@@ -253,3 +253,4 @@ class Decision(msgspec.Struct, frozen=True):
     rung: Rung
     reason: str
     skipped: tuple[SkippedRung, ...] = ()
+    roles: tuple[str, ...] = ()  # whose ranks were at fault; empty: ranks without a role, or nobody

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..controller.actions import Action, Finish, Forget, Send
 from ..controller.admission import refusal
-from ..controller.events import ControllerStarted, DeadlinePassed, Event
+from ..controller.events import ControllerStarted, DeadlinePassed, Event, NodeReturned
 from ..controller.machine import RecoveryMachine
 from ..controller.routes import Routes
 from ..controller.state import Phase
@@ -49,6 +49,7 @@ class Controller:
         self.machine = RecoveryMachine(world.policy, world.job, can_create_nodes=world.setting.can_create_nodes)
         self._routes = Routes()
         self._watched: dict[str, float] = {}
+        self._lost: dict[str, float] = {}  # nodes given up, and when their return was last told
         self._endpoint = Endpoint(
             Mailbox(job=world.job.job, address=CONTROLLER, session=world.next_session()),
             self._timeline,
@@ -187,14 +188,20 @@ class Controller:
         if isinstance(event, NodeLost):
             self._endpoint.mailbox.forget(node_address(event.node))
             self._watched.pop(event.node, None)
+            self._lost[event.node] = self._timeline.now
         elif isinstance(event, NodeJoined):
             self._watched[event.node] = self._timeline.now
+            self._lost.pop(event.node, None)
         self._routes.learn(event, actions)
         for action in actions:
             if isinstance(action, Send) and isinstance(action.body, DeleteNode):
-                self._watched.pop(action.body.node, None)
+                self._unwatch(action.body.node)
             elif isinstance(action, Send) and isinstance(action.body, EndJob):
-                self._watched.pop(action.receiver.removeprefix("node/"), None)
+                self._unwatch(action.receiver.removeprefix("node/"))
+
+    def _unwatch(self, node: str) -> None:
+        self._watched.pop(node, None)
+        self._lost.pop(node, None)
 
     def _transmit(self, envelope: Envelope) -> None:
         connection = self._routes.connection(envelope.receiver)
@@ -232,5 +239,10 @@ class Controller:
                 self._watched[name] = now
             elif now - self._watched.get(name, now) > SILENT_S:
                 self._handle(NodeLost(name, "no word for 3 s", now), CONTROLLER, 0, 0)
+        for name, told_s in list(self._lost.items()):
+            agent = self._world.agents.get(name)
+            if self.up and agent is not None and agent.is_heard and now - told_s > SILENT_S:
+                self._lost[name] = now
+                self._handle(NodeReturned(name), CONTROLLER, 0, 0)
         if self._world.busy:
             self._timeline.after(0.5, lambda: self._look_for_silence() if endpoint is self._endpoint else None)

@@ -8,6 +8,7 @@ from ..protocol.messages import (
     EndJob,
     Envelope,
     FaultReported,
+    IntroduceNode,
     NodeJoined,
     ProbeProgress,
     ProcessExited,
@@ -208,6 +209,8 @@ class Agent:
                 early, self._early = self._early, []
                 for order in early:
                     self._start(order)
+            case IntroduceNode():
+                self.endpoint.post(self._joined(), CONTROLLER)
             case StartProcess() as order if self._welcome:
                 self._start(order)
             case StartProcess() as order:

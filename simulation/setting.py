@@ -5,8 +5,19 @@ import random
 import msgspec
 
 from ..controller.state import Phase
-from ..policies.schema import Budget, CheckpointPolicy, Deadlines, Policy, RungPolicy, default_policy
+from ..policies.schema import (
+    Budget,
+    CheckpointPolicy,
+    Deadlines,
+    NodePolicy,
+    Policy,
+    RolePolicy,
+    RungPolicy,
+    default_policy,
+)
 from ..protocol.types import JobSettings, JobSpec, RestoreSource, Rung
+
+_STOP = RungPolicy(Rung.STOP)
 
 POLICIES: tuple[Policy, ...] = (
     default_policy(),
@@ -23,6 +34,13 @@ POLICIES: tuple[Policy, ...] = (
         )
     ),
     Policy(restore=(RestoreSource.CHECKPOINT,)),
+    Policy(
+        node=NodePolicy(failures=1),
+        roles={
+            "trainer": RolePolicy("1-2", ladder=(RungPolicy(Rung.RECOVER_IN_PLACE), RungPolicy(Rung.RECOVER), _STOP)),
+            "evaluator": RolePolicy("3"),
+        },
+    ),
     Policy(ladder=(RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP)), checkpoint=CheckpointPolicy(every_steps=5)),
     Policy(
         ladder=tuple(

@@ -8,10 +8,11 @@ from ..controller.actions import Action, Send
 from ..controller.events import Event
 from ..controller.state import Phase
 from ..controller.world import NodeState, RankState
+from ..policies.roles import WORLD_RESTARTS
 from ..processor.session import Stage
 from ..protocol.incidents import Outcome
 from ..protocol.messages import Rejoin, Resume, StartProcess, StopProcess
-from ..protocol.types import RestoreSource, Rung
+from ..protocol.types import Decision, RestoreSource, Rung
 from .invariants import Invariant
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Watch:
         self._finished: set[int] = set()
         self._before: dict[int, RankState] = {}
         self._taken: list[tuple[Rung, float]] = []
+        self._attempt: set[Rung] = set()
         self.seen: Counter[tuple[Phase, str, Phase]] = Counter()  # (phase, event, phase it led to)
 
     # --- one generation, same step ----------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ class Watch:
         """Check what can be seen after each event."""
         self.seen[before, type(event).__name__, self._world.controller.machine.phase] += 1
         self._who_waits_has_a_deadline()
-        if self._reasons_are_given():
+        if self._reasons_are_given(before):
             self._budgets_hold()
         orders = [action.body for action in actions if isinstance(action, Send)]
         self._nobody_is_killed_for_nothing(orders)
@@ -188,13 +190,21 @@ class Watch:
             if use.used > use.limit and machine.state.ever_resilient:
                 self._world.fail(Invariant.BUDGETS_HOLD, f"budget {use.name}: {use.used} of {use.limit}")
 
-    def _reasons_are_given(self) -> bool:
+    def _count(self, decision: Decision, before: Phase) -> None:
+        """Count an attempt of the job's ladder; a fault that comes while everybody is being stopped only widens it."""
+        if before is not Phase.QUIESCING:
+            self._attempt.clear()
+        if decision.rung not in self._attempt and (not decision.roles or decision.rung in WORLD_RESTARTS):
+            self._taken.append((decision.rung, self._world.timeline.now))
+        self._attempt.add(decision.rung)
+
+    def _reasons_are_given(self, before: Phase) -> bool:
         """Every decision has a reason. Say whether there was one."""
         decided = len(self._taken)
         for incident in self._world.controller.machine.incidents[-1:]:
             known = self._decisions_seen.get(incident.number, 0)
             for decision in incident.decisions[known:]:
-                self._taken.append((decision.rung, self._world.timeline.now))
+                self._count(decision, before)
                 if not decision.reason or not all(skipped.reason for skipped in decision.skipped):
                     self._world.fail(Invariant.REASONS_GIVEN, f"a decision without a reason: {decision}")
             self._decisions_seen[incident.number] = len(incident.decisions)

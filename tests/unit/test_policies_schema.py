@@ -84,7 +84,7 @@ def test_a_file_changes_only_what_it_names() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("laddr: []", "job.yaml: laddr: unknown key; allowed: ladder, incident,"),
+        ("laddr: []", "job.yaml: laddr: unknown key; allowed: ladder, roles, node, incident,"),
         ("laddr: []", "did you mean ladder?"),
         ("7: 1", "job.yaml: 7: unknown key"),
         (
