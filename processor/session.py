@@ -45,6 +45,7 @@ class Session:
         self.incarnation = incarnation
         self.generation = generation
         self.stage = Stage.BOOTING
+        self._rejoined = -1  # the generation that it has been let into
         self._order: Order | None = None
 
     @property
@@ -71,12 +72,16 @@ class Session:
         if self.quiescing:
             return Heard(False, why_not=f"{type(command).__name__} while a quiesce is under way")
         self.generation = command.generation
+        if isinstance(command, Rejoin):
+            self._rejoined = command.generation
         self._order = command
         return Heard(True)
 
     def _hear_quiesce(self, command: Quiesce) -> Heard:
         if self.stage is Stage.RELEASED:
             return Heard(False, why_not="the train function has been left for good")
+        if command.generation == self._rejoined:  # sent twice, and answered long ago
+            return Heard(False, why_not=f"generation {command.generation} has been joined already")
         abort = self.stage in _ABORTABLE
         self.generation = command.generation
         self._order = command

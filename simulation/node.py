@@ -211,10 +211,8 @@ class Agent:
                     self._start(order)
             case IntroduceNode():
                 self.endpoint.post(self._joined(), CONTROLLER)
-            case StartProcess() as order if self._welcome:
-                self._start(order)
             case StartProcess() as order:
-                self._early.append(order)
+                self._start(order)
             case StopProcess(rank=rank, incarnation=incarnation):
                 seat = self.seats.get(rank)
                 if seat is not None:
@@ -235,6 +233,9 @@ class Agent:
         return True
 
     def _start(self, order: StartProcess) -> None:
+        if not self._welcome:
+            self._early.append(order)
+            return
         seat = self.seats.setdefault(order.rank, Seat(self, order.rank))
         if order.incarnation <= seat.ordered:
             return

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .process import Process
     from .world import World
 
+RESENT_S = 5.0  # what a node did not hear has come again by then
+
 KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
 
 
@@ -239,8 +241,11 @@ class Watch:
         return self._world.controller.machine.state.world.holders[rank]
 
     def _given_up(self, process: "Process") -> bool:
-        """Whether the controller holds the process's node for lost: nobody can tell it that it is not needed."""
-        return self._world.controller.machine.state.world.nodes[process.seat.agent.name].state is NodeState.LOST
+        """Whether nobody can tell a process that it is not needed: its node counts as lost, or was left and is deaf."""
+        agent = process.seat.agent
+        state = self._world.controller.machine.state.world.nodes[agent.name].state
+        deaf = self._world.timeline.now < agent.deaf_until_s + RESENT_S
+        return state is NodeState.LOST or (deaf and state is not NodeState.ACTIVE)
 
     def _is_current(self, process: "Process") -> bool:
         holder = self._holder(process.rank)

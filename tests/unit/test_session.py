@@ -140,3 +140,14 @@ def test_the_quiesce_is_over_when_the_train_thread_has_taken_it() -> None:
     assert here.quiescing
     here.take_order()
     assert not here.quiescing
+
+
+def test_a_repeated_quiesce_does_not_take_out_whoever_has_been_let_in_since() -> None:
+    """It was answered at barrier one; the repetition, from an earlier controller perhaps, has been long on its way."""
+    here = session(Stage.PARKED)
+    assert here.hear(command(Rejoin, 3)).taken
+    here.take_order()
+    here.reach(Stage.READY)
+    assert not here.hear(command(Quiesce, 3)).taken
+    assert here.hear(command(Resume, 3)).taken
+    assert here.hear(command(Quiesce, 4)).taken
