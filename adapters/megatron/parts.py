@@ -39,11 +39,10 @@ def find_parts(train: Callable[..., Any], arguments: Mapping[str, Any]) -> Parts
 
     Raises ConfigurationError naming all that is missing.
     """
-    from torch.optim.lr_scheduler import LRScheduler
-
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.optimizer.optimizer import MegatronOptimizer
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+    from torch.optim.lr_scheduler import LRScheduler
 
     candidates = {**inspect.getclosurevars(train).nonlocals, **arguments}
     chunks = tuple(_of_kind(DistributedDataParallel, candidates))
