@@ -98,6 +98,7 @@ def status_json(status: JobStatus) -> dict[str, Any]:
                 "state": rank.state,
                 "step": rank.step,
                 "activity": rank.activity,
+                "role": rank.role,
             }
             for rank in status.ranks
         ],
@@ -107,6 +108,8 @@ def status_json(status: JobStatus) -> dict[str, Any]:
                 "failure_domain": node.failure_domain,
                 "state": node.state,
                 "ranks": list(node.ranks),
+                "failures": node.failures,
+                "note": node.note,
             }
             for node in status.nodes
         ],
@@ -122,6 +125,7 @@ def _decision_json(decision: Decision) -> dict[str, Any]:
     return {
         "rung": str(decision.rung),
         "reason": decision.reason,
+        "roles": list(decision.roles),
         "skipped": [{"rung": str(skipped.rung), "reason": skipped.reason} for skipped in decision.skipped],
     }
 

@@ -40,7 +40,8 @@ def rank_table(ranks: tuple[RankStatus, ...]) -> RenderableType:
     if not ranks:
         return Text("No rank has joined yet.", style="dim")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("rank", "node", "pid", "incarnation", "state", "activity", "step"):
+    with_roles = any(rank.role for rank in ranks)
+    for name in ("rank", *(["role"] if with_roles else []), "node", "pid", "incarnation", "state", "activity", "step"):
         right = name in ("rank", "pid", "incarnation", "step")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     states = [rank.state for rank in ranks]
@@ -49,6 +50,7 @@ def rank_table(ranks: tuple[RankStatus, ...]) -> RenderableType:
     for rank in sorted(shown, key=lambda rank: rank.rank):
         table.add_row(
             str(rank.rank),
+            *([rank.role or ABSENT] if with_roles else []),
             rank.node or ABSENT,
             str(rank.pid) if rank.pid else ABSENT,
             str(rank.incarnation),
@@ -63,13 +65,17 @@ def rank_table(ranks: tuple[RankStatus, ...]) -> RenderableType:
 
 
 def node_table(nodes: tuple[NodeStatus, ...]) -> RenderableType:
-    """Return a line per node with its failure domain, state and ranks."""
+    """Return a line per node with its failure domain, state and ranks, how often it failed and why it is not used."""
     if not nodes:
         return Text("No node has joined yet.", style="dim")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("node", "domain", "state", "ranks"):
+    more = ["failures"] if any(node.failures for node in nodes) else []
+    more += ["note"] if any(node.note for node in nodes) else []
+    for name in ("node", "domain", "state", "ranks", *more):
         table.add_column(name, overflow="fold")
     for node in nodes:
         state = Text(node.state, style=NODE_STYLES.get(node.state, ""))
-        table.add_row(node.node, node.failure_domain, state, numbers_text(node.ranks) or ABSENT)
+        said = {"failures": str(node.failures), "note": node.note}
+        ranks = numbers_text(node.ranks) or ABSENT
+        table.add_row(node.node, node.failure_domain, state, ranks, *(said[name] or ABSENT for name in more))
     return table

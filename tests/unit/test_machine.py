@@ -11,7 +11,8 @@ from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, 
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.state import Phase
 from midstep.controller.table import TABLE, diagram
-from midstep.policies.schema import default_policy
+from midstep.controller.world import RankState
+from midstep.policies.schema import Policy, default_policy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
     CheckpointSaved,
@@ -75,9 +76,9 @@ def job(nodes: int = 2, ranks_per_node: int = 2, spares: int = 1) -> JobSpec:
 class Cluster:
     """A machine with everybody around it played by hand; every transition is held against the table."""
 
-    def __init__(self, spec: JobSpec | None = None) -> None:
+    def __init__(self, spec: JobSpec | None = None, policy: Policy | None = None, *, creates: bool = False) -> None:
         self.job = spec or job()
-        self.machine = RecoveryMachine(default_policy(), self.job)
+        self.machine = RecoveryMachine(policy or default_policy(), self.job, can_create_nodes=creates)
         self.now = 1000.0
         self.log: list[Action] = []
 
@@ -158,6 +159,17 @@ class Cluster:
             self.feed(ProcessStarted(holder.node, process, warm=True))
         self.feed(*(self.joined(rank, fresh=True, own=0) for rank in ranks))
         self.pass_barrier_two(0)
+
+    def recover(self, step: int) -> None:
+        """Everybody who is waited for at barrier one answers; survivors keep copies of all own states."""
+        ranks = range(self.job.world_size)
+        states = {rank: self.holder(rank).state for rank in ranks}
+        for rank in [rank for rank in ranks if states[rank] is RankState.QUIESCING]:
+            self.feed(self.quiesced(rank, step, wards=[ward for ward in ranks if ward != rank]))
+        seated = self.machine.phase is Phase.STARTING
+        for rank in [rank for rank in ranks if states[rank] is RankState.STARTING]:
+            self.feed(self.joined(rank, fresh=seated, own=step))
+        self.pass_barrier_two(0 if seated else step)
 
     def pass_barrier_two(self, step: int) -> None:
         """All ranks get ready, resume and commit one step."""
