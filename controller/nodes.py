@@ -1,7 +1,6 @@
 """When a node comes, goes, or cannot be had."""
 
 from ..protocol.messages import (
-    EndJob,
     IntroduceNode,
     NodeJoined,
     NodeLost,
@@ -53,8 +52,6 @@ def on_node_returned(state: JobState, event: NodeReturned, now: float) -> None:
     node = state.world.nodes.get(event.node)
     if node is None or node.state is not NodeState.LOST:
         state.ignore("return of a node that was not lost")
-    elif state.phase is Phase.ENDED:
-        state.send(node_address(event.node), EndJob(state.exit_code or 0, state.reason))
     else:
         state.send(node_address(event.node), IntroduceNode())
 

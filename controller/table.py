@@ -37,7 +37,7 @@ BARRIER_ONE = (P.REJOINING, P.STARTING, P.WAITING, P.SAVING, P.ENDED)
 
 ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.NodeJoined, nodes.on_node_joined, (P.STARTING,)),
-    Row(tuple(Phase), NodeReturned, nodes.on_node_returned),
+    Row(ALIVE, NodeReturned, nodes.on_node_returned),
     Row(ALIVE, m.NodeLost, nodes.on_node_lost, DECIDED),
     Row((P.WAITING,), m.NodeRefused, nodes.on_node_refused, (P.ENDED,)),  # or it waits on, for other nodes
     Row(AT_WORK, m.NodeRefused, nodes.on_node_refused),

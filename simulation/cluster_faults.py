@@ -3,6 +3,8 @@
 import random
 from typing import TYPE_CHECKING
 
+from ..controller.events import NodeReturned
+from ..controller.world import NodeState
 from ..protocol.types import FaultKind, FaultLevel
 from .process_faults import victim
 
@@ -66,6 +68,17 @@ def add_node(world: "World", chance: random.Random) -> str:
     """A node comes that nobody has asked for."""
     world.add_agent(name := f"stranger{chance.randrange(1000)}")
     return f"{name} comes"
+
+
+def hear_node(world: "World", chance: random.Random) -> str:
+    """A word of a node that was given up for lost comes through; or it was late, and the node is back already."""
+    nodes = world.controller.machine.state.world.nodes.values()
+    names = [node.name for node in nodes if node.state is NodeState.LOST] or [node.name for node in nodes]
+    if not names:
+        return "no node to hear"
+    name = chance.choice(names)
+    world.controller.tell(NodeReturned(name))
+    return f"{name} is heard"
 
 
 def device_fault(world: "World", chance: random.Random) -> str:

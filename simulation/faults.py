@@ -37,6 +37,7 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
     (1, cluster.storm),
     (2, cluster.move_store),
     (1, cluster.add_node),
+    (1, cluster.hear_node),
     (3, cluster.device_fault),
     (1, cluster.node_fault),
     (1, cluster.tire_platform),

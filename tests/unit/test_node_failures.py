@@ -11,7 +11,7 @@ from midstep.protocol.messages import FaultReported, NodeLost, ProcessExited, St
 from midstep.protocol.types import FaultKind, FaultReport, Rung, RunningProcess
 
 from .test_machine import Cluster, job, only
-from .test_policies_ladder import fault, facts_of
+from .test_policies_ladder import facts_of, fault
 
 LADDER = (
     RungPolicy(Rung.RECOVER_IN_PLACE, attempts=9, budget=Budget(per_job=99)),
