@@ -51,6 +51,8 @@ def _waiting(state: JobState, now: float) -> None:
         state.spares_awaited = False
         wait_for_nodes(state, now)
     else:
+        for name in state.world.named(NodeState.REQUESTED):
+            state.world.nodes[name].state = NodeState.LOST  # nobody counts on it any more; if it comes, it is welcome
         nodes_missing(state, f"too few nodes came within {state.policy.deadlines.nodes_s:g} s", now)
 
 

@@ -1,0 +1,191 @@
+"""DLRover Unified, "Node Relaunch": a node on which too much failed is replaced, once, and its count begins anew.
+
+The per-node count is the budget `per_node` of `recover_in_place`; the relaunch is `recover` onto a spare node, or
+`reschedule_pod` with a node that the platform creates.
+"""
+
+from midstep.controller.state import Phase
+from midstep.controller.world import NodeState
+from midstep.protocol.messages import CreateNode, DeleteNode, NodeLost, StartProcess
+from midstep.protocol.types import FaultKind, Rung
+
+from .played_job import PlayedJob
+
+TWICE = """
+ladder:
+  - {rung: recover_in_place, budget: {per_node: 2, per_job: null}}
+  - {rung: recover, budget: {per_job: 3, window_s: 0}}
+  - {rung: stop}
+"""
+
+
+def used_up(**more: bool | int) -> PlayedJob:
+    """A job in which rank 0's node has failed as often as it may."""
+    job = PlayedJob(TWICE, **more).start()  # type: ignore[arg-type]
+    job.kill(0)
+    job.kill(1)
+    return job
+
+
+def test_failures_of_all_actors_of_a_node_count_for_the_node() -> None:
+    """Two workers failed once each: that is two for their node, and no reason to leave it yet."""
+    job = used_up()
+
+    assert [incident.rung for incident in job.incidents] == [Rung.RECOVER_IN_PLACE, Rung.RECOVER_IN_PLACE]
+    assert {use.name: use.used for use in job.machine.status(job.now).budgets}["recover_in_place per node"] == 2
+
+
+def test_node_over_its_limit_is_replaced_exactly_once() -> None:
+    """The next failure on it moves everything that is on it, together; the reason names the node and the numbers."""
+    job = used_up()
+
+    job.kill(0)
+
+    decision = job.incidents[-1].decisions[-1]
+    assert decision.rung is Rung.RECOVER
+    assert "per_node of node node0 is spent: 2 of 2" in decision.reason
+    assert {process.node for rank, process in job.processes.items() if rank in (0, 1)} == {"node2"}
+    assert job.machine.state.world.nodes["node0"].state is NodeState.ISOLATED
+    assert len(job.incidents[-1].decisions) == 1
+
+
+def test_other_actors_of_the_node_restart_with_it_and_that_is_no_failure() -> None:
+    """The neighbour's process is ended for the relaunch: its report opens no incident and is counted for nobody."""
+    job = used_up()
+    neighbour = job.processes[1]
+    job.kill(0)
+    incidents = len(job.incidents)
+    spent = len(job.machine.state.spent)
+
+    job.feed(job.exited(neighbour, expected=True), job.exited(neighbour))
+    job.settle()
+
+    assert len(job.incidents) == incidents
+    assert len(job.machine.state.spent) == spent
+    assert job.phase is Phase.RUNNING
+
+
+def test_per_node_count_is_reset_by_the_relaunch() -> None:
+    """On the new node the same ranks may fail as often as on the old one."""
+    job = used_up()
+    job.kill(0)
+
+    job.kill(0)
+    job.kill(1)
+
+    assert [incident.rung for incident in job.incidents[-2:]] == [Rung.RECOVER_IN_PLACE] * 2
+
+
+def test_report_from_a_removed_node_is_not_counted() -> None:
+    """What its agent, its processes or a detector still say of it changes nothing."""
+    job = used_up()
+    old = job.processes[0]
+    job.kill(0)
+    incidents, spent = len(job.incidents), len(job.machine.state.spent)
+    before = job.pids_now()
+
+    job.feed(job.exited(old), NodeLost("node0", "switched off", job.now))
+    job.fault(FaultKind.EXCEPTION, 0, incarnation=old.incarnation, node="node0")
+    job.settle()
+
+    assert (len(job.incidents), len(job.machine.state.spent)) == (incidents, spent)
+    assert job.pids_now() == before
+    assert job.phase is Phase.RUNNING
+
+
+def test_removed_node_that_comes_back_is_not_used() -> None:
+    """It was left because too much failed on it: an agent that joins again under its name is no spare."""
+    job = used_up()
+    job.kill(0)
+
+    job.node_joins("node0")
+    job.lose_node("node1")
+
+    assert "node0" not in {process.node for process in job.processes.values()}
+
+
+def test_without_a_platform_that_relaunches_the_node_is_not_removed() -> None:
+    """No spare and nobody who makes nodes: the job goes on with the next rung where it is."""
+    policy = TWICE.replace("  - {rung: stop}", "  - {rung: reschedule_pod}\n  - {rung: stop}")
+    job = PlayedJob(policy, spares=0).start()
+    job.checkpoints = (5,)
+
+    for rank in (0, 1, 0):
+        job.kill(rank)
+
+    assert job.rungs == [Rung.RESCHEDULE_POD]
+    assert job.machine.state.world.nodes["node0"].state is NodeState.ACTIVE
+    assert job.commands(DeleteNode) == []
+    assert job.phase is Phase.RUNNING
+
+
+def test_extension_gets_exactly_that_node() -> None:
+    """The platform is asked to take away the one broken node and to bring one."""
+    policy = "ladder: [{rung: reschedule_pod}, {rung: stop}]"
+    job = PlayedJob(policy, spares=0, creates_nodes=True).start()
+    job.checkpoints = (5,)
+
+    job.lose_node("node1")
+
+    assert [body.node for body in job.commands(DeleteNode)] == ["node1"]
+    assert [body.node for body in job.commands(CreateNode)] == ["node2"]
+    assert {process.node for process in job.processes.values()} == {"node0", "node2"}
+
+
+def test_relaunch_that_the_platform_refuses_is_a_failed_rung() -> None:
+    """Its reason is kept, the next rung is tried, and the stop names both."""
+    policy = "ladder: [{rung: reschedule_pod}, {rung: reschedule_job}, {rung: stop}]"
+    job = PlayedJob(policy, spares=0, creates_nodes=True, refuses_nodes="no quota").start()
+
+    job.lose_node("node1")
+
+    assert job.rungs == [Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB, Rung.STOP]
+    assert "the platform refused node node2: no quota" in job.outcome.reason
+
+
+def test_relaunch_timeout_is_a_failed_rung() -> None:
+    """A platform that says nothing is waited for until `deadlines.nodes_s`, then the ladder goes on."""
+    policy = "ladder: [{rung: reschedule_pod}, {rung: reschedule_job}, {rung: stop}]"
+    job = PlayedJob(policy, spares=0, creates_nodes=True).start()
+    job.mute = lambda body: isinstance(body, CreateNode) and body.node == "node2"
+    began_s = job.now
+
+    job.lose_node("node1")
+    assert job.phase is Phase.WAITING
+    job.wait()
+
+    assert job.now - began_s >= 270
+    assert job.rungs == [Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB]
+    assert "too few nodes came within 270 s" in job.skipped(Rung.RESCHEDULE_POD)
+
+
+def test_relaunched_node_that_comes_late_is_taken_all_the_same() -> None:
+    """A node that the platform had been given up on is one more place to be."""
+    policy = "ladder: [{rung: reschedule_pod}, {rung: reschedule_job}, {rung: stop}]"
+    job = PlayedJob(policy, spares=0, creates_nodes=True).start()
+    job.mute = lambda body: isinstance(body, CreateNode) and body.node == "node2"
+    job.lose_node("node1")
+    job.wait()
+    assert job.phase is Phase.RUNNING
+
+    job.node_joins("node2")
+    job.settle()
+
+    assert job.machine.state.world.nodes["node2"].state is NodeState.SPARE
+
+
+def test_failures_of_both_actors_of_a_dying_node_relaunch_it_once() -> None:
+    """Ends of its processes, the loss of the node, and late words of its ranks: one incident, one move."""
+    job = PlayedJob().start()
+    first, second = job.processes[2], job.processes[3]
+    job.processes = {rank: each for rank, each in job.processes.items() if rank < 2}
+    job.alive_nodes.discard("node1")
+
+    job.feed(job.exited(first), NodeLost("node1", "its agent is gone", job.now), job.exited(second))
+    job.report(FaultKind.EXIT, 3, incarnation=second.incarnation)
+    job.settle()
+
+    assert len(job.incidents) == 1
+    assert job.phase is Phase.RUNNING
+    assert job.rungs[-1] is Rung.RECOVER
+    assert {start.rank: start.incarnation for start in job.commands(StartProcess)}[3] == 2
