@@ -21,12 +21,15 @@ _CLOSED = frozenset({Treatment.LEAVE, Treatment.CLOSE})
 def sort_out(state: JobState, report: FaultReport, now: float) -> FaultReport | None:
     """Enter a fault of hardware into the book; return it if something has to be done now, with its rank and node.
 
-    A fault of software is returned as it is.
+    A fault of software is returned as it is, if anybody can be hurt by it.
     """
     if report.assertion is Assertion.RECOVER:
         _recovered(state, located(state, report), now)
         return None
     if report.level is FaultLevel.SOFTWARE:
+        if report.rank is None and report.node is not None and not state.world.on(report.node):
+            state.ignore("fault of a node that holds no rank")
+            return None
         return report
     report, news = state.book.enter(located(state, report), now)
     if not news:

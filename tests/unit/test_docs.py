@@ -3,6 +3,7 @@
 Run as a script (`make docs`) it puts the generated parts into the docs.
 """
 
+import ast
 import difflib
 import re
 import textwrap
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 ACJOB = ROOT / "docs" / "acjob.md"
+CONTRACTS = ROOT / "docs" / "contracts.md"
 ACJOB_EXAMPLE = "examples/acjob.yaml"
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 EXAMPLES = ("train_plain.py", "train_resilient.py")
@@ -82,12 +84,28 @@ def acjob() -> str:
     return f"```yaml\n{translate((ROOT / ACJOB_EXAMPLE).read_text(), ACJOB_EXAMPLE).text}```\n"
 
 
+def contracts() -> str:
+    """Return every contract scenario as a table for each file: the test, and the sentence that it holds midstep to."""
+    lines = []
+    for file in sorted((ROOT / "tests" / "unit" / "contracts").glob("test_*.py")):
+        tree = ast.parse(file.read_text())
+        title = (ast.get_docstring(tree) or "").splitlines()[0]
+        lines += [f"### `{file.relative_to(ROOT)}`", "", title, "", "| scenario | what holds |", "| --- | --- |"]
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                holds = " ".join((ast.get_docstring(node) or "").split())
+                lines.append(f"| `{node.name}` | {holds} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 # name of the markers -> page, and what stands between them
 GENERATED: dict[str, tuple[Path, Callable[[], str]]] = {
     "state diagram": (ARCHITECTURE, lambda: f"```mermaid\n{diagram()}```\n"),
     "transition table": (ARCHITECTURE, transition_table),
     "scripts": (README, scripts),
     "acjob": (ACJOB, acjob),
+    "contracts": (CONTRACTS, contracts),
 }
 
 

@@ -4,10 +4,12 @@ The per-node count is the budget `per_node` of `recover_in_place`; the relaunch 
 `reschedule_pod` with a node that the platform creates.
 """
 
+import pytest
+
 from midstep.controller.state import Phase
 from midstep.controller.world import NodeState
 from midstep.protocol.messages import CreateNode, DeleteNode, NodeLost, StartProcess
-from midstep.protocol.types import FaultKind, Rung
+from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
 
 from .played_job import PlayedJob
 
@@ -189,3 +191,28 @@ def test_failures_of_both_actors_of_a_dying_node_relaunch_it_once() -> None:
     assert job.phase is Phase.RUNNING
     assert job.rungs[-1] is Rung.RECOVER
     assert {start.rank: start.incarnation for start in job.commands(StartProcess)}[3] == 2
+
+
+@pytest.mark.parametrize("level", [FaultLevel.SOFTWARE, FaultLevel.SEPARATE_NPU, FaultLevel.NODE])
+@pytest.mark.parametrize("name", ["node0", "someone-elses", "node2"])
+def test_fault_of_a_machine_without_ranks_is_nobodys_failure(name: str, level: FaultLevel) -> None:
+    """A node that was removed, one that the job never had, a spare: nobody is interrupted, nothing is counted."""
+    policy = "ladder: [{rung: recover}, {rung: stop}]"
+    job = PlayedJob(policy, spares=2).start()
+    if name == "node0":
+        job.device_fault(0, FaultLevel.SEPARATE_NPU)
+    incidents, before = len(job.incidents), job.pids_now()
+
+    job.fault(FaultKind.NODE, node=name if name != "node2" else "node3", level=level)
+
+    assert (len(job.incidents), job.pids_now(), job.phase) == (incidents, before, Phase.RUNNING)
+
+
+def test_spare_with_a_fault_is_not_relaunched_onto() -> None:
+    """The other spare is taken, also where the broken one came first."""
+    job = PlayedJob("ladder: [{rung: recover}, {rung: stop}]", spares=2).start()
+    job.fault(FaultKind.NODE, node="node2", level=FaultLevel.SEPARATE_NPU, assertion=Assertion.OCCUR, fault_id="f")
+
+    job.lose_node("node0")
+
+    assert {process.node for process in job.processes.values()} == {"node1", "node3"}

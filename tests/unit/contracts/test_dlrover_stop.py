@@ -1,4 +1,4 @@
-"""DLRover Unified, `test_request_stop_cases`: the limits that end a job, each named in the reason."""
+"""DLRover Unified, the cases in which it requests a stop: the limits that end a job, each named in the reason."""
 
 import pytest
 

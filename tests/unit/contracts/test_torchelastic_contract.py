@@ -33,7 +33,7 @@ def test_worker_failure_restarts_all_workers_while_restarts_are_left() -> None:
 
 
 def test_max_restarts_zero_ends_the_job_at_the_first_failure() -> None:
-    """With the worker's own exit status where there is one to blame it on, and not 0."""
+    """There is nothing to take from; the reason names the budget, and the exit code is not 0."""
     job = plain(0)
 
     job.kill(1, 3)
@@ -234,3 +234,38 @@ def test_scale_down_is_noticed_without_a_word_of_the_workers() -> None:
     assert job.incidents[-1].reports[0].kind is FaultKind.NODE_LOST
     assert job.rungs == [Rung.RECOVER]
     assert job.incidents[-1].steps_lost == 0
+
+
+@pytest.mark.parametrize("name", ["node0", "node1"])
+def test_scale_down_works_after_one_agent_has_finished(name: str) -> None:
+    """torchelastic's does not: the first agent that is done closes the rendezvous. Here either node may still go."""
+    job = PlayedJob().start()
+    job.rank_finishes(0)
+    job.rank_finishes(1)
+
+    job.lose_node(name)
+
+    assert job.phase is Phase.RUNNING
+    assert job.rungs == [Rung.RECOVER]
+    job.complete()
+    assert job.outcome.exit_code == 0
+
+
+def test_scale_down_with_restarts_left_starts_a_new_round() -> None:
+    """A script that is not resilient goes on with a spare in the place of the node that went."""
+    job = plain(1)
+
+    job.lose_node("node1")
+
+    assert {process.node for process in job.processes.values()} == {"node0", "node2"}
+    assert job.machine.state.restarts == 1
+
+
+def test_scale_down_without_restarts_is_left_to_whoever_started_the_job() -> None:
+    """With `--max-restarts 0` the job ends, says why, and the scheduler may start it again."""
+    job = plain(0)
+
+    job.lose_node("node1")
+
+    assert job.outcome.exit_code != 0
+    assert "node node1 went away" in job.outcome.reason
