@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from midstep.controller.events import DeadlinePassed
 from midstep.controller.journal import Entry, Journal, journal_path
 from midstep.controller.journal_trouble import JournalTrouble
 from midstep.controller.machine import RecoveryMachine
@@ -167,8 +168,12 @@ def test_deadlines_that_passed_while_there_was_no_controller_start_anew() -> Non
     job.now += 3600
 
     job.restart_controller()
+    due_s = job.machine.next_deadline()
+    job.feed(DeadlinePassed())
     job.settle()
 
+    assert due_s is not None
+    assert due_s > job.now
     assert job.phase is Phase.RUNNING
     assert len(job.incidents[-1].decisions) == 1
 

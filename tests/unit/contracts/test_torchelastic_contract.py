@@ -150,11 +150,14 @@ def test_finalization_barrier_has_a_timeout() -> None:
     """Who has not finished within `deadlines.finish_s` of the first is named, and the job does not end with 0."""
     job = PlayedJob("deadlines: {finish_s: 42}").start()
     job.rank_finishes(0)
+    first_s = job.now
 
+    job.rank_finishes(1)
     job.wait()
 
+    assert job.now - first_s == pytest.approx(42, abs=0.1)
     assert job.outcome.exit_code == 1
-    assert job.outcome.reason == "rank 1, 2, 3 did not finish within 42 s of the others"
+    assert job.outcome.reason == "rank 2, 3 did not finish within 42 s of the others"
 
 
 def test_finalization_barrier_covers_the_way_out_too() -> None:
