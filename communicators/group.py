@@ -17,7 +17,7 @@ from ..protocol.errors import CommunicatorFailed
 from .life import Life
 from .loopback import Loopback
 from .seating import Connected
-from .work import GroupWork, SilentWork, ToldWork
+from .work import GroupWork, SilentGroupWork
 
 if TYPE_CHECKING:
     from .gloo import GlooCommunicator
@@ -98,7 +98,7 @@ class Group(dist.ProcessGroup):
         if observer is not None:
             observer.entered(op)
         try:
-            work = getattr(self._face, op)(*args, **(kwargs or {}))
+            work = getattr(self._face, op)(*args, **kwargs) if kwargs else getattr(self._face, op)(*args)
         except BaseException as error:
             if observer is not None:
                 observer.left(op)
@@ -109,8 +109,7 @@ class Group(dist.ProcessGroup):
             if observer is not None:
                 observer.left(op)
             return work  # type: ignore[no-any-return]
-        inner = SilentWork(work, self._longest_s) if silent else ToldWork(work)
-        return GroupWork(life, inner, op, observer, self._longest_s)
+        return (SilentGroupWork if silent else GroupWork)(life, work, op, observer, self._longest_s)
 
     def abort(self) -> None:
         """End all collectives of this process: a broken group cannot be told from a broken link."""

@@ -80,50 +80,32 @@ class SilentWork:
         return getattr(self.inner, name)
 
 
-class ToldWork:
-    """A work of the backend that has a future, with the same face as SilentWork."""
-
-    def __init__(self, inner: dist.Work) -> None:
-        """Wrap `inner`."""
-        self.inner = inner
-        self.wait = inner.wait
-        self._future: torch.futures.Future[Any] | None = None
-
-    def when_done(self, call: Callable[[], None]) -> None:
-        """Call `call`, in any thread, once the work is complete."""
-        self._future = self.inner.get_future()
-        self._future.add_done_callback(lambda _: call())
-
-    def is_completed(self) -> bool:
-        """Say whether the backend is done with it."""
-        # Gloo completes the future a moment before the work itself; a caller that was told must not be told otherwise.
-        return self.inner.is_completed() or (self._future is not None and self._future.done())
-
-    def __getattr__(self, name: str) -> Any:
-        """Hand on the rest of torch's Work."""
-        return getattr(self.inner, name)
-
-
 class GroupWork(dist.Work):
-    """What the collectives of a seated group return."""
+    """What the collectives of a seated group return. Runs for each of them, so it does little."""
+
+    _woken: threading.Event | None = None
+    _promise: "_Promise | None" = None
+    _told_by: "torch.futures.Future[Any] | None" = None  # the backend's future, once somebody waits for it
 
     def __init__(
-        self,
-        life: Life,
-        inner: ToldWork | SilentWork,
-        op: str,
-        observer: CollectiveObserver | None,
-        longest_s: float,
+        self, life: Life, inner: dist.Work, op: str, observer: CollectiveObserver | None, longest_s: float
     ) -> None:
         """Take charge of `inner`, the backend's side of `op`, for the rest of `life`."""
         super().__init__()
         self._life = life
-        self._inner = inner
+        self._inner: Any = inner
         self._op = op
         self._observer = observer
         self._longest_s = longest_s
-        self._woken: threading.Event | None = None
-        self._promise: _Promise | None = None
+
+    def _when_done(self, call: Callable[[], None]) -> None:
+        """Call `call`, in any thread, once the backend is done."""
+        self._told_by = told_by = self._inner.get_future()
+        told_by.add_done_callback(lambda _: call())
+
+    def _done(self) -> bool:
+        # Gloo completes the future a moment before the work itself; a caller that was told must not be told otherwise.
+        return self._inner.is_completed() or (self._told_by is not None and self._told_by.done())
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the completion or the end of the life. Raises CommunicatorAborted or CommunicatorFailed.
@@ -131,7 +113,7 @@ class GroupWork(dist.Work):
         A `timeout` other than 0 leaves the collective under way and raises RuntimeError.
         """
         try:
-            if not self._inner.is_completed():
+            if not self._done():
                 self._await(timeout.total_seconds())
             return self._outcome()
         finally:
@@ -141,14 +123,14 @@ class GroupWork(dist.Work):
         if self._woken is None:
             self._woken = threading.Event()
             self._life.enrol(self)
-            self._inner.when_done(self._woken.set)
+            self._when_done(self._woken.set)
         if not self._woken.wait(timeout_s if timeout_s > 0 else self._longest_s + OVERDUE_S):
             if timeout_s > 0:
                 raise RuntimeError(f"{self._op}: Operation timed out! It is still under way.")
             raise self._life.fail(self._op, TimeoutError(f"no completion within {self._longest_s:.0f} s"))
 
     def _outcome(self) -> bool:
-        if not self._inner.is_completed():
+        if not self._done():
             raise self._life.error(self._op)
         if self._woken is not None:
             self._life.dismiss(self)
@@ -172,19 +154,22 @@ class GroupWork(dist.Work):
 
     def finished(self) -> bool:
         """Say whether the backend has let go of the tensors."""
-        return self._inner.is_completed()
+        return self._done()
 
     def get_future(self) -> "torch.futures.Future[Any]":
         """Return a future that completes with the collective or fails with the life. For DDP's reducer."""
-        if self._promise is None:
-            told = self._inner.inner.get_future()
-            self._promise = _Promise()
+        promise = self._promise
+        if promise is None:
+            self._promise = promise = _Promise()
             self._life.enrol(self)
-            told.add_done_callback(self._told)
-        return self._promise.future
+            self._backend().get_future().add_done_callback(self._told)
+        return promise.future
+
+    def _backend(self) -> Any:
+        return self._inner
 
     def _told(self, told: "torch.futures.Future[Any]") -> None:
-        promise = self._promise
+        promise, observer = self._promise, self._observer
         assert promise is not None
         self._life.dismiss(self)
         failure, value = None, None
@@ -193,15 +178,17 @@ class GroupWork(dist.Work):
         except Exception as error:  # the backend's; what the reducer's thread gets says which collective
             failure = self._life.fail(self._op, error)
         promise.settle(failure, value)
-        self._leave()
+        if observer is not None:
+            self._observer = None
+            observer.left(self._op)
 
     def is_completed(self) -> bool:
         """Say whether `wait` would return or raise at once."""
-        return self._inner.is_completed() or self._life.reason is not None
+        return self._done() or self._life.reason is not None
 
     def is_success(self) -> bool:
         """Say whether the collective was done, and well."""
-        return self._inner.is_completed() and self._inner.exception() is None
+        return self._done() and self._inner.exception() is None
 
     def exception(self) -> Any:
         """Return the backend's error, if there is one."""
@@ -220,6 +207,26 @@ class GroupWork(dist.Work):
     def synchronize(self) -> None:
         """Wait, as torch's Work does on a CPU."""
         self.wait()
+
+
+class SilentGroupWork(GroupWork):
+    """The same for what has no future in the backend."""
+
+    def __init__(
+        self, life: Life, inner: dist.Work, op: str, observer: CollectiveObserver | None, longest_s: float
+    ) -> None:
+        """See GroupWork."""
+        super().__init__(life, inner, op, observer, longest_s)
+        self._inner = SilentWork(inner, longest_s)
+
+    def _when_done(self, call: Callable[[], None]) -> None:
+        self._inner.when_done(call)
+
+    def _done(self) -> bool:
+        return bool(self._inner.is_completed())
+
+    def _backend(self) -> Any:
+        return self._inner.inner
 
 
 class _Promise:

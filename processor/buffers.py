@@ -52,12 +52,11 @@ class BufferWatch:
 
     def capture(self) -> dict[str, torch.Tensor]:
         """Return the buffers that change, as they are now, uncopied. Runs at each commit."""
-        self._register()
         thorough = self._captures < FULL_CHECKS
         self._captures += 1
         changing = {}
         for path, buffer in self._live():
-            watched = self._watched[path]
+            watched = self._watched.get(path) or self._first_seen(path, buffer)
             if not watched.changes:
                 watched.changes = self._has_changed(watched, buffer, thorough)
             if watched.changes:
@@ -90,17 +89,22 @@ class BufferWatch:
     def _register(self) -> None:
         for path, buffer in self._live():
             if path not in self._watched:
-                self._watch(path, buffer, _tracks_statistics(self._owner(path)[0]))
+                self._first_seen(path, buffer)
 
-    def _watch(self, path: str, buffer: torch.Tensor, changes: bool) -> None:
+    def _first_seen(self, path: str, buffer: torch.Tensor) -> _Watched:
+        return self._watch(path, buffer, _tracks_statistics(self._owner(path)[0]))
+
+    def _watch(self, path: str, buffer: torch.Tensor, changes: bool) -> _Watched:
         kept = buffer.detach().clone(memory_format=torch.contiguous_format)
-        self._watched[path] = _Watched(kept, _digest(kept), id(buffer), buffer._version, changes)
+        watched = self._watched[path] = _Watched(kept, _digest(kept), id(buffer), buffer._version, changes)
+        return watched
 
     def _live(self) -> Iterator[tuple[str, torch.Tensor]]:
         for path, owner in self._owners:
-            for name, buffer in owner._buffers.items():
-                if buffer is not None:
-                    yield f"{path}.{name}", buffer
+            if owner._buffers:  # most modules have none
+                for name, buffer in owner._buffers.items():
+                    if buffer is not None:
+                        yield f"{path}.{name}", buffer
 
     @staticmethod
     def _has_changed(watched: _Watched, buffer: torch.Tensor, thorough: bool) -> bool:

@@ -104,15 +104,11 @@ class Ledger:
         self._clock = clock
         self._durations: deque[float] = deque(maxlen=HISTORY_STEPS)
         self._began_s = 0.0
+        self.median_step_s = 0.0  # of the last steps; 0 before the first
         self.count = 0  # updates applied, so also the index of the next step
         self.ready = False  # the gradients of step `count` are final
         self.updating = False
         self.leave_after_update = False  # orders are waiting: the update was applied for them
-
-    @property
-    def median_step_s(self) -> float:
-        """The median of the last steps, 0 before the first."""
-        return statistics.median(self._durations) if self._durations else 0.0
 
     def steps(self, total: int) -> Iterator[Step]:
         """Yield the steps that are left of `total`, from the one to be repeated."""
@@ -145,10 +141,14 @@ class Ledger:
             raise Interrupted
         self._began_s = self._clock()
         self._step_clock.begin_step(index, self.median_step_s)
+        if self._moments.armed:
+            self._fire_inside(index)
+        return index
+
+    def _fire_inside(self, index: int) -> None:
         for moment in (Moment.FORWARD, Moment.BACKWARD, Moment.REDUCTION, Moment.GATHER):
             if self._moments.waits_for(moment, index):
                 self._framework.fire_in(moment, partial(self._moments.reached, moment, index))
-        return index
 
     def enter_update(self, index: int) -> None:
         """Pass the commit barrier of a step. Raises Interrupted when the step has to be repeated."""
@@ -181,6 +181,7 @@ class Ledger:
         """The update is applied: the step is committed."""
         self.count, self.ready, self.updating = index + 1, False, False
         self._durations.append(self._clock() - self._began_s)
+        self.median_step_s = statistics.median(self._durations)
         self._step_clock.committed(self.count, self.median_step_s)
         # What the loop does after its update (logging, say) still runs; orders are followed before the next step.
         if not self.leave_after_update:

@@ -71,7 +71,7 @@ class RandomState:
                 python_version=version,
                 python_words=array.array(_WORD, words).tobytes(),
                 python_gauss=gauss,
-                torch_cpu=torch.get_rng_state().numpy().tobytes(),
+                torch_cpu=torch.default_generator.get_state().numpy().tobytes(),
                 numpy=numpy_state,
                 numpy_other=other,
                 devices={device.name: device.capture() for device in self._devices},

@@ -23,6 +23,7 @@ class StepClock:
         self._black_box = black_box
         self._moments = moments
         self._incarnation = incarnation
+        self._pid = os.getpid()
         self._lock = threading.Lock()  # collectives can end in other threads
         self._generation = 0
         self._step = 0
@@ -30,7 +31,7 @@ class StepClock:
         self._collectives = 0
         self._outstanding = 0
         self._step_began_s = time.monotonic()
-        self._write(0.0)
+        self._write(self._step_began_s, 0.0)
 
     def generation(self, generation: int) -> None:
         """A generation begins: collectives are counted from 0 again, on all ranks alike."""
@@ -41,8 +42,8 @@ class StepClock:
         """The train thread starts a step."""
         with self._lock:
             self._step, self._activity = step, Activity.COMPUTING
-            self._step_began_s = time.monotonic()
-            self._write(median_step_s)
+            self._step_began_s = now_s = time.monotonic()
+            self._write(now_s, median_step_s)
 
     def committed(self, step: int, median_step_s: float) -> None:
         """`step` updates are applied; the next step's clock starts."""
@@ -73,12 +74,11 @@ class StepClock:
             if self._outstanding == 0 and self._black_box is not None:
                 self._black_box.set_activity(self._activity, time.monotonic())
 
-    def _write(self, median_step_s: float) -> None:
+    def _write(self, now_s: float, median_step_s: float) -> None:
         if self._black_box is None:
             return
-        now_s = time.monotonic()
         self._black_box.write_progress(
-            pid=os.getpid(),
+            pid=self._pid,
             incarnation=self._incarnation,
             generation=self._generation,
             step=self._step,

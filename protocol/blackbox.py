@@ -18,11 +18,9 @@ so that a reader sees when it has to look again. A slot's header is written afte
 checksum: a write that was cut short is never taken for a copy.
 """
 
-import contextlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 import xxhash
@@ -163,20 +161,23 @@ class BlackBox:
         """Write the whole step clock; `*_began_s` are seconds of the monotonic clock. Runs at the start of a
         step.
         """
-        with self._changing():
-            _PROGRESS_FIELDS.pack_into(
-                self._memory,
-                _PROGRESS_BYTES + _WORD_BYTES,
-                pid,
-                incarnation,
-                generation,
-                step,
-                _ACTIVITY_CODES[activity],
-                collectives,
-                activity_began_s,
-                step_began_s,
-                median_step_s,
-            )
+        # A predecessor may have died with the sequence odd; `| 1` begins from either.
+        sequence = self._words[_SEQUENCE] | 1
+        self._words[_SEQUENCE] = sequence
+        _PROGRESS_FIELDS.pack_into(
+            self._memory,
+            _PROGRESS_BYTES + _WORD_BYTES,
+            pid,
+            incarnation,
+            generation,
+            step,
+            _ACTIVITY_CODES[activity],
+            collectives,
+            activity_began_s,
+            step_began_s,
+            median_step_s,
+        )
+        self._words[_SEQUENCE] = sequence + 1
 
     def set_activity(self, activity: Activity, now_s: float) -> None:
         """The train thread does something else from `now_s` (monotonic) on."""
@@ -217,14 +218,6 @@ class BlackBox:
             median_step_s=median,
         )
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        # A predecessor may have died with the sequence odd; `| 1` begins from either.
-        sequence = self._words[_SEQUENCE] | 1
-        self._words[_SEQUENCE] = sequence
-        yield
-        self._words[_SEQUENCE] = sequence + 1
-
     # --- own states ------------------------------------------------------------
 
     def write_own(self, step: int, blob: bytes) -> None:
@@ -257,25 +250,25 @@ class BlackBox:
                 found.append(OwnStateCopy(rank=header.rank, step=header.step))
         return tuple(sorted(found, key=lambda copy: (copy.rank, copy.step)))
 
-    def _write(self, slots: tuple[int, ...], rank: int, step: int, blob: bytes) -> None:
+    def _write(self, slots: tuple[int, int], rank: int, step: int, blob: bytes) -> None:
         if len(blob) > self.capacity_bytes:
             raise RecoveryError(
                 f"the own state of rank {rank} at step {step} takes {len(blob)} bytes, and a slot of "
                 f"the black box {self.capacity_bytes}; raise `black_box_bytes` in the policy, or register "
                 "less as a rank's own"
             )
-        headers = {slot: self._header(slot) for slot in slots}
-        number = 1 + max(header.number for header in headers.values())
-        slot = min(slots, key=lambda each: _worth(headers[each], rank, step))
+        headers = [self._header(slot) for slot in slots]
+        chosen = 0 if _worth(headers[0], rank, step) <= _worth(headers[1], rank, step) else 1
+        slot, other = slots[chosen], slots[1 - chosen]
         self._set_state(slot, _SLOT_EMPTY)
         start = self._slot_start(slot)
         data = start + _SLOT_HEADER_BYTES
         self._bytes[data : data + len(blob)] = blob
+        number = 1 + max(headers[0].number, headers[1].number)
         checksum = _checksum(rank, step, blob)
         _SLOT_HEADER.pack_into(self._memory, start, _SLOT_WRITTEN, rank, step, len(blob), number, checksum)
-        for other, header in headers.items():
-            if other != slot and header.step > step:
-                self._set_state(other, _SLOT_EMPTY)
+        if headers[1 - chosen].step > step:
+            self._set_state(other, _SLOT_EMPTY)
 
     def _read(self, slots: tuple[int, ...], rank: int, step: int) -> bytes | None:
         for slot in slots:
@@ -287,7 +280,7 @@ class BlackBox:
         return None
 
     def _header(self, slot: int) -> _SlotHeader:
-        return _SlotHeader._make(_SLOT_HEADER.unpack_from(self._memory, self._slot_start(slot)))
+        return _SlotHeader(*_SLOT_HEADER.unpack_from(self._memory, self._slot_start(slot)))
 
     def _blob(self, slot: int, header: _SlotHeader) -> bytes | None:
         """Return the slot's bytes if they are what its header says, else None."""
