@@ -1,9 +1,10 @@
 """What midstep costs while nothing happens: the step time of a resilient script against plain DDP, in the same run.
 
 Twice, since each way has its weakness. *Paired*: plain and resilient steps by turns in the same processes, which is
-precise and does not see what agents and controller take beside the ranks. *Jobs*: whole jobs by turns, plain DDP under
-torchrun and the resilient script under midstep, which sees all and wants a quiet machine. On a machine that is not
-quiet the ratio of CPU time says more than that of step times: who waits for others there gives its core away.
+precise and does not see what agents and controller take beside the ranks; a second plain model is the control.
+*Jobs*: whole jobs by turns, plain DDP under torchrun and the resilient script under midstep, which sees all and wants
+a quiet machine. On a machine that is not quiet the ratio of CPU time says more than that of step times: who waits for
+others there gives its core away.
 """
 
 import json
@@ -21,21 +22,22 @@ from rich.table import Table
 
 PAIRED_SCRIPT = "overhead_job.py"
 JOB_SCRIPT = "recovery_job.py"
+KINDS = ("plain", "control", "resilient")
 NOBODY = "-1"  # is killed
 WARM_UP_STEPS = 6
 
 Notes = dict[str, float]
 
 
-def paired(ranks: int, steps: int, folder: Path) -> tuple[Notes, Notes]:
-    """Run one job of both kinds of steps; return the median step times, and those of the parts, over all ranks."""
-    arguments = [str(folder), str(steps + WARM_UP_STEPS)]
+def paired(ranks: int, steps: int, number: int, folder: Path) -> tuple[Notes, Notes]:
+    """Run one job of all kinds of steps; return the median step times, and those of the parts, over all ranks."""
+    arguments = [str(folder), str(steps + WARM_UP_STEPS), str(number)]
     launching.midstep(PAIRED_SCRIPT, arguments, ranks=ranks, job_directory=folder / "job", limit_s=LIMIT_S)
     by_rank = [json.loads((folder / f"rank-{rank}.json").read_text())[WARM_UP_STEPS:] for rank in range(ranks)]
     # Over the ranks the mean: what one waits for another has worked.
     times = {
         name: statistics.median(statistics.fmean(note[name] for note in notes) for notes in zip(*by_rank, strict=True))
-        for name in ("plain_s", "resilient_s", "plain_cpu_s", "resilient_cpu_s")
+        for name in (f"{kind}{clock}" for kind in KINDS for clock in ("_s", "_cpu_s"))
     }
     return times, figures.medians([note["parts"] for notes in by_rank for note in notes])
 
@@ -58,22 +60,22 @@ def measure(sizes: tuple[int, ...], repeat: int, steps: int, *, with_jobs: bool)
     look = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*look, console=console) as progress:
         task = progress.add_task("", total=repeat * len(sizes))
-        for _ in range(repeat):
+        for number in range(repeat):
             for ranks in sizes:
                 progress.update(task, description=f"{ranks} ranks")
                 try:
-                    found[ranks].append(repetition(ranks, steps, with_jobs=with_jobs))
+                    found[ranks].append(repetition(ranks, steps, number, with_jobs=with_jobs))
                 except launching.JobFailed as error:
                     console.print(f"{ranks} ranks: {error}", style="red", markup=False)
                 progress.advance(task)
     return {str(ranks): summary(repetitions) for ranks, repetitions in found.items() if repetitions}
 
 
-def repetition(ranks: int, steps: int, *, with_jobs: bool) -> dict[str, Any]:
+def repetition(ranks: int, steps: int, number: int, *, with_jobs: bool) -> dict[str, Any]:
     """Measure once. Raises JobFailed."""
     notes: dict[str, Any] = {"foreign_cores": launching.foreign_cores()}
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as folder:
-        notes["paired"], notes["parts"] = paired(ranks, steps, Path(folder))
+        notes["paired"], notes["parts"] = paired(ranks, steps, number, Path(folder))
     if with_jobs:
         notes["jobs"] = {}
         for system in ("torchrun", "midstep"):
@@ -83,13 +85,22 @@ def repetition(ranks: int, steps: int, *, with_jobs: bool) -> dict[str, Any]:
 
 
 def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians and spreads, seconds; `ratio` is resilient to plain, repetition by repetition."""
+    """Return medians and spreads, seconds; `ratio` is resilient to plain, repetition by repetition.
+
+    `control_ratio` is one plain model to the other: what a ratio is when there is no difference.
+    """
     pairs = [notes["paired"] for notes in repetitions]
+    plain = [statistics.fmean((pair["plain_s"], pair["control_s"])) for pair in pairs]
+    plain_cpu = [statistics.fmean((pair["plain_cpu_s"], pair["control_cpu_s"])) for pair in pairs]
     result: dict[str, Any] = {
-        "plain_s": figures.spread([pair["plain_s"] for pair in pairs]),
+        "plain_s": figures.spread(plain),
         "resilient_s": figures.spread([pair["resilient_s"] for pair in pairs]),
-        "ratio": figures.spread([pair["resilient_s"] / pair["plain_s"] for pair in pairs]),
-        "cpu_ratio": figures.spread([pair["resilient_cpu_s"] / pair["plain_cpu_s"] for pair in pairs]),
+        "ratio": figures.spread([pair["resilient_s"] / base for pair, base in zip(pairs, plain, strict=True)]),
+        "cpu_ratio": figures.spread(
+            [pair["resilient_cpu_s"] / base for pair, base in zip(pairs, plain_cpu, strict=True)]
+        ),
+        "control_ratio": figures.spread([pair["control_s"] / pair["plain_s"] for pair in pairs]),
+        "control_cpu_ratio": figures.spread([pair["control_cpu_s"] / pair["plain_cpu_s"] for pair in pairs]),
         "parts_s": figures.medians([notes["parts"] for notes in repetitions]),
         "foreign_cores": figures.spread([notes["foreign_cores"] for notes in repetitions]),
         "repetitions": repetitions,
@@ -115,6 +126,8 @@ def table(result: dict[str, Any]) -> Table:
                 steps = [figures.text(times[key], 1000, 1) for key in ("plain_s", "resilient_s")]
                 ratios = [figures.text(times[key], digits=3) if key in times else "" for key in ("ratio", "cpu_ratio")]
                 view.add_row(ranks, name, *steps, *ratios, figures.text(found["foreign_cores"]))
+        ratios = [figures.text(found[key], digits=3) for key in ("control_ratio", "control_cpu_ratio")]
+        view.add_row(ranks, "control", "", "", *ratios, "")
     return view
 
 

@@ -1,9 +1,12 @@
 """The job that `overhead.py` measures: plain and resilient steps by turns in the same processes.
 
-Two equal models are trained side by side. One is plain DDP over a gloo group of torch's own; the other is resilient,
-over midstep's group, with commit barrier and own states. Whatever disturbs the machine disturbs both alike.
+Three equal models are trained side by side. Two are plain DDP, each over a gloo group of torch's own; the third is
+resilient, over midstep's group, with commit barrier and own states. Whatever disturbs the machine disturbs all alike,
+and how far the two plain ones differ says how much a difference means. Each step takes them in another order, each
+repetition builds them in another order, as neither who comes first nor whose memory lies where may decide.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -27,6 +30,8 @@ from midstep.processor.runtime import Runtime
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LIMIT = timedelta(seconds=60)
+PLAIN, CONTROL, RESILIENT = KINDS = ("plain", "control", "resilient")
+ORDERS = tuple(itertools.permutations(KINDS))
 
 
 class Clocks:
@@ -56,11 +61,9 @@ class Clocks:
         return timed
 
 
-def plain_group() -> dist.ProcessGroup:
+def plain_group(kind: str) -> dist.ProcessGroup:
     """Connect a gloo group as torch itself has it, beside midstep's."""
-    store = PrefixStore(
-        "benchmark", TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    )
+    store = PrefixStore(kind, TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False))
     group = dist.ProcessGroup(store, RANK, WORLD_SIZE)
     gloo = dist.ProcessGroupGloo(store, RANK, WORLD_SIZE, LIMIT)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
@@ -81,60 +84,63 @@ def backward(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, d
     model(*data).backward()
 
 
-def lasted(name: str, *spans: tuple[tuple[float, float], tuple[float, float]]) -> dict[str, float]:
-    """Sum up spans between readings of two clocks: seconds that went by, seconds that this process computed."""
-    return {
-        f"{name}_s": sum(end[0] - begin[0] for begin, end in spans),
-        f"{name}_cpu_s": sum(end[1] - begin[1] for begin, end in spans),
-    }
-
-
-def main() -> None:
-    """Take the folder for the notes and the number of steps of each kind; leave the times of every step."""
-    directory, total = Path(sys.argv[1]), int(sys.argv[2])
-    midstep.init_process_group()
-    model, optimizer = build(None)
-    plain_model, plain_optimizer = build(plain_group())
-    state = midstep.TrainState(model=model, optimizer=optimizer)
-    runtime, clocks = Runtime.current(), Clocks()
-    assert runtime is not None
+def watched(state: midstep.TrainState, runtime: Runtime) -> Clocks:
+    """Time the parts of a resilient step from now on."""
+    clocks = Clocks()
     clocks.watch("capture of the own state", state, "capture_own")
     clocks.watch("own state to the black box", runtime.own_states, "keep")
     clocks.watch("own states swapped", runtime.own_states, "swap")
     clocks.watch("commit barrier", runtime.communicator, "barrier")
     clocks.watch("step clock", runtime.step_clock, "begin_step", "committed", "doing", "entered", "left")
+    return clocks
+
+
+def now() -> tuple[float, float]:
+    """Read two clocks: seconds, and seconds that this process has computed."""
+    return time.perf_counter(), time.process_time()
+
+
+def lasted(kind: str, *spans: tuple[tuple[float, float], tuple[float, float]]) -> dict[str, float]:
+    """Sum up spans between readings of the two clocks."""
+    return {
+        f"{kind}_s": sum(end[0] - begin[0] for begin, end in spans),
+        f"{kind}_cpu_s": sum(end[1] - begin[1] for begin, end in spans),
+    }
+
+
+def main() -> None:
+    """Take the folder for the notes, the number of steps and the repetition; leave the times of every step."""
+    directory, total, repetition = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    midstep.init_process_group()
+    trained = {
+        kind: build(None if kind == RESILIENT else plain_group(kind)) for kind in ORDERS[repetition % len(ORDERS)]
+    }
+    model, optimizer = trained[RESILIENT]
+    state = midstep.TrainState(model=model, optimizer=optimizer)
+    runtime = Runtime.current()
+    assert runtime is not None
+    clocks = watched(state, runtime)
     notes = []
-
-    def now() -> tuple[float, float]:
-        return time.perf_counter(), time.process_time()
-
-    def plain_step(data: tuple[Tensor, Tensor]) -> None:
-        backward(plain_model, plain_optimizer, data)
-        plain_optimizer.step()
 
     @midstep.resilient(state)
     def train() -> None:
         left = now()
         for step in state.steps(total):
-            began = now()
-            data = batch(step.index)
-            plain_first = step.index % 2 == 0
-            if plain_first:
-                plain_step(data)
-            middle = now()
-            backward(model, optimizer, data)
-            with step.update():
-                optimizer.step()
-            parts = clocks.take()
-            after = now()
-            if not plain_first:
-                plain_step(data)
-            ended = now()
-            plain = (began, middle) if plain_first else (after, ended)
             # The way from one step to the next, through `steps`, belongs to the resilient one.
-            notes.append(
-                {**lasted("plain", plain), **lasted("resilient", (left, began), (middle, after)), "parts": parts}
-            )
+            note: dict[str, Any] = {}
+            between = (left, now())
+            data = batch(step.index)
+            for kind in ORDERS[step.index % len(ORDERS)]:
+                began = now()
+                backward(*trained[kind], data)
+                if kind == RESILIENT:
+                    with step.update():
+                        optimizer.step()
+                else:
+                    trained[kind][1].step()
+                spans = ((began, now()), between) if kind == RESILIENT else ((began, now()),)
+                note |= lasted(kind, *spans)
+            notes.append({**note, "parts": clocks.take()})
             left = now()
 
     train()
