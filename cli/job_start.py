@@ -10,9 +10,10 @@ import msgspec
 import psutil
 
 from ..controller.journal import Journal, journal_path
+from ..devices import rank_environment
 from ..policies.files import load_policy, render
 from ..policies.roles import beyond
-from ..policies.schema import Policy, default_policy, job_settings
+from ..policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
 from ..protocol.errors import ConfigurationError
 from ..protocol.keys import JobKeys
 from ..protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
@@ -36,6 +37,7 @@ class Start(msgspec.Struct, frozen=True):
     job_directory: Path | None = None
     job: str | None = None
     environment: dict[str, str] = {}
+    device: DeviceName | None = None  # instead of the policy's, with the communicator that goes with it
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -54,7 +56,8 @@ def found(start: Start) -> Job:
         raise ConfigurationError(
             f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program."
         )
-    policy = load_policy(start.policy_file) if start.policy_file else default_policy()
+    policy = _on_device(load_policy(start.policy_file) if start.policy_file else default_policy(), start.device)
+    needed = {name: value for name, value in rank_environment(policy.device).items() if name not in os.environ}
     out_of_range = beyond(policy, start.nodes * start.ranks_per_node)
     if out_of_range is not None:
         raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")
@@ -72,7 +75,7 @@ def found(start: Start) -> Job:
         command=start.command,
         is_module=start.is_module,
         no_python=start.no_python,
-        environment=start.environment,
+        environment={**needed, **start.environment},
         working_directory=str(Path.cwd()),
         job_directory=str(directory),
         world_size=start.nodes * start.ranks_per_node,
@@ -87,6 +90,13 @@ def found(start: Start) -> Job:
     Journal.create(journal_path(directory), spec, policy, can_create_nodes=True)
     write_job_file(directory, JobFile(str(run_directory)))
     return Job(spec, policy, directory, run_directory)
+
+
+def _on_device(policy: Policy, device: DeviceName | None) -> Policy:
+    if device is None:
+        return policy
+    communicator = msgspec.structs.replace(policy.communicator, name=COMMUNICATORS[device])
+    return msgspec.structs.replace(policy, device=device, communicator=communicator)
 
 
 def _run_directory(name: str) -> Path:

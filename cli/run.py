@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from ..policies.schema import DeviceName
 from ..protocol.errors import MidstepError
 from .job_start import Job, Start, found
 from .log_follower import LogFollower
@@ -56,6 +57,12 @@ def two_ways(name: str) -> tuple[str, ...]:
     type=click.Path(dir_okay=False, path_type=Path),
     help="The job's policy file; see `midstep policy check`.  [default: the built-in policy]",
 )
+@click.option(
+    "--device",
+    type=click.Choice([device.value for device in DeviceName]),
+    help="What the ranks compute on, instead of the policy's: cpu, npu (torch-npu), or fake, a CPU that behaves like "
+    "an NPU and can be harmed.",
+)
 @click.option("--job", help="A name for the job.  [default: the time of day]")
 @click.option(
     "--job-dir",
@@ -77,6 +84,7 @@ def command(
     spare_nodes: int,
     max_restarts: int,
     policy_file: Path | None,
+    device: str | None,
     job: str | None,
     job_directory: Path | None,
     environment: tuple[str, ...],
@@ -109,6 +117,7 @@ def command(
         job_directory=job_directory,
         job=job,
         environment=_variables(environment),
+        device=None if device is None else DeviceName(device),
     )
     try:
         sys.exit(launch(found(start), quiet=quiet))

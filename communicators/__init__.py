@@ -11,7 +11,11 @@ from ..protocol.errors import ConfigurationError
 if TYPE_CHECKING:
     from .base import Communicator
 
-_HOMES = {"gloo": ("gloo", "GlooCommunicator")}
+_HOMES = {
+    "gloo": ("gloo", "GlooCommunicator"),
+    "hccl": ("hccl", "npu_communicator"),
+    "fake": ("fake", "fake_communicator"),
+}
 
 
 def communicator_named(name: str) -> "Communicator":

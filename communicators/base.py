@@ -19,8 +19,11 @@ class CollectiveObserver(Protocol):
     The communicator's own traffic (link checks, `isend`, `irecv`, `swap`, `barrier`) is not reported.
     """
 
-    def entered(self, op: str) -> None:
-        """The calling thread is about to start `op`. An exception from here leaves the collective undone."""
+    def entered(self, op: str, group: tuple[int, ...] = ()) -> None:
+        """The calling thread is about to start `op` in the group of these ranks.
+
+        An exception from here leaves the collective undone.
+        """
         ...
 
     def left(self, op: str) -> None:

@@ -24,7 +24,7 @@ _WORLD = "world"
 _TAG = 0x6D73  # apart from the tags that a user's own sends use
 _CLOSE_S = 0.8
 _LEAST_S = 0.001  # torch takes 0 for no limit
-_BARRIER_VARIABLE = "TORCH_DIST_INIT_BARRIER"
+BARRIER_VARIABLE = "TORCH_DIST_INIT_BARRIER"
 
 _owner: "GlooCommunicator | None" = None  # the communicator that makes the groups of this process
 
@@ -87,24 +87,24 @@ class GlooCommunicator:
         link_up_s: float,
     ) -> None:
         """Make the default process group of torch.distributed; seat it if there is a `store`."""
-        global _owner  # noqa: PLW0603 - torch calls a function for a backend's name, and knows no object
-        _owner = self
         self._rank = rank
         self._members = tuple(range(world_size))
         self._collective_s = collective_s
         self._link_up_s = link_up_s
         self.generation = generation
-        # The seating is a rendezvous of its own. Torch's barrier would wait in a store that nobody shares.
-        os.environ[_BARRIER_VARIABLE] = "0"
-        dist.init_process_group(
-            BACKEND,
-            store=HashStore(),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=collective_s),
-        )
+        self._make_world(timedelta(seconds=collective_s))
         if store is not None:
             self.reseat(generation, store, link_up_s)
+
+    def _make_world(self, timeout: timedelta) -> None:
+        """Make torch's default group, which asks `make_group` for it."""
+        global _owner  # noqa: PLW0603 - torch calls a function for a backend's name, and knows no object
+        _owner = self
+        # The seating is a rendezvous of its own. Torch's barrier would wait in a store that nobody shares.
+        os.environ[BARRIER_VARIABLE] = "0"
+        dist.init_process_group(
+            BACKEND, store=HashStore(), rank=self._rank, world_size=len(self._members), timeout=timeout
+        )
 
     def make_group(self, options: Any) -> Group:
         """Make a group that torch asks for; seat it at once if the others are. Raises as `reseat` does."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BACKEND = "midstep_gloo"
 
 # Every collective of torch's ProcessGroup, under the names of torch 2.13 and of the versions before it.
-_TOLD = (
+TOLD = (
     "allreduce",
     "allreduce_coalesced",
     "allgather",
@@ -44,7 +44,7 @@ _TOLD = (
     "barrier",
 )
 # Gloo's works for these have no future, and are not complete before somebody waits for them.
-_SILENT = (
+SILENT = (
     "send",
     "recv",
     "recv_anysource",
@@ -96,7 +96,7 @@ class Group(dist.ProcessGroup):
             raise life.error(op)
         observer = self._owner.observer if observed else None
         if observer is not None:
-            observer.entered(op)
+            observer.entered(op, self.members)
         try:
             work = getattr(self._face, op)(*args, **kwargs) if kwargs else getattr(self._face, op)(*args)
         except BaseException as error:
@@ -158,9 +158,9 @@ def _collective(op: str, silent: bool) -> Callable[..., dist.Work]:
     return call
 
 
-for _op in _TOLD + _SILENT:
+for _op in TOLD + SILENT:
     if hasattr(dist.ProcessGroup, _op):
-        setattr(Group, _op, _collective(_op, _op in _SILENT))
+        setattr(Group, _op, _collective(_op, _op in SILENT))
 
 
 def orphaned(missing: Sequence[int], generation: int) -> Life:

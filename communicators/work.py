@@ -84,7 +84,7 @@ class GroupWork(dist.Work):
     """What the collectives of a seated group return. Runs for each of them, so it does little."""
 
     _woken: threading.Event | None = None
-    _promise: "_Promise | None" = None
+    _promise: "Promise | None" = None
     _told_by: "torch.futures.Future[Any] | None" = None  # the backend's future, once somebody waits for it
 
     def __init__(
@@ -160,7 +160,7 @@ class GroupWork(dist.Work):
         """Return a future that completes with the collective or fails with the life. For DDP's reducer."""
         promise = self._promise
         if promise is None:
-            self._promise = promise = _Promise()
+            self._promise = promise = Promise()
             self._life.enrol(self)
             self._backend().get_future().add_done_callback(self._told)
         return promise.future
@@ -229,7 +229,7 @@ class SilentGroupWork(GroupWork):
         return self._inner.inner
 
 
-class _Promise:
+class Promise:
     """A future that can be failed.
 
     Future.set_exception would store the exception as the value, and DDP's reducer would read it as tensors and crash.

@@ -4,19 +4,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from ..protocol.errors import ConfigurationError
+from .npu_environment import DEFAULTS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .base import Device
 
-_HOMES = {"cpu": ("cpu", "CpuDevice")}
+# name -> module and class; and for those that torch-npu's calls are handed to, the module that has them
+_HOMES = {
+    "cpu": ("cpu", "CpuDevice", None),
+    "npu": ("npu", "NpuDevice", "torch_npu"),
+    "fake": ("npu", "NpuDevice", ".fake"),
+}
 
 
 def device_named(name: str) -> "Device":
     """Return a new device of the kind `name`.
 
-    Runs once in every training process, at its start. Raises ConfigurationError for an unknown name.
+    Runs once in every training process, at its start. Raises ConfigurationError for an unknown name, and where what
+    drives the device is not installed or too old.
     """
     if name not in _HOMES:
         raise ConfigurationError(f"unknown device {name!r} in the policy (device); known: {', '.join(sorted(_HOMES))}")
-    module, kind = _HOMES[name]
-    return cast("Device", getattr(import_module(f".{module}", __name__), kind)())
+    module, kind, driver = _HOMES[name]
+    made = getattr(import_module(f".{module}", __name__), kind)
+    return cast("Device", made() if driver is None else made(_driver(name, driver), name))
+
+
+def rank_environment(name: str) -> "Mapping[str, str]":
+    """Return the variables that a rank on such a device needs, unless the user sets them."""
+    return {} if _HOMES.get(name, _HOMES["cpu"])[2] is None else DEFAULTS
+
+
+def _driver(name: str, driver: str) -> object:
+    try:
+        return import_module(driver, __name__)
+    except (ImportError, RuntimeError, OSError) as error:  # torch-npu without CANN fails in its own ways
+        raise ConfigurationError(
+            f"the device {name} of the policy needs {driver}, which cannot be imported here: {error}. "
+            "See `midstep doctor`."
+        ) from error

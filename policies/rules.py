@@ -12,7 +12,7 @@ from ..protocol.types import FaultKind, RestoreSource, Rung
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
 from .roles import WORLD_RESTARTS, parse_ranks
-from .schema import NodePolicy, Policy, RungPolicy
+from .schema import COMMUNICATORS, NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -25,6 +25,7 @@ def broken_rules(policy: Policy) -> list[Problem]:
         if role.ladder is not None:
             problems += _ladder_problems(role.ladder, f"roles.{name}.ladder")
     problems += _role_problems(policy) + _restore_problems(policy) + _deadline_problems(policy)
+    problems += _device_problems(policy)
     return problems + kind_problems(policy.faults.codes, "faults.codes")
 
 
@@ -208,6 +209,14 @@ def _deadline_problems(policy: Policy) -> list[Problem]:
         for key, value, words, least in _RELATIONS
         if value(policy) <= least(policy)
     ]
+
+
+def _device_problems(policy: Policy) -> list[Problem]:
+    fitting = COMMUNICATORS[policy.device]
+    if policy.communicator.name is fitting:
+        return []
+    found = f"found {policy.communicator.name}; allowed: {fitting}, which is what the device {policy.device} has"
+    return [Problem("communicator.name", found)]
 
 
 def _names() -> str:

@@ -31,12 +31,24 @@ class CommunicatorName(enum.StrEnum):
     """The collective layers that can be re-seated."""
 
     GLOO = "gloo"
+    HCCL = "hccl"
+    FAKE = "fake"
 
 
 class DeviceName(enum.StrEnum):
     """The devices that training processes may compute on."""
 
     CPU = "cpu"
+    NPU = "npu"
+    FAKE = "fake"
+
+
+# What each device is linked with.
+COMMUNICATORS = {
+    DeviceName.CPU: CommunicatorName.GLOO,
+    DeviceName.NPU: CommunicatorName.HCCL,
+    DeviceName.FAKE: CommunicatorName.FAKE,
+}
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

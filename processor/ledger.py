@@ -36,6 +36,17 @@ class Surroundings(Protocol):
         """Whether the controller wants the train thread to stop."""
         ...
 
+    def step_done(self) -> None:
+        """Return when the device has done all that was queued: until then a collective may still fail.
+
+        Raises what the device raises.
+        """
+        ...
+
+    def update_done(self) -> None:
+        """Likewise for the update: until then its last operators may still fail."""
+        ...
+
     def exchange_own(self, step: int, blob: bytes) -> None:
         """Keep the own state, hand it to the buddy, take the ward's; return when every rank has done so."""
         ...
@@ -157,6 +168,7 @@ class Ledger:
         if self._surroundings.interrupted():
             raise Interrupted
         self._step_clock.doing(Activity.COMMITTING)
+        self._surroundings.step_done()
         blob = self._framework.capture_own()
         self.ready = True
         self._moments.reached(Moment.BARRIER, index)
@@ -179,6 +191,7 @@ class Ledger:
 
     def leave_update(self, index: int) -> None:
         """The update is applied: the step is committed."""
+        self._surroundings.update_done()
         self.count, self.ready, self.updating = index + 1, False, False
         self._durations.append(self._clock() - self._began_s)
         self.median_step_s = statistics.median(self._durations)

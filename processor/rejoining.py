@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..devices.base import Damage
 from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import Moment, RestoreSource, ShardHold, StepReport
@@ -45,15 +46,39 @@ class Rejoining:
         self._ledger = ledger
         # A world that starts together holds its initial state; a single newcomer holds nothing of worth.
         self.clean = runtime.seated
+        self._whole: frozenset[str] = frozenset()  # the shards that are as they should be, while not all of them are
+
+    def assess(self, damage: Damage) -> None:
+        """Take note of what became of the device's memory. Runs in clean.
+
+        Where it is not known which tensor was struck, none is trusted.
+        """
+        if damage is not Damage.PERSISTENT:
+            return
+        device, framework = self._runtime.device, self._framework
+        struck = set()
+        ids = {hold.shard_id for hold in framework.shards()}
+        for shard_id in sorted(ids):
+            tensors = framework.open_shard(shard_id).tensors
+            if device.struck(tensors):
+                struck.add(shard_id)
+                device.mended(tensors)  # from here on it counts as lost, until a replica has overwritten it
+        whole = ids if self.clean else set(self._whole)
+        self.clean, self._whole = False, frozenset(whole - struck if struck else ())
+        _log.warning("memory was struck: %s", ", ".join(sorted(struck)) or "in no known place, so nothing is trusted")
+
+    def torn(self) -> None:
+        """An update has ended halfway: nothing that this rank holds is of one step."""
+        self.clean, self._whole = False, frozenset()
 
     def report(self) -> StepReport:
         """Say where this rank stands, for barrier one."""
         runtime, ledger = self._runtime, self._ledger
         shards = self._framework.shards()
-        held: tuple[ShardHold, ...] = shards if self.clean else ()
+        held: tuple[ShardHold, ...] = tuple(shard for shard in shards if self.clean or shard.shard_id in self._whole)
         return StepReport(
             committed=ledger.count,
-            ready=ledger.ready,
+            ready=ledger.ready and self.clean,
             clean=self.clean,
             holds=held,
             needs=tuple(shard.shard_id for shard in shards),
@@ -79,21 +104,29 @@ class Rejoining:
         """
         runtime, framework, part = self._runtime, self._framework, order.part
         with phases.phase(Moment.REBUILD):
+            self.assess(runtime.device.clean())  # an attempt before this one may have left it stopped
             if not order.seated:
                 runtime.communicator.reseat(order.generation, order.store, runtime.settings.link_up_s)
             runtime.step_clock.generation(order.generation)
             runtime.device.rebuilt()
             framework.rebuilt()
-        changes = part.restore is RestoreSource.CHECKPOINT or any(
-            transfer.destination == runtime.rank for transfer in part.transfers
-        )
         with phases.phase(Moment.REPAIR):
-            self.clean = self.clean and not changes
+            self._about_to_change(order)
             received, own = self._repair(order)
         with phases.phase(Moment.ROLLBACK):
             self._roll_back(part.target_step, own)
             self.clean = True
         return received
+
+    def _about_to_change(self, order: Rejoin) -> None:
+        """What is overwritten now is not whole until all of it has come."""
+        part = order.part
+        ids = frozenset(hold.shard_id for hold in self._framework.shards())
+        arriving = {t.shard_id for t in part.transfers if t.destination == self._runtime.rank}
+        if part.restore is RestoreSource.CHECKPOINT:
+            arriving = set(ids)
+        if arriving:
+            self.clean, self._whole = False, (ids if self.clean else self._whole) - arriving
 
     def _repair(self, order: Rejoin) -> tuple[int, bytes | None]:
         runtime, framework, part = self._runtime, self._framework, order.part

@@ -14,7 +14,7 @@ from ..communicators import communicator_named
 from ..devices import device_named
 from ..protocol import environment as env
 from ..protocol.blackbox import BlackBox
-from ..protocol.errors import NotUnderMidstep, OrdersOverdue
+from ..protocol.errors import CommunicatorAborted, NotUnderMidstep, OrdersOverdue, RecoveryError
 from ..protocol.messages import ArmFault, Envelope, FaultReported, Message, Quiesce, Rejoin, Release, Resume
 from ..protocol.messages import SaveCheckpoint as Save
 from ..protocol.types import (
@@ -54,14 +54,17 @@ class Runtime:
         self.store = StoreEndpoint(host, int(port))
         generation = int(environment[env.GENERATION])
         self.black_box = BlackBox.attach(int(environment[env.BLACK_BOX_FD]))
+        self.device = device_named(self.settings.device)
         armed = msgspec.json.decode(environment.get(env.FAULTS, "[]"), type=list[ArmedFault])
-        self.moments = Moments(self.rank, self.incarnation, armed)
+        self.moments = Moments(self.rank, self.incarnation, armed, self.device.harm)
         self.step_clock = StepClock(self.black_box, self.moments, self.incarnation)
         self.step_clock.generation(generation)
         self.session = Session(self.rank, self.incarnation, generation)
         self.communicator = communicator_named(self.settings.communicator)
         self.communicator.watch(self.step_clock)
-        self.device = device_named(self.settings.device)
+        self._environment = environment
+        self._stopping = threading.Lock()
+        self._shielded = False
         self.own_states = OwnStates(
             rank=self.rank,
             world_size=self.world_size,
@@ -92,7 +95,12 @@ class Runtime:
         return cls._current
 
     def init_process_group(self) -> None:
-        """Make torch's default group: seated where the whole world starts together, without peers otherwise."""
+        """Make torch's default group: seated where the whole world starts together, without peers otherwise.
+
+        Raises ConfigurationError if the device, as it is set up here, could not be recovered.
+        """
+        local_rank = int(self._environment.get("LOCAL_RANK", "0"))
+        self.device.prepare(local_rank, self._environment, self.settings.link_up_s)
         self.communicator.init(
             rank=self.rank,
             world_size=self.world_size,
@@ -106,6 +114,21 @@ class Runtime:
     def generation(self) -> int:
         """The generation that this process has last heard of."""
         return self.session.generation
+
+    def shield(self) -> None:
+        """Have the device not be stopped from now on: an update has begun, and must not end halfway.
+
+        Raises CommunicatorAborted if it was stopped just before.
+        """
+        with self._stopping:
+            if self.device.stopped:
+                raise CommunicatorAborted("the device was stopped before the update began")
+            self._shielded = True
+
+    def unshield(self) -> None:
+        """The update is over; the device may be stopped again."""
+        with self._stopping:
+            self._shielded = False
 
     def interrupted(self) -> bool:
         """Whether the controller wants the train thread to stop."""
@@ -172,3 +195,14 @@ class Runtime:
             self._changed.notify_all()
         if heard.abort:
             self.communicator.abort(f"generation {body.generation} is being opened")
+            self._stop_device()
+
+    def _stop_device(self) -> None:
+        """Wake the train thread if it waits for the device (control thread)."""
+        with self._stopping:
+            if self._shielded:
+                return  # it has no collectives in it, ends by itself, and is followed by a stop
+            try:
+                self.device.stop()
+            except RecoveryError as error:
+                self.report_fault(FaultKind.DEVICE, str(error), FaultLevel.RESTART_BUSINESS)

@@ -56,9 +56,9 @@ class StepClock:
             if self._black_box is not None:
                 self._black_box.set_activity(activity, time.monotonic())
 
-    def entered(self, op: str) -> None:
+    def entered(self, op: str, group: tuple[int, ...] = ()) -> None:
         """A collective of the training starts."""
-        self._moments.reached(Moment.COLLECTIVE, self._step)
+        self._moments.reached(Moment.COLLECTIVE, self._step, op, group)
         with self._lock:
             self._collectives += 1
             self._outstanding += 1

@@ -6,18 +6,10 @@ Train; when something breaks stop and clean, report, park; do as ordered; train 
 import logging
 import os
 import time
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from ..protocol.errors import (
-    CheckpointError,
-    CommunicatorAborted,
-    CommunicatorError,
-    Interrupted,
-    LinkUpFailed,
-    RecoveryError,
-)
+from ..protocol.errors import CommunicatorAborted, Interrupted, MidstepError, RecoveryError
 from ..protocol.messages import (
     CheckpointSaved,
     Quiesce,
@@ -31,14 +23,14 @@ from ..protocol.messages import (
     SaveCheckpoint,
     StepCommitted,
 )
-from ..protocol.types import Activity, FaultKind, Moment
+from ..protocol.types import Activity, FaultKind, FaultLevel, Moment
 from .checkpoints import Checkpoints
-from .exception_patterns import patterns_here
-from .exceptions import Reaction, chain_of, classify, reaction
+from .exceptions import Reaction
 from .ledger import Ledger
 from .rejoining import Phases, Rejoining
 from .runtime import Runtime
 from .session import Order, Stage
+from .verdicts import Verdicts
 
 if TYPE_CHECKING:
     from .lifecycle import Framework
@@ -57,7 +49,7 @@ class TrainThread:
         self._ledger = Ledger(self, framework, runtime.moments, runtime.step_clock)
         self._rejoining = Rejoining(runtime, framework, self._ledger)
         self._checkpoints = Checkpoints(runtime, framework)
-        self._patterns = patterns_here()
+        self._verdicts = Verdicts(runtime)
         self._phases = self._new_phases()
         self._held: Order | None = None  # an order that was taken inside the commit barrier
         self._first_step = False
@@ -68,11 +60,22 @@ class TrainThread:
         """Whether the controller wants the train thread to stop."""
         return self._runtime.interrupted()
 
+    def step_done(self) -> None:
+        """Wait for the device: after that the gradients are final."""
+        self._runtime.device.finish()
+
+    def update_done(self) -> None:
+        """Wait for the device: after that the update is applied. It may be stopped again."""
+        self._runtime.device.finish()
+        self._runtime.unshield()
+
     def exchange_own(self, step: int, blob: bytes) -> None:
-        """The commit barrier: own state to the buddy, the ward's kept, everybody here."""
+        """The commit barrier: own state to the buddy, the ward's kept, everybody here. Then the update begins."""
         self._runtime.own_states.keep(step, blob)
         self._runtime.own_states.swap(step, blob)
         self._runtime.communicator.barrier()
+        self._runtime.shield()
+        self._verdicts.update_began_us = self._runtime.device.now_us()
 
     def barrier_passed(self) -> None:
         """What every rank wrote for the last checkpoint is there: it can be made complete."""
@@ -97,6 +100,8 @@ class TrainThread:
     def hold_at_barrier(self) -> bool:
         """The commit barrier broke while this rank held final gradients: report, and ask whether to apply them."""
         self._stop()
+        with self._phases.phase(Moment.CLEAN):
+            self._rejoining.assess(self._runtime.device.clean())  # the update may yet be applied
         while True:
             order = self._next_order()
             if isinstance(order, Quiesce):
@@ -166,7 +171,7 @@ class TrainThread:
         except Exception as error:
             # Only texts are kept: the traceback would keep the dead step's tensors and groups alive.
             finished = False
-            what_now = self._judge(error)
+            what_now = self._verdicts.in_training(error)
             if what_now is Reaction.LEAVE:
                 runtime.flush()
                 raise
@@ -180,23 +185,6 @@ class TrainThread:
             self._clean()
         return last
 
-    def _judge(self, error: Exception) -> Reaction:
-        """Say what an exception of the train function means, and report it if it is news."""
-        runtime = self._runtime
-        finding = classify(chain_of(error), self._patterns)
-        collateral = runtime.interrupted() or runtime.communicator.failed is not None
-        what_now = reaction(finding, collateral=collateral)
-        if what_now is Reaction.WAIT:
-            if not finding.known:
-                _log.warning("taken for a consequence of being interrupted: %s: %s", type(error).__name__, finding.text)
-            return what_now
-        detail = f"{finding.text} ({finding.meaning})" if finding.known else traceback.format_exc()
-        if what_now is Reaction.REPORT:
-            _log.error("%s", detail, exc_info=True)
-        kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep: somebody else's doing
-        runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable)
-        return what_now
-
     def _stop(self, *, reported: bool = False) -> None:
         """Everything in flight is dropped; say so if nobody has asked for it yet."""
         runtime = self._runtime
@@ -208,12 +196,20 @@ class TrainThread:
                 runtime.report_fault(FaultKind.COMMUNICATION, failed)
             runtime.communicator.abort(failed or "the step is given up")
             runtime.device.stop()
+            runtime.unshield()
+            if self._ledger.updating:
+                self._rejoining.torn()
         runtime.step_clock.doing(Activity.RECOVERING)
 
     def _clean(self) -> None:
         with self._phases.phase(Moment.CLEAN):
+            try:
+                self._rejoining.assess(self._runtime.device.clean())
+            except RecoveryError as error:
+                self._runtime.report_fault(FaultKind.DEVICE, str(error), FaultLevel.RESTART_BUSINESS)
+                self._runtime.flush()
+                raise
             self._framework.clean()
-            self._runtime.device.clean()
 
     def _report_quiesced(self) -> None:
         runtime = self._runtime
@@ -237,24 +233,15 @@ class TrainThread:
         self._phases = self._new_phases()
         if self._ledger.leave_after_update or self._ledger.ready:
             self._clean()  # held at the barrier until now, with the gradients
-        fault: tuple[FaultKind, str] | None = None
-        received = 0
+        received, failed = 0, True
         try:
             received = self._rejoining.rejoin(order, self._phases)
-        except CommunicatorAborted:
-            fault = (FaultKind.COMMUNICATION, "") if not runtime.interrupted() else None
-            failed = True
-        except LinkUpFailed as error:
-            fault, failed = (FaultKind.LINK_UP, str(error)), True
-        except (RecoveryError, CheckpointError) as error:
-            fault, failed = (FaultKind.CORRUPTION, str(error)), True
-        except CommunicatorError as error:
-            fault, failed = (FaultKind.COMMUNICATION, str(error)), True
-        else:
             failed = False
+        except (MidstepError, RuntimeError) as error:
+            if not isinstance(error, CommunicatorAborted):
+                self._verdicts.on_the_way_back(error)
         if failed:
-            if fault is not None and fault[1] and not runtime.interrupted():
-                runtime.report_fault(*fault)
+            runtime.device.stop()  # nothing of this attempt may go on behind the next one
             self._phases = self._new_phases()
             return
         if runtime.interrupted():

@@ -12,6 +12,9 @@ from .faults import Assertion as Assertion
 from .faults import FaultKind as FaultKind
 from .faults import FaultLevel as FaultLevel
 from .faults import FaultReport as FaultReport
+from .injuries import ArmedFault as ArmedFault
+from .injuries import Injury as Injury
+from .injuries import Moment as Moment
 
 CONTROLLER = "controller"
 PLATFORM = "platform"
@@ -52,52 +55,12 @@ class Activity(enum.StrEnum):
     FINISHED = "finished"
 
 
-class Moment(enum.StrEnum):
-    """A place in a step or in a recovery at which a fault can be armed (`midstep inject --at`)."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    COLLECTIVE = "collective"
-    REDUCTION = "reduction"  # of the gradients, where the framework has a place for it (Megatron)
-    BARRIER = "barrier"
-    UPDATE = "update"
-    GATHER = "gather"  # of parameters after the update, likewise
-    CHECKPOINT = "checkpoint"
-    STOP = "stop"
-    CLEAN = "clean"
-    JOIN = "join"
-    REBUILD = "rebuild"
-    REPAIR = "repair"
-    ROLLBACK = "rollback"
-
-
-class Injury(enum.StrEnum):
-    """What an armed fault does when its moment comes."""
-
-    KILL = "kill"  # SIGKILL to the own process
-    STOP = "stop"  # SIGSTOP to the own process
-    RAISE = "raise"
-    EXIT = "exit"  # exit status 1, without a word
-    HANG = "hang"  # sleep in Python for ever
-    KILL_NODE = "kill_node"  # agent and processes of the node, at once
-
-
 class RestoreSource(enum.StrEnum):
     """Where lost state comes from."""
 
     NOTHING = "nothing"  # a fresh start: there is no state yet
     REPLICA = "replica"
     CHECKPOINT = "checkpoint"
-
-
-class ArmedFault(msgspec.Struct, frozen=True):
-    """A fault to be caused on purpose: at a moment of a step (None: the next one that comes), in one rank."""
-
-    rank: int
-    injury: Injury
-    moment: Moment | None = None  # None: now
-    step: int | None = None  # index of the step, 0-based; None: any
-    incarnation: int | None = None  # only this life of the rank; None: any
 
 
 class ShardHold(msgspec.Struct, frozen=True):

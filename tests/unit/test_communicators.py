@@ -13,7 +13,7 @@ from midstep.communicators import communicator_named
 from midstep.communicators.life import Life, cause
 from midstep.communicators.seating import Abandoned, Attempt
 from midstep.communicators.waiters import Waiters
-from midstep.communicators.work import _Promise
+from midstep.communicators.work import Promise
 from midstep.devices import device_named
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError
 
@@ -35,7 +35,7 @@ class Collective:
 
 
 def test_an_unknown_communicator_is_refused_with_the_names_of_the_known() -> None:
-    with pytest.raises(ConfigurationError, match=r"'nccl'.*known: gloo"):
+    with pytest.raises(ConfigurationError, match=r"'nccl'.*known: fake, gloo, hccl"):
         communicator_named("nccl")
 
 
@@ -48,7 +48,7 @@ def test_a_device_is_found_by_its_name() -> None:
 
 
 def test_an_unknown_device_is_refused_with_the_names_of_the_known() -> None:
-    with pytest.raises(ConfigurationError, match=r"'tpu'.*known: cpu"):
+    with pytest.raises(ConfigurationError, match=r"'tpu'.*known: cpu, fake, npu"):
         device_named("tpu")
 
 
@@ -180,7 +180,7 @@ def test_waiters_run_jobs_side_by_side_and_use_idle_threads_again() -> None:
 def test_a_failed_future_does_not_keep_what_failed_alive() -> None:
     """The error of an aborted collective goes away with its future, and the tensors that its traceback holds."""
 
-    def backend_fails(promise: _Promise) -> "weakref.ref[CommunicatorFailed]":
+    def backend_fails(promise: Promise) -> "weakref.ref[CommunicatorFailed]":
         try:
             raise RuntimeError("connection closed")
         except RuntimeError as closed:
@@ -189,7 +189,7 @@ def test_a_failed_future_does_not_keep_what_failed_alive() -> None:
             promise.settle(error, None)
         return kept
 
-    promise = _Promise()
+    promise = Promise()
     kept = backend_fails(promise)
     with pytest.raises(RuntimeError, match="connection closed"):
         promise.future.wait()

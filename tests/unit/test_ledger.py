@@ -22,10 +22,19 @@ class Journey:
         self.stop = False
         self.barrier_breaks = False
         self.finish_update = False
+        self.device_fails_in = ""
         self.ledger: Ledger | None = None
 
     def interrupted(self) -> bool:
         return self.stop
+
+    def step_done(self) -> None:
+        if self.device_fails_in == "step":
+            raise RuntimeError("UCE ERROR")
+
+    def update_done(self) -> None:
+        if self.device_fails_in == "update":
+            raise RuntimeError("UCE ERROR")
 
     def exchange_own(self, step: int, blob: bytes) -> None:
         assert self.ledger is not None
@@ -272,3 +281,22 @@ def test_the_clock_goes_on_after_a_pause_that_raised(journey: Journey) -> None:
     assert paused.activity is Activity.PAUSED
     assert after is not None
     assert after.activity is Activity.COMPUTING
+
+
+def test_a_step_is_not_ready_before_the_device_has_done_it(journey: Journey) -> None:
+    """What a device has queued may still fail; then the gradients are not final, and nothing is promised to others."""
+    ledger = ledger_of(journey)
+    journey.device_fails_in = "step"
+    with pytest.raises(RuntimeError, match="UCE"):
+        ledger.enter_update(0)
+    assert (ledger.ready, ledger.updating, journey.went) == (False, False, [])
+
+
+def test_an_update_is_not_committed_before_the_device_has_done_it(journey: Journey) -> None:
+    """An update that fails on the device is half an update, and known to be."""
+    ledger = ledger_of(journey)
+    journey.device_fails_in = "update"
+    ledger.enter_update(0)
+    with pytest.raises(RuntimeError, match="UCE"):
+        ledger.leave_update(0)
+    assert (ledger.count, ledger.updating) == (0, True)

@@ -149,7 +149,7 @@ class Diary:
     def __init__(self) -> None:
         self.entries: list[tuple[str, str]] = []
 
-    def entered(self, op: str) -> None:
+    def entered(self, op: str, group: tuple[int, ...] = ()) -> None:
         self.entries.append(("entered", op))
 
     def left(self, op: str) -> None:

@@ -1,0 +1,296 @@
+"""The communicator of NPUs: HCCL's groups, rebuilt in place by torch-npu, with the hosts' own lines beside them.
+
+The module with torch-npu's calls is handed in, so that a fake one can stand there. A rebuild has a cheap and a dear
+way:
+
+- Nobody is new and all were linked: the communicators are resumed (`reinit_process_group(None, rebuild_link=False)`,
+  which does it for every group).
+- Otherwise every group's communicator is dropped (`rebuild_link=True`, group by group) and built anew.
+
+The library builds a communicator when it is first used. Here that is done at once, in every group, timed and checked:
+so a link that does not come up is seen in this phase, and not in the middle of a step. If resuming fails, the next
+attempt rebuilds.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore
+
+from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed, LinkUpFailed
+from ..protocol.types import StoreEndpoint
+from .base import CollectiveObserver, Transfer
+from .gloo import BARRIER_VARIABLE
+from .group import group_name, group_names, orphaned
+from .hccl_group import BACKEND, HcclGroup
+from .host_lines import HostLines
+from .library import Library, build
+from .life import Life, cause
+from .movable_store import MovableStore
+from .seating import Abandoned, Attempt, StoreLine
+
+_log = logging.getLogger("midstep")
+
+_PREFIX = "midstep/hccl/g{generation}"
+_CLOSE_S = 0.5
+
+_owner: "HcclCommunicator | None" = None
+
+
+class _Word(NamedTuple):
+    """What each rank tells the others before a rebuild."""
+
+    groups: list[str]
+    linked: int  # the generation in which all its communicators were last up; 0: none
+
+
+def _create(options: Any, _: Any) -> HcclGroup:
+    """Make a group for torch: the backend's creator function."""
+    if _owner is None:
+        raise CommunicatorError(f"backend {BACKEND} is used without a communicator; call midstep.init_process_group")
+    return _owner.make_group(options)
+
+
+class HcclCommunicator:
+    """See Communicator. All groups share one life; the device's work ends with the device's stop."""
+
+    def __init__(self, library: Library, name: str = "hccl") -> None:
+        """Register the backend with torch."""
+        self.name = name
+        self._library = library
+        self._device = torch.device(library.device)
+        if not hasattr(dist.Backend, BACKEND.upper()):
+            dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=[library.device])
+        self.generation = 0
+        self.observer: CollectiveObserver | None = None
+        self.link_up_s: dict[str, float] = {}  # of each group, in the last rebuild
+        self._host = HostLines()
+        self._lock = threading.RLock()
+        self._life = Life(self._cut)
+        self._groups: list[HcclGroup] = []  # in the order of their creation
+        self._made: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
+        self._store = MovableStore()
+        self._seated = False
+        self._linked = 0
+        self._attempt: Attempt[Any] | None = None
+        self._rank = 0
+        self._members: tuple[int, ...] = ()
+
+    @property
+    def failed(self) -> str | None:
+        """Why no collective can succeed until the next `reseat`; None while all is well."""
+        return self._life.reason or self._host.failed
+
+    def init(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        generation: int,
+        store: StoreEndpoint | None,
+        collective_s: float,
+        link_up_s: float,
+    ) -> None:
+        """Make the default process group of torch.distributed; seat it if there is a `store`."""
+        global _owner  # noqa: PLW0603 - torch calls a function for a backend's name, and knows no object
+        _owner = self
+        self._rank = rank
+        self._members = tuple(range(world_size))
+        self.generation = generation
+        self._host.init(
+            rank=rank,
+            world_size=world_size,
+            generation=generation,
+            store=None,
+            collective_s=collective_s,
+            link_up_s=link_up_s,
+        )
+        os.environ[BARRIER_VARIABLE] = "0"  # the seating is a rendezvous of its own
+        timeout = timedelta(seconds=collective_s)
+        dist.init_process_group(BACKEND, store=HashStore(), rank=rank, world_size=world_size, timeout=timeout)
+        if store is not None:
+            self.reseat(generation, store, link_up_s)
+
+    def make_group(self, options: Any) -> HcclGroup:
+        """Make a group that torch asks for. In a seated world the library serves it, and links it at its first use."""
+        members = tuple(options.global_ranks_in_group) or self._members
+        if self._life.reason is not None:
+            raise self._life.error("new_group")
+        group = HcclGroup(self, members, options.group_rank, self._life, options.timeout, self._device)
+        if self._seated:
+            name = group_name(members, self._made[members])
+            self._made[members] += 1
+            build(self._library, group, name, self._store, self._life)
+        self._groups.append(group)
+        return group
+
+    def abort(self, reason: str) -> None:
+        """Refuse collectives from now on, and end a rebuild and the hosts' traffic.
+
+        What the device is executing ends with the device's own stop, which follows.
+        """
+        with self._lock:
+            self._life.end(CommunicatorAborted, reason)
+            self._cut()
+        self._host.abort(reason)
+
+    def _cut(self) -> None:
+        with self._lock:
+            if self._attempt is not None:
+                self._attempt.abandon()
+
+    def reseat(self, generation: int, store: StoreEndpoint, link_up_s: float) -> None:
+        """Meet over the hosts' lines, resume or rebuild every group's communicator, and check its links."""
+        deadline = time.monotonic() + link_up_s
+        self._life.end(CommunicatorAborted, f"generation {generation} began")
+        life = Life(self._cut)
+        with self._lock:
+            self.generation, self._life = generation, life
+            linked, self._linked = self._linked, 0
+        try:
+            self._host.reseat(generation, store, link_up_s)
+            attempt = Attempt(lambda a: self._rebuild(a, generation, store, life, linked), deadline)
+            with self._lock:
+                self._attempt = attempt
+                if life.reason is not None:
+                    attempt.abandon()
+            kept = attempt.outcome()
+        except (Abandoned, TimeoutError, RuntimeError, CommunicatorError) as error:
+            text = str(error) if isinstance(error, LinkUpFailed) else cause(error)
+            what = f"generation {generation} was not linked up within {link_up_s:g} s: {text}"
+            life.end(CommunicatorFailed, what)
+            if life.aborted:
+                raise life.error("reseat") from None
+            raise LinkUpFailed(f"rank {self._rank}: {what}") from error
+        finally:
+            self._attempt = None
+        if life.reason is not None:
+            raise life.error("reseat")
+        self._groups, self._seated, self._linked = kept, True, generation
+
+    def _rebuild(
+        self, attempt: Attempt[Any], generation: int, store: StoreEndpoint, life: Life, linked: int
+    ) -> list[HcclGroup]:
+        """Run a rebuild in the attempt's thread; return the groups that all their members have."""
+        calls = self._library.calls
+        line = StoreLine(store, attempt.go_on())
+        names = group_names(self._groups)
+        words = self._meet(attempt, line, generation, _Word(names, linked))
+        kept = [
+            (group, name) for group, name in zip(self._groups, names, strict=True) if not _without(group, name, words)
+        ]
+        for group, name in zip(self._groups, names, strict=True):
+            missing = _without(group, name, words)
+            if missing:
+                group.end(orphaned(missing, generation))
+        resume = linked > 0 and all(word.linked == linked for word in words)
+        attempt.go_on()
+        # Keys of the communicators that are dropped are deleted where they were written, so the store moves afterwards.
+        if resume:
+            attempt.stage = "the communicators are not resumed"
+            calls.distributed.reinit_process_group(None, rebuild_link=False)
+        else:
+            for group, name in kept:
+                if group.backend is not None:
+                    attempt.stage = f"the communicator of group {name} is not dropped"
+                    calls.distributed.reinit_process_group(group, rebuild_link=True)
+        self._store.move(line.store, _PREFIX.format(generation=generation))
+        self._made = Counter(group.members for group, _ in kept)
+        for group, name in kept:
+            if group.backend is None:
+                build(self._library, group, name, self._store, life)
+            else:
+                group.revive(life)
+        self._link_up(attempt, kept)
+        _log.info("generation %d: %s %d groups", generation, "resumed" if resume else "rebuilt", len(kept))
+        return [group for group, _ in kept]
+
+    def _link_up(self, attempt: Attempt[Any], groups: Sequence[tuple[HcclGroup, str]]) -> None:
+        """Use every group once, in order; in all ranks that is the same order for the groups that they share."""
+        self.link_up_s = {}
+        for group, name in groups:
+            if len(group.members) < 2:
+                continue
+            attempt.stage = f"the links of group {name} (ranks {_ranks(group.members)}) are not up"
+            attempt.go_on()
+            began_s = time.monotonic()
+            ones, work = group.link_check()
+            work.wait()
+            self._library.calls.npu.synchronize()
+            self.link_up_s[name] = time.monotonic() - began_s
+            if ones.item() != len(group.members):
+                raise CommunicatorFailed(f"link check of ranks {_ranks(group.members)} gave {ones.item()}")
+
+    def _meet(self, attempt: Attempt[Any], line: StoreLine, generation: int, word: _Word) -> list[_Word]:
+        """Tell the others what this rank has, and hear what they have."""
+        table = PrefixStore(f"{_PREFIX.format(generation=generation)}/table", line.store)
+        table.set(str(self._rank), json.dumps(word))
+        words = []
+        for member in self._members:
+            attempt.stage = f"rank {member} has not said which groups it has"
+            try:
+                table.wait([str(member)], timedelta(seconds=attempt.go_on()))
+            except dist.DistStoreError as error:  # torch's word for a timeout
+                raise Abandoned from error
+            words.append(_Word(*json.loads(table.get(str(member)))))
+        return words
+
+    def isend(self, tensor: torch.Tensor, rank: int) -> Transfer:
+        """Start to send `tensor`, of the host, to `rank`."""
+        return self._host.isend(tensor, rank)
+
+    def irecv(self, tensor: torch.Tensor, rank: int) -> Transfer:
+        """Start to fill `tensor`, of the host, from `rank`."""
+        return self._host.irecv(tensor, rank)
+
+    def swap(self, blob: bytes, to: int, source: int) -> bytes:
+        """Send `blob` to rank `to` and return what rank `source` sends, from host to host."""
+        return self._host.swap(blob, to, source)
+
+    def barrier(self) -> None:
+        """Wait for all ranks; not for their devices."""
+        self._host.barrier()
+
+    def watch(self, observer: CollectiveObserver | None) -> None:
+        """Report the collectives from now on to `observer`."""
+        self.observer = observer
+
+    def forget(self, group: HcclGroup) -> None:
+        """Take leave of a group that torch destroys."""
+        self._groups = [other for other in self._groups if other is not group]
+        gone = Life(self._cut)
+        gone.end(CommunicatorAborted, "the group was destroyed")
+        group.end(gone)
+
+    def close(self) -> None:
+        """Abort, destroy the groups, and leave the hosts' lines."""
+        self.abort("the communicator was closed")
+        if _owner is self and dist.is_initialized():
+            dist.destroy_process_group()
+        for group in list(self._groups):
+            self.forget(group)
+        self._host.close()
+
+
+def _without(group: HcclGroup, name: str, words: Sequence[_Word]) -> list[int]:
+    return [member for member in group.members if name not in words[member].groups]
+
+
+def _ranks(members: Sequence[int]) -> str:
+    return ", ".join(str(member) for member in members)
+
+
+def npu_communicator() -> HcclCommunicator:
+    """Return the communicator of real NPUs. Imports torch-npu."""
+    import torch_npu  # type: ignore[import-not-found,unused-ignore]
+
+    return HcclCommunicator(Library(torch_npu, "hccl", "npu"))

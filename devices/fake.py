@@ -1,0 +1,239 @@
+"""Stands for the module `torch_npu`: the same names and signatures (tests/contract/npu), and a fake chip behind them.
+
+It behaves as torch-npu's sources say that it does, and as far as nothing of this has run on an NPU, it proves the logic
+of a recovery and not the device. What it adds is `harm`, by which faults are caused on purpose.
+"""
+
+import gc
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from ..protocol.types import Injury
+from . import fake_chip as texts
+from .fake_chip import CHIP, told
+
+__version__ = "2.13.0"
+DEVICE = torch.device("cpu")
+_RUN, _STOP = 1, 2  # what torch-npu tells the watchdog
+
+
+def current_device() -> int:
+    """As torch_npu.npu.current_device."""
+    return CHIP.index
+
+
+def set_device(device: int) -> None:
+    """As torch_npu.npu.set_device."""
+    CHIP.index = device
+
+
+def synchronize(device: int | None = None) -> None:
+    """As torch_npu.npu.synchronize: raises what has gone wrong in the queue."""
+    CHIP.synchronize()
+
+
+def get_allocator_backend() -> str:
+    """As torch_npu.npu.get_allocator_backend."""
+    return "native"
+
+
+def stop_device(device_id: int) -> int:
+    """As torch_npu.npu.stop_device: aborts the queue; whoever waits for it raises FORCE STOP."""
+    CHIP.stop()
+    for backend in _backends():
+        backend.set_watchdog_status(_STOP)
+    return 0
+
+
+def restart_device(
+    device_id: int, rebuild_all_resources: bool = False, disable_tensor_unsafe_check: bool = False
+) -> None:
+    """As torch_npu.npu.restart_device: repairs struck memory (not what was in it) and takes work again."""
+    if rebuild_all_resources and not disable_tensor_unsafe_check:
+        mark_all_npu_tensor_unsafe(device_id)
+        CHIP.check_unsafe = True
+    CHIP.restart()
+    for backend in _backends():
+        backend.clear_workmeta_list()
+        backend.set_watchdog_status(_RUN)
+
+
+def check_uce_in_memory(device_id: int) -> int:
+    """As torch_npu.npu.check_uce_in_memory: 0 nothing, 1 outside the allocator's memory, 2 temporary, 3 persistent."""
+    if CHIP.multi_bit:
+        return 3
+    if CHIP.struck_outside:
+        return 1
+    if CHIP.struck:
+        CHIP.unsafe += CHIP.struck
+        return 3
+    return 2 if CHIP.struck_nowhere else 0
+
+
+def check_npu_tensor_is_safe(tensor_obj: torch.Tensor) -> bool:
+    """As torch_npu.npu._recovery.check_npu_tensor_is_safe."""
+    return not CHIP.is_unsafe(tensor_obj)
+
+
+def update_npu_tensor_to_safe(tensor_obj: torch.Tensor) -> None:
+    """As torch_npu.npu._recovery.update_npu_tensor_to_safe."""
+    CHIP.make_safe(tensor_obj)
+
+
+def mark_all_npu_tensor_unsafe(device: int) -> None:
+    """As torch_npu.npu._recovery.mark_all_npu_tensor_unsafe."""
+    CHIP.unsafe += [(tensor.data_ptr(), tensor.nbytes) for tensor in _tensors() if tensor.nbytes]
+
+
+def reinit_process_group(group: Any = None, rebuild_link: bool = True) -> Any:
+    """As torch_npu.distributed.reinit_process_group.
+
+    With `rebuild_link` the communicator of `group` (default: the world) is dropped; the next collective builds another.
+    Without it, those of all groups are resumed as they are, whatever `group` says.
+    """
+    group = group if group is not None else c10d._world.default_pg
+    if not rebuild_link:
+        for backend in _backends():
+            backend.resume_hccl_comm(CHIP.index)
+        return None
+    if "hccl" in c10d._world.pg_map[group][0]:
+        group._get_backend(DEVICE)._delete_tcpstore_key()
+        group._get_backend(DEVICE).abort_hccl_comm("reinit")
+    return group
+
+
+class Event:
+    """As torch_npu.npu.Event, as far as its time goes: microseconds of this machine."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._at_us = 0
+
+    def record(self, stream: object = None) -> None:
+        """Write down the time."""
+        self._at_us = _now_us()
+
+    def synchronize(self) -> None:
+        """Wait for the queue."""
+        CHIP.check()
+
+    def recorded_time(self) -> int:
+        """Return the time that was written down."""
+        return self._at_us
+
+
+def harm(injury: Injury) -> None:
+    """Cause a fault, in the train thread; raises RuntimeError where an operator would. Not part of torch-npu."""
+    _HARMS[injury]()
+
+
+def _backends() -> list[Any]:
+    groups = [group for group in c10d._pg_map if DEVICE in getattr(group, "_device_types", ())]
+    backends = [group._get_backend(DEVICE) for group in groups]
+    return [backend for backend in backends if hasattr(backend, "abort_hccl_comm")]
+
+
+def _tensors() -> list[torch.Tensor]:
+    return [found for found in gc.get_objects() if isinstance(found, torch.Tensor) and found.layout == torch.strided]
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+def _strike_a_parameter() -> None:
+    parameters = [found for found in _tensors() if found.is_leaf and found.requires_grad and found.is_contiguous()]
+    if parameters:
+        CHIP.strike(max(parameters, key=lambda found: found.nbytes))
+    else:
+        CHIP.struck_nowhere = True
+
+
+def _raises(text: str) -> Callable[[], None]:
+    def fail() -> None:
+        raise RuntimeError(told(text))
+
+    return fail
+
+
+def _temporary() -> None:
+    CHIP.struck_nowhere = True
+    raise RuntimeError(told(texts.UCE))
+
+
+def _persistent() -> None:
+    _strike_a_parameter()
+    raise RuntimeError(told(texts.UCE))
+
+
+def _outside() -> None:
+    CHIP.struck_outside = True
+    raise RuntimeError(told(texts.UCE))
+
+
+def _multi_bit() -> None:
+    _strike_a_parameter()
+    CHIP.multi_bit = True
+    raise RuntimeError(told(texts.MULTI_BIT.format(time_us=_now_us())))
+
+
+def _multi_bit_late() -> None:
+    CHIP.multi_bit = True
+    raise RuntimeError(told(texts.MULTI_BIT.format(time_us=1)))  # soon after the machine was started
+
+
+def _broken() -> None:
+    CHIP.link_broken = True
+    raise RuntimeError(told(texts.RETRY_FAILED))
+
+
+def _link_up_fails() -> None:
+    CHIP.link_up_fails = True
+
+
+def _hang() -> None:
+    CHIP.hang_next = True
+
+
+def _drop() -> None:
+    CHIP.lost = True
+    CHIP.check()
+
+
+_HARMS: dict[Injury, Callable[[], None]] = {
+    Injury.MEMORY_TEMPORARY: _temporary,
+    Injury.MEMORY_PERSISTENT: _persistent,
+    Injury.MEMORY_OUTSIDE: _outside,
+    Injury.SUSPECT_MEMORY: _raises(texts.SUSPECT_MEMORY),
+    Injury.MULTI_BIT: _multi_bit,
+    Injury.MULTI_BIT_LATE: _multi_bit_late,
+    Injury.UNSAFE_TENSOR: _raises(texts.UNSAFE),
+    Injury.OUT_OF_MEMORY: _raises(texts.OUT_OF_MEMORY),
+    Injury.LINK_DOWN: _raises(texts.RETRY_FAILED),
+    Injury.LINK_BROKEN: _broken,
+    Injury.LINK_UP_FAILS: _link_up_fails,
+    Injury.REMOTE: _raises(texts.REMOTE),
+    Injury.HANG_COLLECTIVE: _hang,
+    Injury.DROP_DEVICE: _drop,
+}
+
+npu = SimpleNamespace(
+    current_device=current_device,
+    set_device=set_device,
+    synchronize=synchronize,
+    get_allocator_backend=get_allocator_backend,
+    stop_device=stop_device,
+    restart_device=restart_device,
+    check_uce_in_memory=check_uce_in_memory,
+    Event=Event,
+    _recovery=SimpleNamespace(
+        check_npu_tensor_is_safe=check_npu_tensor_is_safe,
+        update_npu_tensor_to_safe=update_npu_tensor_to_safe,
+        mark_all_npu_tensor_unsafe=mark_all_npu_tensor_unsafe,
+    ),
+)
+distributed = SimpleNamespace(reinit_process_group=reinit_process_group)

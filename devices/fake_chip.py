@@ -1,0 +1,207 @@
+"""What lies behind the fake device: a queue that a thread works off, memory that can be struck, links that can break.
+
+Tensors are ordinary CPU tensors and are computed on by the thread that trains, so training is numerically real.
+Collectives go through the queue, as on an NPU: they are asynchronous, they fail later than they are called, and a stop
+aborts them. There is one chip in a process.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+LINK_UP_S = 0.01  # what it costs to build one communicator
+FORCE_STOP = "FORCE STOP."
+UCE = "UCE ERROR."
+MULTI_BIT = "HBM MULTI BIT ECC ERROR.time is {time_us}"
+SUSPECT_MEMORY = "SUSPECT MEM ERROR"
+UNSAFE = "There is unsafe data in the input tensor."
+OUT_OF_MEMORY = (
+    "NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.97 GiB total capacity; 59.10 GiB already allocated)"
+)
+RETRY_FAILED = "HCCL OP RETRY FAILED"
+REMOTE = "SUSPECT REMOTE ERROR"
+LOST = "NPU function error: aclrtSynchronizeDevice, error code is 507010"
+_SETTLE_S = 0.3
+_TICK_S = 0.002
+
+
+class Task:
+    """One thing in the queue."""
+
+    def __init__(self, run: Callable[["Task"], Any]) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        self._then: list[Callable[[], None]] = []
+        self._over = threading.Event()
+        self.error: str | None = None
+        self.result: Any = None
+
+    @property
+    def over(self) -> bool:
+        """Whether it was done, or given up."""
+        return self._over.is_set()
+
+    def work(self) -> None:
+        """Do it. In the chip's thread."""
+        if self.over:
+            return
+        try:
+            self.result = self._run(self)
+        except Exception as error:  # told to whoever waits
+            self.finish(str(error))
+        else:
+            self.finish(None)
+
+    def finish(self, error: str | None) -> None:
+        """End it, well or with an error; the first word counts. Any thread."""
+        with self._lock:
+            if self._over.is_set():
+                return
+            self.error = error
+            self._over.set()
+            then, self._then = self._then, []
+        for call in then:
+            call()
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call `call` once it is over, in any thread."""
+        with self._lock:
+            if not self._over.is_set():
+                self._then.append(call)
+                return
+        call()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it is over. Raises RuntimeError with the device's text."""
+        if not self._over.wait(timeout_s):
+            raise RuntimeError("Operation timed out! It is still under way.")
+        if self.error is not None:
+            raise RuntimeError(told(self.error))
+
+
+class Chip:
+    """The one fake device of a process."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.stopped = False
+        self.lost = False
+        self.struck: list[tuple[int, int]] = []  # addresses and lengths, in bytes
+        self.struck_nowhere = False  # in memory that was free, or is no longer used
+        self.struck_outside = False
+        self.multi_bit = False
+        self.unsafe: list[tuple[int, int]] = []
+        self.check_unsafe = True
+        self.link_broken = False  # until the communicators are rebuilt
+        self.link_up_fails = False
+        self.hang_next = False
+        self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._open: set[Task] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        self.cuts: list[Callable[[], None]] = []  # called by a stop: they end what is on its way
+        self.leftovers: list[Callable[[], bool]] = []  # say whether something aborted still touches its tensors
+
+    # --- the queue ------------------------------------------------------------------------------------------------
+
+    def submit(self, run: Callable[[Task], Any], tensors: Sequence[torch.Tensor] = ()) -> Task:
+        """Queue something that uses `tensors`. Raises RuntimeError where the device refuses."""
+        self.check()
+        if self.check_unsafe and any(self.is_unsafe(tensor) for tensor in tensors):
+            raise RuntimeError(told(UNSAFE))
+        task = Task(run)
+        with self._lock:
+            self._open.add(task)
+            self._ensure_thread()
+        task.when_over(lambda: self._open.discard(task))
+        self._tasks.put(task)
+        return task
+
+    def synchronize(self) -> None:
+        """Wait for everything queued. Raises RuntimeError."""
+        self.check()
+        self.submit(lambda _: None).wait()
+
+    def check(self) -> None:
+        """Raise RuntimeError if nothing can be executed."""
+        if self.lost:
+            raise RuntimeError(told(LOST))
+        if self.stopped:
+            raise RuntimeError(told(FORCE_STOP))
+
+    def stop(self) -> None:
+        """Abort what is queued and what runs. Any thread."""
+        self.stopped = True
+        with self._lock:
+            tasks = list(self._open)
+        for task in tasks:
+            task.finish(FORCE_STOP)
+        for cut in list(self.cuts):
+            cut()
+
+    def restart(self) -> None:
+        """Work again, once what was aborted has let go of its tensors. Raises RuntimeError if the device is gone."""
+        if self.lost:
+            raise RuntimeError(told(LOST))
+        end = time.monotonic() + _SETTLE_S
+        self.leftovers = [left for left in self.leftovers if not left()]
+        while self.leftovers and time.monotonic() < end:
+            time.sleep(_TICK_S)
+            self.leftovers = [left for left in self.leftovers if not left()]
+        self.struck, self.struck_nowhere, self.multi_bit, self.hang_next = [], False, False, False
+        self.stopped = False
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None or self._pid != os.getpid():  # a thread does not come along into a fork
+            self._pid = os.getpid()
+            self._thread = threading.Thread(target=self._work, name="fake-npu", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            task = self._tasks.get()
+            if self.hang_next:
+                self.hang_next = False
+                while not task.over:
+                    time.sleep(_TICK_S)
+            if self.stopped:  # it came while the stop was under way
+                task.finish(FORCE_STOP)
+            task.work()
+            del task  # it holds tensors
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+
+    def strike(self, tensor: torch.Tensor) -> None:
+        """Damage a piece of a tensor's memory: what was in it is gone."""
+        flat = tensor.detach().view(-1).view(torch.uint8)
+        begin, end = flat.numel() // 3, flat.numel() // 3 + max(1, min(64, flat.numel() // 3))
+        flat[begin:end] ^= 0x5A
+        self.struck.append((tensor.data_ptr() + begin, end - begin))
+
+    def is_unsafe(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor shares a byte with memory that is locked."""
+        begin = tensor.data_ptr()
+        end = begin + tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+        return any(begin < at + length and at < end for at, length in self.unsafe)
+
+    def make_safe(self, tensor: torch.Tensor) -> None:
+        """Unlock the memory of a tensor."""
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        self.unsafe = [(at, length) for at, length in self.unsafe if not (begin < at + length and at < end)]
+
+
+def told(text: str) -> str:
+    """Return a text as torch-npu tells it, with its second line."""
+    when = time.strftime("%Y-%m-%d-%H:%M:%S", time.localtime())
+    rank = os.environ.get("RANK", "-1")
+    who = f"(PID:{os.getpid()}, Device:{CHIP.index}, RankID:{rank})"
+    return f"{text}\n[ERROR] {when} {who} ERR00100 PTA call acl api failed"
+
+
+CHIP = Chip()

@@ -1,0 +1,119 @@
+"""An Ascend NPU, through the calls of torch-npu that `npu_calls.py` lists.
+
+The module with these calls is handed in: the real one, or one with the same names and signatures. What each call does
+was read from the sources of torch-npu; docs/npu.md says what of it was never run on an NPU.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.errors import ConfigurationError, RecoveryError
+from .base import Damage
+from .npu_calls import require
+from .npu_environment import problems
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..protocol.types import Injury
+
+_log = logging.getLogger("midstep")
+
+# The answers of check_uce_in_memory.
+NOTHING, OUTSIDE, TEMPORARY, PERSISTENT = 0, 1, 2, 3
+
+
+class NpuDevice:
+    """See Device. `library` is torch_npu, or what stands for it."""
+
+    def __init__(self, library: Any, name: str = "npu", version: str = "") -> None:
+        """Take the library. Raises ConfigurationError if it lacks a call."""
+        require(library, version or str(getattr(library, "__version__", "of unknown version")))
+        self.name = name
+        self.stopped = False
+        self._library = library
+        self._device: int | None = None
+        self._lock = threading.Lock()
+
+    def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
+        """Take the device with the number of this process on its node, and check the environment."""
+        npu = self._library.npu
+        wrong = problems(environment, link_up_s, npu.get_allocator_backend())
+        if wrong:
+            lines = "\n".join(f"  - {line}." for line in wrong)
+            raise ConfigurationError(f"this environment does not allow an NPU to be recovered:\n{lines}")
+        npu.set_device(local_rank)
+        self._device = npu.current_device()
+
+    def stop(self) -> None:
+        """Abort the device's queue and its tasks: blocked threads raise FORCE STOP."""
+        with self._lock:
+            if self.stopped:
+                return
+            self.stopped = True
+            answer = self._library.npu.stop_device(self._here())
+        if answer:
+            raise RecoveryError(f"device {self._here()} could not be stopped: stop_device answered {answer}")
+
+    def clean(self) -> Damage:
+        """Ask what became of the memory, and restart the device."""
+        if not self.stopped:
+            return Damage.NONE
+        npu, device = self._library.npu, self._here()
+        try:
+            answer = npu.check_uce_in_memory(device)
+            if answer == OUTSIDE:
+                raise RecoveryError(
+                    f"device {device} has an uncorrectable error in memory that is not torch's (check_uce_in_memory "
+                    "answered 1): this process cannot mend it"
+                )
+            npu.restart_device(device, rebuild_all_resources=False)
+        except RuntimeError as error:
+            raise RecoveryError(f"device {device} cannot be used any more: {_first_line(error)}") from error
+        with self._lock:
+            self.stopped = False
+        if answer == PERSISTENT:
+            return Damage.PERSISTENT
+        return Damage.TEMPORARY if answer == TEMPORARY else Damage.NONE
+
+    def struck(self, tensors: "Sequence[torch.Tensor]") -> bool:
+        """Say whether torch-npu has locked one of these."""
+        safe = self._library.npu._recovery.check_npu_tensor_is_safe
+        return any(not safe(tensor) for tensor in tensors)
+
+    def mended(self, tensors: "Sequence[torch.Tensor]") -> None:
+        """Unlock these."""
+        for tensor in tensors:
+            self._library.npu._recovery.update_npu_tensor_to_safe(tensor)
+
+    def finish(self) -> None:
+        """Wait for the device."""
+        self._library.npu.synchronize(self._here())
+
+    def now_us(self) -> int | None:
+        """Have the device write down its time, and read it. Waits for what is queued before."""
+        event = self._library.npu.Event(enable_timing=True)
+        event.record()
+        event.synchronize()
+        return int(event.recorded_time())
+
+    def rebuilt(self) -> None:
+        """Do nothing: the device holds nothing that depends on communicators."""
+
+    def harm(self, injury: "Injury") -> None:
+        """Hand it to the library, if it can."""
+        harm = getattr(self._library, "harm", None)
+        if harm is None:
+            raise ConfigurationError(f"{injury} can only be caused on the fake device, not on a real one")
+        harm(injury)
+
+    def _here(self) -> int:
+        if self._device is None:
+            self._device = self._library.npu.current_device()
+        return self._device
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,63 @@
+"""The environment in which an NPU can be recovered, and what is wrong with the one at hand. Pure.
+
+torch-npu's defaults are made for jobs that die of the first error: its watchdog ends the process. Each rule here has
+its reason in its message.
+"""
+
+from collections.abc import Mapping
+
+WATCHDOG = ("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING")
+CONNECT_TIMEOUT = "HCCL_CONNECT_TIMEOUT"
+NO_CACHING = "PYTORCH_NO_NPU_MEMORY_CACHING"
+CONNECT_DEFAULT_S, CONNECT_LEAST_S, CONNECT_MOST_S = 120, 120, 7200
+
+# What `midstep run` sets for the ranks of a job on such a device, where the user has not said otherwise.
+DEFAULTS = dict.fromkeys(WATCHDOG, "0")
+
+
+def problems(environment: Mapping[str, str], link_up_s: float, allocator: str) -> list[str]:
+    """Return what is wrong, one sentence each with the way out; empty if all is well.
+
+    `link_up_s` is the policy's time for one attempt to build the communicators, `allocator` what torch-npu says of its
+    memory allocator.
+    """
+    found = []
+    for name in WATCHDOG:
+        value = environment.get(name)
+        if value is not None and value != "0":
+            found.append(
+                f"{name}={value}: torch-npu's watchdog would end this process at the first failed collective, before "
+                "it can be recovered. Set it to 0"
+            )
+    if not any(name in environment for name in WATCHDOG):
+        found.append(f"{WATCHDOG[-1]} is not set: torch-npu's watchdog is on then. Set {' and '.join(WATCHDOG)} to 0")
+    found += _connect_problems(environment.get(CONNECT_TIMEOUT), link_up_s)
+    if environment.get(NO_CACHING, "0") not in {"", "0"}:
+        found.append(
+            f"{NO_CACHING}={environment[NO_CACHING]}: without the caching allocator check_uce_in_memory cannot tell "
+            "which memory was struck, and every memory error would cost the process. Unset it"
+        )
+    if allocator != "native":
+        found.append(
+            f"the memory allocator is {allocator}: only torch-npu's own can tell which memory was struck. Do not "
+            "change the allocator (torch_npu.npu.memory.change_current_allocator, PYTORCH_NPU_ALLOC_CONF)"
+        )
+    return found
+
+
+def _connect_problems(value: str | None, link_up_s: float) -> list[str]:
+    if value is None:
+        limit_s = CONNECT_DEFAULT_S
+    elif value.isdigit() and CONNECT_LEAST_S <= int(value) <= CONNECT_MOST_S:
+        limit_s = int(value)
+    else:
+        return [
+            f"{CONNECT_TIMEOUT}={value}: not a whole number of seconds from {CONNECT_LEAST_S} to {CONNECT_MOST_S}. "
+            f"Unset it for {CONNECT_DEFAULT_S}"
+        ]
+    if link_up_s > limit_s:
+        return [
+            f"communicator.link_up_s of the policy is {link_up_s:g}, and HCCL gives a link-up up after {limit_s} s "
+            f"({CONNECT_TIMEOUT}). Raise {CONNECT_TIMEOUT}, or lower link_up_s"
+        ]
+    return []

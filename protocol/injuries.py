@@ -1,0 +1,66 @@
+"""Faults on purpose: what happens to a rank, and when. Tests, the demo and `midstep inject` share them."""
+
+import enum
+
+import msgspec
+
+
+class Moment(enum.StrEnum):
+    """A place in a step or in a recovery at which a fault can be armed (`midstep inject --at`)."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COLLECTIVE = "collective"
+    REDUCTION = "reduction"  # of the gradients, where the framework has a place for it (Megatron)
+    BARRIER = "barrier"
+    UPDATE = "update"
+    GATHER = "gather"  # of parameters after the update, likewise
+    CHECKPOINT = "checkpoint"
+    STOP = "stop"
+    CLEAN = "clean"
+    JOIN = "join"
+    REBUILD = "rebuild"
+    REPAIR = "repair"
+    ROLLBACK = "rollback"
+
+
+class Injury(enum.StrEnum):
+    """What an armed fault does when its moment comes."""
+
+    KILL = "kill"  # SIGKILL to the own process
+    STOP = "stop"  # SIGSTOP to the own process
+    RAISE = "raise"
+    EXIT = "exit"  # exit status 1, without a word
+    HANG = "hang"  # sleep in Python for ever
+    KILL_NODE = "kill_node"  # agent and processes of the node, at once
+    # The rest is for a device that can be harmed, which is the fake one.
+    MEMORY_TEMPORARY = "memory_temporary"  # an uncorrectable error in memory that nothing lasting uses
+    MEMORY_PERSISTENT = "memory_persistent"  # in a parameter
+    MEMORY_OUTSIDE = "memory_outside"  # in memory that is not the framework's
+    SUSPECT_MEMORY = "suspect_memory"  # an alarm, and nothing is found
+    MULTI_BIT = "multi_bit"  # several bits of a parameter, noticed at once
+    MULTI_BIT_LATE = "multi_bit_late"  # noticed after an update that may have used them
+    UNSAFE_TENSOR = "unsafe_tensor"  # a tensor that nobody repaired is used
+    OUT_OF_MEMORY = "out_of_memory"
+    LINK_DOWN = "link_down"  # a collective's own retries failed; the link is up again afterwards
+    LINK_BROKEN = "link_broken"  # likewise, and it comes up only when the communicators are rebuilt
+    LINK_UP_FAILS = "link_up_fails"  # the next communicator that is built does not come up
+    REMOTE = "remote"  # this device suspects another
+    HANG_COLLECTIVE = "hang_collective"  # the next collective never ends
+    DROP_DEVICE = "drop_device"  # the device is gone until it is reset
+
+
+DEVICE_INJURIES = frozenset(list(Injury)[list(Injury).index(Injury.MEMORY_TEMPORARY) :])
+
+
+class ArmedFault(msgspec.Struct, frozen=True):
+    """A fault to be caused on purpose: at a moment of a step (None: the next one that comes), in one rank."""
+
+    rank: int
+    injury: Injury
+    moment: Moment | None = None  # None: now
+    step: int | None = None  # index of the step, 0-based; None: any
+    incarnation: int | None = None  # only this life of the rank; None: any
+    operation: str = ""  # only this collective, as torch's process groups name it; "": any. Then `moment` is COLLECTIVE
+    group: tuple[int, ...] = ()  # only in the process group of these ranks; (): any
+    rate: float = 0.0  # above 0: each time that it fits, with this probability, again and again; 0: once
