@@ -40,6 +40,7 @@ from .seating import Abandoned, Attempt, StoreLine
 
 _log = logging.getLogger("midstep")
 
+NEVER = -1
 _PREFIX = "midstep/hccl/g{generation}"
 _CLOSE_S = 0.5
 
@@ -50,7 +51,7 @@ class _Word(NamedTuple):
     """What each rank tells the others before a rebuild."""
 
     groups: list[str]
-    linked: int  # the generation in which all its communicators were last up; 0: none
+    linked: int  # the generation in which all its communicators were last up, or NEVER
 
 
 def _create(options: Any, _: Any) -> HcclGroup:
@@ -80,7 +81,7 @@ class HcclCommunicator:
         self._made: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
         self._store = MovableStore()
         self._seated = False
-        self._linked = 0
+        self._linked = NEVER
         self._attempt: Attempt[Any] | None = None
         self._rank = 0
         self._members: tuple[int, ...] = ()
@@ -155,7 +156,7 @@ class HcclCommunicator:
         life = Life(self._cut)
         with self._lock:
             self.generation, self._life = generation, life
-            linked, self._linked = self._linked, 0
+            linked, self._linked = self._linked, NEVER
         try:
             self._host.reseat(generation, store, link_up_s)
             attempt = Attempt(lambda a: self._rebuild(a, generation, store, life, linked), deadline)
@@ -192,7 +193,7 @@ class HcclCommunicator:
             missing = _without(group, name, words)
             if missing:
                 group.end(orphaned(missing, generation))
-        resume = linked > 0 and all(word.linked == linked for word in words)
+        resume = linked != NEVER and all(word.linked == linked for word in words)
         attempt.go_on()
         # Keys of the communicators that are dropped are deleted where they were written, so the store moves afterwards.
         if resume:

@@ -13,6 +13,7 @@ import torch
 import torch._dynamo  # the first optimizer would import it in every rank
 from torch._C._distributed_c10d import TCPStore
 
+from midstep.communicators.base import Communicator
 from midstep.communicators.gloo import GlooCommunicator
 from midstep.communicators.names import forget_name_servers_in_this_process
 from midstep.protocol.types import StoreEndpoint
@@ -40,6 +41,13 @@ class Rank:
     def join(self, generation: int = 0, *, seated: bool = True, collective_s: float = 20.0) -> GlooCommunicator:
         """Make the communicator and the default group."""
         communicator = GlooCommunicator()
+        self.init(communicator, generation, seated=seated, collective_s=collective_s)
+        return communicator
+
+    def init(
+        self, communicator: Communicator, generation: int = 0, *, seated: bool = True, collective_s: float = 20.0
+    ) -> None:
+        """Make the default group with a communicator."""
         communicator.init(
             rank=self.number,
             world_size=self.world_size,
@@ -48,7 +56,6 @@ class Rank:
             collective_s=collective_s,
             link_up_s=20.0,
         )
-        return communicator
 
 
 Program = Callable[[Rank], None]

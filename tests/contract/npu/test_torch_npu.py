@@ -8,11 +8,10 @@ import ast
 import re
 
 import pytest
+from tests.contract.npu.wheels import RELEASES, NotReachable, Sources, Wheel, wheel
 
 from midstep.devices.npu_calls import BACKEND_METHODS, CALLS, Call
 from midstep.processor.exception_patterns import Pattern, known_patterns
-
-from .wheels import RELEASES, NotReachable, Sources, Wheel, wheel
 
 # Texts that no torch-npu library has in it: they come from CANN, below it, and are known from its documents only.
 ONLY_DOCUMENTED = {"operator_timeout"}

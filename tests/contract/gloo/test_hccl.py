@@ -1,0 +1,230 @@
+"""HCCL's communicator on the fake device, in real processes: every group comes back, resumed or rebuilt."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from midstep.communicators.fake import fake_communicator
+from midstep.devices import device_named
+from midstep.devices.fake_chip import CHIP
+from midstep.protocol.errors import LinkUpFailed
+from midstep.protocol.injuries import Injury
+
+if TYPE_CHECKING:
+    from tests.contract.gloo.conftest import Rank, Ranks
+
+WORLD = 4
+VICTIM = 3
+LINK_UP_S = 10.0
+SHORT_S = 3.0
+# As a framework makes them: tensor parallel, data parallel, an expert group, and one that is asked for twice.
+GROUPS = ([0, 1], [2, 3], [0, 2], [1, 3], [1, 2, 3], [0, 1])
+ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
+
+
+class Setup:
+    """A rank with its device, its communicator and its groups."""
+
+    def __init__(self, rank: Rank, *, seated: bool = True) -> None:
+        self.rank = rank
+        self.device = device_named("fake")
+        self.device.prepare(rank.number, ENVIRONMENT, LINK_UP_S)
+        self.communicator = fake_communicator()
+        rank.init(self.communicator, seated=seated)
+        made = [dist.new_group(members) for members in GROUPS]
+        self.groups = [group for group in made if group != dist.GroupMember.NON_GROUP_MEMBER]
+
+    def check(self) -> None:
+        """Add up ones in every group, through the handles that were made at the start."""
+        for group in (None, *self.groups):
+            ones = torch.ones(3)
+            dist.all_reduce(ones, group=group)
+            assert ones.tolist() == [float(dist.get_world_size(group))] * 3
+
+    def comms(self) -> list[int]:
+        """How often each of the library's groups was linked again without being rebuilt."""
+        return [group.backend._resumed for group in self.communicator._groups]
+
+    def stop_and_clean(self) -> None:
+        self.communicator.abort("a peer is gone")
+        self.device.stop()
+        self.device.clean()
+
+    def reseat(self, link_up_s: float = LINK_UP_S) -> tuple[str, str]:
+        try:
+            self.communicator.reseat(self.rank.hear(), self.rank.store, link_up_s)
+        except LinkUpFailed as error:
+            self.device.stop()
+            self.device.clean()
+            return "not up", str(error)
+        return "up", ""
+
+
+def join_late(rank: Rank) -> None:
+    """Make model and groups alone; be seated; use everything."""
+    setup = Setup(rank, seated=False)
+    alone = torch.full((2,), 7.0)
+    dist.all_reduce(alone)
+    assert alone.tolist() == [7.0, 7.0]
+    rank.say("checked")
+    rank.say("nothing")
+    rank.say(setup.reseat())
+    setup.check()
+    rank.say(setup.comms())
+    setup.communicator.close()
+
+
+def survive_until_told(rank: Rank) -> None:
+    """As a training process: the control thread stops the device, the train thread raises."""
+    setup = Setup(rank)
+    setup.check()
+    rank.say("checked")
+
+    def control() -> None:
+        assert rank.hear() == "stop"
+        setup.communicator.abort("a peer is gone")
+        setup.device.stop()
+
+    thread = threading.Thread(target=control, daemon=True)
+    thread.start()
+    try:
+        while True:
+            dist.all_reduce(torch.ones(1000))
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+    thread.join(10)
+    setup.device.clean()
+    rank.say(text)
+    rank.say(setup.reseat())
+    setup.check()
+    rank.say(setup.comms())
+    setup.communicator.close()
+
+
+def test_every_group_comes_back_with_a_newcomer(ranks: Ranks) -> None:
+    """World, tensor parallel, data parallel and expert groups: the handles stay, the communicators are rebuilt."""
+    ranks.start_all(WORLD, survive_until_told)
+    ranks.hear_all()
+    ranks.signal(VICTIM, signal.SIGKILL)
+    time.sleep(0.2)
+    ranks.say("stop")
+    texts = ranks.hear_all()
+    assert all(text.startswith(("FORCE STOP", "HCCL function error")) for text in texts), texts
+    assert any(text.startswith("FORCE STOP") for text in texts), "nobody was waiting for the dead rank"
+    ranks.start(VICTIM, WORLD, join_late)
+    assert ranks.hear(VICTIM) == "checked"
+    assert ranks.hear(VICTIM) == "nothing"
+    ranks.say(1)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    assert all(resumed == [0] * len(resumed) for resumed in ranks.hear_all())
+
+
+def interrupted_twice(rank: Rank) -> None:
+    """Be stopped for nobody's fault, come back; then again, with a link that stays broken in one rank."""
+    setup = Setup(rank)
+    setup.check()
+    before = [group.backend for group in setup.communicator._groups]
+    setup.stop_and_clean()
+    rank.say(setup.reseat())
+    setup.check()
+    rank.say(setup.comms())
+    if rank.number == VICTIM:
+        CHIP.link_broken = True
+    setup.stop_and_clean()
+    rank.say(setup.reseat(SHORT_S))
+    rank.say(setup.reseat())
+    setup.check()
+    rank.say(setup.comms())
+    assert [group.backend for group in setup.communicator._groups] == before
+    setup.communicator.close()
+
+
+def test_without_a_newcomer_communicators_are_resumed_and_rebuilt_only_if_that_fails(ranks: Ranks) -> None:
+    ranks.start_all(WORLD, interrupted_twice)
+    ranks.say(1)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    assert all(set(resumed) == {1} for resumed in ranks.hear_all())
+    ranks.say(2)
+    answers = ranks.hear_all()
+    assert [word for word, _ in answers] == ["not up"] * WORLD, answers
+    assert "links of group" in answers[0][1]
+    ranks.say(3)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    assert all(set(resumed) == {0} for resumed in ranks.hear_all())
+
+
+def fails_once(rank: Rank) -> None:
+    """Have one rank's next communicator not come up."""
+    setup = Setup(rank)
+    setup.check()
+    if rank.number == VICTIM:
+        setup.device.harm(Injury.LINK_UP_FAILS)
+    setup.stop_and_clean()
+    rank.say(setup.reseat(SHORT_S))
+    rank.say(setup.reseat())
+    setup.check()
+    rank.say(setup.communicator.link_up_s)
+    setup.communicator.close()
+
+
+def test_a_fault_during_the_link_up_is_seen_there_and_the_next_generation_works(ranks: Ranks) -> None:
+    """Each rank gives up within its time, naming the group; after another rebuild the links of all groups are timed."""
+    ranks.start_all(WORLD, fails_once)
+    ranks.say(1)
+    answers = ranks.hear_all()
+    assert [word for word, _ in answers] == ["not up"] * WORLD, answers
+    assert all("generation 1 was not linked up" in text for _, text in answers)
+    ranks.say(2)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    for times in ranks.hear_all():
+        assert len(times) >= 3
+        assert all(seconds > 0 for seconds in times.values())
+
+
+def aborted_link_up(rank: Rank) -> None:
+    """End a rebuild that waits for somebody who does not come, from another thread."""
+    setup = Setup(rank)
+    setup.check()
+    setup.stop_and_clean()
+
+    def control() -> None:
+        time.sleep(0.3)
+        setup.communicator.abort("the next generation is being opened")
+        setup.device.stop()
+
+    threading.Thread(target=control, daemon=True).start()
+    answer: Any = None
+    try:
+        setup.communicator.reseat(1, rank.store, LINK_UP_S)
+    except Exception as error:
+        answer = type(error).__name__
+    setup.device.clean()
+    rank.say(answer)
+    rank.say(setup.reseat())
+    setup.check()
+    setup.communicator.close()
+
+
+def comes_late(rank: Rank) -> None:
+    setup = Setup(rank)
+    setup.check()
+    setup.stop_and_clean()
+    rank.say("CommunicatorAborted")
+    rank.say(setup.reseat())
+    setup.check()
+    setup.communicator.close()
+
+
+def test_an_abort_ends_a_rebuild_and_the_next_generation_works(ranks: Ranks) -> None:
+    for number in range(WORLD - 1):
+        ranks.start(number, WORLD, aborted_link_up)
+    ranks.start(VICTIM, WORLD, comes_late)
+    assert ranks.hear_all() == ["CommunicatorAborted"] * WORLD
+    ranks.say(2)
+    assert ranks.hear_all() == [("up", "")] * WORLD

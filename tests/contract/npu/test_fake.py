@@ -1,0 +1,45 @@
+"""The fake device has the names and signatures of the real torch-npu, so what runs on it would be taken there."""
+
+import inspect
+from functools import reduce
+from typing import Any
+
+import pytest
+from tests.contract.npu.wheels import RELEASES, NotReachable, Signature, Sources, wheel
+
+from midstep.communicators.fake import FakeHcclGroup
+from midstep.devices import fake
+from midstep.devices.npu_calls import BACKEND_METHODS, CALLS, Call, require
+
+NEWEST = RELEASES[-1]
+
+
+def found(name: str) -> Any:
+    return reduce(getattr, name.split("."), fake)
+
+
+def signature_of(function: Any) -> Signature:
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    return Signature(
+        tuple(p.name for p in parameters),
+        frozenset(p.name for p in parameters if p.default is not inspect.Parameter.empty),
+    )
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_a_call_of_the_fake_is_declared_as_the_real_one(call: Call) -> None:
+    """The same parameters in the same order, and the same ones may be left out."""
+    try:
+        sources = Sources(wheel(NEWEST).sources)
+    except NotReachable as reason:
+        pytest.skip(f"the package registry was not reached: {reason}")
+    assert signature_of(found(call.name)) == sources.signature(call.name)
+
+
+def test_the_fake_has_every_call() -> None:
+    require(fake, "fake")
+
+
+@pytest.mark.parametrize("name", BACKEND_METHODS)
+def test_the_fakes_backend_has_what_torch_npu_calls_on_a_backend(name: str) -> None:
+    assert callable(getattr(FakeHcclGroup, name))

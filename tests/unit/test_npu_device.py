@@ -1,0 +1,150 @@
+"""What the NPU device makes of torch-npu's answers, on the fake chip and on a scripted one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from midstep.devices import device_named, fake
+from midstep.devices.base import Damage
+from midstep.devices.cpu import CpuDevice
+from midstep.devices.fake_chip import CHIP, Chip
+from midstep.devices.npu import NpuDevice
+from midstep.protocol.errors import ConfigurationError, RecoveryError
+from midstep.protocol.injuries import DEVICE_INJURIES, Injury
+
+ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
+
+
+@pytest.fixture
+def device() -> Iterator[NpuDevice]:
+    """A device on a fresh chip."""
+    CHIP.__dict__.update(Chip().__dict__)
+    made = device_named("fake")
+    assert isinstance(made, NpuDevice)
+    made.prepare(0, ENVIRONMENT, 1.5)
+    yield made
+    CHIP.__dict__.update(Chip().__dict__)
+
+
+def text_of(injury: Injury, device: NpuDevice) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        device.harm(injury)
+    return str(caught.value).splitlines()[0]
+
+
+def test_a_wrong_environment_is_refused_with_everything_that_is_wrong(device: NpuDevice) -> None:
+    with pytest.raises(ConfigurationError, match=r"(?s)does not allow.*ASYNC_ERROR.*CACHING"):
+        device.prepare(0, {"PYTORCH_NO_NPU_MEMORY_CACHING": "1"}, 1.5)
+
+
+def test_a_stop_makes_whoever_waits_raise_and_a_clean_lets_the_device_work_again(device: NpuDevice) -> None:
+    device.finish()
+    device.stop()
+    device.stop()
+    assert device.stopped
+    with pytest.raises(RuntimeError, match="FORCE STOP"):
+        device.finish()
+    assert device.clean() is Damage.NONE
+    assert not device.stopped
+    device.finish()
+
+
+def test_a_blocked_thread_raises_when_the_device_is_stopped(device: NpuDevice) -> None:
+    """What is queued and never ends is what a hanging collective looks like to the host."""
+    device.harm(Injury.HANG_COLLECTIVE)
+    task = CHIP.submit(lambda _: None)
+    with pytest.raises(RuntimeError, match="timed out"):
+        task.wait(0.05)
+    device.stop()
+    with pytest.raises(RuntimeError, match="FORCE STOP"):
+        task.wait(5)
+    device.clean()
+    CHIP.submit(lambda _: None).wait(5)
+
+
+@pytest.mark.parametrize(
+    ("injury", "text", "damage"),
+    [
+        (Injury.MEMORY_TEMPORARY, "UCE ERROR.", Damage.TEMPORARY),
+        (Injury.SUSPECT_MEMORY, "SUSPECT MEM ERROR", Damage.NONE),
+        (Injury.LINK_DOWN, "HCCL OP RETRY FAILED", Damage.NONE),
+        (Injury.LINK_BROKEN, "HCCL OP RETRY FAILED", Damage.NONE),
+        (Injury.REMOTE, "SUSPECT REMOTE ERROR", Damage.NONE),
+        (Injury.OUT_OF_MEMORY, "NPU out of memory", Damage.NONE),
+        (Injury.UNSAFE_TENSOR, "There is unsafe data in the input tensor.", Damage.NONE),
+        (Injury.MULTI_BIT_LATE, "HBM MULTI BIT ECC ERROR.time is 1", Damage.PERSISTENT),
+    ],
+)
+def test_an_injury_raises_the_real_text_and_leaves_its_damage(
+    device: NpuDevice, injury: Injury, text: str, damage: Damage
+) -> None:
+    assert text_of(injury, device).startswith(text)
+    device.stop()
+    assert device.clean() is damage
+
+
+def test_struck_memory_is_found_and_can_be_used_once_it_is_mended(device: NpuDevice) -> None:
+    """Address by address: another tensor is not blamed, and a struck one is refused until it is unlocked."""
+    whole, hit = torch.arange(100.0), torch.arange(1000.0)
+    before = hit.clone()
+    CHIP.strike(hit)
+    assert not torch.equal(hit, before)
+    device.stop()
+    assert device.clean() is Damage.PERSISTENT
+    assert device.struck([whole, hit])
+    assert not device.struck([whole])
+    with pytest.raises(RuntimeError, match="unsafe data"):
+        CHIP.submit(lambda _: None, [hit])
+    device.mended([hit])
+    assert not device.struck([hit])
+    CHIP.submit(lambda _: None, [hit]).wait(5)
+
+
+def test_memory_outside_of_the_allocator_cannot_be_mended(device: NpuDevice) -> None:
+    text_of(Injury.MEMORY_OUTSIDE, device)
+    device.stop()
+    with pytest.raises(RecoveryError, match="not torch's"):
+        device.clean()
+
+
+def test_a_lost_device_cannot_be_used_again(device: NpuDevice) -> None:
+    assert "507010" in text_of(Injury.DROP_DEVICE, device)
+    device.stop()
+    with pytest.raises(RecoveryError, match="cannot be used any more"):
+        device.clean()
+
+
+def test_a_device_that_refuses_to_stop_is_told(device: NpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake.npu, "stop_device", lambda device_id: 1)
+    with pytest.raises(RecoveryError, match="could not be stopped"):
+        device.stop()
+
+
+def test_the_devices_clock_goes_forward(device: NpuDevice) -> None:
+    first, second = device.now_us(), device.now_us()
+    assert first is not None
+    assert second is not None
+    assert first <= second
+
+
+def test_every_device_injury_has_its_way_of_happening() -> None:
+    assert set(fake._HARMS) == DEVICE_INJURIES
+
+
+def test_a_real_device_and_the_cpu_cannot_be_harmed() -> None:
+    library: Any = type("Library", (), {"npu": fake.npu, "distributed": fake.distributed})
+    with pytest.raises(ConfigurationError, match="fake device"):
+        NpuDevice(library).harm(Injury.LINK_DOWN)
+    with pytest.raises(ConfigurationError, match="fake"):
+        CpuDevice().harm(Injury.LINK_DOWN)
+
+
+def test_marking_everything_unsafe_locks_every_tensor(device: NpuDevice) -> None:
+    """What restart_device does when all resources are rebuilt."""
+    tensor = torch.ones(5)
+    fake.restart_device(0, rebuild_all_resources=True)
+    assert device.struck([tensor])
+    fake.update_npu_tensor_to_safe(tensor)
+    assert not device.struck([tensor])

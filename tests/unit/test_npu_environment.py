@@ -1,0 +1,51 @@
+"""Each setting under which an NPU cannot be recovered is named, with the way out."""
+
+import pytest
+
+from midstep.devices import rank_environment
+from midstep.devices.npu_environment import DEFAULTS, problems
+
+GOOD = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
+
+
+def test_what_midstep_run_sets_is_all_that_is_needed() -> None:
+    assert problems(DEFAULTS, 1.5, "native") == []
+    assert rank_environment("npu") == rank_environment("fake") == DEFAULTS
+    assert rank_environment("cpu") == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named", "advice"),
+    [
+        ({"HCCL_ASYNC_ERROR_HANDLING": "1"}, "HCCL_ASYNC_ERROR_HANDLING=1", "Set it to 0"),
+        ({"TORCH_HCCL_ASYNC_ERROR_HANDLING": "2"}, "TORCH_HCCL_ASYNC_ERROR_HANDLING=2", "Set it to 0"),
+        ({"HCCL_CONNECT_TIMEOUT": "60"}, "HCCL_CONNECT_TIMEOUT=60", "Unset it"),
+        ({"HCCL_CONNECT_TIMEOUT": "soon"}, "HCCL_CONNECT_TIMEOUT=soon", "Unset it"),
+        ({"PYTORCH_NO_NPU_MEMORY_CACHING": "1"}, "PYTORCH_NO_NPU_MEMORY_CACHING=1", "Unset it"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_the_way_out(changes: dict[str, str], named: str, advice: str) -> None:
+    (line,) = problems({**GOOD, **changes}, 1.5, "native")
+    assert named in line
+    assert advice in line
+
+
+def test_a_watchdog_that_nobody_switched_off_is_named() -> None:
+    (line,) = problems({}, 1.5, "native")
+    assert "HCCL_ASYNC_ERROR_HANDLING is not set" in line
+
+
+def test_a_link_up_that_hccl_would_give_up_first_is_named() -> None:
+    (line,) = problems(GOOD, 300.0, "native")
+    assert "link_up_s" in line
+    assert problems({**GOOD, "HCCL_CONNECT_TIMEOUT": "600"}, 300.0, "native") == []
+
+
+def test_an_allocator_that_cannot_locate_errors_is_named() -> None:
+    (line,) = problems(GOOD, 1.5, "pluggable")
+    assert "allocator is pluggable" in line
+
+
+def test_all_problems_are_told_at_once() -> None:
+    wrong = {"HCCL_ASYNC_ERROR_HANDLING": "3", "HCCL_CONNECT_TIMEOUT": "0", "PYTORCH_NO_NPU_MEMORY_CACHING": "1"}
+    assert len(problems(wrong, 1.5, "other")) == 4
