@@ -52,6 +52,7 @@ def rank_environment(
         names.GENERATION: order.generation,
         names.INCARNATION: order.incarnation,
         names.SEATED: int(order.seated),
+        names.EARLY: int(order.early),
         names.SETTINGS: msgspec.json.encode(job.settings).decode(),
         names.JOB_DIRECTORY: job.job_directory,
         names.STORE: f"{order.store.host}:{order.store.port}",

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from ..protocol.messages import FaultReported, Message, NodeHeartbeat
+from ..protocol.messages import FaultReported, Message, NewcomerWaiting, NodeHeartbeat
 from ..protocol.types import FaultKind, FaultReport, JobSettings, node_address
 from .ranks import RankHost
 from .stall_clock import Stall, StallClock
@@ -65,6 +65,8 @@ class Heart:
                 stall = self._stalls.observe(reading)
                 if stall is not None:
                     self._post(_report(stall, self._node))
+        for process in self._ranks.waiting(readings):
+            self._post(NewcomerWaiting(node=self._node, process=process))
         if now >= self._next_beat_s:
             self._next_beat_s = now + self._heartbeat_s - self._interval_s / 2
             self._post(NodeHeartbeat(node=self._node, at_s=time.time(), ranks=readings), reliable=False)

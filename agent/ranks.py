@@ -52,13 +52,14 @@ _log = logging.getLogger(__name__)
 class _Life:
     """One process of a rank."""
 
-    __slots__ = ("expected", "process", "running", "seat")
+    __slots__ = ("early", "expected", "process", "running", "seat")
 
     def __init__(self, seat: "_Seat", running: RunningProcess) -> None:
         self.seat = seat
         self.running = running
         self.process: WatchedProcess | None = None
         self.expected = False  # it has been told to end
+        self.early = False  # it gets ready while another process holds the rank, and has not been announced
 
 
 class _Seat:
@@ -133,6 +134,15 @@ class RankHost:
                 suspended = is_stopped(life.running.pid)
                 readings.append(msgspec.structs.replace(reading, suspended=suspended))
         return tuple(readings)
+
+    def waiting(self, readings: Iterable[RankProgress]) -> tuple[RunningProcess, ...]:
+        """Name, once each, the early processes that have reached their train function by these step clocks."""
+        reached = {clock.rank: clock.incarnation for clock in readings if clock.activity is Activity.RECOVERING}
+        early = [life for life in self._lives() if life.early]
+        ready = [life for life in early if reached.get(life.running.rank) == life.running.incarnation]
+        for life in ready:
+            life.early = False
+        return tuple(life.running for life in ready)
 
     def oldest_session(self, address: str) -> int | None:
         """Say from when on (ns) the sender at `address` may be heard; None: no such rank is here."""
@@ -221,6 +231,7 @@ class RankHost:
         seat.oldest_session = order.incarnation
         pid = standby.process.pid
         life = _Life(seat, RunningProcess(order.rank, pid, order.incarnation, order.generation))
+        life.early = order.early
         now = time.monotonic()
         seat.box.write_progress(
             pid=pid,

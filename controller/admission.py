@@ -12,6 +12,7 @@ from ..protocol.messages import (
     Envelope,
     FaultReported,
     Message,
+    NewcomerWaiting,
     NodeHeartbeat,
     NodeJoined,
     NodeLost,
@@ -33,6 +34,7 @@ _OF_A_NODE = (
     NodeLost,  # of itself, when it leaves
     StoreMoved,
     ProcessStarted,
+    NewcomerWaiting,
     ProcessExited,
     ProgressReported,
     NodeHeartbeat,
@@ -86,7 +88,7 @@ def _ranks_of(body: Message) -> Iterator[int]:
         yield body.rank
         if isinstance(body, RankJoined | RankQuiesced):
             yield from (copy.rank for copy in body.report.own_states)
-    elif isinstance(body, ProcessStarted | ProcessExited):
+    elif isinstance(body, ProcessStarted | NewcomerWaiting | ProcessExited):
         yield body.process.rank
     elif isinstance(body, NodeJoined):
         yield from (process.rank for process in body.processes)

@@ -19,6 +19,7 @@ from ..protocol.messages import (
 from ..protocol.types import Rung, rank_address
 from .deciding import rung_failed
 from .ending import ready_to_save
+from .planning import all_finished, rank_stopped
 from .repair import plan_repair
 from .state import JobState, Phase
 from .world import Holder, RankState
@@ -60,7 +61,10 @@ def on_rank_quiesced(state: JobState, event: RankQuiesced, now: float) -> None:
     state.history.rank_phases(state.generation, event.rank, event.phases_s)
     if state.phase is Phase.SAVING:
         ready_to_save(state, now)
-    else:
+        return
+    if state.phase is Phase.PAUSING:
+        rank_stopped(state, now)
+    if state.phase is Phase.QUIESCING:
         barrier_one(state, now)
 
 
@@ -79,7 +83,9 @@ def barrier_one(state: JobState, now: float) -> None:
             rung_failed(state, rung, str(lost), now, decide_now=rung is KEEPING[-1])
         return
     plan = state.plan
-    state.history.planned(plan.restore, plan.reasons, plan.target_step, state.committed)
+    remark, state.plans.remark = state.plans.remark, ""
+    reasons = (remark, *plan.reasons) if remark else plan.reasons
+    state.history.planned(plan.restore, reasons, plan.target_step, state.committed)
     for holder in world.holders:
         holder.state = RankState.REJOINING
         state.send(rank_address(holder.rank), rejoin_command(state, holder))
@@ -166,6 +172,8 @@ def on_rank_finished(state: JobState, event: RankFinished, now: float) -> None:
     state.awaiting_step.discard(event.rank)
     state.unfinished.discard(event.rank)
     _maybe_resumed(state, now)
+    if state.phase is Phase.PAUSING and not state.unfinished:
+        all_finished(state, now)
     if state.phase is not Phase.RUNNING:
         return
     if state.unfinished:

@@ -5,11 +5,13 @@ from collections.abc import Callable
 import msgspec
 
 from ..protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from .boundary import late
 from .deciding import blame, decide, rung_failed
 from .ending import end, ready_to_save
 from .events import DeadlinePassed
 from .nodes import nodes_missing
 from .openings import nodes_needed, overdue, release_held, wait_for_nodes
+from .planning import overdue as overdue_plan
 from .state import JobState, Phase
 from .suspicion import resolve_suspicion, suspect
 from .world import NodeState
@@ -27,6 +29,8 @@ def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
     elif state.due_s is not None and state.due_s <= now:
         state.due_s = None
         _OVERDUE[state.phase](state, now)
+    elif state.plans.due_s is not None and state.plans.due_s <= now:
+        overdue_plan(state, now)
     else:
         state.ignore("deadline that was met")
 
@@ -61,6 +65,11 @@ def _quiescing(state: JobState, now: float) -> None:
     _blame_all(state, late, now)
 
 
+def _pausing(state: JobState, now: float) -> None:
+    if not late(state, now):
+        _quiescing(state, now)
+
+
 def _rejoining(state: JobState, now: float) -> None:
     limit_s = state.policy.deadlines.rejoin_s
     _over_time(state, f"{len(state.awaiting_ready)} ranks not ready after {limit_s:g} s", now)
@@ -88,6 +97,7 @@ _OVERDUE: dict[Phase, Callable[[JobState, float], None]] = {
     Phase.WAITING: _waiting,
     Phase.SUSPECTING: resolve_suspicion,
     Phase.QUIESCING: _quiescing,
+    Phase.PAUSING: _pausing,
     Phase.REJOINING: _rejoining,
     Phase.RESUMING: _resuming,
     Phase.SAVING: _saving,

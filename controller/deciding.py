@@ -5,6 +5,7 @@ import msgspec
 from ..policies.facts import Facts, FailedRung, Spent
 from ..policies.roles import WORLD_RESTARTS
 from ..protocol.types import FaultReport, Rung
+from .boundary import give_up
 from .detected import closed_nodes
 from .ending import begin_stop
 from .failures import count_failure
@@ -72,6 +73,7 @@ def rung_failed(state: JobState, rung: Rung | None, reason: str, now: float, *, 
 
 def decide(state: JobState, now: float) -> None:
     """Ask the ladder, remember its answer, do it. Runs whenever an incident begins or takes a turn."""
+    give_up(state, "an incident came between", now)
     if not _widens(state):
         state.attempts += state.attempt
         state.attempt, state.charged = [], 0

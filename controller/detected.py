@@ -8,13 +8,14 @@ What is left is a fault of a rank or of a node in use, and goes on through the o
 import msgspec
 
 from ..policies.fault_levels import TREATMENTS, Treatment
+from ..policies.schema import SubHealthAction
 from ..protocol.types import Assertion, FaultLevel, FaultReport
+from .draining import UNFIT, take_sub_health, well_again
 from .openings import release_held, wait_for_nodes
 from .state import JobState, Phase
 from .world import NodeState
 
-# What keeps a spare from being chosen, and what keeps a node in use from getting new processes.
-_UNFIT = frozenset(Treatment) - {Treatment.NOTE}
+# What keeps a node in use from getting new processes.
 _CLOSED = frozenset({Treatment.LEAVE, Treatment.CLOSE})
 
 
@@ -36,6 +37,10 @@ def sort_out(state: JobState, report: FaultReport, now: float) -> FaultReport | 
         state.ignore("fault that stands already")
         return None
     settle(state, report.node)
+    if TREATMENTS[report.level] is Treatment.WATCH and state.policy.sub_health is not SubHealthAction.LEAVE_NOW:
+        if state.book.concerns_ranks(report):
+            take_sub_health(state, report, now)
+        return None
     if not _hurts(state, report):
         if report.assertion is Assertion.ONCE:
             state.ignore(f"{report.level} that hurts no rank")
@@ -63,7 +68,7 @@ def settle(state: JobState, name: str | None) -> None:
     node = state.world.nodes.get(name or "")
     if node is None:
         return
-    unfit = bool(state.book.on(node.name, _UNFIT))
+    unfit = bool(state.book.on(node.name, UNFIT))
     if unfit and node.state is NodeState.SPARE:
         node.state = NodeState.UNFIT
     elif not unfit and node.state is NodeState.UNFIT:
@@ -90,6 +95,7 @@ def _recovered(state: JobState, report: FaultReport, now: float) -> None:
         state.ignore("recovery of a fault that is not known")
         return
     settle(state, cleared.report.node)
+    well_again(state, cleared.report.node, now)
     if state.phase is Phase.WAITING:
         wait_for_nodes(state, now)
     release_held(state, now)
@@ -98,7 +104,7 @@ def _recovered(state: JobState, report: FaultReport, now: float) -> None:
 def _hurts(state: JobState, report: FaultReport) -> bool:
     """Say whether the fault is for the ladder: it asks for something, and a rank is where it is."""
     treatment = TREATMENTS[report.level]
-    if treatment in {Treatment.NOTE, Treatment.CLOSE, Treatment.WATCH}:
+    if treatment in {Treatment.NOTE, Treatment.CLOSE}:
         return False
     node = state.world.nodes.get(report.node or "")
     if node is None or node.state is not NodeState.ACTIVE:

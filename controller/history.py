@@ -43,6 +43,11 @@ class History:
             self._change(reports=(*current.reports, report), began_s=min(current.began_s, report.at_s))
         return opened
 
+    def plan(self, report: FaultReport, pids: Mapping[int, int], now: float, committed: int) -> None:
+        """Open an incident that begins now, whenever its cause was seen: what was prepared while all went on."""
+        self.report(report, pids, now, committed)
+        self._change(began_s=now)
+
     def decided(self, decision: Decision) -> None:
         """Remember what was decided, with its reasons."""
         if self.open:

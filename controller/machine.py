@@ -6,13 +6,14 @@ told it, so its journal is the truth about it: replay the events, and it stands 
 
 from ..policies.ladder import Ladder
 from ..policies.schema import Policy
-from ..protocol.incidents import Incident, JobStatus, NodeStatus, RankStatus
+from ..protocol.incidents import Incident, JobStatus, RankStatus
 from ..protocol.types import JobSpec
 from .actions import Action
 from .events import Event
 from .failures import failure_counts
 from .fault_book import FaultBook
 from .openings import wait_for_nodes
+from .planning import follow, node_status
 from .state import JobState, Phase
 from .table import TABLE
 from .world import World
@@ -42,13 +43,15 @@ class RecoveryMachine:
             state.ignore(f"{type(event).__name__} while {state.phase}")
             return []
         row.handler(state, event, now)
+        follow(state, now)
         actions, state.actions = state.actions, []
         return actions
 
     def next_deadline(self) -> float | None:
         """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nobody is waited for."""
         state = self._state
-        due = [at for at in (state.due_s, state.newcomers_due_s, state.devices_due_s) if at is not None]
+        planned_s = state.plans.due_s if state.phase is Phase.RUNNING else None
+        due = [at for at in (state.due_s, state.newcomers_due_s, state.devices_due_s, planned_s) if at is not None]
         return min(due, default=None)
 
     @property
@@ -96,17 +99,7 @@ class RecoveryMachine:
                 )
                 for h in state.world.holders
             ),
-            nodes=tuple(
-                NodeStatus(
-                    node=n.name,
-                    failure_domain=n.failure_domain,
-                    state=n.state.value,
-                    ranks=tuple(h.rank for h in state.world.on(n.name)),
-                    failures=failures.get(n.name, 0),
-                    note=n.note,
-                )
-                for n in state.world.nodes.values()
-            ),
+            nodes=tuple(node_status(state, node, failures.get(node.name, 0)) for node in state.world.nodes.values()),
             budgets=state.ladder.budgets(tuple(state.spent), now),
             incidents=self.incidents,
             refused=dict(state.ignored),

@@ -12,6 +12,7 @@ from ..protocol.messages import (
 from ..protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
 from .deciding import blame, decide, rung_failed
 from .detected import settle
+from .draining import newcomer_of
 from .ending import end
 from .events import NodeReturned
 from .failures import too_many
@@ -33,6 +34,8 @@ def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
     settle(state, event.node)
     state.send(node_address(event.node), WelcomeNode(state.job))
     for process in event.processes:
+        if newcomer_of(state, process.rank, process.incarnation) is not None:
+            continue
         if _is_stale(state, event.node, process):
             state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))
     if state.phase is Phase.WAITING:

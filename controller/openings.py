@@ -39,7 +39,7 @@ def open_world(state: JobState, now: float) -> None:
     state.spares_awaited = False
     world = state.world
     before = {holder.rank: holder.node for holder in world.holders}
-    spares = iter(sorted(world.named(NodeState.SPARE), key=_natural))
+    spares = iter(sorted(world.named(NodeState.SPARE), key=natural))
     in_place = [name if world.nodes[name].state is NodeState.ACTIVE else next(spares) for name in world.group_nodes()]
     world.place([*in_place, *spares])
     for holder in world.holders:
@@ -47,7 +47,7 @@ def open_world(state: JobState, now: float) -> None:
             _end_process(state, holder, before[holder.rank])
     if state.generation > 0:
         state.restarts += 1
-    _next_generation(state, range(world.size))
+    next_generation(state, range(world.size))
     state.unfinished = set(range(world.size))
     for holder in world.holders:
         _start(state, holder, seated=True)
@@ -58,8 +58,8 @@ def open_world(state: JobState, now: float) -> None:
     state.enter(Phase.STARTING, now)
 
 
-def open_generation(state: JobState, replace: Iterable[int], now: float) -> None:
-    """Open the next generation: survivors quiesce, the ranks of `replace` get a new process.
+def open_generation(state: JobState, replace: Iterable[int], now: float, *, moved: Iterable[int] = ()) -> None:
+    """Open the next generation: survivors quiesce, the ranks of `replace` get a new process, those of `moved` have one.
 
     Newcomers of an earlier attempt that are still on their way, and ranks that are parked already, stay as they are.
     Where nobody would survive, the world starts as a whole.
@@ -72,7 +72,7 @@ def open_generation(state: JobState, replace: Iterable[int], now: float) -> None
     if not survivors:
         open_world(state, now)
         return
-    _next_generation(state, replaced)
+    next_generation(state, {*replaced, *moved})
     _reset_barriers(state)
     for holder in survivors:
         if holder.state not in PARKED:
@@ -91,13 +91,13 @@ def open_generation(state: JobState, replace: Iterable[int], now: float) -> None
 
 def leave_node(state: JobState, name: str) -> None:
     """Move the ranks of a node to a spare one. The ladder has seen to it that there is one."""
-    _vacate(state, name)
-    state.world.move(name, min(state.world.named(NodeState.SPARE), key=_natural))
+    vacate(state, name)
+    state.world.move(name, min(state.world.named(NodeState.SPARE), key=natural))
 
 
 def replace_node(state: JobState, name: str) -> None:
     """Give a node back and make sure that another takes its place: a spare one, or one that the platform creates."""
-    _vacate(state, name)
+    vacate(state, name)
     world = state.world
     _give_back(state, name)
     have = len(world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED))
@@ -105,7 +105,7 @@ def replace_node(state: JobState, name: str) -> None:
         request_node(state)
 
 
-def _vacate(state: JobState, name: str) -> None:
+def vacate(state: JobState, name: str) -> None:
     """End what runs on a node, and isolate it if it is alive."""
     for holder in state.world.on(name):
         _end_process(state, holder)
@@ -145,7 +145,8 @@ def stop_all_processes(state: JobState) -> None:
         _end_process(state, holder)
 
 
-def _next_generation(state: JobState, replaced: Iterable[int]) -> None:
+def next_generation(state: JobState, replaced: Iterable[int]) -> None:
+    """Begin the next generation, in which these ranks have other processes."""
     state.generation += 1
     state.replaced |= set(replaced)
     state.guilty.clear()
@@ -169,7 +170,7 @@ def _start(state: JobState, holder: Holder, *, seated: bool) -> None:
     state.forget(holder.rank)
     state.held.discard(holder.rank)
     holder.lose()
-    holder.incarnation += 1
+    holder.incarnation = holder.next_incarnation()
     holder.state, holder.seated = RankState.STARTING, seated
     state.send(node_address(holder.node), start_command(state, holder))
 
@@ -183,7 +184,7 @@ def _start_or_hold(state: JobState, holder: Holder, now: float) -> None:
         return
     state.forget(holder.rank)
     _end_process(state, holder)
-    holder.incarnation += 1
+    holder.incarnation = holder.next_incarnation()
     holder.state = RankState.STARTING
     state.held.add(holder.rank)
     state.devices_due_s = now + limit_s
@@ -201,17 +202,18 @@ def release_held(state: JobState, now: float) -> None:
         state.devices_due_s = None
 
 
-def start_command(state: JobState, holder: Holder) -> StartProcess:
-    """Return the command that starts the present incarnation of a rank."""
+def start_command(state: JobState, holder: Holder, *, early: int = 0) -> StartProcess:
+    """Return the command that starts the present incarnation of a rank; `early`: a later one, to take it over."""
     return StartProcess(
         rank=holder.rank,
         local_rank=holder.rank % state.world.ranks_per_node,
         group_rank=holder.rank // state.world.ranks_per_node,
-        incarnation=holder.incarnation,
+        incarnation=early or holder.incarnation,
         generation=state.generation,
         restart_count=state.restarts,
-        seated=holder.seated,
+        seated=holder.seated and not early,
         store=state.world.store(),
+        early=early > 0,
     )
 
 
@@ -242,7 +244,7 @@ def overdue(state: JobState, ranks: Iterable[int], kind: FaultKind, what: str, n
     ]
 
 
-def _natural(name: str) -> tuple[str, int]:
+def natural(name: str) -> tuple[str, int]:
     """Sort node10 after node9."""
     digits = name[len(name.rstrip("0123456789")) :]
     return name.rstrip("0123456789"), int(digits or 0)

@@ -21,7 +21,7 @@ class ProgressBoard:
         self._silent_s = interval_s * missed
         self._heard: dict[str, float] = {}  # nodes that are watched
         self._lost: dict[str, float] = {}  # nodes that were given up, and when their return was last told
-        self._ranks: dict[int, RankProgress] = {}
+        self._ranks: dict[int, dict[int, RankProgress]] = {}  # by rank, then incarnation: a successor may be ready
         self._checked_s: float | None = None
 
     def learn(self, event: Event, now: float) -> None:
@@ -52,13 +52,14 @@ class ProgressBoard:
         return True
 
     def take(self, heartbeat: NodeHeartbeat) -> None:
-        """Take in the step clocks of a node. A rank's earlier life never hides its later one."""
+        """Take in the step clocks of a node. A rank's earlier life never hides its later one, nor the other way."""
         for progress in heartbeat.ranks:
             if not 0 <= progress.rank < self._world_size:
                 continue
-            known = self._ranks.get(progress.rank)
-            if known is None or known.incarnation <= progress.incarnation:
-                self._ranks[progress.rank] = progress
+            lives = self._ranks.setdefault(progress.rank, {})
+            lives[progress.incarnation] = progress
+            for incarnation in [each for each in lives if each < max(lives) - 1]:
+                del lives[incarnation]
 
     def start(self, now: float) -> None:
         """A controller begins to listen: what happened before it did is nobody's silence."""
@@ -95,7 +96,8 @@ class ProgressBoard:
         """
         ranks = tuple(self._overlay_rank(rank) for rank in status.ranks)
         committed = max((rank.step for rank in ranks), default=0)
-        medians = sorted(progress.median_step_s for progress in self._ranks.values() if progress.median_step_s > 0)
+        latest = [lives[max(lives)] for lives in self._ranks.values()]
+        medians = sorted(progress.median_step_s for progress in latest if progress.median_step_s > 0)
         return msgspec.structs.replace(
             status,
             ranks=ranks,
@@ -104,8 +106,8 @@ class ProgressBoard:
         )
 
     def _overlay_rank(self, rank: RankStatus) -> RankStatus:
-        progress = self._ranks.get(rank.rank)
-        if progress is None or progress.incarnation != rank.incarnation:
+        progress = self._ranks.get(rank.rank, {}).get(rank.incarnation)
+        if progress is None:
             return rank
         return msgspec.structs.replace(
             rank,

@@ -8,6 +8,7 @@ from ..protocol.messages import (
 from ..protocol.types import FaultKind, FaultReport, node_address
 from .deciding import blame, decide
 from .detected import sort_out
+from .draining import newcomer_failed, newcomer_started
 from .ending import end, ready_to_save
 from .faults import SUSPICIONS, describe_exit
 from .state import OVER, JobState, Phase
@@ -16,9 +17,13 @@ from .world import GONE, RankState
 
 
 def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None:
-    """Somebody saw something."""
+    """Somebody saw something. What concerns no rank's process as it is now goes its own way."""
     report = sort_out(state, event.report, now)
-    if report is not None:
+    if report is None or newcomer_failed(state, report.rank, report.incarnation, report.detail, now):
+        return
+    if report.kind is FaultKind.STALL and state.phase is Phase.PAUSING:
+        state.ignore("stall on the way to a stop, which has a deadline of its own")
+    else:
         take_fault(state, report, now)
 
 
@@ -62,6 +67,8 @@ def _stale(state: JobState, report: FaultReport) -> str | None:
 
 def on_process_started(state: JobState, event: ProcessStarted, now: float) -> None:
     """An agent has started a process."""
+    if newcomer_started(state, event.process):
+        return
     holder = state.world.holders[event.process.rank]
     if event.process.incarnation != holder.incarnation:
         state.ignore("start of an earlier process")
@@ -72,6 +79,8 @@ def on_process_started(state: JobState, event: ProcessStarted, now: float) -> No
 def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None:
     """A training process has ended: well, or as a fault."""
     process = event.process
+    if newcomer_failed(state, process.rank, process.incarnation, describe_exit(event.status), now):
+        return
     holder = state.world.holders[process.rank]
     if process.incarnation != holder.incarnation or holder.state in GONE:
         state.ignore("exit of an earlier process")

@@ -14,6 +14,7 @@ from ..protocol.messages import (
 )
 from ..protocol.types import PLATFORM, Injury, node_address, rank_address
 from .barriers import rejoin_command
+from .draining import outstanding_starts
 from .ending import begin_stop, end, outstanding_saves
 from .events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
 from .openings import start_command
@@ -73,15 +74,16 @@ def on_controller_started(state: JobState, event: ControllerStarted, now: float)
         state.send(node_address(name), WelcomeNode(state.job))
     for name in sorted(state.awaiting_progress):
         state.send(node_address(name), ProbeProgress(state.probes))
+    for node, start in outstanding_starts(state):
+        state.send(node_address(node), start)
     for holder in state.world.holders:
         if holder.rank in state.held:
             continue
         if holder.state is RankState.STARTING:
             state.send(node_address(holder.node), start_command(state, holder))
-        else:
-            command = _outstanding(state, holder)
-            if command is not None:
-                state.send(rank_address(holder.rank), command)
+        command = _outstanding(state, holder)
+        if command is not None:
+            state.send(rank_address(holder.rank), command)
 
 
 def _allow_time(state: JobState, now: float) -> None:
@@ -90,6 +92,7 @@ def _allow_time(state: JobState, now: float) -> None:
         Phase.WAITING: limits.nodes_s,
         Phase.SUSPECTING: limits.suspect_s,
         Phase.QUIESCING: limits.quiesce_s,
+        Phase.PAUSING: limits.quiesce_s,
         Phase.REJOINING: limits.rejoin_s,
         Phase.RESUMING: limits.first_step_s,
     }.get(state.phase)
@@ -99,13 +102,16 @@ def _allow_time(state: JobState, now: float) -> None:
         state.newcomers_due_s = max(state.newcomers_due_s, now + limits.start_s)
     if state.devices_due_s is not None:
         state.devices_due_s = max(state.devices_due_s, now + limits.device_s)
+    if state.plans.due_s is not None:
+        state.plans.due_s = max(state.plans.due_s, now + limits.start_s)
 
 
 def _outstanding(state: JobState, holder: Holder) -> Command | None:
     """Return the command that this rank's process may not have got."""
     rank, generation = holder.rank, state.generation
-    if holder.state is RankState.QUIESCING:
-        return Quiesce(rank, generation)
+    if holder.state is RankState.QUIESCING or (holder.state is RankState.STARTING and holder.early):
+        boundary = state.plans.current.after_step if state.phase is Phase.PAUSING and state.plans.current else None
+        return Quiesce(rank, generation, boundary)
     if holder.state is RankState.REJOINING:
         return rejoin_command(state, holder)
     if holder.state is RankState.TRAINING and rank in state.awaiting_step and state.plan is not None:

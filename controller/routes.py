@@ -6,7 +6,7 @@ its journal.
 
 from collections.abc import Iterable
 
-from ..protocol.messages import NodeJoined, NodeLost, ProcessStarted, StartProcess
+from ..protocol.messages import NodeJoined, NodeLost, ProcessStarted, StartProcess, StopProcess
 from ..protocol.types import PLATFORM, RunningProcess, node_address, rank_address
 from .actions import Action, Send
 from .events import Event
@@ -15,10 +15,15 @@ _NODE_PREFIX = node_address("")
 
 
 class Routes:
-    """Rank -> connection of its agent. A higher incarnation of a rank beats a lower one."""
+    """Rank -> connection of its agent. A higher incarnation of a rank beats a lower one.
+
+    A process that was started early is reached only when the one that holds the rank has been told to end.
+    """
 
     def __init__(self) -> None:
         self._hosts: dict[str, tuple[int, str]] = {}  # rank address -> (incarnation, connection)
+        self._early: dict[str, tuple[int, str]] = {}  # likewise, of those that wait to take a rank over
+        self._void: dict[str, set[int]] = {}  # incarnations that waited in vain; their start may be reported late
 
     def connection(self, receiver: str) -> str | None:
         """Return the identity of the connection that leads to `receiver`; None while nobody hosts it."""
@@ -36,17 +41,45 @@ class Routes:
         elif isinstance(event, NodeLost):
             gone = node_address(event.node)
             self._hosts = {rank: host for rank, host in self._hosts.items() if host[1] != gone}
+            self._early = {rank: host for rank, host in self._early.items() if host[1] != gone}
         for action in actions:
-            if isinstance(action, Send) and isinstance(action.body, StartProcess):
-                self._hosts[rank_address(action.body.rank)] = (action.body.incarnation, action.receiver)
+            if not isinstance(action, Send):
+                continue
+            if isinstance(action.body, StartProcess):
+                self._started(rank_address(action.body.rank), action.body, action.receiver)
+            elif isinstance(action.body, StopProcess):
+                self._stopped(rank_address(action.body.rank), action.body.incarnation)
 
     def relayed(self, sender: str, connection: str) -> None:
         """A rank was heard through `connection`: believed where nothing better is known."""
         if sender not in self._hosts and not sender.startswith(_NODE_PREFIX) and sender != PLATFORM:
             self._hosts[sender] = (0, connection)
 
+    def _started(self, rank: str, order: StartProcess, connection: str) -> None:
+        if order.early:
+            self._early[rank] = (order.incarnation, connection)
+        else:
+            self._hosts[rank] = (order.incarnation, connection)
+            self._early.pop(rank, None)
+            self._void.pop(rank, None)
+
+    def _stopped(self, rank: str, incarnation: int) -> None:
+        """The holder of a rank ends, so who waits for its place gets it; or that one ends."""
+        waiting = self._early.get(rank)
+        if waiting is None:
+            return
+        if waiting[0] == incarnation:
+            del self._early[rank]
+            self._void.setdefault(rank, set()).add(incarnation)
+        elif self._hosts.get(rank, (0, ""))[0] <= incarnation:  # and not a stray of an earlier life
+            self._hosts[rank] = self._early.pop(rank)
+
     def _hosted(self, node: str, processes: Iterable[RunningProcess]) -> None:
         for process in processes:
             rank = rank_address(process.rank)
+            if self._early.get(rank) == (process.incarnation, node_address(node)):
+                continue
+            if process.incarnation in self._void.get(rank, ()):
+                continue
             if self._hosts.get(rank, (0, ""))[0] <= process.incarnation:
                 self._hosts[rank] = (process.incarnation, node_address(node))

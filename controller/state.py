@@ -15,6 +15,7 @@ from ..protocol.types import FaultReport, JobSpec, RepairPlan, Rung, rank_addres
 from .actions import Action, Finish, Forget, Send
 from .fault_book import FaultBook
 from .history import History
+from .planned import Plans
 from .world import World
 
 
@@ -24,6 +25,7 @@ class Phase(enum.StrEnum):
     WAITING = "waiting"  # for nodes
     STARTING = "starting"  # a world of new processes is on its way to barrier one
     RUNNING = "running"
+    PAUSING = "pausing"  # training goes on up to a step boundary, at which all stop for a planned change
     SUSPECTING = "suspecting"  # something is wrong, and it is not yet known whose fault it is
     QUIESCING = "quiescing"  # towards barrier one
     REJOINING = "rejoining"  # towards barrier two
@@ -81,6 +83,7 @@ class JobState:
     stop_reason: str = ""
     stop_code: int = 1
     saving: list[int] = field(default_factory=list)  # ranks that have yet to save, the one that publishes last
+    plans: Plans = field(default_factory=Plans)  # changes that wait for a step boundary
     # the whole job
     spent: list[Spent] = field(default_factory=list)
     node_failures: list[NodeFailure] = field(default_factory=list)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..protocol import messages as m
-from . import barriers, deadlines, ending, nodes, reports, requests, suspicion
+from . import barriers, boundary, deadlines, draining, ending, nodes, reports, requests, suspicion
 from .events import ControllerStarted, DeadlinePassed, InjectRequested, KillNodeRequested, NodeReturned, StopRequested
 from .state import JobState, Phase
 
@@ -43,15 +43,18 @@ ROWS: tuple[Row, ...] = (
     Row(AT_WORK, m.NodeRefused, nodes.on_node_refused),
     Row(ALIVE, m.StoreMoved, nodes.on_store_moved),
     Row(AT_WORK, m.ProcessStarted, reports.on_process_started),
+    Row((P.RUNNING, P.SUSPECTING), m.NewcomerWaiting, draining.on_newcomer_waiting),
     Row(ALIVE, m.ProcessExited, reports.on_process_exited, DECIDED),
     Row(ALIVE, m.FaultReported, reports.on_fault_reported, (*DECIDED, P.SUSPECTING)),
     Row((P.SUSPECTING,), m.ProgressReported, suspicion.on_progress_reported, (*DECIDED, P.RUNNING, P.RESUMING)),
+    Row((P.RUNNING, P.PAUSING), m.ProgressReported, boundary.on_progress_reported, (P.PAUSING,)),
     Row((P.STARTING, P.QUIESCING), m.RankJoined, barriers.on_rank_joined, BARRIER_ONE),
     Row((P.QUIESCING, P.SAVING), m.RankQuiesced, barriers.on_rank_quiesced, BARRIER_ONE),
+    Row((P.PAUSING,), m.RankQuiesced, barriers.on_rank_quiesced, (*BARRIER_ONE, P.QUIESCING)),
     Row((P.REJOINING,), m.RankReady, barriers.on_rank_ready, (*DECIDED, P.RESUMING)),
     Row((P.RESUMING, P.RUNNING, P.SUSPECTING), m.StepCommitted, barriers.on_step_committed, (P.RUNNING,)),
     Row(
-        (P.RESUMING, P.RUNNING, P.SUSPECTING),
+        (P.RESUMING, P.RUNNING, P.PAUSING, P.SUSPECTING),
         m.RankFinished,
         barriers.on_rank_finished,
         (P.RUNNING, P.FINISHING),

@@ -53,17 +53,24 @@ class Holder:
     node: str = ""
     pid: int = 0
     incarnation: int = 0
+    given: int = 0  # the highest incarnation that any process of the rank was started with
     state: RankState = RankState.ABSENT
     resilient: bool = False
     seated: bool = False
+    early: bool = False  # it was started early, and joins when it is asked to quiesce
     joined_generation: int = 0
     report: StepReport | None = None
     committed: int = 0  # the most that any life of the rank is known to have committed
 
+    def next_incarnation(self) -> int:
+        """Return a number for one more process of the rank. Agents take each number once."""
+        self.given = max(self.given, self.incarnation) + 1
+        return self.given
+
     def lose(self) -> None:
         """Forget the process; the rank stays."""
         self.state, self.resilient, self.report, self.pid = RankState.ABSENT, False, None, 0
-        self.seated = False
+        self.seated = self.early = False
 
 
 @dataclass
@@ -90,6 +97,10 @@ class World:
 
     def __post_init__(self) -> None:
         self.holders = [Holder(rank) for rank in range(self.size)]
+
+    def holder(self, rank: int) -> Holder | None:
+        """Return the holder of a rank, None when the world has no such rank."""
+        return self.holders[rank] if 0 <= rank < self.size else None
 
     def on(self, node: str) -> list[Holder]:
         """Return the holders placed on a node."""

@@ -84,6 +84,10 @@ class Ladder:
             charges.append(Spent(rung, facts.now))
         return tuple(charges)
 
+    def refusals(self, facts: Facts, rung: Rung) -> tuple[str, ...]:
+        """Return every reason against `rung` now, for what is planned and can wait; empty when it can be taken."""
+        return tuple(self._refusals(Case(facts, self.placement(facts)), rung, self._parties(facts)))
+
     def budgets(self, spent: tuple[Spent, ...], now: float) -> tuple[BudgetUse, ...]:
         """Return how much of every limit is spent at `now`, for status."""
         uses = budget_use(self._policy.ladder, spent, now)

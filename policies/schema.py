@@ -167,6 +167,14 @@ class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: tuple[str, ...] = ()  # files and directories with documents of detectors
 
 
+class SubHealthAction(enum.StrEnum):
+    """What is done about a node that works, and is reported not to be well."""
+
+    IGNORE = "ignore"  # it is noted
+    DRAIN = "drain"  # its ranks move to a spare node between two steps; nothing is repeated
+    LEAVE_NOW = "leave_now"  # it is left at once, as after a fault of its devices
+
+
 class IncidentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many rungs may be taken in one incident, all together."""
 
@@ -197,6 +205,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall: StallPolicy = StallPolicy()
     heartbeat: HeartbeatPolicy = HeartbeatPolicy()
     faults: FaultPolicy = FaultPolicy()
+    sub_health: SubHealthAction = SubHealthAction.DRAIN
     communicator: CommunicatorPolicy = CommunicatorPolicy()
     device: DeviceName = DeviceName.CPU
     black_box_bytes: BlackBoxBytes = 1 << 20

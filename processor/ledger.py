@@ -47,6 +47,10 @@ class Surroundings(Protocol):
         """Likewise for the update: until then its last operators may still fail."""
         ...
 
+    def begins(self, step: int) -> bool:
+        """Whether the step may be begun; False where all ranks are to stop between two steps."""
+        ...
+
     def exchange_own(self, step: int, blob: bytes) -> None:
         """Keep the own state, hand it to the buddy, take the ward's; return when every rank has done so."""
         ...
@@ -148,7 +152,7 @@ class Ledger:
     def begin(self) -> int:
         """Begin the next step and return its index; for a loop that is not `steps`. Raises Interrupted."""
         index = self.count
-        if self.leave_after_update or self._surroundings.interrupted():
+        if self.leave_after_update or self._surroundings.interrupted() or not self._surroundings.begins(index):
             raise Interrupted
         self._began_s = self._clock()
         self._step_clock.begin_step(index, self.median_step_s)

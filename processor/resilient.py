@@ -80,6 +80,10 @@ class Alone:
     def update_done(self) -> None:
         """Nobody counts on it."""
 
+    def begins(self, step: int) -> bool:
+        """Nobody plans anything."""
+        return True
+
     def exchange_own(self, step: int, blob: bytes) -> None:
         """Nobody else would need it."""
 

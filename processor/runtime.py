@@ -48,6 +48,7 @@ class Runtime:
         self.incarnation = int(environment[env.INCARNATION])
         self.node = environment[env.NODE]
         self.seated = environment[env.SEATED] == "1"
+        self.early = environment.get(env.EARLY) == "1"
         self.started_s = float(environment[env.STARTED_S])
         self.settings = msgspec.json.decode(environment[env.SETTINGS], type=JobSettings)
         host, _, port = environment[env.STORE].rpartition(":")
@@ -133,6 +134,13 @@ class Runtime:
     def interrupted(self) -> bool:
         """Whether the controller wants the train thread to stop."""
         return self.session.quiescing
+
+    def begins(self, step: int) -> bool:
+        """Whether the train thread may begin a step; False at a boundary at which all ranks stop."""
+        if self.session.boundary is None:  # asked before every step: the lock is for the rare case
+            return True
+        with self._changed:
+            return self.session.begins(step)
 
     def wait_order(self) -> Order:
         """Wait, in the train thread, for the controller's next order.

@@ -46,6 +46,7 @@ class Session:
         self.generation = generation
         self.stage = Stage.BOOTING
         self._rejoined = -1  # the generation that it has been let into
+        self.boundary: Quiesce | None = None  # a stop that is still some steps ahead
         self._order: Order | None = None
 
     @property
@@ -80,12 +81,30 @@ class Session:
     def _hear_quiesce(self, command: Quiesce) -> Heard:
         if self.stage is Stage.RELEASED:
             return Heard(False, why_not="the train function has been left for good")
+        if command.after_step is not None:
+            return self._hear_boundary(command)
         if command.generation == self._rejoined:  # sent twice, and answered long ago
             return Heard(False, why_not=f"generation {command.generation} has been joined already")
+        self.boundary = None
         abort = self.stage in _ABORTABLE
         self.generation = command.generation
         self._order = command
         return Heard(True, abort=abort)
+
+    def _hear_boundary(self, command: Quiesce) -> Heard:
+        """Take note of a stop some steps ahead. The generation goes on until then."""
+        if command.generation != self.generation or self.stage is not Stage.TRAINING or self.quiescing:
+            return Heard(False, why_not=f"a stop at a step boundary while {self.stage}")
+        self.boundary = command
+        return Heard(True)
+
+    def begins(self, step: int) -> bool:
+        """Say whether the train thread may begin a step; at the boundary the Quiesce becomes its next order."""
+        boundary = self.boundary
+        if boundary is None or boundary.after_step is None or step < boundary.after_step:
+            return True
+        self._order, self.boundary = self._order or boundary, None
+        return False
 
     def take_order(self) -> Order | None:
         """Give the train thread its next order, once."""
@@ -95,3 +114,5 @@ class Session:
     def reach(self, stage: Stage) -> None:
         """The train thread has reached a stage."""
         self.stage = stage
+        if stage is not Stage.TRAINING:
+            self.boundary = None  # training was over before it

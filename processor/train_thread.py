@@ -53,6 +53,7 @@ class TrainThread:
         self._phases = self._new_phases()
         self._held: Order | None = None  # an order that was taken inside the commit barrier
         self._first_step = False
+        self._at_boundary = False  # stopped between two steps, with all others: nothing is in flight
 
     # --- what the ledger asks for ------------------------------------------------------------------------------
 
@@ -68,6 +69,11 @@ class TrainThread:
         """Wait for the device: after that the update is applied. It may be stopped again."""
         self._runtime.device.finish()
         self._runtime.unshield()
+
+    def begins(self, step: int) -> bool:
+        """Whether a step may be begun; False at a boundary at which all ranks stop."""
+        self._at_boundary = not self._runtime.begins(step)
+        return not self._at_boundary
 
     def exchange_own(self, step: int, blob: bytes) -> None:
         """The commit barrier: own state to the buddy, the ward's kept, everybody here. Then the update begins."""
@@ -146,6 +152,11 @@ class TrainThread:
         runtime.moments.reached(Moment.JOIN, 0)
         runtime.step_clock.doing(Activity.RECOVERING)
         runtime.session.reach(Stage.PARKED)
+        began_s = runtime.started_s
+        if runtime.early:  # the rank is another process's until the controller says so, and speaks in its name
+            while not isinstance(runtime.wait_order(), Quiesce):
+                _log.warning("an order before the rank was taken over; ignored")
+            began_s = time.time()
         runtime.post(
             RankJoined(
                 runtime.rank,
@@ -153,7 +164,7 @@ class TrainThread:
                 runtime.incarnation,
                 pid=os.getpid(),
                 report=self._rejoining.report(),
-                join_s=max(0.0, time.time() - runtime.started_s),
+                join_s=max(0.0, time.time() - began_s),
             )
         )
 
@@ -189,6 +200,13 @@ class TrainThread:
         """Everything in flight is dropped; say so if nobody has asked for it yet."""
         runtime = self._runtime
         self._phases = self._new_phases()
+        if self._at_boundary:
+            # Others may still be at the end of the step: what they wait for must arrive. Rebuild cuts the links.
+            self._at_boundary = False
+            with self._phases.phase(Moment.STOP):
+                runtime.device.stop()
+            runtime.step_clock.doing(Activity.RECOVERING)
+            return
         self._checkpoints.forget_pending()
         with self._phases.phase(Moment.STOP):
             failed = runtime.communicator.failed
@@ -231,6 +249,7 @@ class TrainThread:
         runtime = self._runtime
         runtime.session.reach(Stage.REJOINING)
         self._phases = self._new_phases()
+        self._checkpoints.publish_pending()  # of a boundary: all ranks have parked there, and have written their parts
         if self._ledger.leave_after_update or self._ledger.ready:
             self._clean()  # held at the barrier until now, with the gradients
         received, failed = 0, True

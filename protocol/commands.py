@@ -19,7 +19,8 @@ class StartProcess(msgspec.Struct, frozen=True, tag=True):
     """Start the process of a rank; a process that holds the rank on this node now is killed first.
 
     `seated`: the whole world starts anew, so its process groups can be built for real at once. Otherwise the newcomer
-    builds them without peers and is seated at Rejoin.
+    builds them without peers and is seated at Rejoin. `early`: another process keeps the rank for now; this one gets
+    ready on its node, and joins when it is asked to quiesce.
     """
 
     rank: int
@@ -30,6 +31,7 @@ class StartProcess(msgspec.Struct, frozen=True, tag=True):
     restart_count: int
     seated: bool
     store: StoreEndpoint
+    early: bool = False
 
 
 class StopProcess(msgspec.Struct, frozen=True, tag=True):
@@ -41,10 +43,15 @@ class StopProcess(msgspec.Struct, frozen=True, tag=True):
 
 
 class Quiesce(msgspec.Struct, frozen=True, tag=True):
-    """Stop and clean: drop what is in flight, keep what is committed, and say where you stand."""
+    """Stop and clean: drop what is in flight, keep what is committed, and say where you stand.
+
+    `after_step`: not now, but when so many updates are committed, between two steps, in the present generation. All
+    ranks then stop by themselves at one place, nothing is in flight, and no step has to be repeated.
+    """
 
     rank: int
     generation: int
+    after_step: int | None = None
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ AGENT_SOCKET = "MIDSTEP_AGENT_SOCKET"  # endpoint of the agent's socket for its 
 GENERATION = "MIDSTEP_GENERATION"
 INCARNATION = "MIDSTEP_INCARNATION"
 SEATED = "MIDSTEP_SEATED"  # "1": the world starts together, so the process groups can be built at once
+EARLY = "MIDSTEP_EARLY"  # "1": another process holds the rank for now, and speaks in its name
 BLACK_BOX_FD = "MIDSTEP_BLACK_BOX_FD"
 SETTINGS = "MIDSTEP_SETTINGS"  # JobSettings as JSON
 JOB_DIRECTORY = "MIDSTEP_JOB_DIRECTORY"

@@ -124,7 +124,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     state: str  # active, spare, unfit, lost, isolated
     ranks: tuple[int, ...]
     failures: int = 0  # of its processes, within the policy's window
-    note: str = ""  # why it is not used
+    note: str = ""  # why it is not used, or not well
 
 
 class StandingFault(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from .commands import (
 from .reports import (
     CheckpointSaved,
     FaultReported,
+    NewcomerWaiting,
     NodeHeartbeat,
     NodeJoined,
     NodeLost,
@@ -54,6 +55,7 @@ __all__ = [
     "IntroduceNode",
     "KillNode",
     "Message",
+    "NewcomerWaiting",
     "NodeHeartbeat",
     "NodeJoined",
     "NodeLost",
@@ -93,6 +95,7 @@ Report = (
     | NodeRefused
     | StoreMoved
     | ProcessStarted
+    | NewcomerWaiting
     | ProcessExited
     | FaultReported
     | RankJoined

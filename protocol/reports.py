@@ -47,6 +47,13 @@ class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
     warm: bool
 
 
+class NewcomerWaiting(msgspec.Struct, frozen=True, tag=True):
+    """A process that was started early has reached its train function, and waits to take the rank over."""
+
+    node: str
+    process: RunningProcess
+
+
 class ProcessExited(msgspec.Struct, frozen=True, tag=True):
     """A training process has ended. `status` is its exit status, or minus the number of the signal that ended it."""
 

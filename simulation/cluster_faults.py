@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..controller.events import NodeReturned
 from ..controller.world import NodeState
-from ..protocol.types import FaultKind, FaultLevel
+from ..protocol.types import Assertion, FaultKind, FaultLevel
 from .process_faults import victim
 
 if TYPE_CHECKING:
@@ -102,6 +102,16 @@ def node_fault(world: "World", chance: random.Random) -> str:
     agent.harmed = True
     agent.report_device(kind, level, None)
     return f"a node fault {kind} {level} of {agent.name}"
+
+
+def unwell_node(world: "World", chance: random.Random) -> str:
+    """A detector says that a node works and is not well, or that it is well again."""
+    agent = _node(world, chance)
+    if agent is None:
+        return "no node to be not well"
+    assertion = chance.choice((Assertion.OCCUR, Assertion.OCCUR, Assertion.RECOVER))
+    agent.report_device(FaultKind.NODE, FaultLevel.SUB_HEALTH, None, assertion)
+    return f"{agent.name} is not well: {assertion}"
 
 
 def tire_platform(world: "World", chance: random.Random) -> str:

@@ -40,6 +40,7 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
     (1, cluster.hear_node),
     (3, cluster.device_fault),
     (1, cluster.node_fault),
+    (3, cluster.unwell_node),
     (1, cluster.tire_platform),
     (1, cluster.refuse_again),
     (5, operator.crash_controller),
@@ -64,6 +65,9 @@ def plan(world: "World", chance: random.Random, focus: Phase | None = None) -> N
     With a `focus` most of them wait for that phase of the job.
     """
     delay_s = chance.uniform(0.0, 6.0)
+    if focus is Phase.PAUSING:
+        for _ in range(3):
+            world.strikes.when_well(cluster.unwell_node)
     for _ in range(FOCUSED if focus else chance.choice((1, 4, 9, 14, 20, 30, 40))):
         deed = chance.choices(_DEEDS, _WEIGHTS)[0]
         way = chance.random()

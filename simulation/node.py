@@ -9,6 +9,7 @@ from ..protocol.messages import (
     Envelope,
     FaultReported,
     IntroduceNode,
+    NewcomerWaiting,
     NodeJoined,
     ProbeProgress,
     ProcessExited,
@@ -22,6 +23,7 @@ from ..protocol.messages import (
 from ..protocol.types import (
     CONTROLLER,
     Activity,
+    Assertion,
     FaultKind,
     FaultLevel,
     FaultReport,
@@ -147,13 +149,15 @@ class Agent:
         self.store = StoreEndpoint(self.name, self.store.port + 1)
         self.endpoint.post(StoreMoved(self.name, self.store), CONTROLLER)
 
-    def report_device(self, kind: FaultKind, level: FaultLevel, rank: int | None) -> None:
+    def report_device(
+        self, kind: FaultKind, level: FaultLevel, rank: int | None, assertion: Assertion = Assertion.ONCE
+    ) -> None:
         """A detector on this node has found something wrong with a device, or with the machine."""
         seat = self.seats.get(rank) if rank is not None else None
         report = FaultReport(
             kind, self.world.timeline.now, node_address(self.name), "seen by a detector", rank, self.name,
             incarnation=seat.process.incarnation if seat is not None and seat.process is not None else 0,
-            level=level, code="80E01801",
+            level=level, code="80E01801", assertion=assertion,
         )  # fmt: skip
         self.endpoint.post(FaultReported(report), CONTROLLER)
 
@@ -161,6 +165,10 @@ class Agent:
         """Pass on what a rank says; an earlier life's words are refused."""
         if self.is_heard and process.incarnation >= self.seats[process.rank].oldest:
             self.world.controller.receive(envelope, self.name)
+
+    def announce(self, process: Process) -> None:
+        """A process that was started early has reached its train function."""
+        self.endpoint.post(NewcomerWaiting(self.name, _running(process)), CONTROLLER)
 
     def post_soon(self, body: ProcessExited) -> None:
         """Report what the kernel says."""

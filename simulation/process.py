@@ -72,7 +72,7 @@ class Process(PlayedThread):
         self.own = 0
         self.loop = TrainLoop(self)
         self.wayback = WayBack(self)
-        self._seated, self._store = order.seated, order.store
+        self._seated, self._store, self._early = order.seated, order.store, order.early
         self._waiting: Callable[[Order], None] | None = None
         self.later(world.chance.uniform(0.01, 0.3), self._boot)
 
@@ -252,6 +252,13 @@ class Process(PlayedThread):
             self.seat.keep_own(0, 0)
         self.doing(Activity.RECOVERING)
         self.session.reach(Stage.PARKED)
+        if self._early:
+            self.seat.agent.announce(self)
+            self.wait_order(lambda _: self._take_over())
+        else:
+            self._take_over()
+
+    def _take_over(self) -> None:
         report = self.report()
         self.post(RankJoined(self.rank, self.session.generation, self.incarnation, self.pid, report, 0.1))
         self.world.reached("joined")

@@ -105,7 +105,7 @@ def draw_setting(chance: random.Random, focus: Phase | None = None) -> Setting:
     nodes, ranks_per_node = chance.choice((1, 2, 2, 3)), chance.choice((1, 2))
     size = nodes * ranks_per_node
     can_create_nodes = chance.random() < 0.5
-    return Setting(
+    setting = Setting(
         nodes=nodes,
         spares=chance.choice((0, 1, 2)),
         ranks_per_node=ranks_per_node,
@@ -122,3 +122,13 @@ def draw_setting(chance: random.Random, focus: Phase | None = None) -> Setting:
         plain=chance.random() < 0.08,
         max_restarts=chance.choice((0, 1, 3)),
     )
+    if focus is Phase.PAUSING:  # what a drain needs is there
+        changes = {
+            "nodes": max(2, nodes),
+            "spares": 2,
+            "replicas": 2 * size,
+            "total_steps": max(20, setting.total_steps),
+            "plain": False,
+        }
+        setting = msgspec.structs.replace(setting, policy=default_policy(), **changes)
+    return setting

@@ -47,6 +47,10 @@ class TrainLoop:
         if self.leave_after_update or process.session.quiescing:
             self._leave()
             return
+        if not process.session.begins(self.count):
+            process.doing(Activity.RECOVERING)  # nothing is in flight, and nothing is aborted
+            process.later(CLEAN_S, process.next_order)
+            return
         process.doing(Activity.COMPUTING)
         process.step_since_s = self._world.timeline.now
         process.seat.agent.watch_step(process, first=self._first_step)

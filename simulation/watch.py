@@ -34,7 +34,7 @@ class Watch:
         self._resumed_generation = 0
         self._decisions_seen: dict[int, int] = {}
         self._finished: set[int] = set()
-        self._before: dict[int, RankState] = {}
+        self._before: dict[int, tuple[int, RankState]] = {}  # which process held each rank, in which state
         self._taken: list[tuple[Rung, float]] = []
         self._attempt: set[Rung] = set()
         self.seen: Counter[tuple[Phase, str, Phase]] = Counter()  # (phase, event, phase it led to)
@@ -107,7 +107,8 @@ class Watch:
             self._budgets_hold()
         orders = [action.body for action in actions if isinstance(action, Send)]
         self._nobody_is_killed_for_nothing(orders)
-        self._before = {holder.rank: holder.state for holder in self._world.controller.machine.state.world.holders}
+        holders = self._world.controller.machine.state.world.holders
+        self._before = {holder.rank: (holder.incarnation, holder.state) for holder in holders}
         rejoins = [order for order in orders if isinstance(order, Rejoin)]
         if rejoins and self._world.controller.machine.phase is Phase.REJOINING:
             self._nothing_is_lost(rejoins)
@@ -153,13 +154,17 @@ class Watch:
         for order in orders:
             if not isinstance(order, StartProcess | StopProcess):
                 continue
+            if isinstance(order, StartProcess) and order.early:  # it takes nobody's place yet
+                continue
             for process in self._world.living():
                 harmed = process.harmed or process.seat.agent.harmed or not self._world.network.is_no_excuse
                 unharmed = process.rank == order.rank and not harmed and self._was_current(process, order)
                 stays = machine.state.world.nodes[process.seat.agent.name].state.value == "active"
                 about = [report.detail for report in incident.reports if report.rank == process.rank]
                 silent = any("does not answer" in detail for detail in about)
-                if unharmed and stays and not silent and self._before[order.rank] is not RankState.STARTING:
+                held, state = self._before[order.rank]
+                trained = held == process.incarnation and state is not RankState.STARTING
+                if unharmed and stays and not silent and trained:
                     self._world.fail(
                         Invariant.NOBODY_KILLED_FOR_NOTHING,
                         f"rank {process.rank} pid {process.pid} is healthy and is replaced",
@@ -252,8 +257,9 @@ class Watch:
         return holder.incarnation == process.incarnation and holder.node == process.seat.agent.name
 
     def _was_current(self, process: "Process", order: StartProcess | StopProcess) -> bool:
-        before = order.incarnation - 1 if isinstance(order, StartProcess) else order.incarnation
-        return process.incarnation == before
+        if isinstance(order, StartProcess):
+            return process.incarnation < order.incarnation
+        return process.incarnation == order.incarnation
 
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ class Journey:
     def __init__(self) -> None:
         self.went: list[str] = []
         self.stop = False
+        self.boundary: int | None = None
         self.barrier_breaks = False
         self.finish_update = False
         self.device_fails_in = ""
@@ -35,6 +36,9 @@ class Journey:
     def update_done(self) -> None:
         if self.device_fails_in == "update":
             raise RuntimeError("UCE ERROR")
+
+    def begins(self, step: int) -> bool:
+        return step != self.boundary
 
     def exchange_own(self, step: int, blob: bytes) -> None:
         assert self.ledger is not None
@@ -300,3 +304,13 @@ def test_an_update_is_not_committed_before_the_device_has_done_it(journey: Journ
     with pytest.raises(RuntimeError, match="UCE"):
         ledger.leave_update(0)
     assert (ledger.count, ledger.updating) == (0, True)
+
+
+def test_a_boundary_is_left_between_two_steps(journey: Journey) -> None:
+    """The step before it is committed as usual, nothing of the next one is begun."""
+    ledger = ledger_of(journey)
+    journey.boundary = 2
+    with pytest.raises(Interrupted):
+        _run(ledger, 5)
+    assert (ledger.count, ledger.ready) == (2, False)
+    assert journey.went[-1] == "committed 2"

@@ -151,3 +151,49 @@ def test_a_repeated_quiesce_does_not_take_out_whoever_has_been_let_in_since() ->
     assert not here.hear(command(Quiesce, 3)).taken
     assert here.hear(command(Resume, 3)).taken
     assert here.hear(command(Quiesce, 4)).taken
+
+
+def test_a_boundary_stops_the_train_thread_where_it_lies_and_aborts_nothing() -> None:
+    """Steps before it begin in the present generation; then the Quiesce is the next order."""
+    here = session(Stage.TRAINING)
+    boundary = Quiesce(RANK, 2, after_step=7)
+    heard = here.hear(boundary)
+    assert heard.taken
+    assert not heard.abort
+    assert not here.quiescing
+    assert here.begins(6)
+    assert not here.begins(7)
+    assert here.take_order() == boundary
+    assert here.generation == 2
+
+
+def test_a_boundary_that_is_heard_too_late_stops_before_the_next_step() -> None:
+    """Where all heard it late, all stop at the next one, and nothing is lost by it."""
+    here = session(Stage.TRAINING)
+    here.hear(Quiesce(RANK, 2, after_step=7))
+    assert not here.begins(8)
+
+
+def test_an_ordinary_quiesce_takes_the_place_of_a_boundary() -> None:
+    """A fault does not wait for a step to end."""
+    here = session(Stage.TRAINING)
+    here.hear(Quiesce(RANK, 2, after_step=7))
+    heard = here.hear(Quiesce(RANK, 3))
+    assert heard.abort
+    assert here.take_order() == Quiesce(RANK, 3)
+    assert here.begins(7)
+
+
+def test_training_that_ends_before_a_boundary_forgets_it() -> None:
+    """The release is taken as usual."""
+    here = session(Stage.TRAINING)
+    here.hear(Quiesce(RANK, 2, after_step=7))
+    here.reach(Stage.FINISHED)
+    assert here.hear(Release(RANK, 2)).taken
+
+
+@pytest.mark.parametrize("stage", [stage for stage in Stage if stage is not Stage.TRAINING])
+def test_a_boundary_has_a_meaning_in_training_only(stage: Stage) -> None:
+    """Also not for another generation."""
+    assert not session(stage).hear(Quiesce(RANK, 2, after_step=7)).taken
+    assert not session(Stage.TRAINING).hear(Quiesce(RANK, 3, after_step=7)).taken

@@ -1,0 +1,154 @@
+"""All ranks stop between two steps, by themselves: how a planned change begins without an aborted collective.
+
+The step clocks are read, a step a little ahead is chosen, and every rank is told to stop before it, in the present
+generation. Who hears it too late hangs in a collective with nobody: after a deadline those who have not stopped are
+quiesced as in any incident, and the step that they were in is repeated.
+"""
+
+import math
+
+from ..protocol.messages import ProbeProgress, ProgressReported, Quiesce, StopProcess
+from ..protocol.types import Activity, RankProgress, node_address, rank_address
+from .faults import excused_ranks
+from .openings import next_generation
+from .planned import Drain, Stage
+from .state import JobState, Phase
+from .world import PARKED, NodeState, RankState
+
+LEAD_S = 1.0  # the boundary is at least so far ahead, for the word to reach everybody first
+READ_S = 2.0  # a node that does not read its clocks in this time is asked again
+READINGS = 3  # then the plan is given up
+UNKNOWN_STEP_S = 1.0  # a step's duration, where no rank has a history yet
+LEAST_STEP_S = 0.001
+AGAIN_S = 30.0  # after a plan was given up
+
+
+def read_clocks(state: JobState, plan: Drain, now: float) -> None:
+    """Ask every node how far its ranks are."""
+    plan.stage = Stage.READING
+    plan.readings += 1
+    _probe(state)
+    state.plans.due_s = now + READ_S
+
+
+def _probe(state: JobState) -> None:
+    state.probes += 1
+    state.world.progress.clear()
+    state.awaiting_progress = set(state.world.group_nodes())
+    for name in sorted(state.awaiting_progress):
+        state.send(node_address(name), ProbeProgress(state.probes))
+
+
+def on_progress_reported(state: JobState, event: ProgressReported, now: float) -> None:
+    """A node has read its step clocks, for a boundary to be chosen, or to see why one is overdue."""
+    plan = state.plans.current
+    reading = plan is not None and (plan.looking or plan.stage is Stage.READING)
+    if plan is None or not reading or event.probe != state.probes or event.node not in state.awaiting_progress:
+        state.ignore("progress of an earlier probe")
+        return
+    state.awaiting_progress.discard(event.node)
+    for clock in event.ranks:
+        holder = state.world.holder(clock.rank)
+        if holder is not None and clock.incarnation == holder.incarnation:
+            state.world.progress[clock.rank] = clock
+    if state.awaiting_progress:
+        return
+    if plan.looking:
+        _judge(state, plan, now)
+    else:
+        _choose(state, plan, now)
+
+
+def _choose(state: JobState, plan: Drain, now: float) -> None:
+    clocks = [clock for clock in state.world.progress.values() if _trains(state, clock)]
+    state.world.progress.clear()
+    if len(clocks) < state.world.size:
+        return  # somebody is not in its train function now; asked again when the time for the reading is over
+    median_s = max(LEAST_STEP_S, max(clock.median_step_s for clock in clocks) or UNKNOWN_STEP_S)
+    steps = [clock.step for clock in clocks]
+    plan.stage, plan.after_step = Stage.STOPPING, max(steps) + 1 + math.ceil(LEAD_S / median_s)
+    state.plans.due_s = None
+    for holder in state.world.holders:
+        holder.state = RankState.QUIESCING
+        state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation, plan.after_step))
+    state.awaiting_quiesced = set(range(state.world.size))
+    training_s = (plan.after_step - min(steps)) * median_s * state.policy.stall.factor
+    state.enter(Phase.PAUSING, now, training_s + state.policy.stall.grace_s + state.policy.deadlines.quiesce_s)
+
+
+def _trains(state: JobState, clock: RankProgress) -> bool:
+    return clock.generation == state.generation and clock.activity is not Activity.FINISHED and not clock.suspended
+
+
+def stopped(state: JobState, now: float) -> None:
+    """A rank has stopped at the boundary: from here on training waits, so the incident begins."""
+    plan = state.plans.current
+    if plan is None or state.history.open is not None:
+        return
+    state.history.plan(plan.report, state.world.pids(), now, state.committed)
+    state.history.decided(plan.decision)
+    state.history.entered(state.phase.value, state.generation, now)
+    state.attempt, state.charged = [plan.decision.rung], len(plan.charges)
+    state.spent += plan.charges
+
+
+def late(state: JobState, now: float) -> bool:
+    """The boundary is overdue: look who has not reached it, and then go no further. False if that was done before."""
+    plan = state.plans.current
+    if plan is None or plan.after_step is None:
+        return False
+    if plan.looking:
+        _stop_now(state, plan, now)  # a node does not say
+    else:
+        plan.looking = True
+        _probe(state)
+        state.due_s = now + READ_S
+    return True
+
+
+def _judge(state: JobState, plan: Drain, now: float) -> None:
+    """Wait on for who writes a checkpoint or has paused its clock; who hangs otherwise is not waited for."""
+    plan.looking = False
+    clocks = [clock for clock in state.world.progress.values() if clock.rank in state.awaiting_quiesced]
+    state.world.progress.clear()
+    if excused_ranks(clocks):
+        state.due_s = now + state.policy.deadlines.quiesce_s
+    else:
+        _stop_now(state, plan, now)
+
+
+def _stop_now(state: JobState, plan: Drain, now: float) -> None:
+    """Quiesce those who have not stopped, as in any incident."""
+    stopped(state, now)
+    plan.after_step, plan.looking = None, False
+    next_generation(state, ())
+    state.awaiting_quiesced.clear()
+    for holder in state.world.holders:
+        if holder.state not in PARKED:
+            state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation))
+            holder.state = RankState.QUIESCING
+            state.awaiting_quiesced.add(holder.rank)
+    state.enter(Phase.PAUSING, now, state.policy.deadlines.quiesce_s)
+
+
+def give_up(state: JobState, why: str, now: float, *, failed: bool = False) -> None:
+    """Drop what is planned, if anything is; it is looked at again later. `failed`: by its own fault."""
+    plan, state.plans.current = state.plans.current, None
+    if plan is None:
+        return
+    end_newcomers(state, plan)
+    state.awaiting_progress.clear()
+    state.plans.due_s = now + AGAIN_S
+    unwell = state.plans.unwell.get(plan.node)
+    if unwell is not None:
+        unwell.note = why
+        unwell.failures += failed
+
+
+def end_newcomers(state: JobState, plan: Drain) -> None:
+    """End the processes that were to take ranks over."""
+    node = state.world.nodes.get(plan.spare)
+    if node is not None and node.state is not NodeState.LOST:
+        for newcomer in plan.newcomers.values():
+            state.send(node_address(plan.spare), StopProcess(newcomer.rank, newcomer.incarnation, grace_s=0.0))
+    plan.newcomers.clear()

@@ -1,0 +1,214 @@
+"""Nodes that work and are not well: their ranks move to a spare node between two steps.
+
+First new processes are started on the spare node, while the old ones train. When all of them have reached their train
+function, everybody stops at a step boundary; the new processes take the ranks over, and get their state from the
+replicas that the others hold. The old processes end only when it is sure that nobody else's state goes with them.
+"""
+
+from ..policies import sub_health
+from ..policies.facts import Facts
+from ..policies.fault_levels import Treatment
+from ..protocol.errors import StateLost
+from ..protocol.messages import NewcomerWaiting, Quiesce, StartProcess
+from ..protocol.types import (
+    FaultReport,
+    RestoreSource,
+    Rung,
+    RunningProcess,
+    StepReport,
+    node_address,
+    rank_address,
+)
+from .boundary import end_newcomers, give_up, read_clocks
+from .openings import natural, open_generation, start_command, vacate
+from .planned import Drain, Newcomer, Stage, Unwell
+from .repair import plan_repair
+from .state import JobState, Phase
+from .world import NodeState, RankState
+
+# What keeps a node without ranks from being chosen.
+UNFIT = frozenset(Treatment) - {Treatment.NOTE}
+FAILURES = 3  # drains of one node that may fail by themselves before it is left in peace
+
+
+def take_sub_health(state: JobState, report: FaultReport, now: float) -> None:
+    """A detector says that a node, or a device of it, is not well; the fault book has it."""
+    name = report.node or ""
+    if name not in state.world.nodes:
+        state.ignore("sub-health of a node that is not there")
+    elif not _not_well(state, name):
+        state.ignore("sub-health that was a moment's")
+    elif name in state.plans.unwell:
+        state.ignore("sub-health that is known")
+    else:
+        state.plans.unwell[name] = Unwell(report)
+        begin(state, now)
+        _record(state, name, report, now)
+
+
+def well_again(state: JobState, name: str | None, now: float) -> None:
+    """Something that stood on a node does not stand any more: a node that is well is not drained, and is used again."""
+    if name is None or name not in state.plans.unwell or _not_well(state, name):
+        return
+    del state.plans.unwell[name]
+    plan = state.plans.current
+    if plan is not None and plan.node == name and plan.stage is not Stage.STOPPING:
+        give_up(state, "it is well again", now)
+        state.plans.due_s = None
+    elif state.world.nodes[name].state is NodeState.ISOLATED and not state.world.on(name):
+        state.world.nodes[name].state = NodeState.UNFIT if state.book.on(name, UNFIT) else NodeState.SPARE
+
+
+def _not_well(state: JobState, name: str) -> bool:
+    return bool(state.book.on(name, frozenset({Treatment.WATCH})))
+
+
+def _record(state: JobState, name: str, report: FaultReport, now: float) -> None:
+    """Write down what was seen, unless a drain is on its way and will tell of it."""
+    if state.plans.current is not None and state.plans.current.node == name:
+        return
+    if state.history.report(report, state.world.pids(), now, state.committed):
+        state.history.dismissed(now, f"node {name} is not well, {state.plans.unwell[name].note or 'and has no ranks'}")
+
+
+def begin(state: JobState, now: float) -> None:
+    """Begin to drain a node that is not well, if one can be: start the processes that will take its ranks over."""
+    spares = sorted(state.world.named(NodeState.SPARE), key=natural)
+    for name, unwell in state.plans.unwell.items():
+        ranks = tuple(holder.rank for holder in state.world.on(name))
+        if not ranks or unwell.failures >= FAILURES:
+            continue
+        refused = state.ladder.refusals(_question(state, name, now), Rung.RECOVER)
+        why_not = sub_health.obstacle(state.policy, refused, len(spares))
+        if why_not is None and state.phase is not Phase.RUNNING:
+            why_not = "its ranks move when the job runs again"
+        unwell.note = why_not or f"its ranks move to {spares[0]}"
+        if why_not is None and state.plans.current is None:
+            _start_newcomers(state, name, spares[0], ranks, now)
+
+
+def _question(state: JobState, name: str, now: float) -> Facts:
+    return sub_health.question(now, name, {each.rank: each.node for each in state.world.holders}, tuple(state.spent))
+
+
+def _start_newcomers(state: JobState, name: str, spare: str, ranks: tuple[int, ...], now: float) -> None:
+    report = state.plans.unwell[name].report
+    state.plans.current = Drain(
+        node=name,
+        spare=spare,
+        report=report,
+        decision=sub_health.decide(name, spare, ranks, state.world.size - len(ranks), report),
+        charges=state.ladder.charges(_question(state, name, now), Rung.RECOVER),
+        newcomers={rank: Newcomer(rank, state.world.holders[rank].next_incarnation()) for rank in ranks},
+        awaiting=set(ranks),
+    )
+    state.plans.due_s = now + state.policy.deadlines.start_s
+    for node, command in outstanding_starts(state):
+        state.send(node_address(node), command)
+
+
+def outstanding_starts(state: JobState) -> list[tuple[str, StartProcess]]:
+    """Return the commands for the newcomers that have not reached their train function, each with its node."""
+    plan = state.plans.current
+    if plan is None:
+        return []
+    waited_for = [newcomer for rank, newcomer in sorted(plan.newcomers.items()) if rank in plan.awaiting]
+    return [
+        (plan.spare, start_command(state, state.world.holders[newcomer.rank], early=newcomer.incarnation))
+        for newcomer in waited_for
+    ]
+
+
+def newcomer_of(state: JobState, rank: int | None, incarnation: int) -> Newcomer | None:
+    """Return the newcomer that a report is about, None when it is about somebody else."""
+    plan = state.plans.current
+    newcomer = None if plan is None or rank is None else plan.newcomers.get(rank)
+    return newcomer if newcomer is not None and newcomer.incarnation == incarnation else None
+
+
+def newcomer_started(state: JobState, process: RunningProcess) -> bool:
+    """Take in the start of a newcomer; False when it is somebody else's."""
+    newcomer = newcomer_of(state, process.rank, process.incarnation)
+    if newcomer is not None:
+        newcomer.pid = process.pid
+    return newcomer is not None
+
+
+def newcomer_failed(state: JobState, rank: int | None, incarnation: int, why: str, now: float) -> bool:
+    """Take in that a newcomer could not be started, or has ended; False when it was somebody else."""
+    plan, newcomer = state.plans.current, newcomer_of(state, rank, incarnation)
+    if plan is None or newcomer is None:
+        return False
+    if plan.stage is Stage.STOPPING:
+        del plan.newcomers[newcomer.rank]  # all stop anyhow: the rank is started anew on the spare node then
+    else:
+        give_up(state, f"the new process of rank {rank} on {plan.spare} failed: {why}", now, failed=True)
+    return True
+
+
+def on_newcomer_waiting(state: JobState, event: NewcomerWaiting, now: float) -> None:
+    """A newcomer has reached its train function; when all have, the boundary is chosen."""
+    plan = state.plans.current
+    newcomer = newcomer_of(state, event.process.rank, event.process.incarnation)
+    if plan is None or newcomer is None or newcomer.rank not in plan.awaiting:
+        state.ignore("newcomer that is not waited for")
+        return
+    newcomer.pid = event.process.pid
+    plan.awaiting.discard(newcomer.rank)
+    if not plan.awaiting and plan.stage is Stage.PREPARING and state.phase is Phase.RUNNING:
+        read_clocks(state, plan, now)
+
+
+def switch(state: JobState, plan: Drain, now: float) -> None:
+    """All ranks have stopped: hand the ranks of the node to the newcomers, and open the next generation."""
+    moved = [holder.rank for holder in state.world.on(plan.node)]
+    spare = _spare(state, plan)
+    why_not = _kept_back(state, moved) if spare else "the spare node is gone"
+    if why_not is not None:
+        give_up(state, why_not, now, failed=True)
+        if spare and plan.node in state.plans.unwell:
+            state.plans.unwell[plan.node].failures = FAILURES  # who holds what does not change by waiting
+        state.plans.remark = sub_health.stays(plan.node, why_not)
+        open_generation(state, (), now)
+        return
+    if spare != plan.spare:
+        end_newcomers(state, plan)
+    state.plans.current, state.plans.due_s = None, None
+    if plan.node in state.plans.unwell:
+        state.plans.unwell[plan.node].note = f"its ranks have moved to {spare}"
+    vacate(state, plan.node)
+    state.world.move(plan.node, spare)
+    for newcomer in plan.newcomers.values():
+        holder = state.world.holders[newcomer.rank]
+        holder.incarnation, holder.pid = newcomer.incarnation, newcomer.pid
+        holder.state, holder.early = RankState.STARTING, True
+        state.forget(newcomer.rank)
+    open_generation(state, (), now, moved=moved)
+    state.newcomers_due_s = now + state.policy.deadlines.start_s
+    for rank in sorted(plan.newcomers):
+        state.send(rank_address(rank), Quiesce(rank, state.generation))
+
+
+def _spare(state: JobState, plan: Drain) -> str:
+    """Return the node that the newcomers are on, or another spare one if that is gone; empty: there is none."""
+    spares = state.world.named(NodeState.SPARE)
+    return plan.spare if plan.spare in spares else min(spares, key=natural, default="")
+
+
+def _kept_back(state: JobState, moved: list[int]) -> str | None:
+    """Say whose state would go with the old processes; None when the others hold a copy of all of it."""
+    reports = {holder.rank: holder.report for holder in state.world.holders if holder.report is not None}
+    gone = {
+        rank: StepReport(0, ready=False, clean=False, needs=report.needs, checkpoints=report.checkpoints)
+        for rank, report in reports.items()
+        if rank in moved
+    }
+    places, restore = state.world.places(), state.policy.restore
+    try:
+        before = plan_repair(reports, places, restore)
+        after = plan_repair({**reports, **gone}, places, restore)
+    except StateLost as lost:
+        return str(lost)
+    if after.restore is not RestoreSource.REPLICA or after.target_step < before.target_step:
+        return "; ".join(after.reasons)
+    return None

@@ -1,0 +1,63 @@
+"""A change of the world that waits for a step boundary: data, no decisions.
+
+While it is prepared, training goes on and no incident is open. The incident begins when the first rank has stopped.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from ..policies.facts import Spent
+from ..protocol.types import Decision, FaultReport
+
+
+class Stage(enum.StrEnum):
+    """How far a planned change has got."""
+
+    PREPARING = "preparing"  # newcomers are started, beside those whose ranks they will hold
+    READING = "reading"  # the step clocks are read, to choose the boundary
+    STOPPING = "stopping"  # the ranks have been told where to stop
+
+
+@dataclass
+class Newcomer:
+    """A process that gets ready to take a rank over."""
+
+    rank: int
+    incarnation: int
+    pid: int = 0
+
+
+@dataclass
+class Drain:
+    """The ranks of `node` move to `spare`. `awaiting`: newcomers that have not reached their train function."""
+
+    node: str
+    spare: str
+    report: FaultReport
+    decision: Decision
+    charges: tuple[Spent, ...]
+    newcomers: dict[int, Newcomer]
+    awaiting: set[int]
+    stage: Stage = Stage.PREPARING
+    readings: int = 0  # how often the step clocks were asked for
+    looking: bool = False  # the boundary is overdue, and the clocks are read to see why
+    after_step: int | None = None  # where all stop; None: not known, or given up for stopping at once
+
+
+@dataclass
+class Unwell:
+    """A node that is not well: who said so, what stands in the way of its drain, and how often one has failed."""
+
+    report: FaultReport
+    note: str = ""
+    failures: int = 0
+
+
+@dataclass
+class Plans:
+    """What is planned, what is to be planned, and when to look again."""
+
+    current: Drain | None = None
+    unwell: dict[str, Unwell] = field(default_factory=dict)
+    due_s: float | None = None
+    remark: str = ""  # why a change was not made after all, for the record of the incident

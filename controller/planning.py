@@ -1,0 +1,78 @@
+"""Follows what is planned: begins a change when the job can bear one, and gives it up when something comes between."""
+
+from ..protocol.incidents import NodeStatus
+from .boundary import READINGS, give_up, read_clocks, stopped
+from .draining import begin, switch
+from .planned import Stage
+from .state import JobState, Phase
+from .world import Node, NodeState
+
+# A planned change goes on in these; everything else is an incident, and comes first.
+_QUIET = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SUSPECTING})
+
+
+def follow(state: JobState, now: float) -> None:
+    """Runs after every event. Costs nothing while nothing is planned and every node is well."""
+    plans = state.plans
+    if plans.current is not None:
+        _watch(state, now)
+    elif plans.unwell and state.phase is Phase.RUNNING and plans.due_s is None and _all_train(state):
+        begin(state, now)
+
+
+def _watch(state: JobState, now: float) -> None:
+    plan = state.plans.current
+    assert plan is not None
+    if state.phase not in _QUIET:
+        give_up(state, f"the job is {state.phase}", now)
+    elif plan.stage is Stage.STOPPING:
+        return
+    elif not _all_train(state):
+        give_up(state, "training is about to finish", now)
+    elif state.world.nodes[plan.spare].state is not NodeState.SPARE:
+        give_up(state, f"{plan.spare} is not spare any more", now)
+    elif state.phase is Phase.RUNNING and plan.stage is Stage.PREPARING and not plan.awaiting:
+        read_clocks(state, plan, now)  # put off by a suspicion that turned out to be none
+
+
+def _all_train(state: JobState) -> bool:
+    return len(state.unfinished) == state.world.size
+
+
+def overdue(state: JobState, now: float) -> None:
+    """The time that `plans.due_s` named has come: the plan is too slow, or it is time to look again."""
+    plan, state.plans.due_s = state.plans.current, None
+    if plan is None:
+        return
+    if plan.stage is Stage.PREPARING:
+        late = ", ".join(map(str, sorted(plan.awaiting)))
+        give_up(state, f"rank {late} did not reach its train function on {plan.spare} in time", now, failed=True)
+    elif plan.readings < READINGS:
+        read_clocks(state, plan, now)
+    else:
+        give_up(state, "the step clocks could not be read", now, failed=True)
+
+
+def rank_stopped(state: JobState, now: float) -> None:
+    """A rank has stopped for a planned change; when all have, the change is made."""
+    stopped(state, now)
+    plan = state.plans.current
+    if plan is not None and not state.awaiting_quiesced:
+        switch(state, plan, now)
+
+
+def node_status(state: JobState, node: Node, failures: int) -> NodeStatus:
+    """Return a node as status shows it, with what is to be known of it beside its state."""
+    ranks = tuple(holder.rank for holder in state.world.on(node.name))
+    unwell = state.plans.unwell.get(node.name)
+    known = (node.note,) if unwell is None else (f"not well: {unwell.report.detail}", unwell.note, node.note)
+    return NodeStatus(node.name, node.failure_domain, node.state.value, ranks, failures, "; ".join(filter(None, known)))
+
+
+def all_finished(state: JobState, now: float) -> None:
+    """Training was over before the boundary was reached: nothing is left to be changed."""
+    why = "training finished before the step at which it was to stop"
+    give_up(state, why, now)
+    state.awaiting_quiesced.clear()
+    state.history.dismissed(now, why)
+    state.enter(Phase.RUNNING, now)

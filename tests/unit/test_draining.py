@@ -1,0 +1,391 @@
+"""A node that is not well is left between two steps: what the machine orders, and what may come between."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from midstep.controller.boundary import READINGS
+from midstep.controller.draining import FAILURES
+from midstep.controller.events import ControllerStarted, DeadlinePassed
+from midstep.controller.routes import Routes
+from midstep.controller.state import Phase
+from midstep.policies.schema import Policy, SubHealthAction, default_policy
+from midstep.protocol.incidents import Outcome
+from midstep.protocol.messages import (
+    FaultReported,
+    NewcomerWaiting,
+    ProbeProgress,
+    ProcessStarted,
+    ProgressReported,
+    Quiesce,
+    RankFinished,
+    RankQuiesced,
+    Rejoin,
+    StartProcess,
+    StepCommitted,
+    StopProcess,
+)
+from midstep.protocol.types import (
+    Activity,
+    Assertion,
+    FaultKind,
+    FaultLevel,
+    FaultReport,
+    RankProgress,
+    Rung,
+    RunningProcess,
+    StepReport,
+    rank_address,
+)
+
+from .test_machine import Cluster, job, only
+
+MEDIAN_S = 0.1
+STEP = 7  # where the ranks are when the clocks are read
+BOUNDARY = STEP + 1 + 10  # a second ahead
+MOVED = (2, 3)
+
+
+class Draining(Cluster):
+    """A cluster in which node1 is not well."""
+
+    def unwell(self, node: str = "node1", assertion: Assertion = Assertion.OCCUR) -> FaultReported:
+        """What a detector says."""
+        level = FaultLevel.SUB_HEALTH
+        return FaultReported(
+            FaultReport(FaultKind.NODE, self.now, "d", "slow fan", node=node, level=level, assertion=assertion)
+        )
+
+    def newcomer(self, rank: int) -> RunningProcess:
+        """The process that gets ready for a rank."""
+        return RunningProcess(rank, 200 + rank, self.holder(rank).given, self.machine.generation)
+
+    def waiting(self, rank: int) -> NewcomerWaiting:
+        """It has reached its train function."""
+        return NewcomerWaiting("node2", self.newcomer(rank))
+
+    def clocks(self, node: str, activity: Activity = Activity.COMPUTING, step: int = STEP) -> ProgressReported:
+        """The step clocks of a node."""
+        generation, holders = self.machine.generation, self.machine.state.world.on(node)
+        read = tuple(
+            RankProgress(each.rank, each.incarnation, generation, step, activity, 4, 0.0, 0.0, MEDIAN_S)
+            for each in holders
+        )
+        return ProgressReported(node, self.machine.state.probes, self.now, read)
+
+    def prepare(self) -> list[Any]:
+        """Everything up to the order to stop at the boundary."""
+        self.get_ready()
+        return self.feed(self.clocks("node0"), self.clocks("node1"))
+
+    def get_ready(self) -> list[Any]:
+        """The newcomers of node1's ranks reach their train functions."""
+        self.feed(self.unwell())
+        return self.feed(*(self.waiting(rank) for rank in MOVED))
+
+    def stopped(self, rank: int, *, sharded: bool = False) -> RankQuiesced:
+        """A rank has reached the boundary; with `sharded` it alone holds what it needs."""
+        event = self.quiesced(rank, BOUNDARY, wards=[(rank + 2) % 4])
+        if not sharded:
+            return event
+        (hold,) = event.report.holds
+        name = f"shard{rank}"
+        report = msgspec.structs.replace(
+            event.report, holds=(msgspec.structs.replace(hold, shard_id=name),), needs=(name,)
+        )
+        return msgspec.structs.replace(event, report=report)
+
+    def overdue(self) -> list[Any]:
+        """Let the next deadline pass."""
+        due_s = self.machine.next_deadline()
+        assert due_s is not None
+        self.now = max(self.now, due_s)
+        return self.feed(DeadlinePassed())
+
+
+@pytest.fixture
+def cluster() -> Draining:
+    """A running job on two nodes of two ranks, with a spare node."""
+    running = Draining()
+    running.start()
+    return running
+
+
+def under(policy: Policy, spares: int = 1) -> Draining:
+    """A running job under a policy."""
+    running = Draining(job(spares=spares), policy)
+    running.start()
+    return running
+
+
+def test_newcomers_get_ready_while_training_goes_on(cluster: Draining) -> None:
+    """They are started early on the spare node, with numbers of their own; no incident is open."""
+    starts = only(cluster.feed(cluster.unwell()), StartProcess)
+    assert [(start.rank, start.early, start.seated, start.incarnation) for start in starts] == [
+        (2, True, False, 2),
+        (3, True, False, 2),
+    ]
+    assert cluster.holder(2).incarnation == 1
+    assert cluster.machine.phase is Phase.RUNNING
+    assert cluster.machine.incidents == ()
+
+
+def test_the_boundary_is_chosen_when_all_newcomers_wait(cluster: Draining) -> None:
+    """The clocks are read, and everybody is told to stop at one step, far enough ahead, in the same generation."""
+    cluster.feed(cluster.unwell())
+    assert cluster.feed(cluster.waiting(2)) == []
+    assert len(only(cluster.feed(cluster.waiting(3)), ProbeProgress)) == 2
+    assert cluster.feed(cluster.clocks("node0")) == []
+    quiesces = only(cluster.feed(cluster.clocks("node1")), Quiesce)
+    assert quiesces == [Quiesce(rank, 1, BOUNDARY) for rank in range(4)]
+    assert cluster.machine.phase is Phase.PAUSING
+    assert cluster.machine.generation == 1
+
+
+def test_at_the_boundary_the_newcomers_take_over(cluster: Draining) -> None:
+    """The old processes end when all have stopped; the step is the boundary's, and nobody else is replaced."""
+    cluster.prepare()
+    assert cluster.feed(*(cluster.stopped(rank) for rank in range(3))) == []
+    bodies = cluster.feed(cluster.stopped(3))
+    assert [(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)] == [(2, 1), (3, 1)]
+    assert only(bodies, Quiesce) == [Quiesce(2, 2), Quiesce(3, 2)]
+    assert only(bodies, StartProcess) == []
+    rejoins = only(cluster.feed(cluster.joined(2), cluster.joined(3)), Rejoin)
+    assert {rejoin.part.target_step for rejoin in rejoins} == {BOUNDARY}
+    assert [rejoin.rank for rejoin in rejoins] == [0, 1, 2, 3]
+    cluster.holder(2).pid, cluster.holder(3).pid = 202, 203
+    cluster.pass_barrier_two(BOUNDARY)
+    (incident,) = cluster.machine.incidents
+    assert (incident.rung, incident.outcome, incident.steps_lost) == (Rung.RECOVER, Outcome.RESUMED, 0)
+    assert incident.replaced == MOVED
+    assert incident.healthy_pids_kept
+    states = {node.node: node.state for node in cluster.machine.status(cluster.now).nodes}
+    assert states == {"node0": "active", "node1": "isolated", "node2": "active"}
+
+
+def test_what_only_the_leaving_processes_hold_keeps_them(cluster: Draining) -> None:
+    """Their state would go with them: nobody is ended, all go on from the boundary, and the record says why."""
+    cluster.prepare()
+    bodies = cluster.feed(*(cluster.stopped(rank, sharded=True) for rank in range(4)))
+    assert {(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)} == {(2, 2), (3, 2)}
+    assert {rejoin.part.target_step for rejoin in only(bodies, Rejoin)} == {BOUNDARY}
+    (incident,) = cluster.machine.incidents
+    assert "node node1 is not left: no clean copy of shard shard2 is left" in incident.repair_reasons[0]
+    assert cluster.machine.state.plans.unwell["node1"].failures == FAILURES
+
+
+def test_without_a_spare_node_it_is_written_down_and_a_node_that_comes_is_used() -> None:
+    """The report is a dismissed incident with the reason; the drain begins when a node joins."""
+    cluster = under(default_policy(), spares=0)
+    assert cluster.feed(cluster.unwell()) == []
+    (incident,) = cluster.machine.incidents
+    assert incident.outcome is Outcome.DISMISSED
+    assert "no spare node to take its place: it is drained when one comes" in incident.ended_reason
+    (node,) = [node for node in cluster.machine.status(cluster.now).nodes if node.node == "node1"]
+    assert "not well: slow fan; no spare node" in node.note
+    starts = only(cluster.feed(cluster.node("node2")), StartProcess)
+    assert [start.early for start in starts] == [True, True]
+
+
+def test_ignore_and_leave_now() -> None:
+    """One notes it, the other leaves the node as after a fault of its devices."""
+    ignoring = under(Policy(sub_health=SubHealthAction.IGNORE))
+    assert ignoring.feed(ignoring.unwell()) == []
+    assert "sub_health is ignore" in ignoring.machine.incidents[0].ended_reason
+    leaving = under(Policy(sub_health=SubHealthAction.LEAVE_NOW))
+    bodies = leaving.feed(leaving.unwell())
+    assert [(start.rank, start.early) for start in only(bodies, StartProcess)] == [(2, False), (3, False)]
+    assert leaving.machine.phase is Phase.QUIESCING
+
+
+def test_a_drain_takes_the_budget_of_recover() -> None:
+    """With nothing left of it the node stays, and the reason names the budget."""
+    tight = default_policy()
+    ladder = tuple(
+        msgspec.structs.replace(entry, budget=msgspec.structs.replace(entry.budget, per_rank=1))
+        if entry.rung is Rung.RECOVER
+        else entry
+        for entry in tight.ladder
+    )
+    cluster = under(msgspec.structs.replace(tight, ladder=ladder), spares=2)
+    cluster.prepare()
+    cluster.feed(*(cluster.stopped(rank) for rank in range(4)))
+    cluster.feed(cluster.joined(2), cluster.joined(3))
+    cluster.pass_barrier_two(BOUNDARY)
+    assert cluster.feed(cluster.unwell("node2")) == []
+    assert "budget per_rank of ranks 2, 3 is spent: 1 of 1" in cluster.machine.incidents[-1].ended_reason
+
+
+def test_a_fault_while_newcomers_get_ready_comes_first(cluster: Draining) -> None:
+    """It is an incident like any other; the newcomers end, and their numbers are not used again."""
+    cluster.feed(cluster.unwell())
+    bodies = cluster.feed(cluster.exited(0))
+    assert [(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)] == [(2, 2), (3, 2)]
+    assert [(start.rank, start.early) for start in only(bodies, StartProcess)] == [(0, False)]
+    assert cluster.holder(2).next_incarnation() == 3
+    assert cluster.machine.incidents[0].rung is Rung.RECOVER_IN_PLACE
+
+
+def test_a_fault_on_the_way_to_the_boundary_quiesces_who_has_not_stopped(cluster: Draining) -> None:
+    """Parked ranks stay parked; it is one incident, with the drain's decision and the fault's."""
+    cluster.prepare()
+    cluster.feed(cluster.stopped(0))
+    bodies = cluster.feed(cluster.exited(1))
+    assert only(bodies, Quiesce) == [Quiesce(2, 2), Quiesce(3, 2)]
+    assert [(start.rank, start.early) for start in only(bodies, StartProcess)] == [(1, False)]
+    rungs = [decision.rung for decision in cluster.machine.incidents[0].decisions]
+    assert rungs == [Rung.RECOVER, Rung.RECOVER_IN_PLACE]
+
+
+def test_a_missed_boundary_falls_back_to_an_ordinary_quiesce(cluster: Draining) -> None:
+    """Who has not stopped hangs in a collective with nobody: it is aborted, and the ranks move all the same."""
+    cluster.prepare()
+    cluster.feed(*(cluster.stopped(rank) for rank in (0, 2, 3)))
+    assert len(only(cluster.overdue(), ProbeProgress)) == 2
+    bodies = cluster.feed(cluster.clocks("node0", Activity.COLLECTIVE), cluster.clocks("node1", Activity.RECOVERING))
+    assert only(bodies, Quiesce) == [Quiesce(1, 2)]
+    bodies = cluster.feed(cluster.quiesced(1, BOUNDARY, wards=[3]))
+    assert [stop.rank for stop in only(bodies, StopProcess)] == [2, 3]
+    assert only(bodies, Quiesce) == [Quiesce(2, 3), Quiesce(3, 3)]
+
+
+def test_a_checkpoint_on_the_way_to_the_boundary_is_waited_for(cluster: Draining) -> None:
+    """Nobody is torn out of writing one."""
+    cluster.prepare()
+    cluster.feed(*(cluster.stopped(rank) for rank in (0, 2, 3)))
+    cluster.overdue()
+    clocks = cluster.clocks("node0", Activity.CHECKPOINTING), cluster.clocks("node1", Activity.RECOVERING)
+    assert cluster.feed(*clocks) == []
+    assert cluster.machine.phase is Phase.PAUSING
+    assert only(cluster.feed(cluster.stopped(1)), Quiesce) == [Quiesce(2, 2), Quiesce(3, 2)]
+
+
+def test_a_rank_that_reaches_neither_the_boundary_nor_the_quiesce_is_blamed(cluster: Draining) -> None:
+    """From there on it is a fault like any other."""
+    cluster.prepare()
+    cluster.feed(*(cluster.stopped(rank) for rank in (0, 2, 3)))
+    cluster.overdue()
+    cluster.overdue()
+    starts = only(cluster.overdue(), StartProcess)
+    assert [(start.rank, start.early) for start in starts] == [(1, False)]
+    assert cluster.machine.incidents[0].reports[-1].kind is FaultKind.UNRESPONSIVE
+
+
+def test_training_that_ends_before_the_boundary_ends_the_drain(cluster: Draining) -> None:
+    """The job ends as if nothing had been planned."""
+    cluster.prepare()
+    cluster.feed(*(RankFinished(rank, 1, 1, BOUNDARY - 1) for rank in range(4)))
+    assert cluster.machine.phase is Phase.FINISHING
+    assert cluster.machine.incidents == ()
+
+
+def test_a_newcomer_that_fails_is_tried_again_later_and_not_for_ever(cluster: Draining) -> None:
+    """Training goes on untouched; after some attempts the node is left in peace."""
+    for _ in range(FAILURES):
+        assert cluster.holder(2).incarnation == 1
+        failed = FaultReported(
+            FaultReport(
+                FaultKind.START_FAILED, cluster.now, "node/node2", "no memory", 2, "node2", 1, cluster.holder(2).given
+            )
+        )
+        if cluster.machine.state.plans.current is None:
+            cluster.feed(cluster.unwell())
+            failed = msgspec.structs.replace(
+                failed, report=msgspec.structs.replace(failed.report, incarnation=cluster.holder(2).given)
+            )
+        cluster.feed(failed)
+        assert cluster.machine.phase is Phase.RUNNING
+        cluster.overdue()
+    assert cluster.machine.state.plans.current is None
+    (node,) = [node for node in cluster.machine.status(cluster.now).nodes if node.node == "node1"]
+    assert "no memory" in node.note
+
+
+def test_a_node_that_is_well_again_is_not_drained(cluster: Draining) -> None:
+    """The newcomers end; a node that was drained already becomes a spare one."""
+    cluster.feed(cluster.unwell())
+    bodies = cluster.feed(cluster.unwell(assertion=Assertion.RECOVER))
+    assert len(only(bodies, StopProcess)) == 2
+    cluster.prepare()
+    cluster.feed(*(cluster.stopped(rank) for rank in range(4)))
+    cluster.feed(cluster.unwell(assertion=Assertion.RECOVER))
+    assert {node.node: node.state for node in cluster.machine.status(cluster.now).nodes}["node1"] == "spare"
+
+
+def test_a_restarted_controller_asks_again_for_what_a_drain_waits_for(cluster: Draining) -> None:
+    """Early starts, the stop at the boundary, and the order to take over."""
+    cluster.feed(cluster.unwell())
+    starts = only(cluster.feed(ControllerStarted(term=2)), StartProcess)
+    assert [(start.rank, start.early) for start in starts] == [(2, True), (3, True)]
+    cluster.feed(*(cluster.waiting(rank) for rank in MOVED))
+    cluster.feed(cluster.clocks("node0"), cluster.clocks("node1"))
+    assert only(cluster.feed(ControllerStarted(term=3)), Quiesce) == [Quiesce(rank, 1, BOUNDARY) for rank in range(4)]
+    cluster.feed(*(cluster.stopped(rank) for rank in range(4)))
+    assert only(cluster.feed(ControllerStarted(term=4)), Quiesce) == [Quiesce(2, 2), Quiesce(3, 2)]
+
+
+def test_an_early_process_is_reached_only_when_the_one_before_it_has_been_told_to_end(cluster: Draining) -> None:
+    """Until then the rank's orders go to the process that trains."""
+    routes = Routes()
+
+    def learn(event: Any) -> None:
+        cluster.now += 0.001
+        routes.learn(event, cluster.machine.handle(event, cluster.now))
+
+    routes.learn(ProcessStarted("node1", RunningProcess(2, 102, 1, 1), warm=True), ())
+    learn(cluster.unwell())
+    learn(ProcessStarted("node2", cluster.newcomer(2), warm=True))
+    learn(cluster.waiting(2))
+    learn(cluster.waiting(3))
+    assert routes.connection(rank_address(2)) == "node/node1"
+    learn(cluster.clocks("node0"))
+    learn(cluster.clocks("node1"))
+    for rank in range(4):
+        learn(cluster.stopped(rank))
+    assert routes.connection(rank_address(2)) == "node/node2"
+
+
+def test_a_newcomer_that_is_given_up_never_gets_the_ranks_orders(cluster: Draining) -> None:
+    """Also when its start is reported late."""
+    routes = Routes()
+
+    def learn(event: Any) -> None:
+        cluster.now += 0.001
+        routes.learn(event, cluster.machine.handle(event, cluster.now))
+
+    routes.learn(ProcessStarted("node1", RunningProcess(2, 102, 1, 1), warm=True), ())
+    learn(cluster.unwell())
+    late = ProcessStarted("node2", cluster.newcomer(2), warm=True)
+    learn(cluster.unwell(assertion=Assertion.RECOVER))
+    learn(late)
+    assert routes.connection(rank_address(2)) == "node/node1"
+
+
+def test_a_first_step_report_on_the_way_to_the_boundary_changes_nothing(cluster: Draining) -> None:
+    """It comes late, from the resume before."""
+    cluster.prepare()
+    late = StepCommitted(0, 1, 1, 1, cluster.now, MEDIAN_S)
+    assert cluster.feed(late) == []
+
+
+def test_a_rank_without_a_clock_puts_the_boundary_off(cluster: Draining) -> None:
+    """The clocks are read again, a few times, and then the drain is put off."""
+    cluster.get_ready()
+    finished = cluster.clocks("node1", Activity.FINISHED)
+    assert cluster.feed(cluster.clocks("node0"), finished) == []
+    for _ in range(READINGS - 1):
+        assert len(only(cluster.overdue(), ProbeProgress)) == 2
+    assert len(only(cluster.overdue(), StopProcess)) == 2
+    assert cluster.machine.phase is Phase.RUNNING
+
+
+def test_reports_of_ranks_that_are_not_clean_are_no_source(cluster: Draining) -> None:
+    """Only whole copies count when it is asked whether the old processes may end."""
+    cluster.prepare()
+    for rank in (0, 1):
+        event = cluster.stopped(rank)
+        report = StepReport(0, ready=False, clean=False, needs=event.report.needs, own_states=event.report.own_states)
+        cluster.feed(msgspec.structs.replace(event, report=report))
+    bodies = cluster.feed(cluster.stopped(2), cluster.stopped(3))
+    assert {(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)} == {(2, 2), (3, 2)}
