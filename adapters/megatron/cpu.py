@@ -59,6 +59,7 @@ def use_cpu() -> None:
     tensor.cuda = lambda self, *_, **__: self  # models/common/language_module: tied embeddings in a pipeline
     tensor.type = _cuda_type(tensor.type)  # optimizers compare it with "torch.cuda.FloatTensor"
     _one_generator()
+    _experts()
 
 
 def _on_cpu(factory: Any) -> Any:
@@ -95,3 +96,18 @@ def _one_generator() -> None:
     cuda.default_generators = (generator,)
     megatron_random._get_cuda_rng_state = lambda *_, **__: generator.get_state()
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: generator.set_state(state)
+
+
+def _experts() -> None:
+    """Let experts work where there is neither Transformer Engine nor a copy from the device to the host."""
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    if not hasattr(moe_utils, "te_general_gemm"):  # only defined with Transformer Engine, and asked for without
+        moe_utils.te_general_gemm = None
+    plain = token_dispatcher.maybe_move_tensor_to_cpu
+
+    def to_host(tensor: Any, as_numpy: bool = False, **options: Any) -> Any:
+        moved = plain(tensor, as_numpy=as_numpy, **options)
+        return moved.numpy() if as_numpy and torch.is_tensor(moved) else moved
+
+    token_dispatcher.maybe_move_tensor_to_cpu = to_host  # sizes of an all-to-all must be no tensors

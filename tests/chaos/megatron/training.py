@@ -5,6 +5,7 @@ tracker, the scheduler warms up, gradients are clipped. Each rank writes down th
 exact bits with a digest of what its optimizer holds, and at the end a digest of everything.
 """
 
+import copy
 import json
 import os
 import random
@@ -97,6 +98,8 @@ def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
         persist_layer_norm=False,
     )
     spec = get_gpt_layer_local_spec(num_experts=shape.experts)
+    if shape.context > 1:
+        spec.submodules.self_attention.submodules.core_attention = local_attention()
     ddp_config = DistributedDataParallelConfig(
         use_distributed_optimizer=shape.distributed,
         num_distributed_optimizer_instances=shape.instances,
@@ -156,6 +159,19 @@ def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
             starts = [chunk.start_param_sync for chunk in chunks]
             config.param_sync_func = starts if shape.virtual else starts[0]
     return config, chunks, optimizer, scheduler
+
+
+def local_attention() -> Any:
+    """Return an attention that stays in this rank's part of the sequence: Megatron's own for parts needs a GPU."""
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    class LocalAttention(DotProductAttention):  # type: ignore[misc]
+        def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+            alone = copy.copy(config)
+            alone.context_parallel_size = 1
+            super().__init__(alone, *args, **options)
+
+    return LocalAttention
 
 
 def forward_step(iterator: Iterator[Any], model: Any) -> Any:
