@@ -1,7 +1,8 @@
 """How a job ends: well, with all processes released; or stopped, with an emergency checkpoint where there is state.
 
-The checkpoint is written by the survivors, parked at one step: first each its own state, then the lowest of them the
-shards, and only that one publishes. Whatever fails on the way is said and does not keep the job from ending.
+The checkpoint is written by the survivors, parked at one step: each its own state, and each shard by the lowest rank
+that holds it. The lowest of all comes last and publishes. Whatever fails on the way is said and does not keep the job
+from ending.
 """
 
 from ..protocol.messages import CheckpointSaved, EndJob, Quiesce, SaveCheckpoint
@@ -53,11 +54,31 @@ def ready_to_save(state: JobState, now: float, *, overdue: bool = False) -> None
             now,
         )
         return
+    lost = _needed(state) - _shards_to_write(state, writers).keys()
+    if lost:
+        reason = f"no emergency checkpoint: no clean copy of {', '.join(sorted(lost))} is left"
+        end(state, state.stop_code, f"{state.stop_reason}; {reason}", now)
+        return
     state.saving = [*sorted(writers), *_own_state_writers(state, step, set(writers))]
     state.committed = step
     state.enter(Phase.SAVING, now, SAVE_S)
     for rank in state.saving[1:] or state.saving:
         _ask_to_save(state, rank)
+
+
+def _shards_to_write(state: JobState, writers: list[int]) -> dict[str, int]:
+    """Return which rank writes which shard: of all that hold it, the lowest."""
+    chosen: dict[str, int] = {}
+    for rank in sorted(writers):
+        report = state.world.holders[rank].report
+        for hold in report.holds if report is not None else ():
+            chosen.setdefault(hold.shard_id, rank)
+    return chosen
+
+
+def _needed(state: JobState) -> set[str]:
+    """Return all shards that the ranks are known to need."""
+    return {need for holder in state.world.holders if holder.report is not None for need in holder.report.needs}
 
 
 def _own_state_writers(state: JobState, step: int, others: set[int]) -> list[int]:
@@ -100,9 +121,19 @@ def outstanding_saves(state: JobState) -> list[int]:
     return state.saving[1:] or state.saving
 
 
+def save_command(state: JobState, rank: int) -> SaveCheckpoint:
+    """Return what a rank that is still to save has to do; the last one publishes."""
+    writers = [
+        holder.rank
+        for holder in state.world.in_state(*PARKED)
+        if holder.report is not None and holder.report.clean and holder.report.committed == state.committed
+    ]
+    shards = tuple(shard for shard, writer in _shards_to_write(state, writers).items() if writer == rank)
+    return SaveCheckpoint(rank, state.generation, state.committed, publish=len(state.saving) == 1, shards=shards)
+
+
 def _ask_to_save(state: JobState, rank: int) -> None:
-    publish = len(state.saving) == 1
-    state.send(rank_address(rank), SaveCheckpoint(rank, state.generation, state.committed, publish))
+    state.send(rank_address(rank), save_command(state, rank))
 
 
 def end(state: JobState, exit_code: int, reason: str, now: float) -> None:

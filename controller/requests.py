@@ -9,13 +9,12 @@ from ..protocol.messages import (
     Quiesce,
     Release,
     Resume,
-    SaveCheckpoint,
     WelcomeNode,
 )
 from ..protocol.types import PLATFORM, Injury, node_address, rank_address
 from .barriers import rejoin_command
 from .draining import outstanding_starts
-from .ending import begin_stop, end, outstanding_saves
+from .ending import begin_stop, end, outstanding_saves, save_command
 from .events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
 from .openings import start_command
 from .state import JobState, Phase
@@ -119,5 +118,5 @@ def _outstanding(state: JobState, holder: Holder) -> Command | None:
     if holder.state is RankState.RELEASED:
         return Release(rank, generation)
     if rank in outstanding_saves(state):
-        return SaveCheckpoint(rank, generation, state.committed, publish=len(state.saving) == 1)
+        return save_command(state, rank)
     return None

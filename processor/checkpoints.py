@@ -1,10 +1,11 @@
 """When checkpoints are written in training, by whom, and when they count.
 
-At a step boundary each rank writes its own state, and rank 0 the replicated shards. The checkpoint is made complete
-after the next commit barrier: passing it proves that every rank has written its part.
+At a step boundary each rank writes its own state, and of the ranks that hold a shard one writes it. The checkpoint
+is made complete after the next commit barrier: passing it proves that every rank has written its part.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..protocol.errors import CheckpointError
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from .lifecycle import Framework
     from .runtime import Runtime
 
-WRITER = 0
+PUBLISHER = 0
 
 _log = logging.getLogger("midstep")
 
@@ -37,7 +38,7 @@ class Checkpoints:
         """Write this rank's part. A failure (full disk, say) is logged and training goes on without this checkpoint."""
         attempt = f"g{self._runtime.generation}"
         try:
-            self._write(step, attempt, shards=self._runtime.rank == WRITER)
+            self._write(step, attempt, self._framework.writes())
         except CheckpointError as error:
             _log.error("no checkpoint of step %d: %s", step, error)
         else:
@@ -46,7 +47,7 @@ class Checkpoints:
     def publish_pending(self) -> None:
         """Make the checkpoint that is waiting complete, and drop the oldest. After a barrier."""
         pending, self._pending = self._pending, None
-        if pending is None or self._runtime.rank != WRITER:
+        if pending is None or self._runtime.rank != PUBLISHER:
             return
         step, attempt = pending
         try:
@@ -59,14 +60,14 @@ class Checkpoints:
         """A recovery has begun: whether everybody has written is not known any more."""
         self._pending = None
 
-    def save_emergency(self, step: int, generation: int, *, publish: bool) -> tuple[str, str]:
+    def save_emergency(self, step: int, generation: int, *, publish: bool, shards: Sequence[str]) -> tuple[str, str]:
         """Write what a parked rank holds; returns where, and what went wrong (empty: nothing).
 
         Copies of other ranks' own states are written too: their owners may be dead.
         """
         attempt = f"g{generation}"
         try:
-            self._write(step, attempt, shards=publish)
+            self._write(step, attempt, shards)
             for copy in self._runtime.black_box.copies():
                 blob = self._runtime.own_states.read(copy.rank, copy.step)
                 if copy.step == step and copy.rank != self._runtime.rank and blob is not None:
@@ -85,12 +86,13 @@ class Checkpoints:
             raise CheckpointError("the policy names no checkpoint directory")
         return directory
 
-    def _write(self, step: int, attempt: str, *, shards: bool) -> None:
+    def _write(self, step: int, attempt: str, shards: Sequence[str]) -> None:
         own = self._runtime.own_states.read(self._runtime.rank, step)
         if own is None:
             raise CheckpointError(f"rank {self._runtime.rank} has no copy of its own state as of step {step}")
+        for shard_id in shards:
+            checkpoint.save_shard(
+                self._directory, step, shard_id, self._framework.open_shard(shard_id), attempt=attempt
+            )
+        # Comes last: that all own states are there proves that all shards are, when it is published.
         checkpoint.save_own(self._directory, step, self._runtime.rank, own, attempt=attempt)
-        if shards:
-            for hold in self._framework.shards():
-                shard = self._framework.open_shard(hold.shard_id)
-                checkpoint.save_shard(self._directory, step, hold.shard_id, shard, attempt=attempt)

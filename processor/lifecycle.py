@@ -44,6 +44,10 @@ class Framework(Protocol):
         """Name the shards that this rank must hold, with their sizes now. Runs for barrier one."""
         ...
 
+    def writes(self) -> tuple[str, ...]:
+        """Name the shards that this rank writes into a checkpoint: of all ranks that hold a shard, one does."""
+        ...
+
     def capture_own(self) -> bytes:
         """Capture the small state that is this rank's alone: RNG, data position, buffers, user values.
 

@@ -281,7 +281,9 @@ class TrainThread:
         if not isinstance(order, SaveCheckpoint):
             _log.warning("%s has no meaning while parked; ignored", type(order).__name__)
             return
-        path, error = self._checkpoints.save_emergency(order.step, order.generation, publish=order.publish)
+        path, error = self._checkpoints.save_emergency(
+            order.step, order.generation, publish=order.publish, shards=order.shards
+        )
         runtime = self._runtime
         runtime.post(CheckpointSaved(runtime.rank, order.generation, order.step, path, error))
 

@@ -82,14 +82,15 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
     """Write what this parked rank holds into an emergency checkpoint of `step`.
 
-    Every rank writes its own state and the copies that it keeps for others; the one with `publish`, which comes last,
-    writes the shards and makes the checkpoint complete.
+    Every rank writes its own state, the copies that it keeps for others, and those shards that are named; the one with
+    `publish`, which comes last, makes the checkpoint complete.
     """
 
     rank: int
     generation: int
     step: int
     publish: bool
+    shards: tuple[str, ...] = ()
 
 
 class ProbeProgress(msgspec.Struct, frozen=True, tag=True):

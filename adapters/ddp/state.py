@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ...processor import tree
@@ -112,6 +113,10 @@ class TrainState:
     def shards(self) -> tuple[ShardHold, ...]:
         """Name the one shard, the replicated one, with its size now."""
         return (ShardHold(SHARD_ID, self._replicated.open().size_bytes),)
+
+    def writes(self) -> tuple[str, ...]:
+        """Rank 0 writes the replicated shard."""
+        return (SHARD_ID,) if dist.get_rank() == 0 else ()
 
     def capture_own(self) -> bytes:
         """Capture this rank's own state. Runs right before the commit barrier, on all ranks.

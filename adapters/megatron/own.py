@@ -13,7 +13,7 @@ from typing import Any
 from ...processor import tree
 from ...processor.buffers import BufferWatch
 from ...processor.random_state import RandomState
-from ...protocol.errors import ConfigurationError, ProtocolViolation
+from ...protocol.errors import ConfigurationError, ProtocolViolation, RecoveryError
 from .leftovers import bucket_groups
 from .parts import Parts
 
@@ -87,6 +87,11 @@ class OwnState:
     def restore(self, blob: bytes) -> None:
         """Put back what `capture` gave, here or in this rank's earlier process."""
         own, parts = tree.unpack(blob), self._parts
+        if [len(groups) for groups in own["groups"]] != [len(leaf.param_groups) for leaf in parts.leaves]:
+            raise RecoveryError(
+                "the optimizer has other param groups than in this rank's earlier process. Param groups that only some "
+                "pipeline stages have (a decoupled learning rate, say) are not supported"
+            )
         self._buffers.restore(own["buffers"])
         for leaf, scaler, groups in zip(parts.leaves, own["scalers"], own["groups"], strict=True):
             if scaler is not None:

@@ -38,9 +38,13 @@ class Shard:
 
 
 class Piece:
-    """What one shard consists of: parameters of the model, and optimizers with the parameters that they update."""
+    """What one shard consists of: parameters of the model, and optimizers with the parameters that they update.
 
-    def __init__(self, parameters: dict[str, torch.Tensor], leaves: dict[str, Any]) -> None:
+    `first`: of all ranks that hold it, this one writes it into checkpoints.
+    """
+
+    def __init__(self, parameters: dict[str, torch.Tensor], leaves: dict[str, Any], *, first: bool) -> None:
+        self.first = first
         self._leaves = leaves
         self._states = {name: OptimizerState(name, leaf.optimizer) for name, leaf in leaves.items()}
         known = {id(parameter) for parameter in parameters.values()}
@@ -107,6 +111,10 @@ class Shards:
         """Name the shards with their sizes now."""
         return tuple(ShardHold(shard_id, piece.open().size_bytes) for shard_id, piece in self._pieces.items())
 
+    def written_here(self) -> tuple[str, ...]:
+        """Name the shards of which this rank is the first holder."""
+        return tuple(shard_id for shard_id, piece in self._pieces.items() if piece.first)
+
     def piece(self, shard_id: str) -> Piece:
         """Return a piece by its name. Raises RecoveryError for a name that this rank does not have."""
         if shard_id not in self._pieces:
@@ -138,10 +146,11 @@ def _pieces(parts: Parts) -> dict[str, Piece]:
             names[id(p)]: p for p in models if (not getattr(p, "allreduce", True)) is expert and id(p) not in covered
         }
         if mine or whole:
-            pieces[place] = Piece(mine, whole)
+            pieces[place] = Piece(mine, whole, first=_replicas(expert).rank() == 0)
         if cut:
             group = next(iter(cut.values())).data_parallel_group
-            pieces[f"{place}.piece{group.rank()}of{group.size()}"] = Piece({}, cut)
+            instance = next(iter(cut.values())).distributed_optimizer_instance_id
+            pieces[f"{place}.piece{group.rank()}of{group.size()}"] = Piece({}, cut, first=instance == 0)
     return pieces
 
 
@@ -158,6 +167,13 @@ def _is_expert(leaf: Any) -> bool:
 def _model_parameters(leaf: Any) -> list[torch.Tensor]:
     """Return all model parameters that a distributed optimizer is responsible for, of this and of other ranks."""
     return [parameter for buffer in leaf.buffers for parameter in buffer.params]
+
+
+def _replicas(expert: bool) -> Any:
+    """Return the group of the ranks that hold the same parameters."""
+    from megatron.core import parallel_state as ps
+
+    return ps.get_expert_data_parallel_group() if expert else ps.get_data_parallel_group(with_context_parallel=True)
 
 
 def _dense_place() -> str:

@@ -55,6 +55,10 @@ class MegatronState:
         """Name the shards that this rank must hold."""
         return self._shards.holds()
 
+    def writes(self) -> tuple[str, ...]:
+        """Name the shards of which this rank is the first holder."""
+        return self._shards.written_here()
+
     def capture_own(self) -> bytes:
         """Capture what is this rank's own, as it will be after this step's update."""
         return self._own.capture()
