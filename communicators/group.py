@@ -75,6 +75,11 @@ class Group(dist.ProcessGroup):
         self._name = ""
         self._desc = "undefined"
 
+    @property
+    def seated(self) -> bool:
+        """Whether the group is connected, and nothing has gone wrong with it."""
+        return self._connected is not None and self._life.reason is None
+
     def seat(self, connected: Connected, life: Life) -> Connected | None:
         """Put a new backend behind the group; return the old one, which the caller must retire."""
         old, self._connected = self._connected, connected

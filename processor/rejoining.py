@@ -75,7 +75,9 @@ class Rejoining:
         """Say where this rank stands, for barrier one."""
         runtime, ledger = self._runtime, self._ledger
         shards = self._framework.shards()
-        held: tuple[ShardHold, ...] = tuple(shard for shard in shards if self.clean or shard.shard_id in self._whole)
+        held: tuple[ShardHold, ...] = tuple(
+            shard for shard in shards if shard.held and (self.clean or shard.shard_id in self._whole)
+        )
         return StepReport(
             committed=ledger.count,
             ready=ledger.ready and self.clean,

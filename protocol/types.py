@@ -68,6 +68,7 @@ class ShardHold(msgspec.Struct, frozen=True):
 
     shard_id: str
     size_bytes: int
+    held: bool = True  # False: the rank must hold it, and does not yet
 
 
 class OwnStateCopy(msgspec.Struct, frozen=True):

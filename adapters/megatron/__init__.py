@@ -4,6 +4,7 @@ Nothing of megatron-core is imported before the decorator is used.
 """
 
 from .data import FromSample
+from .replicas import Replica
 from .resilient import resilient
 
-__all__ = ["FromSample", "resilient"]
+__all__ = ["FromSample", "Replica", "resilient"]

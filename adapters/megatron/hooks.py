@@ -4,6 +4,7 @@
     forward, backward, gradient reduction
     optimizer.step()
         loss scale, found-inf, gradient norm, clipping            collectives
+        gradients to the buddy, where there is one
         commit barrier                                            <- ledger.enter_update
         inner optimizer, main to model parameters                 local
         committed                                                 <- ledger.leave_update
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.types import Moment
+from .buddy import Buddies
 from .leftovers import bucket_groups
 from .own import OwnState
 from .parts import Parts
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
 class StepHooks:
     """The hooks on one set of parts, and the faults that are armed in the middle of a step."""
 
-    def __init__(self, parts: Parts, own: OwnState) -> None:
+    def __init__(self, parts: Parts, own: OwnState, buddies: Buddies | None) -> None:
         self._parts = parts
+        self._buddies = buddies
         self._own = own
         self._ledger: Ledger | None = None
         self._begun: int | None = None
@@ -61,6 +64,8 @@ class StepHooks:
         """The step is rolled back: the next one begins anew."""
         self._begun, self._updated, self._gathers = None, False, None
         self._armed.clear()
+        if self._buddies is not None:
+            self._buddies.forget_step()
 
     def _begin(self) -> None:
         ledger = self._ledger
@@ -97,9 +102,13 @@ class StepHooks:
         assert ledger is not None
         self._own.updating(skipped=skipped)
         index = ledger.count
+        if self._buddies is not None and not skipped:
+            self._buddies.exchange()
         ledger.enter_update(index)
         self._gathers = []
         result = apply()
+        if self._buddies is not None:
+            self._buddies.update()
         gathers, self._gathers = self._gathers, None
         self._updated = True
         ledger.leave_update(index)

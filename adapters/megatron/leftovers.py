@@ -45,7 +45,8 @@ def reset_globals() -> None:
         parallel_state._set_global_memory_buffer()
     if parallel_state._VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(0)
-    megatron_random._unset_checkpointing()
+    if hasattr(megatron_random, "_unset_checkpointing"):  # not in megatron-core before 0.16
+        megatron_random._unset_checkpointing()
     _clear_expert_losses()
 
 

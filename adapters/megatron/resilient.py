@@ -9,9 +9,13 @@ from ...processor.runtime import Runtime
 from ...processor.session import Stage
 from ...processor.train_thread import TrainThread
 from ...protocol.errors import ConfigurationError
+from .features import refuse_unsupported
+from .live_groups import refuse_foreign
 from .parts import ITERATION, find_parts
+from .replicas import Place, Replica
 from .starting import check_default_group, install
 from .state import MegatronState
+from .versions import check_version
 
 Train = TypeVar("Train", bound=Callable[..., Any])
 
@@ -19,8 +23,12 @@ Train = TypeVar("Train", bound=Callable[..., Any])
 @overload
 def resilient(train: Train) -> Train: ...
 @overload
-def resilient(*, scheduler_increment: int | None = None) -> Callable[[Train], Train]: ...
-def resilient(train: Any = None, *, scheduler_increment: int | None = None) -> Any:
+def resilient(
+    *, replica: Replica | str | None = None, scheduler_increment: int | None = None
+) -> Callable[[Train], Train]: ...
+def resilient(
+    train: Any = None, *, replica: Replica | str | None = None, scheduler_increment: int | None = None
+) -> Any:
     """Make a Megatron train function resilient: after a fault it is called again, and repeats the interrupted step.
 
     Decorate it before torch.distributed is initialised. Its arguments must hold the model chunks (Megatron's DDP), the
@@ -28,12 +36,15 @@ def resilient(train: Any = None, *, scheduler_increment: int | None = None) -> A
     When it is called again, `iteration` and `consumed_samples` are where the job stands, and the other arguments are
     the same objects, put back to that step.
 
+    `replica`: where a copy of each piece of a distributed optimizer is kept: `instances`, `buddy_device` or `none`; by
+    default with the optimizer instances if there are several, else at a buddy.
     `scheduler_increment`: by how much the train function moves the scheduler on in each step, if that is not the global
     batch size. Outside `midstep run` the function is called once, as it is. Raises ConfigurationError, when it is
     called, for what is missing or not supported.
     """
     if train is None:
-        return functools.partial(resilient, scheduler_increment=scheduler_increment)
+        return functools.partial(resilient, replica=replica, scheduler_increment=scheduler_increment)
+    wanted = _replica_named(replica)
     install()
 
     @functools.wraps(train)
@@ -46,8 +57,12 @@ def resilient(train: Any = None, *, scheduler_increment: int | None = None) -> A
         check_default_group()
         bound = inspect.signature(train).bind(*args, **kwargs)
         bound.apply_defaults()
+        check_version()
         parts = find_parts(train, bound.arguments)
-        state = MegatronState(parts, scheduler_increment)
+        refuse_unsupported(parts)
+        refuse_foreign(parts)
+        place = Place(runtime.rank, runtime.world_size, runtime.ranks_per_node)
+        state = MegatronState(parts, place, replica=wanted, scheduler_increment=scheduler_increment)
 
         def call() -> Any:
             bound.arguments[ITERATION] = state.iteration
@@ -58,3 +73,12 @@ def resilient(train: Any = None, *, scheduler_increment: int | None = None) -> A
         return TrainThread(runtime, state).run(call)
 
     return run
+
+
+def _replica_named(name: Replica | str | None) -> Replica | None:
+    try:
+        return None if name is None else Replica(name)
+    except ValueError:
+        raise ConfigurationError(
+            f"replica is {name!r}; it can be {', '.join(repr(kind.value) for kind in Replica)}"
+        ) from None

@@ -7,7 +7,7 @@ parameters are no shard then: they follow from the pieces by a copy and a gather
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from ...processor import tree
 from ...processor.optimizer_state import OptimizerState
 from ...protocol.errors import RecoveryError
-from ...protocol.types import ShardHold
+from .leftovers import bucket_groups
 from .parts import Parts
 
 
@@ -45,19 +45,24 @@ class Piece:
 
     def __init__(self, parameters: dict[str, torch.Tensor], leaves: dict[str, Any], *, first: bool) -> None:
         self.first = first
-        self._leaves = leaves
+        self.leaves = leaves
         self._states = {name: OptimizerState(name, leaf.optimizer) for name, leaf in leaves.items()}
         known = {id(parameter) for parameter in parameters.values()}
         self._parameters = dict(parameters)
+        self._groups: dict[str, list[list[str]]] = {}
         for name, leaf in leaves.items():
-            mains = [p for group in leaf.optimizer.param_groups for p in group["params"]]
-            self._parameters |= {f"{name}.main.{i}": p for i, p in enumerate(mains) if id(p) not in known}
+            self._groups[name] = []
+            for index, group in enumerate(leaf.optimizer.param_groups):
+                mains = {f"{name}.main.{index}.{i}": p for i, p in enumerate(group["params"])}
+                self._groups[name].append(list(mains))
+                self._parameters |= {place: p for place, p in mains.items() if id(p) not in known}
 
     def open(self) -> Shard:
         """Open the live tensors, as a source."""
         content = {
             "parameters": {name: parameter.detach() for name, parameter in self._parameters.items()},
             "optimizers": {name: state.collect() for name, state in self._states.items()},
+            "groups": self._groups,
         }
         skeleton, tensors = tree.flatten(content, "shard")
         return Shard(skeleton, [tensor.contiguous() for tensor in tensors])
@@ -100,46 +105,18 @@ class Piece:
             state.adopt(content["optimizers"][name])
 
 
-class Shards:
-    """The shards that this rank must hold, by name."""
+def find_pieces(parts: Parts, *, alone: str | None) -> dict[str, Piece]:
+    """Return the shards that this rank must hold, by name.
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._pieces = _pieces(parts)
-
-    def holds(self) -> tuple[ShardHold, ...]:
-        """Name the shards with their sizes now."""
-        return tuple(ShardHold(shard_id, piece.open().size_bytes) for shard_id, piece in self._pieces.items())
-
-    def written_here(self) -> tuple[str, ...]:
-        """Name the shards of which this rank is the first holder."""
-        return tuple(shard_id for shard_id, piece in self._pieces.items() if piece.first)
-
-    def piece(self, shard_id: str) -> Piece:
-        """Return a piece by its name. Raises RecoveryError for a name that this rank does not have."""
-        if shard_id not in self._pieces:
-            raise RecoveryError(f"this rank has no shard {shard_id!r}; it has {', '.join(sorted(self._pieces))}")
-        return self._pieces[shard_id]
-
-    def derive_parameters(self) -> None:
-        """Make the model's parameters what the pieces of a distributed optimizer say. A collective; end of rollback."""
-        if not any(_is_distributed(leaf) for leaf in self._parts.leaves):
-            return
-        for leaf in self._parts.leaves:
-            leaf._copy_main_params_to_model_params()
-        for chunk in self._parts.chunks:
-            type(chunk).start_param_sync(chunk, force_sync=True)
-            for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
-                group.param_gather_dispatched = False
-
-
-def _pieces(parts: Parts) -> dict[str, Piece]:
+    `alone`: the name for everything of distributed optimizers, where nobody else holds the same pieces.
+    """
     names = {id(p): f"model{i}.{name}" for i, chunk in enumerate(parts.chunks) for name, p in chunk.named_parameters()}
     models = [p for chunk in parts.chunks for p in chunk.parameters()]
     pieces: dict[str, Piece] = {}
+    lonely: dict[str, Any] = {}
     for place, expert in ((_dense_place(), False), (_expert_place(), True)):
         leaves = {f"optimizer{i}": leaf for i, leaf in enumerate(parts.leaves) if _is_expert(leaf) is expert}
-        cut = {name: leaf for name, leaf in leaves.items() if _is_distributed(leaf)}
+        cut = {name: leaf for name, leaf in leaves.items() if is_distributed(leaf)}
         whole = {name: leaf for name, leaf in leaves.items() if name not in cut}
         covered = {id(p) for leaf in cut.values() for p in _model_parameters(leaf)}
         mine = {
@@ -147,14 +124,37 @@ def _pieces(parts: Parts) -> dict[str, Piece]:
         }
         if mine or whole:
             pieces[place] = Piece(mine, whole, first=_replicas(expert).rank() == 0)
-        if cut:
-            group = next(iter(cut.values())).data_parallel_group
-            instance = next(iter(cut.values())).distributed_optimizer_instance_id
-            pieces[f"{place}.piece{group.rank()}of{group.size()}"] = Piece({}, cut, first=instance == 0)
+        if alone is not None:
+            lonely |= cut
+        elif cut:
+            leaf = next(iter(cut.values()))
+            group, first = leaf.data_parallel_group, leaf.distributed_optimizer_instance_id == 0
+            pieces[f"{place}.piece{group.rank()}of{group.size()}"] = Piece({}, cut, first=first)
+    if alone is not None and lonely:
+        pieces[alone] = Piece({}, lonely, first=True)
     return pieces
 
 
-def _is_distributed(leaf: Any) -> bool:
+def derive_parameters(parts: Parts) -> None:
+    """Make the model's parameters what the pieces of distributed optimizers say. A collective; end of rollback."""
+    if not any(is_distributed(leaf) for leaf in parts.leaves):
+        return
+    for leaf in parts.leaves:
+        leaf._copy_main_params_to_model_params()
+    for chunk in parts.chunks:
+        type(chunk).start_param_sync(chunk, force_sync=True)
+    for group in bucket_groups(parts):
+        group.param_gather_dispatched = False
+
+
+def main_parameters(leaves: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the parameters that optimizers update, in their order."""
+    for leaf in leaves.values():
+        for group in leaf.optimizer.param_groups:
+            yield from group["params"]
+
+
+def is_distributed(leaf: Any) -> bool:
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     return isinstance(leaf, DistributedOptimizer)

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 from ...processor.lifecycle import OpenShard
 from ...processor.passes import fire_in_backward, fire_in_forward
-from ...protocol.errors import RecoveryError
 from ...protocol.types import Moment, ShardHold
 from .hooks import StepHooks
 from .leftovers import drop_gradients, drop_handles, reset_globals
+from .live_groups import refuse_stale
 from .own import OwnState
 from .parts import Parts
-from .shards import Shard, Shards
+from .replicas import Place, Replica, Replicas
+from .shards import derive_parameters
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 class MegatronState:
     """The state of one rank of a Megatron job. See Framework for when each method runs."""
 
-    def __init__(self, parts: Parts, scheduler_increment: int | None = None) -> None:
+    def __init__(
+        self, parts: Parts, place: Place, *, replica: Replica | None = None, scheduler_increment: int | None = None
+    ) -> None:
         self._parts = parts
         self._own = OwnState(parts, scheduler_increment)
-        self._shards = Shards(parts)
-        self._hooks = StepHooks(parts, self._own)
+        self._replicas = Replicas(parts, place, replica)
+        self._hooks = StepHooks(parts, self._own, self._replicas.buddies)
         self._ledger: Ledger | None = None
 
     # --- for the train function -----------------------------------------------------------------------------------
@@ -53,11 +56,11 @@ class MegatronState:
 
     def shards(self) -> tuple[ShardHold, ...]:
         """Name the shards that this rank must hold."""
-        return self._shards.holds()
+        return self._replicas.holds()
 
     def writes(self) -> tuple[str, ...]:
         """Name the shards of which this rank is the first holder."""
-        return self._shards.written_here()
+        return self._replicas.written_here()
 
     def capture_own(self) -> bytes:
         """Capture what is this rank's own, as it will be after this step's update."""
@@ -69,32 +72,33 @@ class MegatronState:
         reset_globals()
 
     def rebuilt(self) -> None:
-        """Nothing is derived from the communicators: Megatron's objects keep their groups, which are seated anew."""
+        """Megatron's objects keep their groups, which were seated anew: see that none of an older generation is held."""
+        refuse_stale(self._parts)
 
     def open_shard(self, shard_id: str) -> OpenShard:
         """Open a shard to send from it."""
-        return self._shards.piece(shard_id).open()
+        return self._replicas.open(shard_id)
 
     def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
         """Make room for a shard that arrives."""
-        return self._shards.piece(shard_id).accept(header)
+        return self._replicas.accept(shard_id, header)
 
     def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
         """Make a shard that has arrived the state of this rank."""
-        if not isinstance(shard, Shard):
-            raise RecoveryError(f"shard {shard_id!r} was not accepted by this state, it is a {type(shard).__name__}")
-        self._shards.piece(shard_id).adopt(shard)
+        self._replicas.adopt(shard_id, shard)
 
     def restore_own(self, blob: bytes) -> None:
         """Put back what is this rank's own."""
         self._own.restore(blob)
 
     def rolled_back(self, step: int) -> None:
-        """Drop gradients, and derive the model's parameters from the optimizer's where those are cut."""
+        """Drop gradients, derive the model's parameters where optimizers are cut, and give buddies their first copy."""
         self._hooks.forget_step()
         drop_gradients(self._parts)
         drop_handles(self._parts)
-        self._shards.derive_parameters()
+        derive_parameters(self._parts)
+        if self._replicas.buddies is not None:
+            self._replicas.buddies.seed()
 
     def fire_in(self, moment: Moment, fire: Callable[[], None]) -> None:
         """Call `fire` once in the middle of the pass, or when the reduction or gather of this step begins."""

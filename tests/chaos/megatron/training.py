@@ -40,6 +40,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     distributed: bool = False
     instances: int = 1
     bf16: bool = False
+    fp16: bool = False
     overlap: bool = False
     micro_batches: int = 2
     ramp_up: tuple[int, int, int] | None = None
@@ -71,7 +72,7 @@ def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
     from megatron.core.transformer.module import Float16Module
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    dtype = torch.bfloat16 if shape.bf16 else torch.float32
+    dtype = torch.bfloat16 if shape.bf16 else torch.float16 if shape.fp16 else torch.float32
     config = TransformerConfig(
         num_layers=shape.layers,
         hidden_size=32,
@@ -80,6 +81,7 @@ def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=shape.bf16,
+        fp16=shape.fp16,
         tensor_model_parallel_size=shape.tensor,
         pipeline_model_parallel_size=shape.pipeline,
         virtual_pipeline_model_parallel_size=shape.virtual,
@@ -106,7 +108,7 @@ def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
         overlap_grad_reduce=shape.overlap,
         overlap_param_gather=shape.overlap and shape.distributed,
         bucket_size=4000 if shape.overlap else None,
-        grad_reduce_in_fp32=shape.bf16,
+        grad_reduce_in_fp32=shape.bf16 or shape.fp16,
     )
     chunks = []
     for stage in range(shape.virtual or 1):
@@ -121,7 +123,7 @@ def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
             share_embeddings_and_output_weights=True,
             **virtual,
         )
-        if shape.bf16:
+        if shape.bf16 or shape.fp16:
             model = Float16Module(config, model)
         chunks.append(DistributedDataParallel(config, ddp_config, model, disable_bucketing=stage > 0))
     optimizer = get_megatron_optimizer(
@@ -131,6 +133,10 @@ def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
             min_lr=0.001,
             weight_decay=0.1,
             bf16=shape.bf16,
+            fp16=shape.fp16,
+            initial_loss_scale=2.0**22,  # the first steps of fp16 overflow, and are skipped
+            loss_scale_window=3,
+            hysteresis=1,
             params_dtype=dtype,
             clip_grad=1.0,
             use_distributed_optimizer=shape.distributed,
