@@ -72,7 +72,7 @@ class MegatronState:
         reset_globals()
 
     def rebuilt(self) -> None:
-        """Megatron's objects keep their groups, which were seated anew: see that none of an older generation is held."""
+        """Megatron's objects keep their groups, seated anew: see that none of an older generation is held."""
         refuse_stale(self._parts)
 
     def open_shard(self, shard_id: str) -> OpenShard:

@@ -17,7 +17,7 @@ NEWEST = "newest"
 def wheel(request: pytest.FixtureRequest) -> zipfile.ZipFile:
     """The wheel of a version, from the registry or from the cache of an earlier run."""
     version: str = request.param
-    cache = Path(request.config.cache.mkdir("megatron-core")) / version  # type: ignore[union-attr]
+    cache = Path(request.config.cache.mkdir("megatron-core")) / version
     if not any(cache.glob("*.whl")):
         wanted = "megatron-core" if version == NEWEST else f"megatron-core=={version}"
         command = [
