@@ -1,7 +1,7 @@
 """DLRover Unified, "Node Relaunch": a node on which too much failed is replaced, once, and its count begins anew.
 
-The per-node count is the budget `per_node` of `recover_in_place`; the relaunch is `recover` onto a spare node, or
-`reschedule_pod` with a node that the platform creates.
+The per-node count is `node.failures`, or the budget `per_node` of a rung; the relaunch is `recover` onto a spare node,
+or `reschedule_pod` with a node that the platform creates.
 """
 
 import pytest
@@ -18,6 +18,10 @@ ladder:
   - {rung: recover_in_place, budget: {per_node: 2, per_job: null}}
   - {rung: recover, budget: {per_job: 3, window_s: 0}}
   - {rung: stop}
+"""
+WORN = """
+node: {failures: 2}
+ladder: [{rung: recover_in_place, budget: {per_job: null}}, {rung: recover}, {rung: reschedule_pod}, {rung: stop}]
 """
 
 
@@ -216,3 +220,68 @@ def test_spare_with_a_fault_is_not_relaunched_onto() -> None:
     job.lose_node("node0")
 
     assert {process.node for process in job.processes.values()} == {"node1", "node3"}
+
+
+def test_node_with_more_failures_than_it_may_have_is_relaunched() -> None:
+    """Whatever rung mended them: two were borne, with the third the node's ranks move."""
+    job = PlayedJob(WORN).start()
+    job.kill(0)
+    job.kill(1)
+    assert job.rungs == [Rung.RECOVER_IN_PLACE]
+
+    job.kill(0)
+
+    assert job.rungs == [Rung.RECOVER]
+    assert {process.node for rank, process in job.processes.items() if rank < 2} == {"node2"}
+    assert job.machine.state.world.nodes["node0"].state is NodeState.ISOLATED
+
+
+def test_relaunched_node_counts_from_zero_and_its_restarts_are_no_failures() -> None:
+    """Three failures were the old node's; the new one bears two of its own."""
+    job = PlayedJob(WORN, spares=2).start()
+    for rank in (0, 1, 0):
+        job.kill(rank)
+    assert job.machine.status(job.now).nodes[2].failures == 0
+
+    job.kill(1)
+    job.kill(0)
+
+    assert job.rungs == [Rung.RECOVER_IN_PLACE]
+    assert job.processes[0].node == "node2"
+    job.kill(0)
+    assert job.processes[0].node == "node3"
+
+
+def test_failures_of_a_node_that_come_together_count_once() -> None:
+    """Both actors die of one thing: that is one failure of the node."""
+    job = PlayedJob(WORN).start()
+    for _ in range(2):
+        processes = [job.processes.pop(rank) for rank in (0, 1)]
+        job.feed(*(job.exited(process) for process in processes))
+        job.settle()
+
+    assert job.machine.status(job.now).nodes[0].failures == 2
+    assert job.processes[0].node == "node0"
+
+
+def test_failures_of_long_ago_do_not_relaunch_a_node() -> None:
+    """The count is over a sliding window."""
+    job = PlayedJob(WORN).start()
+    job.kill(0)
+    job.kill(1)
+    job.now += 3601
+
+    job.kill(0)
+
+    assert job.rungs == [Rung.RECOVER_IN_PLACE]
+
+
+def test_worn_out_node_that_cannot_be_relaunched_is_used_on() -> None:
+    """No spare, and nobody who makes nodes: going on there is better than ending."""
+    job = PlayedJob(WORN, spares=0).start()
+    job.checkpoints = (5,)
+    for rank in (0, 1, 0):
+        job.kill(rank)
+
+    assert job.phase is Phase.RUNNING
+    assert job.processes[0].node == "node0"

@@ -1,7 +1,8 @@
 """DLRover Unified, "Worker Failover" and "SubMaster Failover": who is restarted when a worker fails, and who is not.
 
-What its document calls a role with a sub-master is a job whose ranks are resilient: the failure is dealt with where it
-happened. A worker without sub-master is a script that knows nothing of midstep: the job restarts as a whole.
+A worker with a sub-master is a rank of a resilient job: the failure is dealt with where it happened. One without is a
+rank of a script that knows nothing of midstep, or of a role without a ladder (`test_dlrover_roles.py`): the job starts
+anew as a whole.
 """
 
 import pytest

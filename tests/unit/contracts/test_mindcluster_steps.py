@@ -296,3 +296,63 @@ def test_exit_without_a_complete_copy_says_that_there_is_no_checkpoint() -> None
     job.wait_until(Phase.ENDED)
 
     assert "no emergency checkpoint: nobody holds clean state" in job.outcome.reason
+
+
+# --- retry ------------------------------------------------------------------------------------------------------------
+
+
+def struck(job: PlayedJob, rank: int) -> None:
+    """Device memory of a rank was struck: its process lives, and can mend what it lost."""
+    job.processes[rank].clean = False
+    job.report(FaultKind.MEMORY, rank, mendable=True, level=FaultLevel.RESTART_BUSINESS)
+
+
+def test_retry_keeps_the_process_whose_memory_was_struck() -> None:
+    """Online recovery: everybody stays alive, the struck rank gets its state from a replica, the step is repeated."""
+    job = PlayedJob().start()
+    before, sent = job.pids_now(), len(job.sent)
+
+    struck(job, 2)
+    job.settle()
+
+    assert job.rungs == [Rung.RETRY_STEP]
+    assert job.replaced_since(before) == set()
+    transfers = [transfer for rejoin in job.commands(Rejoin, sent) for transfer in rejoin.part.transfers]
+    assert {transfer.destination for transfer in transfers} == {2}
+    assert job.incidents[-1].steps_lost == 0
+    assert job.phase is Phase.RUNNING
+
+
+def test_retry_that_does_not_mend_hands_over_to_recover_in_place() -> None:
+    """The same memory again in the same incident: now the process is replaced."""
+    job = PlayedJob().start()
+    before = job.pids_now()
+    job.mute = lambda body: isinstance(body, Rejoin) and body.generation == 2
+    struck(job, 2)
+    job.settle()
+    job.mute = lambda body: False
+
+    struck(job, 2)
+    job.settle()
+
+    assert job.rungs[0] is Rung.RETRY_STEP
+    assert job.rungs[-1] is Rung.RECOVER_IN_PLACE
+    assert job.replaced_since(before) == {2}
+    assert job.phase is Phase.RUNNING
+
+
+def test_any_fault_that_needs_a_new_process_turns_the_retry_into_a_recovery() -> None:
+    """One rank struck, another dead: one attempt, in which each gets what it needs."""
+    job = PlayedJob().start()
+    before = job.pids_now()
+    struck(job, 2)
+    process = job.processes.pop(0)
+
+    job.feed(job.exited(process))
+    job.settle()
+
+    assert 0 in job.replaced_since(before)
+    assert job.replaced_since(before) <= {0, 2}
+    assert len(job.incidents) == 1
+    assert job.incidents[-1].steps_lost == 0
+    assert job.phase is Phase.RUNNING
