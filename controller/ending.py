@@ -7,6 +7,7 @@ from ending.
 
 from ..protocol.messages import CheckpointSaved, EndJob, Quiesce, SaveCheckpoint
 from ..protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
+from .repair import lost_shards
 from .state import JobState, Phase
 from .world import PARKED, REACHABLE, RankState
 
@@ -42,7 +43,7 @@ def ready_to_save(state: JobState, now: float, *, overdue: bool = False) -> None
     clean = [
         holder
         for holder in state.world.in_state(*PARKED)
-        if holder.report is not None and holder.report.clean and holder.report.holds
+        if holder.report is not None and holder.report.clean and holder.report.holds and not lost_shards(holder.report)
     ]
     step = max((holder.report.committed for holder in clean if holder.report), default=0)
     writers = [holder.rank for holder in clean if holder.report and holder.report.committed == step]

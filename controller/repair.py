@@ -18,16 +18,9 @@ from ..protocol.types import (
     ShardTransfer,
     StepReport,
 )
+from .sources import Place, Sources, distance
 
-MAX_SOURCES_PER_SHARD = 4
-MIN_STRIPE_BYTES = 8 * 1024 * 1024
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where a rank runs; near sources are preferred."""
-
-    node: str
-    failure_domain: str
+REASONS = 8  # ranks and shards that are named
 
 
 def plan_repair(
@@ -68,24 +61,24 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Place
             f"nothing has been trained yet in this world, and a checkpoint of step {on_disk} is there",
         )
     current = {rank for rank, report in clean.items() if report.committed == target}
-    finishing = {rank for rank, report in clean.items() if report.committed == target - 1 and report.ready}
+    # Who finishes the update locally must hold all that is updated.
+    finishing = {
+        rank
+        for rank, report in clean.items()
+        if report.committed == target - 1 and report.ready and not lost_shards(report)
+    }
     behind = sorted(set(reports) - current - finishing)
-    holders: dict[str, list[int]] = {}
-    sizes: dict[str, int] = {}
-    for rank in sorted(current):
-        for hold in clean[rank].holds:
-            holders.setdefault(hold.shard_id, []).append(rank)
-            sizes[hold.shard_id] = hold.size_bytes
-    load: dict[int, int] = {}
+    struck = {rank: shards for rank in sorted(current) if (shards := lost_shards(reports[rank]))}
+    sources = _sources(clean, current, finishing, places)
     transfers: list[ShardTransfer] = []
-    for rank in behind:
-        for shard_id in reports[rank].needs:
-            if shard_id not in holders:
+    for rank, shards in [*((rank, reports[rank].needs) for rank in behind), *struck.items()]:
+        for shard_id in shards:
+            if shard_id not in sources:
                 return (
                     None,
                     f"no clean copy of shard {shard_id} is left at step {target} (rank {rank} needs it)",
                 )
-            transfers += _stripe(shard_id, sizes[shard_id], holders[shard_id], rank, places, load)
+            transfers += sources.send(shard_id, rank)
     own, lost = _own_states(reports, behind, target, places)
     if lost:
         return None, (
@@ -93,6 +86,7 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Place
             "with every copy of it"
         )
     reasons = _replica_reasons(reports, target, current, finishing, behind, transfers)
+    reasons += _struck_reasons(struck, transfers)
     plan = _assemble(reports, target, RestoreSource.REPLICA, transfers, own, reasons, finishing)
     return plan, ""
 
@@ -116,33 +110,32 @@ def _common_checkpoint(reports: Mapping[int, StepReport]) -> int:
     return max(set.intersection(*steps), default=0) if steps else 0
 
 
-def _stripe(  # noqa: PLR0917 - one row of a plan needs all of it
-    shard_id: str,
-    size_bytes: int,
-    holders: list[int],
-    destination: int,
-    places: Mapping[int, Place],
-    load: dict[int, int],
-) -> list[ShardTransfer]:
-    """Cut one shard over the nearest, least loaded holders; remember what each will have to send."""
-    nearest = min(_distance(places[destination], places[rank]) for rank in holders)
-    near = [rank for rank in holders if _distance(places[destination], places[rank]) == nearest]
-    near.sort(key=lambda rank: (load.get(rank, 0), rank))
-    count = max(1, min(len(near), MAX_SOURCES_PER_SHARD, size_bytes // MIN_STRIPE_BYTES))
-    piece = -(-size_bytes // count)
-    transfers = []
-    for number, source in enumerate(near[:count]):
-        offset = number * piece
-        length = min(piece, size_bytes - offset)
-        load[source] = load.get(source, 0) + length
-        transfers.append(ShardTransfer(shard_id, offset, length, source, destination))
-    return transfers
+def lost_shards(report: StepReport) -> tuple[str, ...]:
+    """Return what a rank with clean state must hold and does not: what a fault struck that its process outlived."""
+    held = {hold.shard_id for hold in report.holds}
+    return tuple(shard_id for shard_id in report.needs if shard_id not in held)
 
 
-def _distance(one: Place, other: Place) -> int:
-    if one.node == other.node:
-        return 0
-    return 1 if one.failure_domain == other.failure_domain else 2
+def _sources(
+    clean: Mapping[int, StepReport], current: Iterable[int], finishing: Iterable[int], places: Mapping[int, Place]
+) -> Sources:
+    """Return who can send each shard as of the target; who has yet to finish its update only where nobody else has it.
+
+    It does that before it sends.
+    """
+    sources = Sources(places)
+    for rank in sorted(current):
+        for hold in clean[rank].holds:
+            sources.add(hold.shard_id, hold.size_bytes, rank)
+    only_there: dict[str, list[tuple[int, int]]] = {}
+    for rank in sorted(finishing):
+        for hold in clean[rank].holds:
+            if hold.shard_id not in sources:
+                only_there.setdefault(hold.shard_id, []).append((hold.size_bytes, rank))
+    for shard_id, holders in only_there.items():
+        for size_bytes, rank in holders:
+            sources.add(shard_id, size_bytes, rank)
+    return sources
 
 
 def _own_states(
@@ -160,7 +153,7 @@ def _own_states(
         if rank not in copies:
             lost.append(rank)
             continue
-        source = min(copies[rank], key=lambda holder: (holder != rank, _distance(places[rank], places[holder])))
+        source = min(copies[rank], key=lambda holder: (holder != rank, distance(places[rank], places[holder])))
         transfers.append(OwnStateTransfer(rank, source))
     return transfers, lost
 
@@ -177,10 +170,24 @@ def _replica_reasons(  # noqa: PLR0917 - the sentence is made of all of it
     if finishing:
         reasons.append(f"rank {_ranks(sorted(finishing))} had final gradients and finishes step {target} locally")
     if behind:
-        sources = sorted({transfer.source for transfer in transfers})
-        size = sum(transfer.length_bytes for transfer in transfers)
+        theirs = set(behind)
+        sources = sorted({transfer.source for transfer in transfers if transfer.destination in theirs})
+        size = sum(transfer.length_bytes for transfer in transfers if transfer.destination in theirs)
         reasons.append(f"rank {_ranks(behind)} gets {size / 1e6:.1f} MB from rank {_ranks(sources)}")
     return reasons
+
+
+def _struck_reasons(struck: Mapping[int, tuple[str, ...]], transfers: list[ShardTransfer]) -> list[str]:
+    """Say what ranks get that keep everything else."""
+    sizes: dict[int, int] = {}
+    for transfer in transfers:
+        if transfer.destination in struck:
+            sizes[transfer.destination] = sizes.get(transfer.destination, 0) + transfer.length_bytes
+    return [
+        f"rank {rank} keeps the rest and gets {sizes[rank] / 1e6:.1f} MB for what was struck: shard "
+        f"{', '.join(shards[:REASONS])}{', ...' if len(shards) > REASONS else ''}"
+        for rank, shards in list(struck.items())[:REASONS]
+    ]
 
 
 def _assemble(  # noqa: PLR0917 - private; the public signature is plan_repair's
@@ -216,4 +223,6 @@ def _assemble(  # noqa: PLR0917 - private; the public signature is plan_repair's
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    return ", ".join(str(rank) for rank in ranks) or "none"
+    ranks = list(ranks)
+    more = f", ... ({len(ranks)} in all)" if len(ranks) > REASONS else ""
+    return (", ".join(str(rank) for rank in ranks[:REASONS]) or "none") + more

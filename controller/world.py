@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..protocol.types import RankProgress, StepReport, StoreEndpoint
-from .repair import Place
+from .sources import Place
 
 
 class RankState(enum.StrEnum):

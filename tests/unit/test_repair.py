@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.controller.repair import MAX_SOURCES_PER_SHARD, MIN_STRIPE_BYTES, Place, plan_repair
+from midstep.controller.repair import plan_repair
+from midstep.controller.sources import MAX_SOURCES_PER_SHARD, MIN_STRIPE_BYTES, Place
 from midstep.protocol.errors import StateLost
 from midstep.protocol.types import OwnStateCopy, RepairPlan, RestoreSource, ShardHold, ShardTransfer, StepReport
 
@@ -240,7 +241,8 @@ def _plan(reports: Mapping[int, StepReport], places: Mapping[int, Place]) -> Rep
 
 @given(worlds())
 def test_every_byte_arrives_once_from_a_clean_holder(world: tuple[dict[int, StepReport], dict[int, Place]]) -> None:
-    """Each destination gets each byte of each shard that it needs exactly once; sources are clean and at the target."""
+    """Each destination gets each byte of each shard that it needs exactly once; sources are clean and at the target
+    when they send."""
     reports, places = world
     plan = _plan(reports, places)
     if plan is None or plan.restore is not RestoreSource.REPLICA:
@@ -260,7 +262,7 @@ def test_every_byte_arrives_once_from_a_clean_holder(world: tuple[dict[int, Step
                 end += transfer.length_bytes
                 source = reports[transfer.source]
                 assert source.clean
-                assert source.committed == plan.target_step
+                assert source.committed == plan.target_step or plan.parts[transfer.source].finish_update
                 assert shard in {hold.shard_id for hold in source.holds}
             assert end == sizes[shard]
 
@@ -291,3 +293,49 @@ def test_with_clean_copies_alive_no_committed_step_is_lost(
     if current and all(set(each.needs) <= held for each in reports.values()):
         plan = plan_repair(reports, places)
         assert (plan.restore, plan.target_step) == (RestoreSource.REPLICA, newest)
+
+
+def holding(committed: int, *shards: str, needs: tuple[str, ...] = ("a", "b"), **changes: Any) -> StepReport:
+    """A rank with clean state that still holds these of its shards."""
+    made = StepReport(committed, ready=False, clean=True, holds=tuple(ShardHold(s, MB) for s in shards), needs=needs)
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_a_rank_that_kept_its_process_gets_just_the_shards_that_were_struck() -> None:
+    """It is a source of what it still holds, and keeps its own state."""
+    reports = {0: holding(5, "a", "b"), 1: holding(5, "a"), 2: newcomer(own=(OwnStateCopy(2, 5),))}
+    reports[2] = msgspec.structs.replace(reports[2], needs=("a",))
+    plan = plan_repair(reports, spread("x", "y", "y"))
+    assert [(move.shard_id, move.source) for move in received(plan, 1)] == [("b", 0)]
+    assert [(move.shard_id, move.source) for move in received(plan, 2)] == [("a", 1)]
+    assert plan.parts[1].own_states == ()
+    assert "rank 1 keeps the rest and gets 1.0 MB for what was struck: shard b" in plan.reasons
+
+
+def test_a_rank_with_a_struck_shard_does_not_finish_an_update_that_it_cannot_make() -> None:
+    """Its gradients are final, and half of what they belong to is gone: it gets everything."""
+    reports = {0: holding(6, "a", "b"), 1: holding(5, "a", ready=True, own_states=(OwnStateCopy(1, 6),))}
+    plan = plan_repair(reports, near(2))
+    assert not plan.parts[1].finish_update
+    assert {move.shard_id for move in received(plan, 1)} == {"a", "b"}
+
+
+def test_what_is_struck_with_every_copy_of_it_is_lost() -> None:
+    """The checkpoint is next, for all."""
+    reports = {0: holding(5, "a", checkpoints=(4,)), 1: holding(5, "a", checkpoints=(4,))}
+    assert plan_repair(reports, near(2)).restore is RestoreSource.CHECKPOINT
+    with pytest.raises(StateLost, match="no clean copy of shard b is left at step 5"):
+        plan_repair(reports, near(2), (RestoreSource.REPLICA,))
+
+
+def test_who_finishes_its_update_hands_over_what_nobody_else_holds() -> None:
+    """It applies the update before it sends, so the copy is as of the target."""
+    reports = {
+        0: holding(6, "a", needs=("a",)),
+        1: holding(5, "b", needs=("b",), ready=True),
+        2: newcomer(own=(OwnStateCopy(2, 6),)),
+    }
+    reports[2] = msgspec.structs.replace(reports[2], needs=("b",))
+    plan = plan_repair(reports, near(3))
+    assert plan.parts[1].finish_update
+    assert [(move.shard_id, move.source) for move in received(plan, 2)] == [("b", 1)]

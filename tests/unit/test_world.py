@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.controller.repair import Place
+from midstep.controller.sources import Place
 from midstep.controller.world import NodeState, RankState, World
 from midstep.protocol.types import StepReport, StoreEndpoint
 
