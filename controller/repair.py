@@ -44,7 +44,8 @@ def plan_repair(
         if plan is not None:
             return msgspec.structs.replace(plan, reasons=(*refused, *plan.reasons))
         refused.append(why_not)
-    if not any(report.clean and report.committed > 0 for report in reports.values()):
+    untouched = not any(report.clean and (report.committed > 0 or lost_shards(report)) for report in reports.values())
+    if untouched:
         return _from_nothing(reports, refused)
     raise StateLost("; ".join(refused))
 

@@ -53,7 +53,10 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
     # Less than what was allowed to the step: it may have been well for up to a median before it stood still.
     limit_s = (state.policy.stall.factor - 1) * median_s + state.policy.stall.grace_s
-    stalled = stalled_ranks(clocks.values(), silent, limit_s)
+    # On the way back all are at the same thing, and a newcomer's step says nothing: who does not hear the next order to
+    # stop is found by that.
+    judged = [clock for clock in clocks.values() if clock.suspended or state.suspected_in is not Phase.REJOINING]
+    stalled = stalled_ranks(judged, silent, limit_s)
     # Only a stall can turn out to be none; after a failed collective everybody waits for orders.
     harmless = (
         not stalled

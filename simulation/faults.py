@@ -25,6 +25,7 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
     (2, processes.hang_rank),
     (1, processes.slow_down_rank),
     (3, processes.raise_in_rank),
+    (3, processes.strike_rank),
     (3, processes.lie),
     (3, processes.cut_link),
     (1, processes.freeze_collectives),

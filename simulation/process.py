@@ -65,6 +65,8 @@ class Process(PlayedThread):
         mailbox = Mailbox(job=world.job.job, address=rank_address(self.rank), session=order.incarnation)
         self.endpoint = Endpoint(mailbox, world.timeline, transmit=self._transmit, take=self._hear, complain=world.fail)
         self.raising = False  # the next step raises
+        self.hit: FaultKind | None = None  # what strikes it in the next step, and can be mended
+        self.struck: set[str] = set()  # shards that are gone, while the process lives
         self.harmed = False  # something was done to it, so it may be replaced
         self.lie: Lie | None = None  # what will be wrong with what it says next
         self.clean = order.seated
@@ -125,11 +127,13 @@ class Process(PlayedThread):
         mailbox.generation = max(mailbox.generation, self.session.generation)
         self.endpoint.post(body, CONTROLLER)
 
-    def report_fault(self, kind: FaultKind, detail: str) -> None:
+    def report_fault(self, kind: FaultKind, detail: str, *, mendable: bool = False) -> None:
         """Report something wrong in this rank."""
         now, name = self.world.timeline.now, rank_address(self.rank)
         node, generation = self.seat.agent.name, self.session.generation
-        report = FaultReport(kind, now, name, detail, self.rank, node, generation, self.incarnation)
+        report = FaultReport(
+            kind, now, name, detail, self.rank, node, generation, self.incarnation, mendable=mendable
+        )  # fmt: skip
         self.post(FaultReported(report))
 
     def progress(self) -> RankProgress:
@@ -266,7 +270,7 @@ class Process(PlayedThread):
 
     def report(self) -> StepReport:
         """Say where this rank stands, for barrier one."""
-        shards = tuple(ShardHold(shard, SHARD_BYTES) for shard in self.holds)
+        shards = tuple(ShardHold(shard, SHARD_BYTES) for shard in self.holds if shard not in self.struck)
         return StepReport(
             committed=self.loop.count, ready=self.loop.ready, clean=self.clean, holds=shards if self.clean else (),
             needs=tuple(self.holds), own_states=self.seat.copies(), checkpoints=tuple(sorted(self.world.disk)),

@@ -3,7 +3,7 @@
 import random
 from typing import TYPE_CHECKING
 
-from ..protocol.types import Activity
+from ..protocol.types import Activity, FaultKind
 from .lies import Lie
 
 if TYPE_CHECKING:
@@ -86,6 +86,15 @@ def raise_in_rank(world: "World", chance: random.Random) -> str:
         return "nobody to raise"
     process.raising = process.harmed = True
     return f"rank {process.rank} will raise"
+
+
+def strike_rank(world: "World", chance: random.Random) -> str:
+    """Memory or a link of a rank is hit in its next step, and its process can mend that."""
+    process = victim(world, chance)
+    if process is None:
+        return "nobody to strike"
+    process.hit, process.harmed = chance.choice((FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK)), True
+    return f"rank {process.rank} will be struck: {process.hit}"
 
 
 def lie(world: "World", chance: random.Random) -> str:

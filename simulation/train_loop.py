@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .process import Process
 
 CLEAN_S = 0.01
+GONE = -1  # the count of updates in a shard that was struck
 
 
 class TrainLoop:
@@ -67,9 +68,23 @@ class TrainLoop:
             process.report_fault(FaultKind.EXCEPTION, "ValueError: made up")
             process.flush_and_exit(1)
             return
+        if process.hit is not None:
+            self._strike(process.hit)
+            return
         process.block(Activity.COLLECTIVE, self._leave)
         assert process.group is not None
         process.group.enter(("gradients", self.count), process, process.still(self._reduced))
+
+    def _strike(self, kind: FaultKind) -> None:
+        """Something hits the process that it outlives; what memory held is gone."""
+        process = self._process
+        process.hit = None
+        if kind is not FaultKind.LINK:
+            process.struck = set(process.holds)
+            process.holds = dict.fromkeys(process.holds, GONE)
+        if not process.session.quiescing:
+            process.report_fault(kind, "made up", mendable=True)
+        self._leave()
 
     def _reduced(self) -> None:
         process, step = self._process, self.count + 1

@@ -120,8 +120,13 @@ class Watch:
         holders = [process for process in world.living() if self._is_current(process) and process.clean]
         newest = max((process.loop.count for process in holders), default=0)
         current = [process for process in holders if process.loop.count == newest]
-        finishing = {process.rank for process in holders if process.loop.ready and process.loop.count == newest - 1}
-        shards = {shard for process in current for shard in process.holds}
+        finishing = {
+            process.rank
+            for process in holders
+            if process.loop.ready and process.loop.count == newest - 1 and not process.struck
+        }
+        able = current + [process for process in holders if process.rank in finishing]
+        shards = {shard for process in able for shard in process.holds if shard not in process.struck}
         needed = {shard for rank in range(world.size) for shard in world.shards(rank)}
         behind = set(range(world.size)) - {process.rank for process in current} - finishing
         own = {

@@ -65,7 +65,7 @@ class WayBack:
         for transfer in part.transfers:
             key: Key = ("shard", transfer.shard_id, transfer.offset_bytes, transfer.source, transfer.destination)
             if transfer.source == process.rank:
-                if not process.clean:
+                if not process.clean or transfer.shard_id in process.struck:
                     self._world.fail(Invariant.SAME_NUMBERS, f"rank {process.rank} is a source and not clean")
                 group.post(key, process.holds[transfer.shard_id])
             else:
@@ -98,6 +98,7 @@ class WayBack:
     def _adopter(self, transfer: ShardTransfer) -> Callable[[int], None]:
         def adopt(value: int) -> None:
             self._process.holds[transfer.shard_id] = value
+            self._process.struck.discard(transfer.shard_id)
 
         return adopt
 
@@ -129,6 +130,7 @@ class WayBack:
                 Invariant.NOTHING_LOST, f"rank {process.rank} is told to load step {step}, which no checkpoint has"
             )
         process.holds = dict.fromkeys(process.holds, step)
+        process.struck.clear()
         self._own = step
         process.later(0.05, lambda: self._roll_back(order))
 

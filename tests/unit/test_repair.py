@@ -339,3 +339,11 @@ def test_who_finishes_its_update_hands_over_what_nobody_else_holds() -> None:
     plan = plan_repair(reports, near(3))
     assert plan.parts[1].finish_update
     assert [(move.shard_id, move.source) for move in received(plan, 2)] == [("b", 1)]
+
+
+def test_a_first_step_is_not_begun_anew_with_what_was_struck() -> None:
+    """A new process has what everybody began with; one that lost it has not."""
+    reports = {0: holding(0, "a", "b"), 1: holding(0, "a")}
+    assert [move.shard_id for move in received(plan_repair(reports, near(2)), 1)] == ["b"]
+    with pytest.raises(StateLost):
+        plan_repair({0: holding(0, "a"), 1: newcomer()}, near(2))

@@ -126,3 +126,23 @@ def test_a_silent_node_is_blamed_in_the_end(cluster: Cluster) -> None:
     bodies = cluster.feed(DeadlinePassed())
     assert [order.rank for order in only(bodies, StartProcess)] == [2, 3]
     assert [order.rank for order in only(bodies, Quiesce)] == [0, 1]
+
+
+def test_a_rejoin_that_takes_too_long_is_begun_anew_and_blames_no_newcomer_for_its_step(cluster: Cluster) -> None:
+    """All are recovering. Who hangs there does not answer the next quiesce, and is blamed for that."""
+    cluster.feed(cluster.exited(1))
+    for rank in (0, 2, 3):
+        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+    cluster.feed(cluster.joined(1))
+    cluster.expect(Phase.REJOINING)
+    cluster.now += 61
+    (probe, _) = only(cluster.feed(DeadlinePassed()), ProbeProgress)
+
+    def clock(rank: int) -> RankProgress:
+        step, incarnation = (0, 2) if rank == 1 else (5, 1)
+        return RankProgress(rank, incarnation, 2, step, Activity.RECOVERING, 0, 60.0, 60.0, 0.1)
+
+    cluster.feed(ProgressReported("node0", probe.probe, cluster.now, (clock(0), clock(1))))
+    bodies = cluster.feed(ProgressReported("node1", probe.probe, cluster.now, (clock(2), clock(3))))
+    assert only(bodies, StartProcess) == []
+    assert [body.rank for body in only(bodies, Quiesce)] == [0, 1, 2, 3]
