@@ -8,9 +8,9 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from ..policies.explain import SupposedWorld, Supposition, parse_fault, suppose, typical
+from ..policies.explain import SupposedWorld, Supposition, answer, parse_fault, typical
 from ..policies.files import load_policy, render
-from ..policies.ladder import Ladder
+from ..policies.roles import Roles, beyond
 from ..policies.rules import advice
 from ..policies.schema import Policy, default_policy
 from ..protocol.errors import ConfigurationError, PolicyError
@@ -31,10 +31,14 @@ _STYLES = {
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the policy would do about one supposition; the form of `--json`."""
+    """What the policy would do about one supposition; the form of `--json`.
+
+    `decision` is null where no process is touched. `said`: of faults for which no rung is taken.
+    """
 
     title: str
-    decision: Decision
+    decision: Decision | None
+    said: tuple[str, ...] = ()
 
 
 class SpentCount(click.ParamType[tuple[Rung, int]]):
@@ -48,6 +52,19 @@ class SpentCount(click.ParamType[tuple[Rung, int]]):
         if name not in list(Rung) or not (times.isascii() and times.isdigit()) or int(times) > 1000:
             self.fail(f"{value!r} is not RUNG=N; rungs: {', '.join(Rung)}; N: 0 to 1000", param, ctx)
         return Rung(name), int(times)
+
+
+class NodeCount(click.ParamType[tuple[str, int]]):
+    """`NODE=N`: a node and how often it has failed."""
+
+    name = "node=n"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Make a node and a count of the text; refuse anything else as wrong usage."""
+        node, _, times = str(value).partition("=")
+        if not node or not (times.isascii() and times.isdigit()) or int(times) > 1000:
+            self.fail(f"{value!r} is not NODE=N; N: 0 to 1000", param, ctx)
+        return node, int(times)
 
 
 _RUNG = click.Choice([rung.value for rung in Rung])
@@ -99,7 +116,9 @@ def check(files: tuple[Path, ...]) -> None:
     help="A fault to ask about, e.g. kind=exit,rank=3 or kind=node_lost,node=node-1 or level=RestartNPU,rank=0. "
     "Several together are one incident. Without any, typical faults are explained.",
 )
-@click.option("--nodes", type=click.IntRange(1, 100_000), default=2, show_default=True, help="Nodes of the job.")
+@click.option(
+    "--nodes", type=click.IntRange(1, 100_000), help="Nodes of the job.  [default: 2, or as many as the roles need]"
+)
 @click.option("--ranks-per-node", type=click.IntRange(1, 1024), default=2, show_default=True, help="Ranks on each.")
 @click.option("--spares", type=click.IntRange(0, 100_000), default=1, show_default=True, help="Spare nodes left.")
 @click.option(
@@ -110,6 +129,7 @@ def check(files: tuple[Path, ...]) -> None:
 )
 @click.option("--failed", multiple=True, type=_RUNG, help="A rung that failed in this incident.")
 @click.option("--spent", multiple=True, type=SpentCount(), help="A rung taken N times for those at fault.")
+@click.option("--node-failures", multiple=True, type=NodeCount(), help="A node that has failed N times before.")
 @click.option("--not-resilient", is_flag=True, help="No rank has reached a resilient train function.")
 @click.option("--max-restarts", type=click.IntRange(0, 1_000_000), help="As of `midstep run`, for --not-resilient.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answers as JSON.")
@@ -117,12 +137,13 @@ def explain(
     *,
     file: Path | None,
     faults: tuple[str, ...],
-    nodes: int,
+    nodes: int | None,
     ranks_per_node: int,
     spares: int,
     create_nodes: bool,
     failed: tuple[str, ...],
     spent: tuple[tuple[Rung, int], ...],
+    node_failures: tuple[tuple[str, int], ...],
     not_resilient: bool,
     max_restarts: int | None,
     as_json: bool,
@@ -135,12 +156,14 @@ def explain(
     midstep policy explain job.yaml
     midstep policy explain job.yaml --fault kind=exit,rank=3 --failed recover_in_place
     midstep policy explain job.yaml --fault kind=node_lost,node=node-1 --spares 0 --no-create-nodes
+    midstep policy explain job.yaml --fault kind=memory,rank=3,mendable=true --node-failures node-1=6
     """
     try:
         policy = default_policy() if file is None else load_policy(file)
     except PolicyError as error:
         click.echo(str(error), err=True)
         sys.exit(EXIT_WRONG_FILE)
+    nodes = nodes or max(2, -(-(Roles(policy).highest_rank + 1) // ranks_per_node))
     if nodes * ranks_per_node > MAX_RANKS:
         raise click.UsageError(f"--nodes x --ranks-per-node is {nodes * ranks_per_node}; allowed: up to {MAX_RANKS}")
     world = SupposedWorld(
@@ -152,7 +175,11 @@ def explain(
         max_restarts=max_restarts,
         failed=tuple(Rung(rung) for rung in failed),
         spent=spent,
+        node_failures=node_failures,
     )
+    out_of_range = beyond(policy, nodes * ranks_per_node)
+    if out_of_range is not None:
+        raise click.UsageError(f"{file}: {out_of_range}; see --nodes and --ranks-per-node")
     try:
         answers = _answers(policy, world, faults)
     except ConfigurationError as error:
@@ -160,6 +187,7 @@ def explain(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(answers), indent=2).decode())
     else:
+        _show_roles(policy)
         _show(answers)
 
 
@@ -179,18 +207,33 @@ def _answers(policy: Policy, world: SupposedWorld, faults: tuple[str, ...]) -> l
         cases = [Supposition(" + ".join(faults), tuple(parse_fault(fault) for fault in faults), world)]
     else:
         cases = list(typical(world))
-    ladder = Ladder(policy)
-    return [Answer(case.title, ladder.decide(suppose(case.faults, case.world))) for case in cases]
+    return [Answer(case.title, *answer(policy, case)) for case in cases]
+
+
+def _show_roles(policy: Policy) -> None:
+    console = _console()
+    for party in Roles(policy).named:
+        ladder = " -> ".join(entry.rung for entry in party.ladder)
+        by = "fails over with the job" if party.with_job else ladder
+        console.print(Text(f"role {party.role}, ranks {policy.roles[party.role].ranks}: {by}"))
+    if policy.roles:
+        console.print(Text(f"all other ranks: {' -> '.join(entry.rung for entry in policy.ladder)}\n"))
 
 
 def _show(answers: list[Answer]) -> None:
     console = _console()
-    for answer in answers:
-        decision = answer.decision
-        console.print(Text(answer.title, style="bold"))
-        console.print(Text.assemble("  ", (decision.rung, f"bold {_STYLES[decision.rung]}"), f": {decision.reason}"))
-        for skipped in decision.skipped:
+    for each in answers:
+        decision = each.decision
+        console.print(Text(each.title, style="bold"))
+        if decision is None:
+            console.print(Text("  no process is touched"))
+        else:
+            rung = (decision.rung, f"bold {_STYLES[decision.rung]}")
+            console.print(Text.assemble("  ", rung, f": {decision.reason}"))
+        for skipped in () if decision is None else decision.skipped:
             console.print(Text(f"    not {skipped.rung}: {skipped.reason}", style="dim"))
+        for said in each.said:
+            console.print(Text(f"    {said}", style="dim"))
         console.print()
 
 

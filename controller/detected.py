@@ -7,7 +7,7 @@ What is left is a fault of a rank or of a node in use, and goes on through the o
 
 import msgspec
 
-from ..policies.fault_levels import TREATMENTS, Treatment
+from ..policies.fault_levels import TREATMENTS, Treatment, closed_text
 from ..policies.schema import SubHealthAction
 from ..protocol.types import Assertion, FaultLevel, FaultReport
 from .draining import UNFIT, take_sub_health, well_again
@@ -37,15 +37,19 @@ def sort_out(state: JobState, report: FaultReport, now: float) -> FaultReport | 
         state.ignore("fault that stands already")
         return None
     settle(state, report.node)
+    return report if _is_for_the_ladder(state, report, now) else None
+
+
+def _is_for_the_ladder(state: JobState, report: FaultReport, now: float) -> bool:
+    """Say whether a fault asks for a rung now; take care of what is waited out, or only noted."""
     if TREATMENTS[report.level] is Treatment.WATCH and state.policy.sub_health is not SubHealthAction.LEAVE_NOW:
         if state.book.concerns_ranks(report):
             take_sub_health(state, report, now)
-        return None
-    if not _hurts(state, report):
-        if report.assertion is Assertion.ONCE:
-            state.ignore(f"{report.level} that hurts no rank")
-        return None
-    return report
+        return False
+    hurts = _hurts(state, report)
+    if not hurts and report.assertion is Assertion.ONCE:
+        state.ignore(f"{report.level} that hurts no rank")
+    return hurts
 
 
 def located(state: JobState, report: FaultReport) -> FaultReport:
@@ -81,7 +85,7 @@ def closed_nodes(state: JobState, now: float) -> dict[str, str]:
     limit_s = state.policy.faults.in_place_age_s
     for name in state.world.named(NodeState.ACTIVE):
         for fault in state.book.on(name, _CLOSED):
-            closed.setdefault(name, f"node {name} is to get no new process: {fault.level} {_what(fault)} stands there")
+            closed.setdefault(name, closed_text(name, fault.level, _what(fault)))
         for fault in state.book.on(name, frozenset({Treatment.RESTART})):
             if now - fault.at_s > limit_s:
                 text = f"{fault.level} {_what(fault)} on node {name} has stood for {now - fault.at_s:.0f} s"

@@ -11,14 +11,19 @@ from typing import TypeVar
 import msgspec
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.types import FaultKind, FaultLevel, FaultReport, Rung
-from .facts import Facts, FailedRung, Spent
+from ..protocol.types import Decision, FaultKind, FaultLevel, FaultReport, Rung
+from . import sub_health
+from .facts import Facts, FailedRung, NodeFailure, Spent
+from .fault_levels import TREATMENTS, Treatment, closed_text
+from .ladder import Ladder
+from .schema import Policy, SubHealthAction, default_policy
 
 _NOW_S = 1_000_000.0  # far enough from zero for every window
 _NOBODY_AT_FAULT = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP})
 _Member = TypeVar("_Member")
 
-_KEYS = ("kind", "rank", "node", "level", "code")
+_KEYS = ("kind", "rank", "node", "level", "code", "mendable")
+_BOOLEANS = {"true": True, "false": False}
 
 
 class SupposedWorld(msgspec.Struct, frozen=True):
@@ -32,6 +37,7 @@ class SupposedWorld(msgspec.Struct, frozen=True):
     max_restarts: int | None = None
     failed: tuple[Rung, ...] = ()
     spent: tuple[tuple[Rung, int], ...] = ()  # how often each was taken for those at fault, a moment ago
+    node_failures: tuple[tuple[str, int], ...] = ()  # how often each node has failed, a moment ago
 
     @property
     def node_of(self) -> dict[int, str]:
@@ -72,6 +78,9 @@ def parse_fault(text: str) -> FaultReport:
         raise ConfigurationError(f"--fault {text!r}: a device fault needs a level{_choose('', list(FaultLevel))}")
     levels = {member.value: member for member in FaultLevel}
     fallback = FaultLevel.NODE if kind is FaultKind.NODE_LOST else FaultLevel.SOFTWARE
+    mendable = _member(text, "mendable", values.get("mendable", "false"), _BOOLEANS)
+    if mendable and rank is None:
+        raise ConfigurationError(f"--fault {text!r}: mendable=true needs a rank=..., whose process mends it")
     level = fallback if level_name is None else _member(text, "level", level_name, levels)
     return FaultReport(
         kind=kind,
@@ -82,34 +91,67 @@ def parse_fault(text: str) -> FaultReport:
         node=values.get("node"),
         level=level,
         code=values.get("code"),
+        mendable=mendable,
     )
 
 
-def suppose(faults: Iterable[FaultReport], world: SupposedWorld) -> Facts:
-    """Make the facts of `faults` happening together in `world`. Raises ConfigurationError for who is not in it."""
+def suppose(faults: Iterable[FaultReport], world: SupposedWorld, policy: Policy | None = None) -> Facts:
+    """Make the facts of `faults` happening together in `world`, as the machine would for the ladder of `policy`.
+
+    Faults for which it would not ask the ladder are left out. Raises ConfigurationError for who is not in the world.
+    """
+    policy = policy or default_policy()
     node_of = world.node_of
-    nodes = dict.fromkeys(node_of.values())
-    located = tuple(_located(fault, node_of, nodes) for fault in faults)
-    lost = frozenset(fault.node for fault in located if fault.kind is FaultKind.NODE_LOST and fault.node)
-    culprits = sorted({rank for fault in located for rank in _blamed(fault, node_of)})
-    at_fault_on = tuple(sorted({node_of[rank] for rank in culprits}))
+    known = {name for name, _ in world.node_failures} - set(node_of.values())
+    if known:
+        raise ConfigurationError(f"--node-failures: there is no node {min(known)!r}")
+    located = _all_located(faults, world)
+    asking = tuple(fault for fault in located if _asks(fault, policy))
+    culprits = sorted({rank for fault in asking if not fault.mendable for rank in _blamed(fault, node_of)})
+    mendable = sorted({fault.rank for fault in asking if fault.mendable and fault.rank is not None} - {*culprits})
+    at_fault = (*culprits, *mendable)
     return Facts(
         now=_NOW_S,
-        faults=located,
+        faults=asking,
         culprits=tuple(culprits),
+        mendable=tuple(mendable),
         nodes=node_of,
-        healthy=frozenset(node_of).difference(culprits) if world.resilient else frozenset(),
+        healthy=frozenset(node_of).difference(at_fault) if world.resilient else frozenset(),
         resilient=world.resilient,
         max_restarts=world.max_restarts,
-        nodes_lost=lost,
+        nodes_lost=frozenset(fault.node for fault in located if fault.kind is FaultKind.NODE_LOST and fault.node),
+        closed=_closed(located, node_of),
         spare_nodes=tuple(f"spare-{index}" for index in range(world.spares)),
         can_create_nodes=world.can_create_nodes,
         taken=world.failed,
         failed=tuple(FailedRung(rung, "supposed") for rung in world.failed),
-        spent=tuple(
-            Spent(rung, _NOW_S, tuple(culprits), at_fault_on) for rung, times in world.spent for _ in range(times)
+        spent=_spent(policy, world, at_fault),
+        node_failures=(
+            *(NodeFailure(node, _NOW_S) for node, times in world.node_failures for _ in range(times)),
+            *(NodeFailure(node, _NOW_S) for node in sorted({node_of[rank] for rank in at_fault})),  # these, too
         ),
     )
+
+
+def answer(policy: Policy, supposition: Supposition) -> tuple[Decision | None, tuple[str, ...]]:
+    """Return what is decided, in the machine's own words, and what is to be said of faults that no rung is taken for.
+
+    No decision: no process is touched. Raises ConfigurationError for who is not in the supposed world.
+    """
+    world, ladder = supposition.world, Ladder(policy)
+    facts = suppose(supposition.faults, world, policy)
+    quiet = [fault for fault in _all_located(supposition.faults, world) if not _asks(fault, policy)]
+    if facts.faults or not quiet:
+        return ladder.decide(facts), tuple(_said(fault, policy) for fault in quiet)
+    drained = next((fault for fault in quiet if TREATMENTS[fault.level] is Treatment.WATCH), None)
+    if drained is None or drained.node is None:
+        return None, tuple(_said(fault, policy) for fault in quiet)
+    asked = sub_health.question(_NOW_S, drained.node, facts.nodes, _spent(policy, world, ()))
+    why_not = sub_health.obstacle(policy, ladder.refusals(asked, Rung.RECOVER), world.spares)
+    if why_not is not None:
+        return None, (f"node {drained.node} is not well, {why_not}",)
+    stay = len(facts.nodes) - len(asked.culprits)
+    return sub_health.decide(drained.node, facts.spare_nodes[0], asked.culprits, stay, drained), ()
 
 
 def typical(world: SupposedWorld) -> tuple[Supposition, ...]:
@@ -145,6 +187,52 @@ def typical(world: SupposedWorld) -> tuple[Supposition, ...]:
         case("all processes are killed at once", *everybody),
         case("a rank dies in a script that knows nothing of midstep", "kind=exit,rank=0", resilient=False),
     )
+
+
+def _asks(fault: FaultReport, policy: Policy) -> bool:
+    """Whether the machine asks the ladder about a fault; others are noted, close a node, or are waited out."""
+    treatment = TREATMENTS[fault.level]
+    if treatment is Treatment.WATCH:
+        return policy.sub_health is SubHealthAction.LEAVE_NOW
+    return treatment not in {Treatment.NOTE, Treatment.CLOSE}
+
+
+def _said(fault: FaultReport, policy: Policy) -> str:
+    """Say what is done about a fault for which the ladder is not asked."""
+    if TREATMENTS[fault.level] is Treatment.CLOSE and fault.node is not None:
+        return f"{closed_text(fault.node, fault.level, _what(fault))}; what runs there goes on until it fails"
+    if TREATMENTS[fault.level] is Treatment.WATCH:
+        return f"node {fault.node} is not well, sub_health is {policy.sub_health}"
+    return f"{fault.level} asks for nothing: it is shown in midstep status"
+
+
+def _closed(faults: Iterable[FaultReport], node_of: dict[int, str]) -> dict[str, str]:
+    return {
+        fault.node: closed_text(fault.node, fault.level, _what(fault))
+        for fault in faults
+        if fault.node in node_of.values() and fault.node and TREATMENTS[fault.level] is Treatment.CLOSE
+    }
+
+
+def _what(fault: FaultReport) -> str:
+    code = f"{fault.code} " if fault.code else ""
+    return f"{code}of rank {fault.rank}" if fault.rank is not None else f"{code}of the node"
+
+
+def _spent(policy: Policy, world: SupposedWorld, at_fault: tuple[int, ...]) -> tuple[Spent, ...]:
+    """Make the record of what was taken before, for those at fault and charged to whom it is charged."""
+    node_of, entries = world.node_of, []
+    for party, ranks in Ladder(policy).roles.divide(at_fault) or ((None, []),):
+        nodes = tuple(sorted({node_of[rank] for rank in ranks}))
+        role = "" if party is None else party.charged
+        entries += [Spent(rung, _NOW_S, tuple(ranks), nodes, role) for rung, times in world.spent for _ in range(times)]
+    return tuple(entries)
+
+
+def _all_located(faults: Iterable[FaultReport], world: SupposedWorld) -> tuple[FaultReport, ...]:
+    node_of = world.node_of
+    nodes = dict.fromkeys(node_of.values())
+    return tuple(_located(fault, node_of, nodes) for fault in faults)
 
 
 def _located(fault: FaultReport, node_of: dict[int, str], nodes: dict[str, None]) -> FaultReport:

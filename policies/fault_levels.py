@@ -20,6 +20,11 @@ class Treatment(enum.StrEnum):
     WATCH = "watch"  # sub-healthy: the policy's `sub_health` says what is done
 
 
+def closed_text(node: str, level: FaultLevel, what: str) -> str:
+    """Say why a node gets no new process. `what`: the fault's code and place."""
+    return f"node {node} is to get no new process: {level} {what} stands there"
+
+
 TREATMENTS: dict[FaultLevel, Treatment] = {
     FaultLevel.SOFTWARE: Treatment.RESTART,
     FaultLevel.NOT_HANDLE: Treatment.NOTE,
