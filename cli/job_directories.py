@@ -4,6 +4,7 @@ A job directory holds the journal; everything that reads a job after the fact st
 """
 
 import os
+import re
 from pathlib import Path
 
 from ..protocol.errors import ConfigurationError
@@ -12,12 +13,27 @@ HOME_VARIABLE = "MIDSTEP_HOME"
 DEFAULT_BASE = Path("~/.midstep/jobs")
 JOURNAL_FILE = "journal.sqlite"
 LISTED_JOBS = 10
+MAX_NAME = 64
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 
 
 def base_directory() -> Path:
     """Return the directory that job directories are in: `$MIDSTEP_HOME`, else `~/.midstep/jobs`."""
     named = os.environ.get(HOME_VARIABLE)
     return (Path(named) if named else DEFAULT_BASE).expanduser()
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a new job, if it can be one: it becomes the name of directories, and part of socket paths.
+
+    Raises ConfigurationError for one that is too long for that, or would lead elsewhere.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise ConfigurationError(
+            f"--job {name[:80]!r} is no name for a job; allowed: up to {MAX_NAME} letters, digits, dots, underscores "
+            "and dashes, with a letter or digit first. --job-dir says where the job's files go."
+        )
+    return name
 
 
 def is_job(directory: Path) -> bool:

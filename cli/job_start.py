@@ -17,7 +17,7 @@ from ..policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy,
 from ..protocol.errors import ConfigurationError
 from ..protocol.keys import JobKeys
 from ..protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
-from .job_directories import base_directory
+from .job_directories import base_directory, checked_name
 from .job_file import JobFile, write_job_file
 
 OWNER_FILE = "launcher.pid"
@@ -51,7 +51,9 @@ class Job(msgspec.Struct, frozen=True):
 
 def found(start: Start) -> Job:
     """Make the directories, the keys and the journal of a new job. Raises ConfigurationError; nothing has run then."""
-    name = start.job or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    name = (
+        checked_name(start.job) if start.job is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    )
     if not start.no_python and not start.is_module and not Path(start.command[0]).is_file():
         raise ConfigurationError(
             f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program."
@@ -110,7 +112,10 @@ def _run_directory(name: str) -> Path:
         if not _owner_lives(old):
             shutil.rmtree(old, ignore_errors=True)
     directory = base / name
-    directory.mkdir(mode=0o700)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError as error:
+        raise ConfigurationError(f"a job named {name} is running on this machine. Choose another --job.") from error
     (directory / OWNER_FILE).write_text(str(os.getpid()))
     return directory
 

@@ -113,8 +113,9 @@ def check(files: tuple[Path, ...]) -> None:
     "faults",
     multiple=True,
     metavar="KEY=VALUE,...",
-    help="A fault to ask about, e.g. kind=exit,rank=3 or kind=node_lost,node=node-1 or level=RestartNPU,rank=0. "
-    "Several together are one incident. Without any, typical faults are explained.",
+    help="A fault to ask about, e.g. kind=exit,rank=3 or kind=node_lost,node=node-1 or level=RestartNPU,rank=0 or "
+    "kind=memory,rank=0,mendable=true (keys: kind, rank, node, level, code, mendable). Several together are one "
+    "incident. Without any, typical faults are explained.",
 )
 @click.option(
     "--nodes", type=click.IntRange(1, 100_000), help="Nodes of the job.  [default: 2, or as many as the roles need]"

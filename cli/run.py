@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -14,6 +15,24 @@ from .job_start import Job, Start, found
 from .log_follower import LogFollower
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Whole(click.IntRange):
+    """A whole number of at least 1; what else torchrun would take is refused with what to write instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Make a number of the text."""
+        text = str(value)
+        if text in {"auto", "gpu", "cpu"}:
+            self.fail(f"{text!r}: midstep starts as many ranks as you say; give the number", param, ctx)
+        if ":" in text:
+            most = text.rpartition(":")[2]
+            self.fail(
+                f"{text!r}: the number of nodes is fixed; write --nnodes {most}, and --spares for more", param, ctx
+            )
+        if not isinstance(value, int) and not text.isdecimal():
+            self.fail(f"{text!r} is no whole number of at least 1", param, ctx)
+        return int(super().convert(value, param, ctx))
 
 
 def two_ways(name: str) -> tuple[str, ...]:
@@ -27,11 +46,11 @@ def two_ways(name: str) -> tuple[str, ...]:
     short_help="Run a training script with process-level recovery (torchrun's flags).",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
-@click.option(*two_ways("nnodes"), "nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes.")
+@click.option(*two_ways("nnodes"), "nodes", type=Whole(min=1), default=1, show_default=True, help="Nodes.")
 @click.option(
     *two_ways("nproc_per_node"),
     "ranks_per_node",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     default=1,
     show_default=True,
     help="Ranks on each node.",

@@ -28,10 +28,7 @@ def sort_out(state: JobState, report: FaultReport, now: float) -> FaultReport | 
         _recovered(state, located(state, report), now)
         return None
     if report.level is FaultLevel.SOFTWARE:
-        if report.rank is None and report.node is not None and not state.world.on(report.node):
-            state.ignore("fault of a node that holds no rank")
-            return None
-        return report
+        return report if _of_somebody(state, report) else None
     report, news = state.book.enter(located(state, report), now)
     if not news:
         state.ignore("fault that stands already")
@@ -50,6 +47,14 @@ def _is_for_the_ladder(state: JobState, report: FaultReport, now: float) -> bool
     if not hurts and report.assertion is Assertion.ONCE:
         state.ignore(f"{report.level} that hurts no rank")
     return hurts
+
+
+def _of_somebody(state: JobState, report: FaultReport) -> bool:
+    """Say whether a fault of software is a rank's, or of a node that holds some, or nobody's in particular."""
+    known = report.rank is not None or report.node is None or bool(state.world.on(report.node))
+    if not known:
+        state.ignore("fault of a node that holds no rank")
+    return known
 
 
 def located(state: JobState, report: FaultReport) -> FaultReport:

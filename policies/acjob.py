@@ -12,13 +12,19 @@ from ..protocol.types import Rung
 from .acjob_reading import read_acjob
 from .acjob_settings import ACTION_TIME_LIMIT, AscendJob, Setting, Strategy
 from .commented import render_commented
-from .schema import DEFAULT_LADDER, Budget, Deadlines, Policy, RungPolicy
+from .schema import DEFAULT_LADDER, Budget, Deadlines, Policy, RungPolicy, SubHealthAction
 from .wording import one_line
 
 _RUNGS = {
     Strategy.RETRY: Rung.RETRY_STEP,
     Strategy.RECOVER_IN_PLACE: Rung.RECOVER_IN_PLACE,
     Strategy.RECOVER: Rung.RECOVER,
+}
+_SUB_HEALTHY = {
+    "ignore": SubHealthAction.IGNORE,
+    "graceExit": SubHealthAction.DRAIN,
+    "hotSwitch": SubHealthAction.DRAIN,
+    "forceExit": SubHealthAction.LEAVE_NOW,
 }
 _LIMITED = (Rung.RECOVER, Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB)  # those for which MindCluster starts pods anew
 _MOST = 1_000_000_000  # the largest count that a policy can hold
@@ -59,7 +65,9 @@ def translate(text: str, source: str, job: str | None = None) -> Translation:
     read = read_acjob(text, source, job)
     ladder, origins = _ladder(read)
     deadlines, more = _deadlines(read)
-    policy = Policy(ladder=ladder, deadlines=deadlines)
+    action, origin = _sub_health(read, ladder)
+    more["sub_health"] = origin
+    policy = Policy(ladder=ladder, deadlines=deadlines, sub_health=action)
     notes = (*_differences(read, [rung.rung for rung in ladder]), *_without_counterpart(read))
     notes = tuple(Note(note.kind, one_line(note.text)) for note in notes)
     tail = [f"{note.kind.capitalize()}: {note.text}" for note in notes]
@@ -157,6 +165,21 @@ def _stop_grace(job: AscendJob) -> Setting | None:
     return job.grace_period if graceful else None
 
 
+# --- nodes that are not well ------------------------------------------------------------------------------------------
+
+
+def _sub_health(job: AscendJob, ladder: tuple[RungPolicy, ...]) -> tuple[SubHealthAction, str]:
+    """Return what is done about sub-healthy nodes, and where that comes from."""
+    if job.sub_healthy is None:
+        return SubHealthAction.IGNORE, "not in the file: MindCluster's default"
+    if _off(job):
+        return SubHealthAction.IGNORE, f"{job.sub_healthy}, without effect as fault-scheduling is off"
+    action = _SUB_HEALTHY[job.sub_healthy.value]
+    if action is SubHealthAction.DRAIN and not any(entry.rung is Rung.RECOVER for entry in ladder):
+        return SubHealthAction.LEAVE_NOW, f"{job.sub_healthy}; a drain would need recover on the ladder"
+    return action, f"{job.sub_healthy}"
+
+
 # --- what to know -----------------------------------------------------------------------------------------------------
 
 
@@ -169,9 +192,8 @@ def _differences(job: AscendJob, rungs: list[Rung]) -> list[Note]:
             'fault-scheduling to "grace" and translate again, or add rungs to the ladder.'
         )
         return [Note(NoteKind.DIFFERENT, text) for text in texts]
-    return [
-        Note(NoteKind.DIFFERENT, text) for text in texts + _about_processes(job, rungs) + _about_restarts(job, rungs)
-    ]
+    texts += _about_processes(job, rungs) + _about_restarts(job, rungs) + _about_sub_health(job, rungs)
+    return [Note(NoteKind.DIFFERENT, text) for text in texts]
 
 
 def _about_processes(job: AscendJob, rungs: list[Rung]) -> list[str]:
@@ -199,6 +221,20 @@ def _about_processes(job: AscendJob, rungs: list[Rung]) -> list[str]:
             f"{job.fault_scheduling}: for process-level recovery MindCluster asks for grace; midstep does not."
         )
     return texts
+
+
+def _about_sub_health(job: AscendJob, rungs: list[Rung]) -> list[str]:
+    if job.sub_healthy is None or _SUB_HEALTHY[job.sub_healthy.value] is not SubHealthAction.DRAIN:
+        return []
+    if Rung.RECOVER in rungs:
+        return [
+            f"{job.sub_healthy}: no process has to exit for it. The node's ranks move to a spare node between two "
+            "steps, and no step is repeated; without a spare the node stays in use."
+        ]
+    return [
+        f"{job.sub_healthy}: recover is not on the ladder, so the node cannot be drained; it is left at once, and no "
+        "checkpoint is written before."
+    ]
 
 
 def _about_restarts(job: AscendJob, rungs: list[Rung]) -> list[str]:
@@ -230,11 +266,6 @@ def _without_counterpart(job: AscendJob) -> list[Note]:
         texts.append(
             f"line {job.recover_strategy.line}, recover-strategy: elastic-training. midstep does not go on with fewer "
             "ranks: without a spare node the next rung is taken."
-        )
-    if job.sub_healthy is not None:
-        texts.append(
-            f"{job.sub_healthy}. No key steers sub-healthy nodes: a SubHealthFault is a device fault that no restart "
-            "mends, so its node is left."
         )
     if job.grace_period is not None and _stop_grace(job) is None:
         texts.append(f"{job.grace_period}. It has a meaning with fault-scheduling grace only.")

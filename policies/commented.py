@@ -15,15 +15,18 @@ _LONGEST = 200  # of a comment, or a value in it
 def render_commented(policy: Policy, origins: Mapping[str, str], head: Iterable[str], tail: Iterable[str]) -> str:
     """Return `policy` as a file whose keys are those of `origins`, each with its origin as a comment.
 
-    Keys are paths: `ladder.recover`, `ladder.recover.budget`, `deadlines.nodes_s`. The whole ladder is always written.
-    `head` and `tail` become comment lines. `parse_policy` makes the same policy of the text, if every key of `policy`
-    that is not its default is among `origins`.
+    Keys are paths: `ladder.recover`, `ladder.recover.budget`, `deadlines.nodes_s`, `sub_health`. The whole ladder is
+    always written. `head` and `tail` become comment lines. `parse_policy` makes the same policy of the text, if every
+    key of `policy` that is not its default is among `origins`.
     """
     lines = [*(comment(line) for line in head), "", "ladder:"]
     for rung in policy.ladder:
         lines += _rung_lines(rung, origins)
+    for key in origins:
+        if "." not in key:
+            lines += ["", f"{key}: {_flow(msgspec.to_builtins(getattr(policy, key)))}{_behind(origins, key)}"]
     for section in policy.__struct_fields__:
-        keys = [key.partition(".")[2] for key in origins if key.partition(".")[0] == section != "ladder"]
+        keys = [key.partition(".")[2] for key in origins if key.startswith(f"{section}.") and section != "ladder"]
         lines += ["", f"{section}:"] if keys else []
         for key in keys:
             value = getattr(getattr(policy, section), key)

@@ -7,7 +7,7 @@ import pytest
 
 from midstep.policies.acjob import NoteKind, Translation, translate
 from midstep.policies.files import parse_policy
-from midstep.policies.schema import Budget, Deadlines, default_policy
+from midstep.policies.schema import Budget, Deadlines, SubHealthAction, default_policy
 from midstep.protocol.types import Rung
 
 ROOT = Path(__file__).parents[3]
@@ -136,10 +136,36 @@ def test_times_become_deadlines() -> None:
 
 
 @pytest.mark.parametrize(
+    ("strategy", "recover", "action"),
+    [
+        ("ignore", "recover", SubHealthAction.IGNORE),
+        ("graceExit", "recover", SubHealthAction.DRAIN),
+        ("hotSwitch", "recover", SubHealthAction.DRAIN),
+        ("forceExit", "recover", SubHealthAction.LEAVE_NOW),
+        ("graceExit", "retry", SubHealthAction.LEAVE_NOW),
+        ("hotSwitch", "dump", SubHealthAction.LEAVE_NOW),
+    ],
+)
+def test_what_is_done_about_nodes_that_are_not_well_follows_the_strategy(
+    strategy: str, recover: str, action: SubHealthAction
+) -> None:
+    """A drain needs `recover`; without it the node is left at once, and that is said."""
+    found = small(f"fault-scheduling: grace, subHealthyStrategy: {strategy}", f"recover-strategy: {recover}")
+
+    assert found.policy.sub_health is action
+    assert (strategy in notes(found, NoteKind.DIFFERENT)) == (strategy in ("graceExit", "hotSwitch"))
+
+
+def test_nodes_that_are_not_well_are_ignored_where_mindcluster_would_ignore_them() -> None:
+    """It is its default, also where midstep's is another; and with fault-scheduling off it does nothing at all."""
+    assert small("fault-scheduling: grace").policy.sub_health is SubHealthAction.IGNORE
+    assert small("subHealthyStrategy: forceExit").policy.sub_health is SubHealthAction.IGNORE
+
+
+@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("example", "elastic-training"),
-        ("example", "subHealthyStrategy: ignore"),
         ("example", "TTP_PORT: 8000"),
         ("mindspore_pod_only", "MS_ENABLE_TFT: {TTP:1,UCE:1,ARF:1}"),
         ("job_level_force", "restartPolicy: OnFailure"),

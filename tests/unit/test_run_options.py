@@ -1,0 +1,52 @@
+"""`midstep run`: what is refused before anything is made or started."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from midstep.cli.job_start import Start, found
+from midstep.cli.run import command
+from midstep.protocol.errors import ConfigurationError
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script that is there, and is never run."""
+    path = tmp_path / "train.py"
+    path.write_text("raise SystemExit\n")
+    return path
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", ".", "..", "-x", ".hidden", "a b", "x" * 65, "a\n", "ä", "a\0"])
+def test_a_job_s_name_cannot_lead_out_of_the_directory_of_jobs(
+    name: str, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It becomes a directory below the base; anything that is more than a name is refused, and nothing is made."""
+    monkeypatch.setenv("MIDSTEP_HOME", str(tmp_path / "jobs"))
+
+    with pytest.raises(ConfigurationError, match="is no name for a job; allowed: up to 64 letters"):
+        found(Start(command=(str(script),), job=name))
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nproc-per-node", "auto"], "'auto': midstep starts as many ranks as you say; give the number"),
+        (["--nproc_per_node", "gpu"], "give the number"),
+        (["--nnodes", "1:4"], "the number of nodes is fixed; write --nnodes 4, and --spares for more"),
+        (["--nnodes", "two"], "'two' is no whole number of at least 1"),
+        (["--nnodes", "-1"], "no whole number"),
+        (["--nnodes", "0"], "0 is not in the range"),
+    ],
+)
+def test_what_only_torchrun_takes_is_refused_with_what_to_write_instead(
+    options: list[str], words: str, script: Path
+) -> None:
+    """Whoever comes from torchrun has such command lines."""
+    result = CliRunner().invoke(command, [*options, str(script)])
+
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
