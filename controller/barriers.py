@@ -77,7 +77,7 @@ def barrier_one(state: JobState, now: float) -> None:
     world = state.world
     reports = {holder.rank: holder.report for holder in world.holders if holder.report is not None}
     try:
-        state.plan = plan_repair(reports, world.places(), state.policy.restore)
+        state.plan = plan_repair(reports, world.places(), state.policy.restore, state.trusted_step)
     except StateLost as lost:
         for rung in KEEPING:
             rung_failed(state, rung, str(lost), now, decide_now=rung is KEEPING[-1])

@@ -31,6 +31,9 @@ def blame(state: JobState, report: FaultReport) -> None:
     if report.rank is None and report.node is not None:
         ranks = [holder.rank for holder in state.world.on(report.node)]
     count_failure(state, ranks)
+    if report.trusted_step is not None:
+        known = report.trusted_step if state.trusted_step is None else state.trusted_step
+        state.trusted_step = min(known, report.trusted_step)
     rung = current_rung(state)
     # A script that is not resilient is restarted as often as --max-restarts says, whatever became of the last time.
     if rung is not None and state.ever_resilient and state.replaced.intersection(ranks):

@@ -27,13 +27,19 @@ def plan_repair(
     reports: Mapping[int, StepReport],
     places: Mapping[int, Place],
     restore: Iterable[str] = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT),
+    trusted_step: int | None = None,
 ) -> RepairPlan:
     """Return each rank's part in getting the whole world to one step.
 
     Runs at barrier one, in the controller. `reports` has one entry per rank of the world; `restore` names the sources
-    of state that the policy allows, in order. Raises `StateLost` when no allowed source can give a consistent world.
+    of state that the policy allows, in order. State of more than `trusted_step` updates is not used, wherever it lies.
+    Raises `StateLost` when no allowed source can give a consistent world.
     """
     refused: list[str] = []
+    untouched = not any(report.clean and (report.committed > 0 or lost_shards(report)) for report in reports.values())
+    if trusted_step is not None:
+        reports = {rank: _trusted(report, trusted_step) for rank, report in reports.items()}
+        refused.append(f"no state of more than {trusted_step} updates can be trusted, on any rank")
     for source in restore:
         if source == RestoreSource.REPLICA:
             plan, why_not = _from_replicas(reports, places)
@@ -44,10 +50,14 @@ def plan_repair(
         if plan is not None:
             return msgspec.structs.replace(plan, reasons=(*refused, *plan.reasons))
         refused.append(why_not)
-    untouched = not any(report.clean and (report.committed > 0 or lost_shards(report)) for report in reports.values())
     if untouched:
         return _from_nothing(reports, refused)
     raise StateLost("; ".join(refused))
+
+
+def _trusted(report: StepReport, step: int) -> StepReport:
+    checkpoints = tuple(each for each in report.checkpoints if each <= step)
+    return msgspec.structs.replace(report, clean=report.clean and report.committed <= step, checkpoints=checkpoints)
 
 
 def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Place]) -> tuple[RepairPlan | None, str]:

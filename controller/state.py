@@ -68,6 +68,7 @@ class JobState:
     suspicions: list[FaultReport] = field(default_factory=list)  # wrong, and nobody's fault yet
     replaced: set[int] = field(default_factory=set)
     mending: dict[int, FaultReport] = field(default_factory=dict)  # at fault; their process can mend it itself
+    trusted_step: int | None = None  # of the open incident: later state may be made of struck memory, on all ranks
     mended: dict[int, FaultReport] = field(default_factory=dict)  # likewise, and an attempt is under way or over
     dealt: dict[int, FaultReport] = field(default_factory=dict)  # whom the attempt under way replaces, and for what
     attempts: list[Rung] = field(default_factory=list)  # rungs taken before the attempt under way
@@ -131,6 +132,7 @@ class JobState:
         self.replaced.clear()
         self.mending.clear()
         self.mended.clear()
+        self.trusted_step = None
         self.dealt.clear()
         self.attempts.clear()
         self.attempt.clear()

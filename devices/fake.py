@@ -19,6 +19,7 @@ from .fake_chip import CHIP, told
 
 __version__ = "2.13.0"
 DEVICE = torch.device("cpu")
+_LATE_US = 150_000  # how old an error is that is noticed late
 _RUN, _STOP = 1, 2  # what torch-npu tells the watchdog
 
 
@@ -185,7 +186,7 @@ def _multi_bit() -> None:
 
 def _multi_bit_late() -> None:
     CHIP.multi_bit = True
-    raise RuntimeError(told(texts.MULTI_BIT.format(time_us=1)))  # soon after the machine was started
+    raise RuntimeError(told(texts.MULTI_BIT.format(time_us=_now_us() - _LATE_US)))
 
 
 def _broken() -> None:

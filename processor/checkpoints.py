@@ -5,6 +5,7 @@ is made complete after the next commit barrier: passing it proves that every ran
 """
 
 import logging
+import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 PUBLISHER = 0
 
 _log = logging.getLogger("midstep")
+
+
+def forget_after(directory: str, step: int) -> None:
+    """Remove the checkpoints of later steps: the job has gone back, and takes another way from here."""
+    for later in checkpoint.complete_steps(directory):
+        if later > step:
+            shutil.rmtree(checkpoint.step_directory(directory, later), ignore_errors=True)
 
 
 class Checkpoints:

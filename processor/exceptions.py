@@ -13,7 +13,16 @@ import msgspec
 from ..protocol.types import FaultKind, FaultLevel
 from .exception_patterns import Pattern
 
-_OWN = frozenset({FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK, FaultKind.OUT_OF_MEMORY})
+# What an exception can only say of this process itself.
+_OWN = frozenset(
+    {
+        FaultKind.DEVICE,
+        FaultKind.MEMORY,
+        FaultKind.MEMORY_MULTI_BIT,
+        FaultKind.LINK,
+        FaultKind.OUT_OF_MEMORY,
+    }
+)
 _LONGEST_CHAIN = 10
 _LONGEST_TEXT = 300
 UNKNOWN = "unknown"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from ..devices.base import Damage
 from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
-from ..protocol.types import Moment, RestoreSource, ShardHold, StepReport
+from ..protocol.types import Moment, RestoreSource, StepReport
 from . import checkpoint
+from .checkpoints import forget_after
 from .transfer import run_transfers
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Rejoining:
         self._ledger = ledger
         # A world that starts together holds its initial state; a single newcomer holds nothing of worth.
         self.clean = runtime.seated
-        self._whole: frozenset[str] = frozenset()  # the shards that are as they should be, while not all of them are
+        self._struck: frozenset[str] = frozenset()  # shards that are lost, while the rest is clean
 
     def assess(self, damage: Damage) -> None:
         """Take note of what became of the device's memory. Runs in clean.
@@ -56,20 +57,19 @@ class Rejoining:
         if damage is not Damage.PERSISTENT:
             return
         device, framework = self._runtime.device, self._framework
+        ids = sorted(hold.shard_id for hold in framework.shards())
         struck = set()
-        ids = {hold.shard_id for hold in framework.shards()}
-        for shard_id in sorted(ids):
+        for shard_id in ids:
             tensors = framework.open_shard(shard_id).tensors
             if device.struck(tensors):
                 struck.add(shard_id)
                 device.mended(tensors)  # from here on it counts as lost, until a replica has overwritten it
-        whole = ids if self.clean else set(self._whole)
-        self.clean, self._whole = False, frozenset(whole - struck if struck else ())
         _log.warning("memory was struck: %s", ", ".join(sorted(struck)) or "in no known place, so nothing is trusted")
+        self._struck |= struck or frozenset(ids)
 
     def torn(self) -> None:
         """An update has ended halfway: nothing that this rank holds is of one step."""
-        self.clean, self._whole = False, frozenset()
+        self.clean = False
 
     def report(self) -> StepReport:
         """Say where this rank stands, for barrier one."""
@@ -80,7 +80,7 @@ class Rejoining:
         )
         return StepReport(
             committed=ledger.count,
-            ready=ledger.ready and self.clean,
+            ready=ledger.ready and self.clean and not self._struck,  # gradients are memory, too
             clean=self.clean,
             holds=held,
             needs=tuple(shard.shard_id for shard in shards),
@@ -117,18 +117,17 @@ class Rejoining:
             received, own = self._repair(order)
         with phases.phase(Moment.ROLLBACK):
             self._roll_back(part.target_step, own)
-            self.clean = True
+            self.clean, self._struck = True, frozenset()
         return received
 
     def _about_to_change(self, order: Rejoin) -> None:
         """What is overwritten now is not whole until all of it has come."""
         part = order.part
-        ids = frozenset(hold.shard_id for hold in self._framework.shards())
-        arriving = {t.shard_id for t in part.transfers if t.destination == self._runtime.rank}
-        if part.restore is RestoreSource.CHECKPOINT:
-            arriving = set(ids)
-        if arriving:
-            self.clean, self._whole = False, (ids if self.clean else self._whole) - arriving
+        arriving = {transfer.shard_id for transfer in part.transfers if transfer.destination == self._runtime.rank}
+        if arriving and part.target_step == self._ledger.count and self.clean:
+            self._struck |= arriving  # the rest is of the same step, and stays
+        elif arriving or part.restore is RestoreSource.CHECKPOINT:
+            self.clean = False
 
     def _repair(self, order: Rejoin) -> tuple[int, bytes | None]:
         runtime, framework, part = self._runtime, self._framework, order.part
@@ -149,7 +148,10 @@ class Rejoining:
         assert directory is not None
         for hold in framework.shards():
             checkpoint.load_shard(directory, step, hold.shard_id, framework)
-        return 0, checkpoint.load_own(directory, step, runtime.rank)
+        own = checkpoint.load_own(directory, step, runtime.rank)
+        if runtime.rank == 0:  # who writes them takes them away
+            forget_after(directory, step)
+        return 0, own
 
     def _roll_back(self, step: int, own: bytes | None) -> None:
         runtime = self._runtime

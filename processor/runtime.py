@@ -165,9 +165,15 @@ class Runtime:
         self._client.post(body, self.session.generation)
 
     def report_fault(
-        self, kind: FaultKind, detail: str, level: FaultLevel = FaultLevel.SOFTWARE, *, mendable: bool = False
+        self,
+        kind: FaultKind,
+        detail: str,
+        level: FaultLevel = FaultLevel.SOFTWARE,
+        *,
+        mendable: bool = False,
+        trusted_step: int | None = None,
     ) -> None:
-        """Report something wrong in this rank. `mendable`: this process lives on and can mend it."""
+        """Report something wrong in this rank. `mendable`: this process lives on and can mend it. See FaultReport."""
         report = FaultReport(
             kind=kind,
             at_s=time.time(),
@@ -179,6 +185,7 @@ class Runtime:
             incarnation=self.incarnation,
             level=level,
             mendable=mendable,
+            trusted_step=trusted_step,
         )
         self.post(FaultReported(report))
 

@@ -81,7 +81,7 @@ class TrainThread:
         self._runtime.own_states.swap(step, blob)
         self._runtime.communicator.barrier()
         self._runtime.shield()
-        self._verdicts.update_began_us = self._runtime.device.now_us()
+        self._verdicts.update_begins(step - 1)
 
     def barrier_passed(self) -> None:
         """What every rank wrote for the last checkpoint is there: it can be made complete."""

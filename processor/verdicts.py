@@ -2,6 +2,8 @@
 
 import logging
 import traceback
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +16,8 @@ from .exceptions import Finding, Reaction, chain_of, classify, reaction
 if TYPE_CHECKING:
     from .runtime import Runtime
 
+HISTORY_UPDATES = 10_000
+
 _log = logging.getLogger("midstep")
 
 
@@ -23,12 +27,18 @@ class Verdicts:
     def __init__(self, runtime: "Runtime") -> None:
         self._runtime = runtime
         self._patterns = patterns_here()
-        self.update_began_us: int | None = None  # the last update, by the device's clock
+        self._updates: deque[tuple[int, int]] = deque(maxlen=HISTORY_UPDATES)  # step, and when by the device's clock
+
+    def update_begins(self, step: int) -> None:
+        """The update of a step begins: remember when, where the device has a clock that its errors go by."""
+        now_us = self._runtime.device.now_us()
+        if now_us is not None:
+            self._updates.append((step, now_us))
 
     def in_training(self, error: Exception) -> Reaction:
         """Say what an exception of the train function means, and report it if it is news."""
         runtime = self._runtime
-        finding = self._with_window(classify(chain_of(error), self._patterns))
+        finding, spread = self._with_window(classify(chain_of(error), self._patterns))
         collateral = runtime.interrupted() or runtime.communicator.failed is not None
         what_now = reaction(finding, collateral=collateral)
         if what_now is Reaction.WAIT:
@@ -39,7 +49,7 @@ class Verdicts:
         if what_now is Reaction.REPORT:
             _log.error("%s", detail, exc_info=True)
         kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep: somebody else's doing
-        runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable)
+        runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable, trusted_step=spread)
         return what_now
 
     def on_the_way_back(self, error: Exception) -> None:
@@ -58,17 +68,32 @@ class Verdicts:
         if not self._runtime.interrupted():
             self._runtime.report_fault(kind, str(error))
 
-    def _with_window(self, finding: Finding) -> Finding:
-        """Decide whether an error that was noticed late has spread.
+    def _with_window(self, finding: Finding) -> tuple[Finding, int | None]:
+        """Decide whether an error that was noticed late has spread, and up to which step nothing has.
 
-        What was read between the error and its discovery was wrong. If the last update began after it, its gradients
-        may have been made of that, on all ranks. If the error is younger, only this rank's memory is wrong.
+        What was read between the error and its discovery was wrong. If an update began after it, its gradients may have
+        been made of that, on all ranks. If the error is younger than the last one, only this rank's memory is wrong.
         """
         if finding.kind is not FaultKind.MEMORY_MULTI_BIT:
-            return finding
-        began_us = self.update_began_us
-        if finding.time_us is not None and (began_us is None or finding.time_us > began_us):
-            return finding
-        when = "at an unknown time" if finding.time_us is None else "before the last update began"
-        meaning = f"{finding.meaning}; it came {when}, so the update may have used it on all ranks"
-        return msgspec.structs.replace(finding, mendable=False, meaning=meaning)
+            return finding, None
+        spread = spread_since(self._updates, finding.time_us)
+        if spread is None:
+            return finding, None
+        when = "at an unknown time" if finding.time_us is None else f"before the update of step {spread} began"
+        meaning = f"{finding.meaning}; it came {when}, so all ranks may have used it"
+        return msgspec.structs.replace(finding, mendable=False, meaning=meaning), spread
+
+
+def spread_since(updates: Sequence[tuple[int, int]], time_us: int | None) -> int | None:
+    """Return the first step whose update may be made of what an error at `time_us` spoilt; None if there is none.
+
+    `updates` are the last ones: step, and when its update began. An error of unknown time is taken for older than the
+    last update, one that is older than all of them for older than anything.
+    """
+    if not updates:
+        return None
+    if time_us is None:
+        return updates[-1][0]
+    if time_us < updates[0][1]:
+        return 0 if len(updates) == HISTORY_UPDATES else updates[0][0]
+    return next((step for step, began_us in updates if began_us >= time_us), None)

@@ -77,3 +77,4 @@ class FaultReport(msgspec.Struct, frozen=True):
     assertion: Assertion = Assertion.ONCE
     mendable: bool = False  # the process that has it lives, and can mend it without being replaced
     meaning: str = ""  # of the code, in one line
+    trusted_step: int | None = None  # updates after which no rank's state can be trusted; None: nothing has spread

@@ -155,3 +155,53 @@ def test_a_fault_for_another_rank_or_life_is_ignored(fault: ArmedFault) -> None:
 def test_a_kill_without_a_moment_happens_at_once() -> None:
     """It does not wait for the train thread."""
     assert os.WTERMSIG(in_child(lambda: Moments(0, 1).arm(ArmedFault(0, Injury.KILL)))) == signal.SIGKILL
+
+
+# --- faults of a device ----------------------------------------------------------------------------------------------
+
+
+def harmed(*armed: ArmedFault) -> tuple[Moments, list[Injury]]:
+    """Return moments whose device writes down what is done to it."""
+    done: list[Injury] = []
+    return Moments(0, 1, armed, done.append), done
+
+
+def test_a_fault_of_the_device_is_the_devices_to_cause() -> None:
+    moments, done = harmed(ArmedFault(0, Injury.LINK_DOWN, Moment.BACKWARD, 3))
+    moments.reached(Moment.BACKWARD, 2)
+    assert done == []
+    moments.reached(Moment.BACKWARD, 3)
+    moments.reached(Moment.BACKWARD, 3)
+    assert done == [Injury.LINK_DOWN]
+
+
+def test_a_fault_of_the_device_without_a_moment_strikes_the_train_thread_at_the_next_one() -> None:
+    """It comes in the control thread, where nothing could be raised."""
+    moments, done = harmed()
+    moments.arm(ArmedFault(0, Injury.MEMORY_TEMPORARY))
+    assert done == []
+    moments.reached(Moment.UPDATE, 7)
+    assert done == [Injury.MEMORY_TEMPORARY]
+
+
+def test_a_fault_can_wait_for_a_certain_collective_of_a_certain_group() -> None:
+    fault = ArmedFault(0, Injury.LINK_DOWN, Moment.COLLECTIVE, operation="allgather", group=(0, 2))
+    moments, done = harmed(fault)
+    moments.reached(Moment.COLLECTIVE, 0, "allreduce", (0, 2))
+    moments.reached(Moment.COLLECTIVE, 0, "allgather", (0, 1))
+    assert done == []
+    moments.reached(Moment.COLLECTIVE, 0, "allgather", (0, 2))
+    assert done == [Injury.LINK_DOWN]
+
+
+def test_a_fault_with_a_rate_comes_again_and_again_and_alike_in_every_run() -> None:
+    """About as often as it says; the same rank and life throw the same dice."""
+    fault = ArmedFault(0, Injury.LINK_DOWN, Moment.FORWARD, rate=0.25)
+    counts = []
+    for _ in range(2):
+        moments, done = harmed(fault)
+        for step in range(400):
+            moments.reached(Moment.FORWARD, step)
+        counts.append(len(done))
+    assert counts[0] == counts[1]
+    assert 60 < counts[0] < 140

@@ -347,3 +347,18 @@ def test_a_first_step_is_not_begun_anew_with_what_was_struck() -> None:
     assert [move.shard_id for move in received(plan_repair(reports, near(2)), 1)] == ["b"]
     with pytest.raises(StateLost):
         plan_repair({0: holding(0, "a"), 1: newcomer()}, near(2))
+
+
+def test_state_that_may_be_made_of_struck_memory_is_not_used_from_anywhere() -> None:
+    """Neither a replica nor a checkpoint of a later step than the last that can be trusted."""
+    reports = {rank: report(25, rank=rank, checkpoints=(10, 20)) for rank in (0, 1)}
+    plan = plan_repair(reports, near(2), ALL, trusted_step=17)
+    assert (plan.restore, plan.target_step) == (RestoreSource.CHECKPOINT, 10)
+    assert "no state of more than 17 updates can be trusted" in plan.reasons[0]
+    with pytest.raises(StateLost, match="can be trusted"):
+        plan_repair(reports, near(2), ALL, trusted_step=5)
+
+
+def test_replicas_of_a_step_that_can_be_trusted_are_used() -> None:
+    plan = plan_repair({0: report(5, rank=0, wards=(1,)), 1: newcomer()}, near(2), ALL, trusted_step=5)
+    assert (plan.restore, plan.target_step) == (RestoreSource.REPLICA, 5)

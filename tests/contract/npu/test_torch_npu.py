@@ -14,7 +14,7 @@ from midstep.devices.npu_calls import BACKEND_METHODS, CALLS, Call
 from midstep.processor.exception_patterns import Pattern, known_patterns
 
 # Texts that no torch-npu library has in it: they come from CANN, below it, and are known from its documents only.
-ONLY_DOCUMENTED = {"operator_timeout"}
+ONLY_DOCUMENTED = {"operator_timeout", "device_lost"}
 # What a library must have in it for a pattern that is a regular expression.
 LITERALS = {"multi_bit_ecc": ("HBM MULTI BIT ECC ERROR", "time is ")}
 

@@ -1,0 +1,163 @@
+"""A device is harmed in every way that the fake one can be, and each fault takes the rung that the policy says."""
+
+from typing import Any
+
+import pytest
+
+from midstep.protocol.injuries import ArmedFault, Injury, Moment
+
+from .comparing import assert_nobody_harmed, assert_same_numbers, finish
+from .conftest import StartJob
+from .jobs import ROOMY, Job, Record, hurt
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+RETRY, IN_PLACE, RECOVER = ["retry_step"], ["recover_in_place"], ["recover"]
+
+
+def harm(rank: int, injury: Injury, moment: Moment, step: int, *, life: int = 1) -> ArmedFault:
+    return hurt(rank, moment, step, life=life, injury=injury)
+
+
+# What happens, the rungs taken, who is replaced, the step at which all resume.
+Case = tuple[list[ArmedFault], list[str], set[int], int]
+MENDED: dict[str, Case] = {
+    "an error in temporary memory": ([harm(1, Injury.MEMORY_TEMPORARY, Moment.FORWARD, 4)], RETRY, set(), 4),
+    "an error in a parameter": ([harm(2, Injury.MEMORY_PERSISTENT, Moment.BACKWARD, 8)], RETRY, set(), 8),
+    "an error in a parameter, in the update": (
+        [harm(1, Injury.MEMORY_PERSISTENT, Moment.UPDATE, 12)],
+        RETRY,
+        set(),
+        13,
+    ),
+    "an error in temporary memory, in the update": (
+        [harm(3, Injury.MEMORY_TEMPORARY, Moment.UPDATE, 16)],
+        RETRY,
+        set(),
+        17,
+    ),
+    "several bits, noticed at once": ([harm(0, Injury.MULTI_BIT, Moment.FORWARD, 20)], RETRY, set(), 20),
+    "a suspicion of memory": ([harm(1, Injury.SUSPECT_MEMORY, Moment.BACKWARD, 24)], RETRY, set(), 24),
+    "a link that fails": ([harm(0, Injury.LINK_DOWN, Moment.COLLECTIVE, 28)], RETRY, set(), 28),
+    "a link that stays down until it is rebuilt": (
+        [harm(2, Injury.LINK_BROKEN, Moment.COLLECTIVE, 32)],
+        RETRY,
+        set(),
+        32,
+    ),
+    "a suspicion of another device": ([harm(3, Injury.REMOTE, Moment.COLLECTIVE, 36)], RETRY, set(), 36),
+    "a collective that hangs": ([harm(1, Injury.HANG_COLLECTIVE, Moment.COLLECTIVE, 40)], RETRY, set(), 40),
+    "a link-up that fails, in the recovery from a link": (
+        [harm(0, Injury.LINK_DOWN, Moment.BACKWARD, 44), harm(2, Injury.LINK_UP_FAILS, Moment.REBUILD, 44)],
+        RETRY,
+        set(),
+        44,
+    ),
+    "memory of two ranks at once": (
+        [harm(1, Injury.MEMORY_PERSISTENT, Moment.FORWARD, 48), harm(2, Injury.MEMORY_TEMPORARY, Moment.FORWARD, 48)],
+        RETRY,
+        set(),
+        48,
+    ),
+}
+REPLACED: dict[str, Case] = {
+    "no memory left": ([harm(2, Injury.OUT_OF_MEMORY, Moment.FORWARD, 5)], IN_PLACE, {2}, 5),
+    "a tensor that nobody repaired": ([harm(3, Injury.UNSAFE_TENSOR, Moment.BACKWARD, 14)], IN_PLACE, {3}, 14),
+    "memory that is not torch's": (
+        [harm(0, Injury.MEMORY_OUTSIDE, Moment.FORWARD, 23)],
+        [*RETRY, *IN_PLACE],
+        {0},
+        23,
+    ),
+    "a device that is gone": ([harm(1, Injury.DROP_DEVICE, Moment.COLLECTIVE, 33)], RECOVER, {0, 1}, 33),
+}
+Incidents = dict[str, dict[str, Any]]
+
+
+def run(start: StartJob, cases: dict[str, Case], **options: Any) -> tuple[Job, Incidents]:
+    job = start(device="fake", faults=[fault for faults, *_ in cases.values() for fault in faults], **options)
+    incidents = finish(job)["incidents"]
+    told = [(incident["cause"], incident["resumed_step"]) for incident in incidents]
+    assert len(incidents) == len(cases), f"{told}\n{job.said()}"
+    return job, dict(zip(cases, incidents, strict=True))
+
+
+@pytest.fixture(scope="module")
+def mended(start_shared_job: StartJob, undisturbed: Record) -> tuple[Job, Incidents]:
+    assert undisturbed.ends  # that job is over: there are few cores
+    # More faults than a node is trusted with by default.
+    return run(start_shared_job, MENDED, policy={**ROOMY, "node": {"failures": 100}})
+
+
+@pytest.fixture(scope="module")
+def replaced(start_shared_job: StartJob, mended: tuple[Job, Incidents]) -> tuple[Job, Incidents]:
+    assert mended
+    return run(start_shared_job, REPLACED, spares=1)
+
+
+def rungs(incident: dict[str, Any]) -> list[str]:
+    """Return the rungs in the order in which they were taken; one that was only widened counts once."""
+    return list(dict.fromkeys(decision["rung"] for decision in incident["decisions"]))
+
+
+@pytest.mark.parametrize("fault", MENDED)
+def test_a_fault_that_a_process_can_mend_costs_no_process(mended: tuple[Job, Incidents], fault: str) -> None:
+    """All processes stay alive, no step is lost, and the interrupted one is repeated."""
+    _, taken, who, step = MENDED[fault]
+    incident = mended[1][fault]
+    assert rungs(incident) == taken, incident["reasons"]
+    assert_nobody_harmed(incident, who)
+    assert incident["resumed_step"] == step
+
+
+@pytest.mark.parametrize("fault", REPLACED)
+def test_a_fault_that_a_process_cannot_mend_costs_that_process(replaced: tuple[Job, Incidents], fault: str) -> None:
+    """The rung is the cheapest that fits, or the next one after a process has found that it cannot mend itself."""
+    _, taken, who, step = REPLACED[fault]
+    incident = replaced[1][fault]
+    assert rungs(incident) == taken, incident["reasons"]
+    assert_nobody_harmed(incident, who)
+    assert incident["resumed_step"] == step
+
+
+def test_an_error_that_all_ranks_may_have_used_goes_back_behind_it(
+    start_job: StartJob, replaced: tuple[Job, Incidents], undisturbed: Record
+) -> None:
+    """Several bits, noticed after updates that were made of them: no replica is trusted, only an older checkpoint."""
+    assert replaced
+    job = start_job(device="fake", faults=[harm(2, Injury.MULTI_BIT_LATE, Moment.FORWARD, 27)])
+    (incident,) = finish(job)["incidents"]
+    assert rungs(incident) == IN_PLACE, incident["reasons"]
+    assert incident["restore"] == "checkpoint"
+    assert incident["steps_lost"] == 27 - incident["resumed_step"]
+    assert incident["resumed_step"] in {10, 20}
+    assert "can be trusted" in " ".join(incident["reasons"])
+    assert_same_numbers(job.record(), undisturbed)
+
+
+def test_only_what_was_struck_is_brought_from_a_replica(mended: tuple[Job, Incidents]) -> None:
+    """Temporary memory and links need no state; a struck parameter needs its shard, in the living process."""
+    moved = {fault: incident["bytes_moved"] for fault, incident in mended[1].items()}
+    assert moved["an error in a parameter"] > 10_000
+    assert moved["several bits, noticed at once"] > 10_000
+    for fault in (
+        "an error in temporary memory",
+        "a suspicion of memory",
+        "a link that fails",
+        "a collective that hangs",
+    ):
+        assert moved[fault] == 0, fault
+
+
+def test_a_broken_link_is_tried_again_by_rebuilding(mended: tuple[Job, Incidents]) -> None:
+    """Resuming the communicators fails in the link-up, and the next generation rebuilds them."""
+    for fault in ("a link that stays down until it is rebuilt", "a link-up that fails, in the recovery from a link"):
+        assert len(mended[1][fault]["generations"]) >= 2
+
+
+def test_device_faults_change_no_bit(
+    mended: tuple[Job, Incidents], replaced: tuple[Job, Incidents], undisturbed: Record
+) -> None:
+    """After all of them everything is equal to an undisturbed run on the CPU, bit for bit."""
+    assert_same_numbers(mended[0].record(), undisturbed)
+    assert_same_numbers(replaced[0].record(), undisturbed)
