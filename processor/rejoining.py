@@ -57,7 +57,7 @@ class Rejoining:
         if damage is not Damage.PERSISTENT:
             return
         device, framework = self._runtime.device, self._framework
-        ids = sorted(hold.shard_id for hold in framework.shards())
+        ids = sorted(hold.shard_id for hold in framework.shards() if hold.held)
         struck = set()
         for shard_id in ids:
             tensors = framework.open_shard(shard_id).tensors
@@ -75,9 +75,7 @@ class Rejoining:
         """Say where this rank stands, for barrier one."""
         runtime, ledger = self._runtime, self._ledger
         shards = self._framework.shards()
-        held: tuple[ShardHold, ...] = tuple(
-            shard for shard in shards if shard.held and (self.clean or shard.shard_id in self._whole)
-        )
+        held = tuple(shard for shard in shards if shard.held and self.clean and shard.shard_id not in self._struck)
         return StepReport(
             committed=ledger.count,
             ready=ledger.ready and self.clean and not self._struck,  # gradients are memory, too
@@ -106,7 +104,10 @@ class Rejoining:
         """
         runtime, framework, part = self._runtime, self._framework, order.part
         with phases.phase(Moment.REBUILD):
+            planned_for = self._struck
             self.assess(runtime.device.clean())  # an attempt before this one may have left it stopped
+            if self._struck != planned_for:
+                raise StateLost(f"rank {runtime.rank}: memory was struck after the repair was planned")
             if not order.seated:
                 runtime.communicator.reseat(order.generation, order.store, runtime.settings.link_up_s)
             runtime.step_clock.generation(order.generation)
