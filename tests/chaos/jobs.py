@@ -43,6 +43,7 @@ ROOMY: dict[str, Any] = {
     "stall": {"grace_s": 3.0},
     "heartbeat": {"missed": 20},
     "incident": {"max_attempts": 20},
+    "node": {"failures": None},
     "deadlines": {"stop_grace_s": 2.0},
 }
 
