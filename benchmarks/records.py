@@ -32,6 +32,10 @@ class Recorder:
         """This process has completed a step, its update included."""
         self._write({"step": index})
 
+    def note(self, name: str, value: float) -> None:
+        """Something was measured."""
+        self._write({"name": name, "value": value})
+
     def _write(self, note: dict[str, Any]) -> None:
         os.write(self._fd, json.dumps({**note, "at_s": time.monotonic()}).encode() + b"\n")
 
@@ -77,6 +81,12 @@ def read_lives(directory: Path) -> list[Life]:
         steps = tuple((note["step"], note["at_s"]) for note in notes if "step" in note)
         lives.append(Life(int(path.stem.split("-")[1].split(".")[0]), marks, steps))
     return sorted(lives, key=lambda life: life.began_s)
+
+
+def noted(directory: Path, name: str) -> list[float]:
+    """Return all that was measured under a name."""
+    notes = [json.loads(line) for path in directory.glob("rank-*.jsonl") for line in path.read_text().splitlines()]
+    return [note["value"] for note in notes if note.get("name") == name]
 
 
 def recovery(directory: Path, ranks: int, killed_step: int) -> Recovery:

@@ -6,6 +6,7 @@ of itself is used for the phases only.
 
 import dataclasses
 import json
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from midstep.cli.report import load_status
 from midstep.cli.views.incident_data import incident_json
+from midstep.protocol.types import Moment
 
 SCRIPT = "recovery_job.py"
 SYSTEMS = ("midstep", "torchrun")
@@ -36,6 +38,8 @@ class Run:
     foreign_cores: float
     phases: dict[str, float]
     rank_phases: dict[str, float]
+    repair_bytes_per_s: float = 0.0  # of the newcomer, from header to adopted state
+    transport_bytes_per_s: float = 0.0  # of the communicator alone, between the same ranks of the same job
 
 
 def one_run(system: str, ranks: int, steps: int, killed_step: int) -> Run:
@@ -52,7 +56,10 @@ def one_run(system: str, ranks: int, steps: int, killed_step: int) -> Run:
         launching.midstep(SCRIPT, arguments, ranks=ranks, job_directory=job_directory, limit_s=LIMIT_S)
         recovery = records.recovery(notes, ranks, killed_step)
         incident = incident_json(load_status(job_directory).incidents[0])
-        return Run(recovery, foreign, incident["phases"], incident["slowest_rank_phases"])
+        slowest = incident["slowest_rank_phases"]
+        repair = incident["bytes_moved"] / slowest[Moment.REPAIR]
+        transport = statistics.median(records.noted(notes, "transport_bytes_per_s"))
+        return Run(recovery, foreign, incident["phases"], slowest, repair, transport)
 
 
 def summary(runs: Sequence[Run], failures: int) -> dict[str, Any]:
@@ -67,6 +74,8 @@ def summary(runs: Sequence[Run], failures: int) -> dict[str, Any]:
         "phases": figures.medians([run.phases for run in runs]),
         "slowest_rank_phases": figures.medians([run.rank_phases for run in runs]),
         "newcomer": figures.medians([recovery.newcomer for recovery in found]),
+        "repair_bytes_per_s": figures.spread([run.repair_bytes_per_s for run in runs]),
+        "transport_bytes_per_s": figures.spread([run.transport_bytes_per_s for run in runs]),
         "steps_repeated": max(recovery.steps_repeated for recovery in found),
         "processes_started": max(recovery.processes_started for recovery in found),
         "spread": spreads,
@@ -184,6 +193,13 @@ def main(sizes: tuple[int, ...], repeat: int, steps: int, only: str | None, file
     }
     out = Console(width=None if console.is_terminal else 120, highlight=False)
     out.print(table(result), phases(result))
+    for ranks, found in result.get("midstep", {}).items():
+        repair, transport = (found[f"{name}_bytes_per_s"] for name in ("repair", "transport"))
+        share = repair["median"] / transport["median"]
+        out.print(
+            f"{ranks} ranks: state came at {figures.text(repair, 1e-9)} GB/s, the transport alone does "
+            f"{figures.text(transport, 1e-9)} GB/s: {share:.0%}"
+        )
     for ranks, ratio in result["excess_ratio"].items():
         out.print(f"{ranks} ranks: midstep's excess is {ratio:.3f} of torchrun's")
     if file is not None:

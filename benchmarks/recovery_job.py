@@ -17,9 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import midstep
 from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
+from midstep.processor.runtime import Runtime
 
 CHECKPOINT_EVERY_STEPS = 10
 VICTIM = 1
+STATE_BYTES = 126_000_000  # parameters and Adam's state
+PIECE_BYTES = 4 * 1024 * 1024
+TRANSPORTS = 5
 
 RANK = int(os.environ["RANK"])
 
@@ -66,6 +70,28 @@ def resilient(directory: Path, total: int, killed_step: int, recorder: Recorder)
             recorder.step(step.index)
 
     train()
+    measure_transport(recorder)
+
+
+def measure_transport(recorder: Recorder) -> None:
+    """Note what the communicator moves to the victim when nothing else is done: as much, from where repair takes it."""
+    runtime = Runtime.current()
+    assert runtime is not None
+    links, near = runtime.communicator, [rank for rank in range(runtime.ranks_per_node) if rank != VICTIM]
+    sources = near or [0]
+    pieces = [torch.ones(PIECE_BYTES, dtype=torch.uint8) for _ in range(STATE_BYTES // PIECE_BYTES // len(sources))]
+    for _ in range(TRANSPORTS):
+        links.barrier()
+        began_s = time.monotonic()
+        if RANK == VICTIM:
+            handles = [links.irecv(piece, source) for piece in pieces for source in sources]
+        else:
+            handles = [links.isend(piece, VICTIM) for piece in pieces if RANK in sources]
+        for handle in handles:
+            handle.wait()
+        if RANK == VICTIM:
+            moved = PIECE_BYTES * len(pieces) * len(sources)
+            recorder.note("transport_bytes_per_s", moved / (time.monotonic() - began_s))
 
 
 def plain(directory: Path, total: int, killed_step: int, recorder: Recorder) -> None:
