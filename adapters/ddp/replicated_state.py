@@ -15,6 +15,7 @@ import torch
 from ...processor import tree
 from ...processor.optimizer_state import OptimizerState
 from ...processor.registry import Registry
+from ...processor.room import Room, aligned
 from ...protocol.errors import RecoveryError
 
 SHARD_ID = "replicated"
@@ -66,19 +67,27 @@ class ReplicatedState:
 
     def accept(self, header: bytes) -> Shard:
         """Make room for a shard that arrives. Raises RecoveryError when it does not fit this rank's modules."""
-        outline = tree.outline(header)
-        tensors: list[torch.Tensor | None] = [None] * len(tree.slots(header))
-        for place, slot, live, device in self._targets(outline):
+        slots = tree.slots(header)
+        tensors: list[torch.Tensor | None] = [None] * len(slots)
+        fresh: list[tree.TensorSlot] = []
+        for place, slot, live, device in self._targets(tree.outline(header)):
             if live is not None and (live.shape != slot.shape or live.dtype != slot.dtype):
                 raise RecoveryError(
                     f"{place} arrives as {slot.dtype} {list(slot.shape)}, but here it is {live.dtype} "
                     f"{list(live.shape)}; do all ranks build the same model?"
                 )
-            usable = live is not None and live.is_contiguous()
-            tensors[slot.index] = live if usable else torch.empty(slot.shape, dtype=slot.dtype, device=device)
+            if live is not None and live.is_contiguous():
+                tensors[slot.index] = live
+            elif device.type == "cpu":
+                fresh.append(slot)
+            else:
+                tensors[slot.index] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+        room = Room(sum(aligned(slot.size_bytes) for slot in fresh))
+        for slot in fresh:
+            tensors[slot.index] = room.empty(slot.shape, slot.dtype)
         filled = [
             torch.empty(slot.shape, dtype=slot.dtype) if tensor is None else tensor
-            for slot, tensor in zip(tree.slots(header), tensors, strict=True)
+            for slot, tensor in zip(slots, tensors, strict=True)
         ]
         return Shard(header, filled)
 
