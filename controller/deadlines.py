@@ -108,7 +108,7 @@ _OVERDUE: dict[Phase, Callable[[JobState, float], None]] = {
 
 def _blame_all(state: JobState, reports: list[FaultReport], now: float) -> None:
     for report in reports:
-        state.history.report(report, state.world.pids(), now, state.committed)
+        state.remember(report, now)
         blame(state, report)
     if reports:
         decide(state, now)
@@ -117,5 +117,5 @@ def _blame_all(state: JobState, reports: list[FaultReport], now: float) -> None:
 def _over_time(state: JobState, detail: str, now: float) -> None:
     """A phase in which ranks wait for each other is over time: find out who holds it up."""
     report = FaultReport(FaultKind.STALL, now, CONTROLLER, detail, generation=state.generation)
-    state.history.report(report, state.world.pids(), now, state.committed)
+    state.remember(report, now)
     suspect(state, report, now)

@@ -67,7 +67,7 @@ def _record(state: JobState, name: str, report: FaultReport, now: float) -> None
     """Write down what was seen, unless a drain is on its way and will tell of it."""
     if state.plans.current is not None and state.plans.current.node == name:
         return
-    if state.history.report(report, state.world.pids(), now, state.committed):
+    if state.remember(report, now):
         state.history.dismissed(now, f"node {name} is not well, {state.plans.unwell[name].note or 'and has no ranks'}")
 
 

@@ -19,26 +19,34 @@ class History:
     """All incidents of a job; the last one may be open."""
 
     def __init__(self) -> None:
-        self.incidents: list[Incident] = []
+        self._incidents: list[Incident] = []
+        self._rows: list[RankPhase] = []  # of the latest incident, not yet in it: there is one for each rank and phase
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """All incidents, the latest ones of a long history."""
+        self._enter_rows()
+        return self._incidents
 
     @property
     def open(self) -> Incident | None:
         """The incident that has not ended, if there is one."""
-        if self.incidents and self.incidents[-1].outcome is Outcome.OPEN:
-            return self.incidents[-1]
+        if self._incidents and self._incidents[-1].outcome is Outcome.OPEN:
+            return self._incidents[-1]
         return None
 
     def report(self, report: FaultReport, pids: Mapping[int, int], now: float, committed: int) -> bool:
         """Add a fault report to the open incident, or open one with it; say whether one was opened."""
         opened = self.open is None
         if opened:
-            number = self.incidents[-1].number + 1 if self.incidents else 1
+            self._enter_rows()
+            number = self._incidents[-1].number + 1 if self._incidents else 1
             began_s = min(report.at_s, now)
-            self.incidents.append(
+            self._incidents.append(
                 Incident(number=number, began_s=began_s, pids_before=dict(pids), committed_before=committed)
             )
-            del self.incidents[:-MAX_INCIDENTS]
-        current = self.incidents[-1]
+            del self._incidents[:-MAX_INCIDENTS]
+        current = self._incidents[-1]
         if len(current.reports) < MAX_REPORTS_PER_INCIDENT:
             self._change(reports=(*current.reports, report), began_s=min(current.began_s, report.at_s))
         return opened
@@ -68,8 +76,7 @@ class History:
     def rank_phases(self, generation: int, rank: int, phases_s: Mapping[str, float]) -> None:
         """Add one rank's own timings."""
         if self.open:
-            rows = (RankPhase(generation, rank, name, duration) for name, duration in phases_s.items())
-            self._change(rank_phases=(*self.open.rank_phases, *rows))
+            self._rows += (RankPhase(generation, rank, name, duration) for name, duration in phases_s.items())
 
     def planned(self, restore: RestoreSource, reasons: tuple[str, ...], target: int, committed: int) -> None:
         """Remember where state comes from, and the step that will be repeated."""
@@ -107,6 +114,11 @@ class History:
             phases = tuple(self._ended(phase, now) for phase in self.open.phases)
             self._change(phases=phases, pids_after=dict(pids), outcome=Outcome.STOPPED, ended_reason=reason)
 
+    def _enter_rows(self) -> None:
+        if self._rows:
+            self._change(rank_phases=(*self._incidents[-1].rank_phases, *self._rows))
+            self._rows = []
+
     @staticmethod
     def _ended(phase: PhaseRecord, now: float) -> PhaseRecord:
         if phase.ended_s is not None:
@@ -114,4 +126,4 @@ class History:
         return msgspec.structs.replace(phase, ended_s=max(now, phase.began_s))
 
     def _change(self, **fields: object) -> None:
-        self.incidents[-1] = msgspec.structs.replace(self.incidents[-1], **fields)
+        self._incidents[-1] = msgspec.structs.replace(self._incidents[-1], **fields)

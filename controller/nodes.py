@@ -81,7 +81,7 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
     )
     lost = state.world.on(event.node)
     if state.phase is not Phase.WAITING:
-        state.history.report(report, state.world.pids(), now, state.committed)
+        state.remember(report, now)
         blame(state, report)
     for holder in lost:
         holder.lose()

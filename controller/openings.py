@@ -169,6 +169,7 @@ def _start(state: JobState, holder: Holder, *, seated: bool) -> None:
     """Have the agent start the next process of a rank (it ends the present one first)."""
     state.forget(holder.rank)
     state.held.discard(holder.rank)
+    state.exited.discard(holder.rank)
     holder.lose()
     holder.incarnation = holder.next_incarnation()
     holder.state, holder.seated = RankState.STARTING, seated

@@ -45,7 +45,7 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
     if report.rank in state.guilty:
         state.ignore("fault of a rank that is being replaced")
         return
-    state.history.report(report, state.world.pids(), now, state.committed)
+    state.remember(report, now)
     if report.kind in SUSPICIONS:
         suspect(state, report, now)
         return
@@ -135,5 +135,7 @@ def _exited_well(state: JobState, rank: int, now: float) -> None:
     holder.state, holder.pid = RankState.EXITED, 0
     state.unfinished.discard(rank)
     state.awaiting_joined.discard(rank)
-    if not state.unfinished and len(state.world.in_state(RankState.EXITED)) == state.world.size:
+    state.exited.add(rank)
+    all_counted = not state.unfinished and len(state.exited) == state.world.size
+    if all_counted and all(each.state is RankState.EXITED for each in state.world.holders):
         end(state, 0, "all ranks have finished", now)

@@ -62,6 +62,7 @@ class JobState:
     awaiting_ready: set[int] = field(default_factory=set)
     awaiting_step: set[int] = field(default_factory=set)
     unfinished: set[int] = field(default_factory=set)
+    exited: set[int] = field(default_factory=set)  # whose process has ended well
     awaiting_progress: set[str] = field(default_factory=set)
     # the incident under way
     guilty: dict[int, FaultReport] = field(default_factory=dict)  # whose process has to be replaced
@@ -115,6 +116,11 @@ class JobState:
         self.phase = phase
         self.due_s = None if limit_s is None else now + limit_s
         self.history.entered(phase.value, self.generation, now)
+
+    def remember(self, report: FaultReport, now: float) -> bool:
+        """Add a fault to the open incident, or open one with it; say whether one was opened."""
+        pids = {} if self.history.open else self.world.pids()
+        return self.history.report(report, pids, now, self.committed)
 
     def ignore(self, why: str) -> None:
         """Count a report that changes nothing."""

@@ -76,7 +76,7 @@ def resolve_suspicion(state: JobState, now: float) -> None:
             detail=f"rank {rank} holds up the others: {describe_clock(clock)}",
             seen_by=CONTROLLER,
         )
-        state.history.report(named, state.world.pids(), now, state.committed)
+        state.remember(named, now)
         blame(state, named)
     excused = excused_ranks(clocks.values())
     if harmless and excused:

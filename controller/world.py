@@ -94,6 +94,7 @@ class World:
     holders: list[Holder] = field(default_factory=list)
     nodes: dict[str, Node] = field(default_factory=dict)
     progress: dict[int, RankProgress] = field(default_factory=dict)
+    _by_node: dict[str, list[Holder]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.holders = [Holder(rank) for rank in range(self.size)]
@@ -103,8 +104,8 @@ class World:
         return self.holders[rank] if 0 <= rank < self.size else None
 
     def on(self, node: str) -> list[Holder]:
-        """Return the holders placed on a node."""
-        return [holder for holder in self.holders if holder.node == node]
+        """Return the holders placed on a node, in rank order."""
+        return list(self._by_node.get(node, ()))
 
     def in_state(self, *states: RankState) -> list[Holder]:
         """Return the holders in one of the states."""
@@ -121,8 +122,10 @@ class World:
     def place(self, names: Iterable[str]) -> None:
         """Put all ranks on the named nodes, `ranks_per_node` each, in rank order; the rest become spares."""
         names = list(names)
+        self._by_node = {}
         for holder in self.holders:
             holder.node = names[holder.rank // self.ranks_per_node]
+            self._by_node.setdefault(holder.node, []).append(holder)
         used = set(names[: -(-self.size // self.ranks_per_node)])
         for node in self.nodes.values():
             if node.state in {NodeState.ACTIVE, NodeState.SPARE}:
@@ -130,8 +133,10 @@ class World:
 
     def move(self, old: str, new: str) -> None:
         """Move all ranks of one node to another one."""
-        for holder in self.on(old):
+        moved = self._by_node.pop(old, [])
+        for holder in moved:
             holder.node = new
+        self._by_node[new] = sorted([*self._by_node.get(new, []), *moved], key=lambda holder: holder.rank)
         self.nodes[new].state = NodeState.ACTIVE
 
     def places(self) -> dict[int, Place]:
@@ -143,9 +148,11 @@ class World:
 
         Where no store is known the answer leads nowhere: the link-up fails, and the ladder goes on from there.
         """
-        nodes = [self.nodes[name] for name in self.group_nodes()]
-        in_use = [node for node in nodes if node.state is NodeState.ACTIVE]
-        for node in (*in_use, *nodes, *self.nodes.values()):
+        of_ranks = (self.nodes[holder.node] for holder in self.holders if holder.node)
+        for node in of_ranks:  # the first one, but for trouble
+            if node.state is NodeState.ACTIVE and node.store is not None:
+                return node.store
+        for node in (*map(self.nodes.__getitem__, self.group_nodes()), *self.nodes.values()):
             if node.store is not None:
                 return node.store
         return StoreEndpoint("", 0)
