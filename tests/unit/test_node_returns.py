@@ -1,0 +1,118 @@
+"""A node that was given up for lost is heard again: what runs there is stopped, and it can be used once more."""
+
+import msgspec
+
+from midstep.controller.events import NodeReturned
+from midstep.controller.progress import ProgressBoard
+from midstep.controller.state import Phase
+from midstep.protocol.messages import FaultReported, IntroduceNode, NodeJoined, NodeLost, StartProcess, StopProcess
+from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, Rung, RunningProcess, StoreEndpoint
+
+from .test_machine import Cluster, job, only
+
+
+def running(**changes: int) -> Cluster:
+    """Two nodes of two ranks, and a spare."""
+    cluster = Cluster(job(**changes))
+    cluster.start()
+    return cluster
+
+
+def introduced(cluster: Cluster, name: str, *processes: tuple[int, int]) -> NodeJoined:
+    """The answer of an agent: (rank, incarnation) of each process that it still has."""
+    running = tuple(RunningProcess(rank, 100 + rank, incarnation, 1) for rank, incarnation in processes)
+    return NodeJoined(name, name, StoreEndpoint("127.0.0.1", 1), running)
+
+
+def state_of(cluster: Cluster, name: str) -> str:
+    """What the node is to the job."""
+    return cluster.machine.state.world.nodes[name].state.value
+
+
+def lose_and_recover(cluster: Cluster, name: str = "node1") -> None:
+    """The node goes silent; its ranks move to the spare."""
+    cluster.feed(NodeLost(name, "no word for 3.0 s", cluster.now))
+    cluster.recover(5)
+
+
+def test_a_node_that_is_heard_again_is_asked_what_runs_there() -> None:
+    cluster = running()
+    lose_and_recover(cluster)
+    assert cluster.feed(NodeReturned("node1")) == [IntroduceNode()]
+    assert cluster.feed(NodeReturned("node0")) == []
+    assert cluster.feed(NodeReturned("nobody")) == []
+
+
+def test_its_old_processes_are_stopped_and_it_is_a_spare_again() -> None:
+    cluster = running()
+    lose_and_recover(cluster)
+    bodies = cluster.feed(introduced(cluster, "node1", (2, 1), (3, 1)))
+    assert [(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)] == [(2, 1), (3, 1)]
+    assert state_of(cluster, "node1") == "spare"
+    cluster.expect(Phase.RUNNING)
+    cluster.feed(NodeLost("node0", "gone", cluster.now))
+    assert cluster.machine.incidents[-1].rung is Rung.RECOVER
+    assert [cluster.holder(rank).node for rank in (0, 1)] == ["node1", "node1"]
+
+
+def test_a_node_with_a_standing_fault_returns_as_unfit() -> None:
+    cluster = running()
+    lose_and_recover(cluster)
+    fault = FaultReport(FaultKind.NODE, cluster.now, "detector", "", node="node1", level=FaultLevel.SEPARATE_NPU)
+    cluster.feed(FaultReported(fault))
+    cluster.feed(introduced(cluster, "node1"))
+    assert state_of(cluster, "node1") == "unfit"
+
+
+def test_a_node_that_was_given_back_is_not_used_again_but_freed() -> None:
+    """The platform is about to end it."""
+    cluster = Cluster(job(nodes=1, spares=1), creates=True)
+    cluster.start()
+    fault = cluster.fault(0, FaultKind.DEVICE).report
+    cluster.feed(FaultReported(msgspec.structs.replace(fault, level=FaultLevel.SEPARATE_NPU)))
+    given_back = [name for name, node in cluster.machine.state.world.nodes.items() if node.given_back]
+    assert given_back == ["node0"]
+    bodies = cluster.feed(introduced(cluster, "node0", (0, 1)))
+    assert [stop.rank for stop in only(bodies, StopProcess)] == [0]
+    assert state_of(cluster, "node0") != "spare"
+
+
+def test_a_node_that_held_the_whole_world_does_not_train_on_alone() -> None:
+    """Nobody else breaks its collectives. Its processes are the last that the job knew, and are stopped all the same."""
+    cluster = Cluster(job(nodes=1, spares=0), creates=True)
+    cluster.start()
+    cluster.feed(NodeLost("node0", "no word for 3.0 s", cluster.now))
+    cluster.expect(Phase.WAITING)
+    bodies = cluster.feed(introduced(cluster, "node0", (0, 1), (1, 1)))
+    assert [stop.rank for stop in only(bodies, StopProcess)] == [0, 1]
+    if cluster.machine.phase is Phase.STARTING:  # the returned node may be what the job waits for
+        assert [start.incarnation for start in only(bodies, StartProcess)] == [2, 2]
+
+
+def test_a_node_that_found_its_controller_again_keeps_its_processes() -> None:
+    """It was never given up."""
+    cluster = running()
+    assert only(cluster.feed(introduced(cluster, "node1", (2, 1), (3, 1))), StopProcess) == []
+    assert state_of(cluster, "node1") == "active"
+
+
+def test_the_board_tells_of_a_return_once_in_a_while_until_the_node_has_joined() -> None:
+    """Words that were still on their way when it was given up are no return."""
+    board = ProgressBoard(world_size=2, interval_s=0.5, missed=6)
+    joined = NodeJoined("node0", "node0", StoreEndpoint("h", 1))
+    board.learn(joined, 0.0)
+    assert not board.hear("node0", 1.0)
+    board.learn(NodeLost("node0", "silent", 10.0), 10.0)
+    assert not board.hear("node0", 10.1)
+    assert board.hear("node0", 20.0)
+    assert not board.hear("node0", 20.5)
+    assert board.hear("node0", 23.1)
+    board.learn(joined, 23.2)
+    assert not board.hear("node0", 40.0)
+
+
+def test_the_board_does_not_wait_for_nodes_that_are_to_end() -> None:
+    board = ProgressBoard(world_size=2, interval_s=0.5, missed=6)
+    board.learn(NodeLost("node0", "silent", 10.0), 10.0)
+    board.unwatch("node0")
+    assert not board.hear("node0", 40.0)
