@@ -65,7 +65,7 @@ def found(start: Start) -> Job:
         raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")
     directory = (start.job_directory or base_directory() / name).absolute()
     if journal_path(directory).exists():
-        raise ConfigurationError(f"{directory} holds a job already. Choose another --job-dir, or remove it.")
+        raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
     try:
         (directory / "logs").mkdir(parents=True, exist_ok=True)
         (directory / "policy.yaml").write_text(render(policy))

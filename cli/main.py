@@ -1,5 +1,6 @@
 """`midstep`: the command line. Commands are imported when they are called, so that `--help` is quick."""
 
+import difflib
 from importlib import import_module
 
 import click
@@ -33,6 +34,16 @@ class Lazy(click.Group):
             return None
         command: click.Command = import_module(f".{cmd_name}", __package__).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is meant; for one that is not there, name the nearest."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            meant = f" Did you mean {close[0]!r}?" if close else f" Commands: {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}.{meant}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli.job_start import Start, found
+from midstep.cli.main import main
 from midstep.cli.run import command
 from midstep.protocol.errors import ConfigurationError
 
@@ -29,6 +30,29 @@ def test_a_job_s_name_cannot_lead_out_of_the_directory_of_jobs(
         found(Start(command=(str(script),), job=name))
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_job_is_not_started_over_another(script: Path, tmp_path: Path) -> None:
+    """What the first one left, journal and checkpoints, stays as it is."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "journal.sqlite").write_bytes(b"of an earlier job")
+
+    with pytest.raises(ConfigurationError, match=r"holds a job already\. Choose another --job or --job-dir"):
+        found(Start(command=(str(script),), job_directory=tmp_path / "job"))
+
+    assert [path.name for path in (tmp_path / "job").iterdir()] == ["journal.sqlite"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [("polcy", "Did you mean 'policy'?"), ("reprot", "Did you mean 'report'?"), ("xyzzy", "Commands: run, demo, ")],
+)
+def test_a_command_that_is_not_there_is_answered_with_the_nearest(typed: str, words: str) -> None:
+    """Or with all of them."""
+    result = CliRunner().invoke(main, [typed])
+
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
