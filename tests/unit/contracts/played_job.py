@@ -73,6 +73,7 @@ class PlayedJob:
     sent: list[Any] = field(default_factory=list)
     finish: Finish | None = None
     processes: dict[int, Process] = field(default_factory=dict)
+    newcomers: dict[int, Process] = field(default_factory=dict)  # beside those whose ranks they will hold
     alive_nodes: set[str] = field(default_factory=set)
     black_boxes: dict[tuple[str, int], int] = field(default_factory=dict)  # node, rank -> step of the own state there
     checkpoints: tuple[int, ...] = ()
@@ -288,6 +289,9 @@ class PlayedJob:
         self.drop_node(body.node)
 
     def _start_process(self, body: m.StartProcess) -> None:
+        if body.early:
+            self._start_newcomer(body)
+            return
         holder = self.machine.state.world.holders[body.rank]
         if holder.incarnation != body.incarnation or holder.node not in self.alive_nodes:
             return
@@ -306,6 +310,18 @@ class PlayedJob:
                 m.RankJoined(body.rank, body.generation, body.incarnation, process.pid, self._report(process), 0.1)
             )
 
+    def _start_newcomer(self, body: m.StartProcess) -> None:
+        """A process gets ready on the spare node, while another one keeps its rank."""
+        plan = self.machine.state.plans.current
+        assert plan is not None
+        self.pids += 1
+        process = Process(
+            body.rank, plan.spare, body.incarnation, body.generation, self.pids, seated=False, clean=False
+        )
+        self.newcomers[body.rank] = process
+        running = RunningProcess(body.rank, process.pid, body.incarnation, body.generation)
+        self.feed(m.ProcessStarted(plan.spare, running, warm=True), m.NewcomerWaiting(plan.spare, running))
+
     def _stop_process(self, body: m.StopProcess) -> None:
         process = self.processes.get(body.rank)
         if process is not None and process.incarnation == body.incarnation:
@@ -313,8 +329,17 @@ class PlayedJob:
             self.feed(self.exited(process, expected=True))
 
     def _quiesce(self, body: m.Quiesce) -> None:
+        newcomer = self.newcomers.get(body.rank)
+        holder = self.machine.state.world.holders[body.rank]
+        if newcomer is not None and newcomer.incarnation == holder.incarnation:
+            self.processes[body.rank] = self.newcomers.pop(body.rank)
+            numbers = (body.rank, body.generation, newcomer.incarnation, newcomer.pid)
+            self.feed(m.RankJoined(*numbers, self._report(newcomer), 0.1))
+            return
         process = self.processes.get(body.rank)
         if process is not None:
+            if body.after_step is not None:
+                self.train(max(0, body.after_step - process.committed))  # all go on to the boundary together
             process.activity = Activity.RECOVERING
             report = self._report(process)
             self.feed(m.RankQuiesced(body.rank, body.generation, process.incarnation, report, {"stop": 0.01}))
