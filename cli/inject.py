@@ -4,6 +4,7 @@ import click
 
 from ..controller.control_requests import InjectRequest, KillNodeRequest, Request
 from ..protocol.types import ArmedFault, Injury, Moment
+from . import device_faults
 from .operator import tell
 
 INJURIES = tuple(injury.value.replace("_", "-") for injury in Injury)
@@ -20,8 +21,24 @@ ASK_S = 10.0
 )
 @click.option("--at", "moment", type=click.Choice(MOMENTS), help="When: at this moment of a step or of a recovery.")
 @click.option("--step", type=click.IntRange(min=0), metavar="S", help="Only in the step with this index, from 0.")
+@click.option(
+    "--device-fault", metavar="CODE|LEVEL", help="Report a fault of the rank's device, or of the node, instead."
+)
+@click.option("--device", type=click.IntRange(min=0), metavar="D", help="With --device-fault: a device of --node.")
+@click.option("--recover", is_flag=True, help="With --device-fault: it is gone.")
+@click.option("--once", is_flag=True, help="With --device-fault: it was a moment's, and does not last.")
 def command(
-    *, job: str | None, rank: int | None, node: str | None, injury: str | None, moment: str | None, step: int | None
+    *,
+    job: str | None,
+    rank: int | None,
+    node: str | None,
+    injury: str | None,
+    moment: str | None,
+    step: int | None,
+    device_fault: str | None,
+    device: int | None,
+    recover: bool,
+    once: bool,
 ) -> None:
     """Cause a fault on purpose, to see the job recover. Without --at it happens now.
 
@@ -37,6 +54,9 @@ def command(
     Moments of a step: forward, backward, collective, barrier, update, checkpoint. Moments of a recovery, for faults
     that come while another one is repaired: stop, clean, join, rebuild, repair, rollback.
 
+    A device fault is reported as a detector would, and lasts until it is told to --recover: docs/faults.md has the
+    levels and what they lead to.
+
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
 
     \b
@@ -45,8 +65,18 @@ def command(
       midstep inject demo --rank 0 --do raise --at backward    at the next backward pass
       midstep inject --rank 3 --do stop --at update --step 40  in step 40, during the update
       midstep inject --node node1                              the whole node
+      midstep inject --device-fault 80E01801 --rank 1          a fault of its device, by code or level
+      midstep inject --device-fault 80E01801 --rank 1 --recover
     """
-    request = build(rank, node, injury, moment, step)
+    if device_fault is None and (device is not None or recover or once):
+        raise click.UsageError("--device, --recover and --once are for --device-fault CODE|LEVEL.")
+    if device_fault is not None and (injury, moment, step) != (None, None, None):
+        raise click.UsageError("--device-fault is reported and not done: it goes without --do, --at and --step.")
+    request: Request
+    if device_fault is None:
+        request = build(rank, node, injury, moment, step)
+    else:
+        request = device_faults.build(device_fault, rank, node, device, recover=recover, once=once)
     click.echo(tell(job, request, ASK_S))
 
 

@@ -6,6 +6,7 @@ still only believed where it is about its sender: an agent speaks of its own nod
 
 from collections.abc import Iterator
 
+from ..policies.fault_codes import DETECTABLE
 from ..protocol.messages import (
     Ack,
     CheckpointSaved,
@@ -27,7 +28,7 @@ from ..protocol.messages import (
     StepCommitted,
     StoreMoved,
 )
-from ..protocol.types import PLATFORM, node_address, rank_address
+from ..protocol.types import DETECTOR_PREFIX, PLATFORM, FaultLevel, FaultReport, node_address, rank_address
 
 _OF_A_NODE = (
     NodeJoined,
@@ -46,6 +47,9 @@ _NODE_PREFIX = node_address("")
 _RANK_PREFIX = "rank/"
 _LARGEST_NUMBER = 2**63 - 1  # what the journal can hold
 _DIGITS = 9  # of a rank
+_LONGEST_NAME = 512  # of a node, a code, a fault: what the fault book keeps
+_LONGEST_TEXT = 10_000
+_LATEST_S = 1e12  # of any clock: seconds, not milliseconds, and no NaN
 
 
 def refusal(identity: str, envelope: Envelope, world_size: int) -> str | None:
@@ -60,9 +64,9 @@ def refusal(identity: str, envelope: Envelope, world_size: int) -> str | None:
         return "sender is not the connection's owner"
     if sender.startswith(_NODE_PREFIX):
         return _refusal_of_node(envelope)
-    if sender != PLATFORM:
-        return "unknown kind of sender"
-    return None if isinstance(envelope.body, _OF_THE_PLATFORM + _OF_ANYBODY) else "not for a platform to say"
+    if sender.startswith(DETECTOR_PREFIX):
+        return _refusal_of_detector(envelope)
+    return _refusal_of_platform(envelope)
 
 
 def _out_of_range(envelope: Envelope, world_size: int) -> str | None:
@@ -73,6 +77,12 @@ def _out_of_range(envelope: Envelope, world_size: int) -> str | None:
     return None
 
 
+def _refusal_of_platform(envelope: Envelope) -> str | None:
+    if envelope.sender != PLATFORM:
+        return "unknown kind of sender"
+    return None if isinstance(envelope.body, _OF_THE_PLATFORM + _OF_ANYBODY) else "not for a platform to say"
+
+
 def _refusal_of_node(envelope: Envelope) -> str | None:
     body = envelope.body
     if isinstance(body, _OF_ANYBODY):
@@ -80,6 +90,32 @@ def _refusal_of_node(envelope: Envelope) -> str | None:
     if not isinstance(body, _OF_A_NODE):
         return "not for an agent to say"
     return None if node_address(body.node) == envelope.sender else "about another node"
+
+
+def _refusal_of_detector(envelope: Envelope) -> str | None:
+    """A detector speaks of hardware, in its own name, and of nothing else."""
+    body = envelope.body
+    if isinstance(body, Ack):
+        return None
+    if not isinstance(body, FaultReported):
+        return "not for a detector to say"
+    if body.report.seen_by != envelope.sender:
+        return "speaks for another detector"
+    return unbelievable(body.report)
+
+
+def unbelievable(report: FaultReport) -> str | None:
+    """Return why a detector's report is not taken, whichever way it came; None if it is."""
+    if report.kind not in DETECTABLE or report.mendable:
+        return "not for a detector to see"
+    if report.level is FaultLevel.SOFTWARE and report.code is None:
+        return "names neither code nor level"
+    names = (report.seen_by, report.node or "", report.code or "", report.fault_id)
+    if any(len(name) > _LONGEST_NAME for name in names) or len(report.detail + report.meaning) > _LONGEST_TEXT:
+        return "longer than a fault can be"
+    if report.device is not None and not 0 <= report.device <= _LARGEST_NUMBER:
+        return "about no device"
+    return None if 0 <= report.at_s < _LATEST_S else "seen at no time"
 
 
 def _ranks_of(body: Message) -> Iterator[int]:

@@ -6,7 +6,7 @@ Closed, tagged structs: bytes that are none of these are refused. They never lea
 import msgspec
 
 from ..protocol.incidents import JobStatus
-from ..protocol.types import ArmedFault
+from ..protocol.types import ArmedFault, FaultReport
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
@@ -23,6 +23,12 @@ class KillNodeRequest(msgspec.Struct, frozen=True, tag=True):
     """Let a node die: agent and processes, at once."""
 
     node: str
+
+
+class ReportFaultRequest(msgspec.Struct, frozen=True, tag=True):
+    """Take in a fault of a device or node, as if a detector had seen it."""
+
+    report: FaultReport
 
 
 class StopJobRequest(msgspec.Struct, frozen=True, tag=True):
@@ -49,5 +55,5 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Request = StatusRequest | InjectRequest | KillNodeRequest | StopJobRequest
+Request = StatusRequest | InjectRequest | KillNodeRequest | ReportFaultRequest | StopJobRequest
 Reply = StatusReply | Accepted | Refused

@@ -4,7 +4,7 @@ import msgspec
 
 from ..policies.facts import Facts, FailedRung, Spent
 from ..policies.roles import WORLD_RESTARTS
-from ..protocol.types import FaultReport, Rung
+from ..protocol.types import DETECTOR_PREFIX, FaultReport, Rung
 from .boundary import give_up
 from .detected import closed_nodes
 from .ending import begin_stop
@@ -125,6 +125,8 @@ def gather(state: JobState, now: float) -> Facts:
     unmended = state.mended if Rung.RETRY_STEP in state.failures else {}
     mendable = {rank: report for rank, report in (unmended | state.mending).items() if rank not in state.guilty}
     at_fault = (*state.guilty.values(), *mendable.values(), *state.suspicions)
+    # --max-restarts is for scripts that fail; what a detector saw is not the script's doing.
+    hardware = any(fault.seen_by.startswith(DETECTOR_PREFIX) for fault in state.guilty.values())
     return Facts(
         now=now,
         faults=tuple({id(f): f for f in at_fault}.values()),
@@ -135,7 +137,7 @@ def gather(state: JobState, now: float) -> Facts:
             h.rank for h in world.holders if h.resilient and h.rank not in state.guilty and h.rank not in mendable
         ),
         resilient=resilient,
-        max_restarts=None if state.ever_resilient else state.job.max_restarts,
+        max_restarts=None if state.ever_resilient or hardware else state.job.max_restarts,
         nodes_lost=frozenset(world.named(NodeState.LOST)),
         isolated=frozenset(world.named(NodeState.ISOLATED)),
         closed=closed_nodes(state, now),

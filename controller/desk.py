@@ -3,14 +3,17 @@
 from collections.abc import Callable
 
 from ..protocol.incidents import JobStatus
-from ..protocol.types import ArmedFault, JobSpec
+from ..protocol.messages import FaultReported
+from ..protocol.types import ArmedFault, Assertion, FaultReport, JobSpec
 from .actions import Action, Send
+from .admission import unbelievable
 from .control_requests import (
     Accepted,
     InjectRequest,
     KillNodeRequest,
     Refused,
     Reply,
+    ReportFaultRequest,
     Request,
     StatusReply,
     StatusRequest,
@@ -29,17 +32,26 @@ class Desk:
         if isinstance(request, StatusRequest):
             return StatusReply(status())
         if isinstance(request, InjectRequest):
-            if not 0 <= request.fault.rank < self._job.world_size:
-                return Refused(
-                    f"there is no rank {request.fault.rank}: the job has ranks 0 to {self._job.world_size - 1}"
-                )
-            return InjectRequested(request.fault)
+            return self._without_rank(request.fault.rank) or InjectRequested(request.fault)
         if isinstance(request, KillNodeRequest):
-            names = [node.node for node in status().nodes]
-            if request.node not in names:
-                return Refused(f"there is no node {request.node!r}: the job has {', '.join(names) or 'none yet'}")
-            return KillNodeRequested(request.node)
+            return _without_node(request.node, status()) or KillNodeRequested(request.node)
+        if isinstance(request, ReportFaultRequest):
+            report = request.report
+            elsewhere = None if report.rank is not None else _without_node(report.node, status())
+            return self.misfit(report) or elsewhere or FaultReported(report)
         return StopRequested(request.reason)
+
+    def misfit(self, report: FaultReport) -> Refused | None:
+        """Say why a detector's report is not taken in, if it is not. It may be about nodes that no job has."""
+        reason = unbelievable(report)
+        if reason is not None:
+            return Refused(f"the report is not taken: {reason}")
+        return None if report.rank is None else self._without_rank(report.rank)
+
+    def _without_rank(self, rank: int) -> Refused | None:
+        if 0 <= rank < self._job.world_size:
+            return None
+        return Refused(f"there is no rank {rank}: the job has ranks 0 to {self._job.world_size - 1}")
 
     @staticmethod
     def close(event: Event, actions: list[Action]) -> Reply:
@@ -55,7 +67,17 @@ class Desk:
             return Accepted(
                 f"node {event.node} is to die now, with its agent and all its processes; sent to {receivers}"
             )
+        if isinstance(event, FaultReported):
+            follows = f"sent to {receivers}" if receivers else "nothing has to be done at once, see `midstep status`"
+            return Accepted(f"{describe_report(event.report)}; {follows}")
         return Accepted("the job is being stopped")
+
+
+def _without_node(name: str | None, status: JobStatus) -> Refused | None:
+    names = [node.node for node in status.nodes]
+    if name in names:
+        return None
+    return Refused(f"there is no node {name!r}: the job has {', '.join(names) or 'none yet'}")
 
 
 def describe(fault: ArmedFault) -> str:
@@ -66,3 +88,16 @@ def describe(fault: ArmedFault) -> str:
     if fault.step is not None:
         when = f"{when} of step {fault.step}" if when else f"in step {fault.step}"
     return f"armed: {fault.injury.value} rank {fault.rank} {when}"
+
+
+def describe_report(report: FaultReport) -> str:
+    """Say in words what a detector's report says."""
+    code = f" {report.code}" if report.code else ""
+    if report.rank is not None:
+        where = f"rank {report.rank}"
+    else:
+        where = f"node {report.node}" if report.device is None else f"device {report.device} of node {report.node}"
+    if report.assertion is Assertion.RECOVER:
+        return f"noted: {report.kind}{code} of {where} has recovered"
+    meaning = f" ({report.meaning})" if report.meaning else ""
+    return f"noted: {report.level}{code}{meaning} of {where}"

@@ -7,25 +7,27 @@ journal cannot be written nothing is handled, acknowledged or sent; operators ar
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from ..policies.fault_codes import FaultCodes
 from ..protocol.errors import JournalError, JournalSuperseded, MidstepError
 from ..protocol.incidents import JobStatus
-from ..protocol.messages import DeleteNode, EndJob, NodeHeartbeat, NodeLost
-from ..protocol.types import CONTROLLER, node_address
+from ..protocol.messages import DeleteNode, EndJob, FaultReported, NodeHeartbeat, NodeLost
+from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Send
 from .clock import Clock
-from .control_requests import Refused, Reply
+from .control_requests import Reply
 from .control_socket import ControlServer
 from .desk import Desk
 from .events import ControllerStarted, DeadlinePassed, Event, NodeReturned, StopRequested
 from .journal import Entry, Journal
 from .journal_trouble import JournalTrouble
 from .notices import Result, write_result
+from .pending import Answer, Pending, regret
 from .progress import ProgressBoard
 from .routes import Routes
 from .wire import Arrival, Wire
@@ -53,15 +55,6 @@ class Machine(Protocol):
         """Return how the job stands."""
 
 
-@dataclass
-class Pending:
-    """An event on its way into the journal. Then `arrival` is acknowledged, and the operator `asker` is answered."""
-
-    entry: Entry
-    arrival: Arrival | None = None
-    asker: str | None = None
-
-
 class Driver:
     """Runs one controller until the job is over. Journal, sockets and control server stay their creator's to close."""
 
@@ -75,15 +68,17 @@ class Driver:
         board: ProgressBoard,
         control: ControlServer,
         job_directory: Path,
+        codes: FaultCodes | None = None,
         patience_s: float = JOURNAL_PATIENCE_S,
     ) -> None:
-        """Nothing happens before `run`."""
+        """Nothing happens before `run`. `codes`: what the codes of faults mean to this job."""
         self._machine = machine
         self._journal = journal
         self._wire = wire
         self._routes = routes
         self._board = board
         self._control = control
+        self._codes = codes or FaultCodes({})
         self._desk = Desk(journal.founding.job)
         self._job_directory = job_directory
         self._clock = Clock()
@@ -123,6 +118,16 @@ class Driver:
     def stop(self, reason: str) -> None:
         """Ask the machine to end the job. For signal handlers in the loop's thread."""
         self._pend(StopRequested(reason))
+        if self._wake is not None:
+            self._wake.set()
+
+    def report(self, report: FaultReport, answer: Answer) -> None:
+        """Take in what a detector on this machine says; it is answered when that is durable. In the loop's thread."""
+        refused = self._desk.misfit(report)
+        if refused is not None:
+            answer(refused)
+            return
+        self._pend(FaultReported(report), answer)
         if self._wake is not None:
             self._wake.set()
 
@@ -176,13 +181,18 @@ class Driver:
             self._wire.acknowledge(arrival)
             return
         # Admission lets nothing but reports through.
-        entry = Entry(envelope.body, envelope.sender, envelope.session, envelope.number)  # type: ignore[arg-type]
+        event: Event = self._understood(envelope.body)  # type: ignore[arg-type]
+        entry = Entry(event, envelope.sender, envelope.session, envelope.number)
         self._pending.append(Pending(entry, arrival))
 
-    def _pend(self, event: Event, asker: str | None = None) -> None:
+    def _pend(self, event: Event, answer: Answer | None = None) -> None:
         self._numbers += 1
-        entry = Entry(event, CONTROLLER, self._journal.session, self._numbers)
-        self._pending.append(Pending(entry, asker=asker))
+        entry = Entry(self._understood(event), CONTROLLER, self._journal.session, self._numbers)
+        self._pending.append(Pending(entry, answer=answer))
+
+    def _understood(self, event: Event) -> Event:
+        """Say what a fault's code means before it is journaled: a replay must not depend on a table of its day."""
+        return FaultReported(self._codes.completed(event.report)) if isinstance(event, FaultReported) else event
 
     def _serve(self, now: float) -> None:
         for asker, request in self._control.requests():
@@ -190,9 +200,9 @@ class Driver:
             if isinstance(answer, Reply):
                 self._control.answer(asker, answer)
             elif self._trouble.error is not None and self._trouble.blocks(now):
-                self._control.answer(asker, _regret(self._trouble.error))
+                self._control.answer(asker, regret(self._trouble.error))
             else:
-                self._pend(answer, asker)
+                self._pend(answer, partial(self._control.answer, asker))
 
     def _listen_for_silence(self, now: float) -> None:
         if self._wire.pending:  # a word of a node may lie unread
@@ -228,16 +238,16 @@ class Driver:
             self._learn(pending.entry.event, actions, now)
             if pending.arrival is not None:
                 self._wire.acknowledge(pending.arrival)
-            if pending.asker is not None:
-                self._control.answer(pending.asker, self._desk.close(pending.entry.event, actions))
+            if pending.answer is not None:
+                pending.answer(self._desk.close(pending.entry.event, actions))
             self._perform(actions, now)
 
     def _suffer(self, error: JournalError, now: float) -> None:
         """Nothing follows from what is not durable: keep what was reported, refuse what was asked, try again later."""
         for pending in self._pending:
-            if pending.asker is not None:
-                self._control.answer(pending.asker, _regret(error))
-        self._pending = [pending for pending in self._pending if pending.asker is None]
+            if pending.answer is not None:
+                pending.answer(regret(error))
+        self._pending = [pending for pending in self._pending if pending.answer is None]
         self._trouble.suffer(error, now, len(self._pending))
 
     def _learn(self, event: Event, actions: list[Action], now: float) -> None:
@@ -296,7 +306,3 @@ async def _wait(wake: asyncio.Event, timeout_s: float) -> None:
             await wake.wait()
     except TimeoutError:
         return
-
-
-def _regret(error: JournalError) -> Refused:
-    return Refused(f"nothing was done, because the journal cannot be written: {error}")

@@ -12,6 +12,7 @@ from .actions import Action, Send
 from .events import Event
 
 _NODE_PREFIX = node_address("")
+_RANK_PREFIX = "rank/"
 
 
 class Routes:
@@ -52,7 +53,7 @@ class Routes:
 
     def relayed(self, sender: str, connection: str) -> None:
         """A rank was heard through `connection`: believed where nothing better is known."""
-        if sender not in self._hosts and not sender.startswith(_NODE_PREFIX) and sender != PLATFORM:
+        if sender.startswith(_RANK_PREFIX) and sender not in self._hosts:
             self._hosts[sender] = (0, connection)
 
     def _started(self, rank: str, order: StartProcess, connection: str) -> None:

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..policies.code_files import fault_codes
 from ..protocol.errors import ConfigurationError
 from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
@@ -20,6 +21,7 @@ from ..protocol.types import CONTROLLER
 from .control_socket import ControlServer
 from .driver import Driver
 from .journal import Journal, journal_path
+from .line_socket import LineServer
 from .notices import read_endpoint, write_endpoint
 from .progress import ProgressBoard
 from .routes import Routes
@@ -70,8 +72,9 @@ def serve(job_directory: Path, run_directory: Path, listen: str, *, keys_directo
             ),
             control=control,
             job_directory=job_directory,
+            codes=fault_codes(policy.faults),
         )
-        return asyncio.run(_drive(driver))
+        return asyncio.run(_drive(driver, run_directory))
 
 
 def bind(listen: str, run_directory: Path, keys: ServerKeys) -> RouterSocket:
@@ -89,9 +92,14 @@ def bind(listen: str, run_directory: Path, keys: ServerKeys) -> RouterSocket:
     return RouterSocket(listen, curve=keys)
 
 
-async def _drive(driver: Driver) -> int:
-    with _signals(asyncio.get_running_loop(), driver):
-        return await driver.run()
+async def _drive(driver: Driver, run_directory: Path) -> int:
+    lines = LineServer(run_directory, driver.report)
+    await lines.open()
+    try:
+        with _signals(asyncio.get_running_loop(), driver):
+            return await driver.run()
+    finally:
+        await lines.close()
 
 
 @contextlib.contextmanager

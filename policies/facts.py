@@ -50,7 +50,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     `resilient`: at least one rank of the running world has reached a resilient train function; without one no
     process can be kept. `max_restarts`: limit for restarts of a world that is not resilient (torchrun's
     flag); it takes the place of the budgets of `reschedule_pod` and `reschedule_job`. None: the policy's
-    budgets hold. A job that was resilient once, and is caught while it starts, gets None.
+    budgets hold. A job that was resilient once, and is caught while it starts, gets None; so does a fault of
+    hardware, which is not the script's doing.
 
     `closed`: nodes in use on which no new process is to be started, with the reason; what runs there goes on.
 

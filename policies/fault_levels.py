@@ -11,13 +11,13 @@ from ..protocol.types import FaultLevel
 
 
 class Treatment(enum.StrEnum):
-    """What is done about a fault of a device or node that holds ranks."""
+    """What is done about a fault of a device or node that holds ranks, the mildest first."""
 
     NOTE = "note"  # nothing; it is shown
+    WATCH = "watch"  # sub-healthy: the policy's `sub_health` says what is done
+    CLOSE = "close"  # no new process there; what runs there goes on until it fails
     RESTART = "restart"  # the process is started anew on the same device, when the device is well again
     LEAVE = "leave"  # the node is left, at once
-    CLOSE = "close"  # no new process there; what runs there goes on until it fails
-    WATCH = "watch"  # sub-healthy: the policy's `sub_health` says what is done
 
 
 def closed_text(node: str, level: FaultLevel, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads and writes policy files, and what they name. The only part of the policies that touches a file."""
+"""Reads and writes policy files, and what they name; with `code_files.py` and `yaml_text.py`, all that touches one."""
 
 from pathlib import Path
 
@@ -16,18 +16,18 @@ __all__ = ["MAX_FILE_BYTES", "load_policy", "parse_policy", "render"]
 
 
 def load_policy(path: str | Path) -> Policy:
-    """Read the policy at `path`, and the code table that it names (relative paths start at the policy's directory).
+    """Read the policy at `path`, and the code table that it names. Paths in it start at the policy's directory.
 
     Raises PolicyError, every mistake on its own line, when one of them is wrong.
     """
     path = Path(path)
     policy = parse_policy(read_text(path), str(path))
-    named = policy.faults.codes_file
-    if named is None:
-        return policy
-    codes = {**load_codes(path.parent / named), **policy.faults.codes}
-    faults = msgspec.structs.replace(policy.faults, codes=codes, codes_file=None)
-    return msgspec.structs.replace(policy, faults=faults)
+    faults = policy.faults
+    if faults.codes_file is not None:
+        codes = {**load_codes(path.parent / faults.codes_file), **faults.codes}
+        faults = msgspec.structs.replace(faults, codes=codes, codes_file=None)
+    sources = tuple(str((path.parent / source).absolute()) for source in faults.sources)
+    return msgspec.structs.replace(policy, faults=msgspec.structs.replace(faults, sources=sources))
 
 
 def parse_policy(text: str, source: str) -> Policy:

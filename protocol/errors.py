@@ -16,6 +16,7 @@
     +-- JournalError                the controller's journal cannot be read or written
     |   +-- JournalSuperseded       a later term has begun: this controller is no longer the active one
     +-- PlatformError               nodes could not be had or released
+    +-- DocumentError               what a detector left or sent cannot be understood; it is skipped and told of
     +-- AgentError                  a process could not be started or watched
     +-- CommunicatorError           collectives
     |   +-- CommunicatorAborted     aborted on purpose; the recovery goes on
@@ -87,6 +88,14 @@ class JournalSuperseded(JournalError):
 
 class PlatformError(MidstepError):
     """Nodes could not be had or released."""
+
+
+class DocumentError(MidstepError):
+    """What a detector left or sent cannot be understood. `key`: where in it."""
+
+    def __init__(self, key: str, what: str) -> None:
+        super().__init__(f"{key}: {what}" if key else what)
+        self.key = key
 
 
 class AgentError(MidstepError):

@@ -113,6 +113,11 @@ class JobKeys:
         folder.rmdir()
 
     @staticmethod
+    def folder(directory: str | Path, identity: str) -> Path:
+        """Return the folder of a client's keys: what is copied to its host."""
+        return _client_folder(Path(directory), identity)
+
+    @staticmethod
     def load_server(directory: str | Path) -> ServerKeys:
         """Read the controller's keys."""
         folder = Path(directory) / _SERVER

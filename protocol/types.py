@@ -30,6 +30,14 @@ def rank_address(rank: int) -> str:
     return f"rank/{rank}"
 
 
+DETECTOR_PREFIX = "detector/"
+
+
+def detector_address(name: str) -> str:
+    """Return the address of a detector: a program that sees faults of hardware, and says nothing else."""
+    return f"{DETECTOR_PREFIX}{name}"
+
+
 class Rung(enum.StrEnum):
     """The ways to recover, from cheapest to coarsest (see `docs/policies.md`)."""
 

@@ -7,7 +7,7 @@ echoes, and often the first to arrive.
 import msgspec
 
 from ...protocol.incidents import Incident
-from ...protocol.types import FaultKind, FaultReport
+from ...protocol.types import FaultKind, FaultLevel, FaultReport
 from .wording import ranks_text, telling_line
 
 ECHOES = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP})
@@ -72,6 +72,14 @@ def place_text(ranks: tuple[int, ...], nodes: tuple[str, ...]) -> str:
     where = ranks_text(ranks) if ranks else ""
     there = ", ".join(nodes)
     return f"{where} on {there}" if where and there else where or there
+
+
+def level_text(report: FaultReport) -> str:
+    """Return level, code and meaning of a fault of hardware; the empty string for one of software."""
+    if report.level is FaultLevel.SOFTWARE or report.kind is FaultKind.NODE_LOST:
+        return ""
+    code = f" {report.code}" if report.code else ""
+    return f"{report.level}{code}" + (f" ({report.meaning})" if report.meaning else "")
 
 
 def report_place(report: FaultReport) -> str:

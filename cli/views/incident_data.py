@@ -79,6 +79,7 @@ def report_json(status: JobStatus, incidents: tuple[Incident, ...]) -> dict[str,
         "incidents": [incident_json(incident, status.at_s) for incident in incidents],
         "budgets": budgets_json(status),
         "refused": dict(status.refused),
+        "faults": faults_json(status),
     }
 
 
@@ -142,4 +143,13 @@ def _report_json(report: FaultReport) -> dict[str, Any]:
         "incarnation": report.incarnation,
         "level": str(report.level),
         "code": report.code,
+        "device": report.device,
+        "fault_id": report.fault_id,
+        "assertion": str(report.assertion),
+        "meaning": report.meaning,
     }
+
+
+def faults_json(status: JobStatus) -> list[dict[str, Any]]:
+    """Return what stands as data: each report with since when and how often."""
+    return [{**_report_json(fault.report), "since_s": fault.since_s, "times": fault.times} for fault in status.faults]

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ...protocol.incidents import Incident, Outcome
 from ...protocol.types import Decision, RestoreSource
-from .causes import KIND_WORDS, ReportGroup, headline_cause, place_text, report_groups
+from .causes import KIND_WORDS, ReportGroup, headline_cause, level_text, place_text, report_groups
 from .timeline import incident_end_s, lay_out
 from .timeline_text import timeline_view
 from .wording import clock_text, count_text, duration_text, numbers_text, ranks_text, size_text, telling_line
@@ -85,6 +85,8 @@ def _report_line(group: ReportGroup, began_s: float) -> Text:
     text.append(KIND_WORDS[first.kind], style="bold")
     text.append(f", {place}" if place else "")
     detail = telling_line(first.detail)
+    hardware = level_text(first)
+    text.append(f", {hardware}" if hardware else "")
     text.append(f": {detail}" if detail else "")
     seen = f"seen by {first.seen_by}" if group.count == 1 else f"{group.count} reports"
     since_s = first.at_s - began_s

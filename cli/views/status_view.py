@@ -5,12 +5,18 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...protocol.incidents import JobStatus, NodeStatus, RankStatus
+from ...policies.fault_levels import TREATMENTS, Treatment
+from ...protocol.incidents import JobStatus, NodeStatus, RankStatus, StandingFault
+from ...protocol.types import DETECTOR_PREFIX, FaultReport
 from .job_text import budget_table, job_line, overview, summary_line
-from .wording import ABSENT, count_text, duration_text, numbers_text
+from .wording import ABSENT, count_text, duration_text, numbers_text, telling_line
 
 RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
 INCIDENTS = 5
+FAULT_ROWS = 16
+
+_SEVERITY = {each: place for place, each in enumerate(reversed(tuple(Treatment)))}
+FAULT_STYLES = {Treatment.LEAVE: "bold red", Treatment.RESTART: "yellow", Treatment.CLOSE: "yellow"}
 
 NODE_STYLES = {"active": "green", "spare": "cyan", "unfit": "yellow", "lost": "bold red", "isolated": "bold yellow"}
 
@@ -20,6 +26,8 @@ def status_view(status: JobStatus) -> RenderableType:
     parts: list[RenderableType] = [job_line(status), _figures(status), summary_line(status)]
     parts.extend((Rule(style="dim", characters="-"), rank_table(status.ranks)))
     parts.extend((Text(""), node_table(status.nodes)))
+    if status.faults:
+        parts.extend((Text(""), fault_table(status.faults, status.at_s)))
     parts.extend((Rule(style="dim", characters="-"), budget_table(status)))
     if status.incidents:
         parts.extend((Text(""), overview(status.incidents[-INCIDENTS:], status.at_s)))
@@ -79,3 +87,29 @@ def node_table(nodes: tuple[NodeStatus, ...]) -> RenderableType:
         ranks = numbers_text(node.ranks) or ABSENT
         table.add_row(node.node, node.failure_domain, state, ranks, *(said[name] or ABSENT for name in more))
     return table
+
+
+def fault_table(faults: tuple[StandingFault, ...], at_s: float) -> RenderableType:
+    """Return a line per fault that stands, the worst first: where, what, since when, and who says so."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("standing fault", "code", "where", "for", "seen by", "meaning"):
+        table.add_column(name, overflow="fold")
+    for fault in sorted(faults, key=lambda fault: _SEVERITY[TREATMENTS[fault.report.level]])[:FAULT_ROWS]:
+        report = fault.report
+        table.add_row(
+            Text(str(report.level), style=FAULT_STYLES.get(TREATMENTS[report.level], "")),
+            report.code or ABSENT,
+            _fault_place(report),
+            duration_text(max(0.0, at_s - fault.since_s)),
+            report.seen_by.removeprefix(DETECTOR_PREFIX),
+            telling_line(report.meaning or report.detail),
+        )
+    hidden = len(faults) - FAULT_ROWS
+    if hidden <= 0:
+        return table
+    return Group(table, Text(f"... and {hidden} more (see --json)", style="dim"))
+
+
+def _fault_place(report: FaultReport) -> str:
+    device = None if report.device is None else f"device {report.device}"
+    return ", ".join(part for part in (report.node, device) if part) or ABSENT

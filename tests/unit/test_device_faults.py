@@ -1,5 +1,7 @@
 """Faults of devices and nodes in the recovery machine: which are noted, which keep a node out, which are incidents."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -229,3 +231,17 @@ def test_a_fault_book_is_bounded() -> None:
 def test_a_recovery_of_what_nobody_knows_changes_nothing(cluster: Cluster) -> None:
     assert cluster.feed(seen(cluster, FaultLevel.RESTART_NPU, assertion=Assertion.RECOVER)) == []
     assert cluster.machine.status(cluster.now).refused == {"recovery of a fault that is not known": 1}
+
+
+def documented_levels() -> dict[str, str]:
+    """The table of docs/faults.md: the rung of each level."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "faults.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {row[0].strip("`"): row[3].strip("`") for row in rows if len(row) == 4}
+
+
+@pytest.mark.parametrize("level", sorted(set(FaultLevel) - {FaultLevel.SOFTWARE, FaultLevel.NODE}))
+def test_the_docs_tell_the_rung_that_each_level_takes(cluster: Cluster, level: FaultLevel) -> None:
+    cluster.feed(seen(cluster, level))
+    taken = [decision.rung.value for incident in cluster.machine.incidents for decision in incident.decisions]
+    assert documented_levels()[level.value] == (taken[0] if taken else "none")

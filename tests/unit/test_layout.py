@@ -18,7 +18,7 @@ FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "threading", "zmq", "os", "soc
 # The controller's modules that carry bytes, files and time. Everything else in controller/ decides.
 IMPURE = {
     "clock.py", "control_requests.py", "control_socket.py", "desk.py", "driver.py", "journal.py", "journal_file.py",
-    "journal_trouble.py", "notices.py", "progress.py", "service.py", "wire.py",
+    "journal_trouble.py", "line_socket.py", "notices.py", "pending.py", "progress.py", "service.py", "wire.py",
 }  # fmt: skip
 FILES_OF_POLICIES = "files.py"  # the one that reads a policy file
 

@@ -1,0 +1,111 @@
+"""PublicFault documents: how any program tells a MindCluster of faults that it has seen.
+
+Unlike the other documents this is a message and no state: each fault says itself whether it occurs or recovers, and
+what is no longer in the document has not recovered. One fault can have many devices on many nodes.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from ..protocol.errors import DocumentError
+from ..protocol.types import Assertion, FaultKind
+from .reading import Reading, bounded, decoded, node_name, seconds
+
+PUBLIC = "PublicFault"
+_MAX_DEVICE = 4096
+
+
+class FaultType(StrEnum):
+    """What a public fault is about."""
+
+    NPU = "NPU"
+    NODE = "Node"
+    NETWORK = "Network"
+    STORAGE = "Storage"
+
+
+_KINDS = {
+    FaultType.NPU: FaultKind.DEVICE,
+    FaultType.NODE: FaultKind.NODE,
+    FaultType.NETWORK: FaultKind.NETWORK,
+    FaultType.STORAGE: FaultKind.STORAGE,
+}
+
+_NAMES = {
+    "node_name": "nodeName",
+    "node_sn": "nodeSN",
+    "device_ids": "deviceIds",
+    "fault_id": "faultId",
+    "fault_type": "faultType",
+    "fault_code": "faultCode",
+    "fault_time": "faultTime",
+}
+
+
+class Influence(msgspec.Struct, frozen=True, rename=_NAMES.get):
+    """Where a fault is felt: devices of a node; none: the node."""
+
+    node_name: str = ""
+    node_sn: str = ""
+    device_ids: list[int] = []
+
+
+class Fault(msgspec.Struct, frozen=True, rename=_NAMES.get):
+    """One fault of the message."""
+
+    fault_id: str
+    fault_type: FaultType
+    fault_code: str
+    fault_time: float
+    assertion: Assertion
+    influence: list[Influence]
+    description: str = ""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """The whole document."""
+
+    id: str
+    timestamp: float
+    version: str
+    resource: str
+    faults: list[Fault]
+
+
+def public_readings(text: str, node: str = "") -> tuple[Reading, ...]:
+    """Return what a PublicFault document says; `node` is not looked at, it names its nodes. Raises DocumentError."""
+    message = decoded(PUBLIC, text, Message)
+    readings: list[Reading] = []
+    for index, fault in enumerate(message.faults):
+        key = f"{PUBLIC}.faults[{index}]"
+        if not fault.fault_code.strip():
+            raise DocumentError(f"{key}.faultCode", "is empty")
+        for number, place in enumerate(fault.influence):
+            readings += _at(f"{key}.influence[{number}]", fault, place, message.resource)
+    return bounded(PUBLIC, readings)
+
+
+def _at(key: str, fault: Fault, place: Influence, resource: str) -> list[Reading]:
+    if not place.node_name:
+        raise DocumentError(f"{key}.nodeName", "is missing; a node is found by its name, not by its serial number")
+    name = node_name(f"{key}.nodeName", place.node_name)
+    if not all(0 <= device <= _MAX_DEVICE for device in place.device_ids):
+        raise DocumentError(f"{key}.deviceIds", f"found a number that is no device; known: 0 to {_MAX_DEVICE}")
+    # A fault of a network or of storage is one of its devices where they are named.
+    devices: list[int | None] = [*place.device_ids] or [None]
+    if fault.fault_type is FaultType.NODE:
+        devices = [None]
+    return [
+        Reading(
+            kind=_KINDS[fault.fault_type],
+            fault_id=f"{fault.fault_id}/{name}/{'node' if device is None else device}",
+            node=name,
+            device=device,
+            code=fault.fault_code,
+            assertion=fault.assertion,
+            at_s=seconds(fault.fault_time),
+            detail=": ".join(part for part in (resource, fault.description) if part),
+        )
+        for device in devices
+    ]

@@ -1,0 +1,123 @@
+"""What all documents come down to: readings, each one fault at one place; and the error for what is no document.
+
+Everything here is pure. Documents are believed as a whole or not at all: one that has a mistake anywhere is refused
+with the place of the mistake, since the half of it that can be read may say that a device is well because the other
+half is missing.
+"""
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..policies.fault_levels import LevelName, level_named
+from ..protocol.errors import DocumentError
+from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
+
+MAX_DOCUMENT_BYTES = 4 << 20  # a ConfigMap has at most 1 MiB; a list of them, as `kubectl get` prints, more
+MAX_READINGS = 10_000  # of one document
+MAX_ID = 500  # characters of a code with its place
+MAX_NAME = 253  # of a node, as Kubernetes has it
+_MILLISECONDS_FROM = 1e11  # larger times are milliseconds: as seconds they would be in the year 5138
+_SHOWN = 120
+
+T = TypeVar("T")
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One fault at one place, as a document has it. `level` None: it is for the code to say; `at_s` 0: not known."""
+
+    kind: FaultKind
+    fault_id: str
+    node: str
+    device: int | None = None
+    code: str | None = None
+    level: FaultLevel | None = None
+    assertion: Assertion = Assertion.OCCUR
+    at_s: float = 0.0
+    detail: str = ""
+
+    def report(self, seen_by: str, now: float) -> FaultReport:
+        """Return the reading as `seen_by` reports it at `now` (wall-clock seconds)."""
+        return FaultReport(
+            kind=self.kind,
+            at_s=self.at_s if 0 < self.at_s <= now else now,
+            seen_by=seen_by,
+            detail=self.detail,
+            node=self.node,
+            device=self.device,
+            level=self.level or FaultLevel.SOFTWARE,
+            code=self.code,
+            fault_id=self.fault_id,
+            assertion=self.assertion,
+        )
+
+
+def decoded(key: str, text: str | bytes, form: type[T]) -> T:
+    """Return JSON text as `form`. Raises DocumentError with the key and the path in it."""
+    try:
+        return msgspec.json.decode(text, type=form)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise DocumentError(key, _plain(error)) from error
+
+
+def converted(key: str, value: Any, form: type[T]) -> T:
+    """Return plain values as `form`. Raises DocumentError."""
+    try:
+        return msgspec.convert(value, type=form)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise DocumentError(key, _plain(error)) from error
+
+
+def level_of(key: str, name: str) -> FaultLevel | None:
+    """Return the level that a document names; None when it names none. Raises DocumentError for one of no field."""
+    if not name.strip():
+        return None
+    try:
+        return level_named(LevelName(name.strip()))
+    except ValueError:
+        raise DocumentError(key, f"{shown(name)} is no level; known: {', '.join(LevelName)}") from None
+
+
+def node_name(key: str, name: str) -> str:
+    """Return the name of a node if it can be one. Raises DocumentError."""
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or any(letter in name for letter in " /"):
+        raise DocumentError(key, f"{shown(name)} is no name of a node")
+    return name
+
+
+def seconds(time: float) -> float:
+    """Return a time of a document, which may be in milliseconds, as seconds; 0 for what is no time."""
+    if not 0 < time < _MILLISECONDS_FROM * 1000:
+        return 0.0
+    return time / 1000 if time >= _MILLISECONDS_FROM else float(time)
+
+
+def bounded(key: str, readings: list[Reading]) -> tuple[Reading, ...]:
+    """Return the readings of a document, each fault once. Raises DocumentError when they are too many to be real."""
+    if len(readings) > MAX_READINGS:
+        raise DocumentError(key, f"{len(readings)} faults; up to {MAX_READINGS} are believed")
+    for reading in readings:
+        if len(reading.fault_id) > MAX_ID or len(reading.code or "") > MAX_ID:
+            raise DocumentError(key, f"{shown(reading.code or reading.fault_id)} is longer than a code can be")
+    return tuple({reading.fault_id: reading for reading in readings}.values())
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: a text in quotes, on one line and not too long; what is in a list is not shown."""
+    match value:
+        case None:
+            return "nothing"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case str():
+            return json.dumps(value[:_SHOWN])
+        case _:
+            return str(value)[:_SHOWN]
+
+
+def _plain(error: Exception) -> str:
+    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(error).split()))
+    return text if len(text) <= 2 * _SHOWN else f"{text[: 2 * _SHOWN - 3]}..."

@@ -1,0 +1,78 @@
+"""A detector's connection to the controller of a job: as its own identity, with keys that let it report faults only."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ..protocol.errors import MidstepError
+from ..protocol.keys import JobKeys
+from ..protocol.link import ControllerLink
+from ..protocol.mailbox import Mailbox
+from ..protocol.messages import Envelope, FaultReported
+from ..protocol.transport import DealerSocket
+from ..protocol.types import FaultReport, detector_address
+
+FLUSH_S = 15.0  # for the last reports to be acknowledged, when there is nothing more to tell
+GIVE_UP_S = 24 * 3600.0  # a report that nobody has taken in for so long is old news
+
+_log = logging.getLogger(__name__)
+
+
+class NotTaken(MidstepError):
+    """Reports that the controller has not taken in."""
+
+
+class FaultReporter:
+    """Sends fault reports to a controller until it has acknowledged each. Use as an async context, in a running loop.
+
+    Reports wait while there is no controller; one that it refuses is sent again, and given up in the end.
+    """
+
+    def __init__(self, job: str, controller: str, name: str, keys: Path) -> None:
+        """`controller`: where it listens, `tcp://host:port`; `keys`: the directory with the folder of this detector.
+
+        Raises ConfigurationError when the keys are not there, or the endpoint is none.
+        """
+        address = detector_address(name)
+        mailbox = Mailbox(job=job, address=address, session=time.time_ns(), retry_max_s=2.0, give_up_s=GIVE_UP_S)
+        socket = DealerSocket(controller, identity=address, curve=JobKeys.load_client(keys, address))
+        self._link = ControllerLink(mailbox, socket, on_command=self._command, on_new_controller=lambda: None)
+
+    def tell(self, report: FaultReport) -> None:
+        """Send a report; its `seen_by` must be this detector."""
+        self._link.post(FaultReported(report))
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether reports wait to be acknowledged."""
+        return self._link.mailbox.next_due() is not None
+
+    async def flush(self, limit_s: float = FLUSH_S) -> None:
+        """Wait until all is acknowledged. Raises NotTaken when it is not within `limit_s`."""
+        give_up = time.monotonic() + limit_s
+        while self.outstanding:
+            if time.monotonic() > give_up:
+                raise NotTaken(
+                    f"the controller has not taken in what was reported within {limit_s:g} s. It may be gone, or it "
+                    "refuses these reports: `midstep status` counts what it refuses."
+                )
+            await asyncio.sleep(0.02)
+
+    def close(self) -> None:
+        """Drop the connection. Idempotent."""
+        self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def _command(envelope: Envelope) -> None:
+        _log.warning("a %s is not for a detector", type(envelope.body).__name__)
