@@ -34,6 +34,7 @@ class Start(msgspec.Struct, frozen=True):
     spare_nodes: int = 0
     max_restarts: int = 0
     policy_file: Path | None = None
+    fault_sources: tuple[Path, ...] = ()
     job_directory: Path | None = None
     job: str | None = None
     environment: dict[str, str] = {}
@@ -47,6 +48,7 @@ class Job(msgspec.Struct, frozen=True):
     policy: Policy
     job_directory: Path
     run_directory: Path
+    fault_sources: tuple[Path, ...] = ()
 
 
 def found(start: Start) -> Job:
@@ -91,7 +93,8 @@ def found(start: Start) -> Job:
     JobKeys.create(run_directory / "keys", [CONTROLLER, PLATFORM, *map(node_address, names)])
     Journal.create(journal_path(directory), spec, policy, can_create_nodes=True)
     write_job_file(directory, JobFile(str(run_directory)))
-    return Job(spec, policy, directory, run_directory)
+    sources = [*map(Path, policy.faults.sources), *(source.absolute() for source in start.fault_sources)]
+    return Job(spec, policy, directory, run_directory, tuple(dict.fromkeys(sources)))
 
 
 def _on_device(policy: Policy, device: DeviceName | None) -> Policy:

@@ -20,6 +20,7 @@ from ..agent.kernel import die_with_parent
 from ..controller.notices import Result, read_endpoint, read_result
 from ..platforms.local import LocalOptions, LocalPlatform
 from ..protocol.errors import PlatformError
+from .fault_watch import watch_faults
 from .job_start import Job
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Launcher:
             loop.add_signal_handler(number, self._on_signal, number)
         supervising = asyncio.create_task(self._keep_controller())
         platform: LocalPlatform | None = None
+        watching: asyncio.Task[None] | None = None
         try:
             endpoint = await self._endpoint(supervising)
             spec = self._job.spec
@@ -64,6 +66,8 @@ class Launcher:
                 )
             )
             platform.start(spec.nodes + spec.spare_nodes)
+            if self._job.fault_sources:
+                watching = asyncio.create_task(watch_faults(self._job))
             while not supervising.done() and self._stops < 2:
                 self._look()
                 await asyncio.wait([supervising], timeout=LOOK_S)
@@ -72,6 +76,7 @@ class Launcher:
                 return Result(spec.job, 130, "interrupted twice: ended at once", 0, time.time())
             return await supervising
         finally:
+            await _cancelled(watching)
             supervising.cancel()
             with contextlib.suppress(asyncio.CancelledError, PlatformError):
                 await supervising
@@ -129,3 +134,10 @@ class Launcher:
         if self._controller is not None and self._controller.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._controller.kill()
+
+
+async def _cancelled(task: "asyncio.Task[None] | None") -> None:
+    if task is not None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": "Kill ranks and nodes of a small training job and watch it recover.",
     "status": "Show where a job stands.",
     "report": "Show what happened in a job: incidents, phases, reasons.",
+    "detect": "Report faults of devices and nodes to a job, from documents or another program.",
     "inject": "Cause a fault on purpose, now or at a moment of a step.",
     "stop": "End a job, with an emergency checkpoint.",
     "policy": "Check a policy file, ask what it would do, or make one of an acjob.",

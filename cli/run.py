@@ -82,6 +82,14 @@ def two_ways(name: str) -> tuple[str, ...]:
     help="What the ranks compute on, instead of the policy's: cpu, npu (torch-npu), or fake, a CPU that behaves like "
     "an NPU and can be harmed.",
 )
+@click.option(
+    "--fault-source",
+    "fault_sources",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A file or directory in which the cluster's detectors leave their documents; see docs/faults.md. Repeatable.",
+)
 @click.option("--job", help="A name for the job.  [default: the time of day]")
 @click.option(
     "--job-dir",
@@ -104,6 +112,7 @@ def command(
     max_restarts: int,
     policy_file: Path | None,
     device: str | None,
+    fault_sources: tuple[Path, ...],
     job: str | None,
     job_directory: Path | None,
     environment: tuple[str, ...],
@@ -133,6 +142,7 @@ def command(
         spare_nodes=spare_nodes,
         max_restarts=max_restarts,
         policy_file=policy_file,
+        fault_sources=fault_sources,
         job_directory=job_directory,
         job=job,
         environment=_variables(environment),

@@ -1,0 +1,149 @@
+"""`midstep detect`: report faults of hardware to a running job, from documents or from another program's lines."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from ..protocol.errors import ConfigurationError, MidstepError
+from ..protocol.types import detector_address
+from .job_directories import find_job
+from .job_file import run_directory_of
+
+EXIT_SKIPPED = 3  # everything else was reported
+LOOK_S = 1.0
+KEYS_NAME = "keys"
+
+
+class _Way(msgspec.Struct, frozen=True):
+    """How the controller of a job is reached. `run_directory`: of a job on this machine."""
+
+    job: str
+    controller: str
+    keys: Path
+    run_directory: Path | None = None
+
+
+@click.command("detect", short_help="Report faults of devices and nodes to a job.")
+@click.argument("job", required=False, metavar="[JOB]")
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A file or directory with documents of detectors, to be watched. Repeatable.",
+)
+@click.option("--lines", is_flag=True, help="Read reports from standard input, one JSON object a line, to its end.")
+@click.option("--name", metavar="NAME", help="The detector's name.  [default: files, or lines with --lines]")
+@click.option("--controller", metavar="ENDPOINT", help="Where the controller listens, tcp://host:port, from elsewhere.")
+@click.option(
+    "--keys",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --controller: the directory that the detector's key folder was copied to.",
+)
+@click.option("--make-keys", is_flag=True, help="Only make the detector's keys, and print where they are.")
+def command(
+    *,
+    job: str | None,
+    sources: tuple[Path, ...],
+    lines: bool,
+    name: str | None,
+    controller: str | None,
+    keys: Path | None,
+    make_keys: bool,
+) -> None:
+    """Report faults of devices and nodes to a running job until it ends, or until the lines do.
+
+    Documents are what MindCluster's detectors leave (mindx-dl-deviceinfo-*, mindx-dl-nodeinfo-*, switches,
+    PublicFault), as JSON, as ConfigMaps, or mounted. docs/faults.md describes them, the lines, and what follows from
+    each level.
+
+    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. With
+    --controller it is the job's whole name, and nothing of the job has to be on this machine but the detector's keys.
+
+    \b
+    Examples:
+      midstep detect --source /etc/cluster-faults
+      echo '{"code": "80E01801", "node": "node1", "device": 0}' | midstep detect --lines
+      my-bmc-watcher | midstep detect demo --lines --name bmc
+
+    Exit status: 0 when all was reported, 3 when lines were skipped, 1 when the controller did not take reports in.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s detect %(levelname)s %(message)s")
+    if not (sources or lines or make_keys):
+        raise click.UsageError("nothing to do: name a --source PATH, or --lines to read from standard input.")
+    if sources and lines:
+        raise click.UsageError("--source and --lines are two detectors: start one for each, with a --name of its own.")
+    if (controller is None) != (keys is None):
+        raise click.UsageError("--controller and --keys go together: both name what is on another machine.")
+    if controller is not None and job is None:
+        raise click.UsageError("with --controller, name the job: nothing of it is on this machine.")
+    chosen = name or ("lines" if lines else "files")
+    try:
+        sys.exit(_detect(job, sources, chosen, controller, keys, only_keys=make_keys))
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def _detect(
+    job: str | None, sources: tuple[Path, ...], name: str, controller: str | None, keys: Path | None, *, only_keys: bool
+) -> int:
+    from ..protocol.keys import JobKeys
+
+    if controller is not None and keys is not None:
+        return asyncio.run(_run(_Way(job or "", controller, keys), name, sources))
+    job_directory = find_job(job)
+    run_directory = run_directory_of(job_directory)
+    if run_directory is None or not run_directory.is_dir():
+        raise ConfigurationError(f"{job_directory}: the job does not run.")
+    JobKeys.add(run_directory / KEYS_NAME, detector_address(name))
+    if only_keys:
+        click.echo(str(JobKeys.folder(run_directory / KEYS_NAME, detector_address(name))))
+        return 0
+    from ..controller.notices import read_endpoint
+
+    endpoint = read_endpoint(run_directory)
+    if endpoint is None:
+        raise ConfigurationError(f"{run_directory}: no controller has come up yet. Try again.")
+    # The run directory has the job's name, whatever its job directory is called.
+    way = _Way(run_directory.name, endpoint, run_directory / KEYS_NAME, run_directory)
+    return asyncio.run(_run(way, name, sources))
+
+
+async def _run(way: _Way, name: str, sources: tuple[Path, ...]) -> int:
+    from ..detectors.files import FileDetector
+    from ..detectors.lines import MAX_LINE_BYTES, LineDetector
+    from ..detectors.reporter import FaultReporter
+
+    async with FaultReporter(way.job, way.controller, name, way.keys) as reporter:
+        if sources:
+            state = None if way.run_directory is None else way.run_directory / f"detect-{name}.state"
+            watching = asyncio.create_task(FileDetector(name, sources, state).watch(reporter.tell))
+            await _while_it_runs(watching, way.run_directory)
+            return 0
+        stream = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
+        detector = LineDetector(name, stream)
+        await _while_it_runs(asyncio.create_task(detector.watch(reporter.tell)), way.run_directory)
+        await reporter.flush()
+        return EXIT_SKIPPED if detector.refused else 0
+
+
+async def _while_it_runs(watching: "asyncio.Task[None]", run_directory: Path | None) -> None:
+    """Wait for the end of a detector, or of the job: its run directory goes away with it."""
+    try:
+        while not watching.done() and (run_directory is None or run_directory.is_dir()):
+            await asyncio.wait([watching], timeout=LOOK_S)
+        if watching.done():
+            await watching
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
