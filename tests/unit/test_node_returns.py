@@ -78,7 +78,7 @@ def test_a_node_that_was_given_back_is_not_used_again_but_freed() -> None:
 
 
 def test_a_node_that_held_the_whole_world_does_not_train_on_alone() -> None:
-    """Nobody else breaks its collectives. Its processes are the last that the job knew, and are stopped all the same."""
+    """Nobody else breaks its collectives. Its processes are the last that the job knew, and are stopped likewise."""
     cluster = Cluster(job(nodes=1, spares=0), creates=True)
     cluster.start()
     cluster.feed(NodeLost("node0", "no word for 3.0 s", cluster.now))
