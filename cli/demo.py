@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..controller.journal import read_status
+from ..policies.schema import DeviceName
+from ..policies.wording import count
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus, Outcome
@@ -23,7 +25,6 @@ from .views.incident_data import incident_json
 from .views.job_text import job_view
 
 NODES, RANKS_PER_NODE, SPARES = 2, 2, 1
-RANKS = NODES * RANKS_PER_NODE
 WIDTH = 100
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -34,6 +35,40 @@ class Scene(msgspec.Struct, frozen=True):
     title: str
     fault: ArmedFault
     rung: Rung
+
+
+class Show(msgspec.Struct, frozen=True):
+    """A training run, on what, and what happens to it."""
+
+    scenes: tuple[Scene, ...]
+    nodes: int = NODES
+    ranks_per_node: int = RANKS_PER_NODE
+    spares: int = SPARES
+    device: DeviceName = DeviceName.CPU
+    policy: str = "demo.yaml"
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.nodes * self.ranks_per_node
+
+
+def device_scenes(steps: int) -> tuple[Scene, ...]:
+    """Return faults of the device, in between those of `scenes`; only the fake one can be harmed like that."""
+
+    def fault(rank: int, injury: Injury, moment: Moment, part: float) -> ArmedFault:
+        return ArmedFault(rank, injury, moment, step=int(steps * part))
+
+    return (
+        Scene("struck memory in rank 2", fault(2, Injury.MEMORY_PERSISTENT, Moment.FORWARD, 0.3), Rung.RETRY_STEP),
+        Scene("a broken link of rank 1", fault(1, Injury.LINK_DOWN, Moment.COLLECTIVE, 0.5), Rung.RETRY_STEP),
+        Scene("a collective that hangs", fault(0, Injury.HANG_COLLECTIVE, Moment.COLLECTIVE, 0.7), Rung.RETRY_STEP),
+    )
+
+
+def by_step(*several: tuple[Scene, ...]) -> tuple[Scene, ...]:
+    """Return all scenes in the order in which they happen."""
+    return tuple(sorted((scene for some in several for scene in some), key=lambda scene: scene.fault.step or 0))
 
 
 def scenes(steps: int) -> tuple[Scene, ...]:
@@ -54,11 +89,18 @@ def scenes(steps: int) -> tuple[Scene, ...]:
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
 @click.option("--steps", type=click.IntRange(min=20), default=100, show_default=True, help="Length of the training.")
 @click.option(
+    "--device",
+    type=click.Choice([DeviceName.CPU.value, DeviceName.FAKE.value]),
+    default=DeviceName.CPU.value,
+    show_default=True,
+    help="fake: on a CPU that behaves like an NPU, with three faults of the device besides.",
+)
+@click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep journals, logs and records in this directory.  [default: a temporary one, removed]",
 )
-def command(*, json_file: Path | None, steps: int, keep: Path | None) -> None:
+def command(*, json_file: Path | None, steps: int, device: str, keep: Path | None) -> None:
     """Train a small GPT on the standard library's source twice, undisturbed and under four faults, and compare.
 
     Two nodes of two ranks and a spare node, all on this machine. The faults: an exception in rank 0, kill -9 of rank
@@ -67,13 +109,15 @@ def command(*, json_file: Path | None, steps: int, keep: Path | None) -> None:
     parameters, optimizer state, random numbers and losses equal bit for bit.
     """
     console = Console(width=WIDTH, highlight=False)
+    kind = DeviceName(device)
+    show = Show(by_step(scenes(steps), device_scenes(steps) if kind is DeviceName.FAKE else ()), device=kind)
     try:
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
-            problems = perform(keep.absolute(), steps, json_file, console)
+            problems = perform(show, keep.absolute(), steps, json_file, console)
         else:
             with tempfile.TemporaryDirectory(prefix="midstep-demo-") as directory:
-                problems = perform(Path(directory), steps, json_file, console)
+                problems = perform(show, Path(directory), steps, json_file, console)
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     for problem in problems:
@@ -81,17 +125,20 @@ def command(*, json_file: Path | None, steps: int, keep: Path | None) -> None:
     sys.exit(1 if problems else 0)
 
 
-def perform(directory: Path, steps: int, json_file: Path | None, console: Console) -> list[str]:
+def perform(show: Show, directory: Path, steps: int, json_file: Path | None, console: Console) -> list[str]:
     """Run both jobs, show the outcome, and return what is not as it should be."""
-    plan = scenes(steps)
-    console.rule("[bold]1. undisturbed: 4 ranks on 2 nodes, a spare node", align="left")
-    _train(directory, "undisturbed", steps, ())
-    console.rule("[bold]2. the same training, under four faults", align="left")
+    plan = show.scenes
+    spare = ", a spare node" if show.spares else ""
+    shape = f"{count(show.ranks, 'rank')} on {count(show.nodes, 'node')}{spare}"
+    device = "" if show.device is DeviceName.CPU else f", device {show.device}"
+    console.rule(f"[bold]1. undisturbed: {shape}{device}", align="left")
+    _train(show, directory, "undisturbed", steps, ())
+    console.rule(f"[bold]2. the same training, under {count(len(plan), 'fault')}", align="left")
     for scene in plan:
         console.print(f"   step {scene.fault.step}: {scene.title}")
-    _train(directory, "disturbed", steps, tuple(scene.fault for scene in plan))
+    _train(show, directory, "disturbed", steps, tuple(scene.fault for scene in plan))
     status = read_status(directory / "disturbed" / "job")
-    comparison = compare(directory / "undisturbed" / "record", directory / "disturbed" / "record", RANKS, steps)
+    comparison = compare(directory / "undisturbed" / "record", directory / "disturbed" / "record", show.ranks, steps)
     console.rule("[bold]3. what happened", align="left")
     console.print(job_view(status, status.incidents, width=WIDTH))
     console.rule("[bold]4. compared with the undisturbed run", align="left")
@@ -102,15 +149,16 @@ def perform(directory: Path, steps: int, json_file: Path | None, console: Consol
     return _problems(status, comparison, plan)
 
 
-def _train(directory: Path, name: str, steps: int, faults: tuple[ArmedFault, ...]) -> None:
+def _train(show: Show, directory: Path, name: str, steps: int, faults: tuple[ArmedFault, ...]) -> None:
     record = directory / name / "record"
     record.mkdir(parents=True)
     start = Start(
         command=(str(PACKAGE / "examples" / "train_and_record.py"), str(record), str(steps)),
-        nodes=NODES,
-        ranks_per_node=RANKS_PER_NODE,
-        spare_nodes=SPARES,
-        policy_file=PACKAGE / "configs" / "demo.yaml",
+        nodes=show.nodes,
+        ranks_per_node=show.ranks_per_node,
+        spare_nodes=show.spares,
+        policy_file=PACKAGE / "configs" / show.policy,
+        device=show.device,
         job_directory=directory / name / "job",
         environment={env.FAULTS: msgspec.json.encode(faults).decode()} if faults else {},
     )

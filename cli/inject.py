@@ -51,6 +51,11 @@ def command(
       hang       the train thread sleeps for ever
       kill-node  the rank's node dies, with its agent and all processes
 
+    \b
+    Only on the fake device (`midstep run --device fake`), at a moment of the train thread:
+      memory-temporary, memory-persistent, memory-outside, suspect-memory, multi-bit, multi-bit-late, unsafe-tensor,
+      out-of-memory, link-down, link-broken, link-up-fails, remote, hang-collective, drop-device
+
     Moments of a step: forward, backward, collective, barrier, update, checkpoint. Moments of a recovery, for faults
     that come while another one is repaired: stop, clean, join, rebuild, repair, rollback.
 

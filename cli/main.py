@@ -16,6 +16,7 @@ COMMANDS = {
     "detect": "Report faults of devices and nodes to a job, from documents or another program.",
     "inject": "Cause a fault on purpose, now or at a moment of a step.",
     "stop": "End a job, with an emergency checkpoint.",
+    "doctor": "Say what would work on this machine's devices, and try it.",
     "policy": "Check a policy file, ask what it would do, or make one of an acjob.",
     "controller": "Run the controller of a job (`run` does it for you).",
     "agent": "Run the agent of a node (`run` does it for you).",

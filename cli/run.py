@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 
 from ..policies.schema import DeviceName
+from ..protocol import environment as env
 from ..protocol.errors import MidstepError
+from .fault_schedule import load_schedule
 from .job_start import Job, Start, found
 from .log_follower import LogFollower
 
@@ -97,6 +100,12 @@ def two_ways(name: str) -> tuple[str, ...]:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where journal, logs and checkpoints go.  [default: ~/.midstep/jobs/JOB]",
 )
+@click.option(
+    "--faults",
+    "faults_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Cause the faults of this file on purpose; see `midstep inject` for what there is.",
+)
 @click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set a variable for the ranks.")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as with `python -m`.")
 @click.option(*two_ways("no_python"), "no_python", is_flag=True, help="SCRIPT is a program, not Python.")
@@ -115,6 +124,7 @@ def command(
     fault_sources: tuple[Path, ...],
     job: str | None,
     job_directory: Path | None,
+    faults_file: Path | None,
     environment: tuple[str, ...],
     is_module: bool,
     no_python: bool,
@@ -133,6 +143,13 @@ def command(
     Afterwards `midstep report` tells what happened.
     """
     logging.basicConfig(level=logging.WARNING, format="midstep: %(message)s")
+    variables = _variables(environment)
+    try:
+        if faults_file is not None:
+            faults = load_schedule(faults_file, nodes, ranks_per_node)
+            variables[env.FAULTS] = msgspec.json.encode(faults).decode()
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
     start = Start(
         command=(script, *arguments),
         is_module=is_module,
@@ -145,7 +162,7 @@ def command(
         fault_sources=fault_sources,
         job_directory=job_directory,
         job=job,
-        environment=_variables(environment),
+        environment=variables,
         device=None if device is None else DeviceName(device),
     )
     try:

@@ -23,6 +23,11 @@ _LATE_US = 150_000  # how old an error is that is noticed late
 _RUN, _STOP = 1, 2  # what torch-npu tells the watchdog
 
 
+def device_count() -> int:
+    """As torch_npu.npu.device_count."""
+    return 1
+
+
 def current_device() -> int:
     """As torch_npu.npu.current_device."""
     return CHIP.index
@@ -225,6 +230,7 @@ _HARMS: dict[Injury, Callable[[], None]] = {
 }
 
 npu = SimpleNamespace(
+    device_count=device_count,
     current_device=current_device,
     set_device=set_device,
     synchronize=synchronize,

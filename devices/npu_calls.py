@@ -25,6 +25,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 CALLS = (
+    Call("npu.device_count", "know how many devices there are"),
     Call("npu.current_device", "know its own device"),
     Call("npu.set_device", "take the device of its local rank", ("device",)),
     Call("npu.synchronize", "wait for the device before a step is committed", ("device",)),

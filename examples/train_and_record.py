@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -37,12 +38,22 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
     }
 
 
+def here() -> torch.device:
+    """Return the NPU of this process, if torch-npu has been imported (for the device npu), else the CPU."""
+    npu = getattr(torch, "npu", None)
+    known = npu is not None and npu.is_available()
+    return torch.device("npu", int(os.environ.get("LOCAL_RANK", "0"))) if known else torch.device("cpu")
+
+
 def main(directory: Path, steps: int) -> None:
     """Train for `steps` steps and write the record of this rank into `directory`."""
     midstep.init_process_group()
-    rank, shape, text = dist.get_rank(), Shape(), standard_library_text()
+    device = here()
+    # The generator of an NPU is not among what TrainState captures by itself, and dropout draws from it.
+    shape = Shape() if device.type == "cpu" else Shape(dropout=0.0)
+    rank, text = dist.get_rank(), standard_library_text()
     torch.manual_seed(1)
-    model = DistributedDataParallel(GPT(shape))
+    model = DistributedDataParallel(GPT(shape).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
     torch.manual_seed(100 + rank)
@@ -52,7 +63,8 @@ def main(directory: Path, steps: int) -> None:
     def train() -> None:
         for step in state.steps(steps):
             optimizer.zero_grad()
-            loss = model(*random_batch(text, shape, 4))
+            inputs, targets = random_batch(text, shape, 4)
+            loss = model(inputs.to(device), targets.to(device))
             loss.backward()
             # Before the update: a process that is lost after its commit does not come back to write this.
             with (directory / f"loss.{rank}").open("a") as record:

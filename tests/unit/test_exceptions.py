@@ -1,6 +1,7 @@
 """What an exception means: by patterns that are data, and never swallowed when no pattern knows it."""
 
 import contextlib
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -189,3 +190,10 @@ def test_no_text_in_the_file_raises_anything_but_a_configuration_error(text: str
 def test_patterns_survive_a_round_trip() -> None:
     """What the file says is what the structs hold."""
     assert msgspec.convert(msgspec.to_builtins(PATTERNS), tuple[Pattern, ...]) == PATTERNS
+
+
+def test_the_page_on_npus_names_every_text_of_a_device() -> None:
+    """And says where each was seen."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "npu.md").read_text()
+    named = {pattern.name for pattern in PATTERNS if pattern.library in {"torch_npu", "cann"}}
+    assert {name for name in named if f"`{name}`" not in page} == set()

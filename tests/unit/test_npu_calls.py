@@ -31,6 +31,7 @@ def library() -> Any:
         Event=Event,
         restart_device=restart_device,
         _recovery=recovery,
+        device_count=lambda: 1,
         current_device=lambda: 0,
         set_device=lambda device: None,
         synchronize=lambda device=None: None,

@@ -1,0 +1,123 @@
+"""`midstep doctor`: what would work on this machine, and a self-test of a recovery on its devices."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+
+from ..devices import rank_environment
+from ..policies.schema import DeviceName
+from ..protocol.errors import ConfigurationError, MidstepError
+from ..protocol.types import ArmedFault, Injury, Moment, Rung
+from .demo import WIDTH, Scene, Show, by_step, device_scenes, perform
+
+SELF_TEST_STEPS, ACCEPTANCE_STEPS = 20, 100
+TOY_RANKS, MOST_RANKS = 2, 8
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at. `good` None: neither good nor bad."""
+
+    what: str
+    good: bool | None
+    said: str
+
+
+@click.command("doctor", short_help="Say what would work on this machine's devices, and try it.")
+@click.option(
+    "--acceptance", is_flag=True, help="The long test: every process fault, on up to 8 devices (ten minutes)."
+)
+@click.option("--look-only", is_flag=True, help="Look, and try nothing.")
+def command(*, acceptance: bool, look_only: bool) -> None:
+    """Look for NPUs, torch-npu and its settings, and recover a small training job on what is there.
+
+    On a machine with NPUs the self-test uses them: a job of two ranks loses one, its device is stopped, cleaned and
+    restarted, HCCL's communicators are rebuilt, the state is handed over, and all numbers must be those of an
+    undisturbed run. On one without it says so, and does the same on the fake device, with faults of the device
+    besides.
+
+    Exit code 0 if all of it went as it should, 1 otherwise.
+    """
+    console = Console(width=WIDTH, highlight=False)
+    environment = {**rank_environment("npu"), **os.environ}
+    findings, devices = examine(environment)
+    for finding in findings:
+        mark = {True: "[green]ok[/]     ", False: "[red]not ok[/] ", None: "       "}[finding.good]
+        console.print(f"{mark} {finding.what}: {finding.said}", soft_wrap=True)
+    bad = any(finding.good is False for finding in findings)
+    if look_only or (bad and devices):
+        sys.exit(1 if bad else 0)
+    kind = DeviceName.NPU if devices else DeviceName.FAKE
+    if not devices:
+        console.print("no NPU can be used here: the self-test runs on the fake device, and proves the logic only")
+    try:
+        with tempfile.TemporaryDirectory(prefix="midstep-doctor-") as directory:
+            steps = ACCEPTANCE_STEPS if acceptance else SELF_TEST_STEPS
+            problems = perform(plan(kind, devices, steps, acceptance=acceptance), Path(directory), steps, None, console)
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+    for problem in problems:
+        console.print(f"[red]not as it should be:[/] {problem}")
+    sys.exit(1 if problems else 0)
+
+
+def plan(kind: DeviceName, devices: int, steps: int, *, acceptance: bool) -> Show:
+    """Return the job of the self-test: one node, as its ranks take the devices by their local rank."""
+
+    def fault(rank: int, injury: Injury, moment: Moment, part: float) -> ArmedFault:
+        return ArmedFault(rank, injury, moment, step=int(steps * part), incarnation=1)
+
+    kill = Scene("kill -9 of rank 1", fault(1, Injury.KILL, Moment.COLLECTIVE, 0.4), Rung.RECOVER_IN_PLACE)
+    link = Scene("a broken link of rank 0", fault(0, Injury.LINK_DOWN, Moment.COLLECTIVE, 0.7), Rung.RETRY_STEP)
+    policy = "npu.yaml" if kind is DeviceName.NPU else "demo.yaml"
+    if not acceptance:
+        toy = (kill, link) if kind is DeviceName.FAKE else (kill,)
+        return Show(toy, nodes=1, ranks_per_node=TOY_RANKS, spares=0, device=kind, policy=policy)
+    processes = (
+        Scene("an exception in rank 0", fault(0, Injury.RAISE, Moment.BACKWARD, 0.2), Rung.RECOVER_IN_PLACE),
+        kill,
+        Scene("SIGSTOP of rank 3", fault(3, Injury.STOP, Moment.FORWARD, 0.6), Rung.RECOVER_IN_PLACE),
+        Scene("kill -9 of rank 2 in the update", fault(2, Injury.KILL, Moment.UPDATE, 0.8), Rung.RECOVER_IN_PLACE),
+    )
+    scenes = by_step(processes, device_scenes(steps) if kind is DeviceName.FAKE else ())
+    ranks = min(devices, MOST_RANKS) if devices else 4
+    return Show(scenes, nodes=1, ranks_per_node=ranks, spares=0, device=kind, policy=policy)
+
+
+def examine(environment: Mapping[str, str]) -> tuple[list[Finding], int]:
+    """Return what is found here, and how many NPUs can be used."""
+    findings = [_version("torch", needed=True), _version("torch_npu", needed=False)]
+    try:
+        library: Any = import_module("torch_npu")
+    except Exception as error:  # torch-npu without CANN fails in its own ways, all of them news
+        findings.append(Finding("NPU", None, f"torch_npu cannot be imported: {error}"))
+        return findings, 0
+    from ..devices.npu import NpuDevice
+    from ..devices.npu_environment import problems
+
+    try:
+        NpuDevice(library)
+        findings.append(Finding("calls of torch-npu", True, "all that midstep makes are there"))
+    except ConfigurationError as error:
+        findings.append(Finding("calls of torch-npu", False, str(error)))
+    devices = int(library.npu.device_count())
+    findings.append(Finding("NPU", devices > 0, f"{devices} found"))
+    wrong = problems(environment, 0.0, library.npu.get_allocator_backend())
+    findings += [Finding("environment", False, line) for line in wrong]
+    if not wrong:
+        findings.append(Finding("environment", True, "allows a recovery (`midstep run` sets what is not set)"))
+    return findings, devices if devices >= TOY_RANKS else 0
+
+
+def _version(package: str, *, needed: bool) -> Finding:
+    try:
+        return Finding(package, True, metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return Finding(package, False if needed else None, "not installed")

@@ -1,0 +1,86 @@
+"""Faults on purpose from a file: `midstep run --faults FILE`.
+
+```
+faults:
+  - {rank: 1, do: memory-persistent, at: forward, step: 40}
+  - {node: node1, do: link-down, at: collective, operation: allreduce, group: [0, 1, 2, 3], rate: 0.001}
+```
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import yaml
+
+from ..protocol.errors import ConfigurationError
+from ..protocol.injuries import ArmedFault, Injury, Moment
+
+MAX_FILE_BYTES = 1 << 20
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One fault: of a rank, or of every rank that starts on a node. `life`: only this process of the rank, from 1."""
+
+    do: str
+    rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    node: str | None = None
+    at: Moment | None = None
+    step: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    life: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    operation: str = ""
+    group: tuple[int, ...] = ()
+    rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+
+class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    faults: tuple[Entry, ...]
+
+
+def load_schedule(path: Path, nodes: int, ranks_per_node: int) -> tuple[ArmedFault, ...]:
+    """Read the faults of a job of this size. Raises ConfigurationError naming file and entry."""
+    try:
+        text = path.read_bytes()[:MAX_FILE_BYTES].decode()
+        schedule = msgspec.convert(yaml.safe_load(text), Schedule)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, ValueError, msgspec.ValidationError) as error:
+        raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from error
+    armed: list[ArmedFault] = []
+    for number, entry in enumerate(schedule.faults):
+        try:
+            armed += _armed(entry, nodes, ranks_per_node)
+        except ValueError as error:
+            raise ConfigurationError(f"{path}: faults[{number}]: {error}") from error
+    return tuple(armed)
+
+
+def _armed(entry: Entry, nodes: int, ranks_per_node: int) -> list[ArmedFault]:
+    injury = Injury(entry.do.replace("-", "_"))
+    moment = entry.at
+    if entry.operation or entry.group:
+        if moment not in {None, Moment.COLLECTIVE}:
+            raise ValueError(f"operation and group are of a collective, and `at` is {moment}")
+        moment = Moment.COLLECTIVE
+    if moment is None:
+        moment = Moment.FORWARD
+    return [
+        ArmedFault(rank, injury, moment, entry.step, entry.life, entry.operation, entry.group, entry.rate)
+        for rank in _ranks(entry, nodes, ranks_per_node)
+    ]
+
+
+def _ranks(entry: Entry, nodes: int, ranks_per_node: int) -> list[int]:
+    if (entry.rank is None) == (entry.node is None):
+        raise ValueError("name either a rank or a node")
+    if entry.rank is not None:
+        if entry.rank >= nodes * ranks_per_node:
+            raise ValueError(f"there is no rank {entry.rank}; the job has {nodes * ranks_per_node}")
+        return [entry.rank]
+    names = [f"node{number}" for number in range(nodes)]
+    if entry.node not in names:
+        raise ValueError(f"no rank starts on {entry.node}; the nodes are {', '.join(names)}")
+    first = names.index(entry.node) * ranks_per_node
+    return list(range(first, first + ranks_per_node))

@@ -1,0 +1,72 @@
+"""What the doctor finds on a machine, and which job it tries there."""
+
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from midstep.cli.doctor import command as doctor
+from midstep.cli.doctor import examine, plan
+from midstep.devices import fake
+from midstep.devices.npu_environment import DEFAULTS
+from midstep.policies.schema import DeviceName
+from midstep.protocol.injuries import DEVICE_INJURIES
+
+
+class Library:
+    """A torch-npu with eight devices."""
+
+    distributed = fake.distributed
+
+    class npu(type("Npu", (), vars(fake.npu))):  # type: ignore[misc]  # noqa: N801 - torch-npu's name
+        @staticmethod
+        def device_count() -> int:
+            return 8
+
+
+@pytest.fixture
+def with_npus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_npu", Library)
+
+
+def test_a_machine_without_torch_npu_is_told_so() -> None:
+    findings, devices = examine(DEFAULTS)
+    assert devices == 0
+    assert any("cannot be imported" in finding.said for finding in findings)
+    assert all(finding.good is not False for finding in findings)
+
+
+@pytest.mark.usefixtures("with_npus")
+def test_a_machine_with_npus_is_found_good() -> None:
+    findings, devices = examine(DEFAULTS)
+    assert devices == 8
+    assert {finding.what for finding in findings if finding.good} >= {"calls of torch-npu", "NPU", "environment"}
+
+
+@pytest.mark.usefixtures("with_npus")
+def test_wrong_settings_are_found() -> None:
+    findings, _ = examine({"HCCL_ASYNC_ERROR_HANDLING": "1"})
+    assert any(finding.good is False and "Set it to 0" in finding.said for finding in findings)
+
+
+def test_a_torch_npu_that_lacks_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    old: Any = type("Old", (Library,), {"distributed": object()})
+    monkeypatch.setitem(sys.modules, "torch_npu", old)
+    findings, _ = examine(DEFAULTS)
+    assert any(finding.good is False and "reinit_process_group" in finding.said for finding in findings)
+
+
+def test_looking_tries_nothing() -> None:
+    done = CliRunner().invoke(doctor, ["--look-only"])
+    assert done.exit_code == 0, done.output
+
+
+def test_only_the_fake_device_is_harmed() -> None:
+    """A real one is tried by what can happen to processes."""
+    real = plan(DeviceName.NPU, 8, 100, acceptance=True)
+    faked = plan(DeviceName.FAKE, 0, 100, acceptance=True)
+    assert real.ranks == 8
+    assert not {scene.fault.injury for scene in real.scenes} & DEVICE_INJURIES
+    assert {scene.fault.injury for scene in faked.scenes} & DEVICE_INJURIES
+    assert real.nodes == faked.nodes == 1
