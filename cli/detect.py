@@ -75,6 +75,7 @@ def command(
     Exit status: 0 when all was reported, 3 when lines were skipped, 1 when the controller did not take reports in.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s detect %(levelname)s %(message)s")
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes
     if not (sources or lines or make_keys):
         raise click.UsageError("nothing to do: name a --source PATH, or --lines to read from standard input.")
     if sources and lines:
