@@ -95,9 +95,22 @@ class World:
     nodes: dict[str, Node] = field(default_factory=dict)
     progress: dict[int, RankProgress] = field(default_factory=dict)
     _by_node: dict[str, list[Holder]] = field(default_factory=dict)
+    retired: dict[int, Holder] = field(default_factory=dict)  # ranks that the world is too small for now
 
     def __post_init__(self) -> None:
         self.holders = [Holder(rank) for rank in range(self.size)]
+
+    def resize(self, size: int) -> None:
+        """Have another number of ranks. Who comes back later goes on with the numbers of its processes."""
+        for holder in self.holders[size:]:
+            holder.lose()
+            if holder.node:
+                self._by_node[holder.node].remove(holder)
+            holder.node = ""
+            self.retired[holder.rank] = holder
+        more = range(len(self.holders), size)
+        self.holders = self.holders[:size] + [self.retired.pop(rank, Holder(rank)) for rank in more]
+        self.size = size
 
     def holder(self, rank: int) -> Holder | None:
         """Return the holder of a rank, None when the world has no such rank."""

@@ -155,6 +155,13 @@ def load_shard(directory: str | Path, step: int, shard_id: str, framework: Frame
     return part.size_bytes
 
 
+def world_size_of(directory: str | Path, step: int) -> int:
+    """Return how many ranks wrote the checkpoint of a step. Raises CheckpointError when it cannot be read."""
+    path = step_directory(directory, step) / MANIFEST
+    with _told(f"read {path}"):
+        return _read(path, Manifest).world_size
+
+
 def load_own(directory: str | Path, step: int, rank: int) -> bytes:
     """Read a rank's own state. Raises CheckpointError as `load_shard` does."""
     path = step_directory(directory, step) / own_name(rank)

@@ -7,6 +7,8 @@ except that without workers (`num_workers=0`) a dataset's own random augmentatio
 usual; that is captured and rolled back with the rest.
 """
 
+import copy
+import itertools
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,12 +16,22 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    get_worker_info,
+)
 
 from ..protocol.errors import ConfigurationError, RecoveryError
 
 _EPOCH = "epoch"
 _BATCH = "batch"
+_START = "start"  # where in the global order of the epoch the present division of it among the ranks begins
+_RANKS = "ranks"
 
 
 class ResumableBatches(Iterable[Any]):
@@ -28,6 +40,10 @@ class ResumableBatches(Iterable[Any]):
     `for batch in batches` goes through what is left of the current epoch, and moves on to the next; `endless()` goes on
     through epochs. The position counts batches that were handed out, not those that workers have prefetched. Register
     it as `data` of the train state.
+
+    With a DistributedSampler the position is one in the global order of the epoch's samples. If the world has another
+    size when it goes on (`scale` in the policy), what is left of the epoch is divided anew: each sample is
+    handed out once, up to what the sampler repeats or drops at an epoch's end to give all ranks the same number.
 
     `sampler`: told the epoch by `set_epoch`; by default the loader's own. A sampler with a `generator` (RandomSampler)
     gets one that follows from `seed` and epoch; any other must give the same order for the same epoch.
@@ -45,7 +61,8 @@ class ResumableBatches(Iterable[Any]):
         self._batches: Any = loader.batch_sampler
         self._seed = seed
         self._epoch = 0
-        self._batch = 0
+        self._batch = 0  # handed out since `_start`
+        self._start = 0
         self._generator = torch.Generator()
         self._lives = 0  # iterators of an earlier life must not move the position
         self._remaining = _Remaining(self)
@@ -60,12 +77,19 @@ class ResumableBatches(Iterable[Any]):
 
     @property
     def batch(self) -> int:
-        """How many batches of the current epoch have been handed out."""
+        """How many batches of the current epoch have been handed out, since the world last changed its size."""
         return self._batch
 
     def __len__(self) -> int:
         """The batches of a whole epoch."""
         return len(self._batches)
+
+    @property
+    def left(self) -> int:
+        """The batches that are left of the current epoch."""
+        if not self._start:
+            return len(self._batches) - self._batch
+        return sum(1 for _ in self._divided()) - self._batch
 
     def __iter__(self) -> Iterator[Any]:
         """Go through the rest of the current epoch."""
@@ -80,7 +104,7 @@ class ResumableBatches(Iterable[Any]):
                     "an iterator of ResumableBatches was used after the position was set anew or another iterator was "
                     "made. Make a new one, with iter() or endless(), at the start of the train function"
                 )
-        self._epoch, self._batch = self._epoch + 1, 0
+        self._epoch, self._batch, self._start = self._epoch + 1, 0, 0
 
     def endless(self) -> Iterator[Any]:
         """Go on through epochs, for a loop that counts steps."""
@@ -91,12 +115,25 @@ class ResumableBatches(Iterable[Any]):
 
     def state_dict(self) -> dict[str, int]:
         """Return the position. Cheap: it is captured at every step."""
-        return {_EPOCH: self._epoch, _BATCH: self._batch}
+        return {_EPOCH: self._epoch, _BATCH: self._batch, _START: self._start, _RANKS: self._ranks}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Set the position; iterators made before are at their end."""
-        self._epoch, self._batch = state[_EPOCH], state[_BATCH]
+        """Set the position; iterators made before are at their end.
+
+        Raises RecoveryError when it was saved by a world of another size, and the sampler has no global order.
+        """
+        self._epoch, self._batch, self._start = state[_EPOCH], state[_BATCH], state.get(_START, 0)
         self._lives += 1
+        ranks = state.get(_RANKS, self._ranks)
+        if ranks != self._ranks:
+            size = getattr(self._batches, "batch_size", None)
+            if size is None or not isinstance(self._sampler, DistributedSampler):
+                raise RecoveryError(
+                    f"the data position was saved by {ranks} ranks, this world has {self._ranks}. What is left of the "
+                    "epoch can be divided anew with a DistributedSampler and a batch size; for data of your own, give "
+                    "an object whose load_state_dict does it"
+                )
+            self._start, self._batch = self._start + ranks * size * self._batch, 0
 
     def remaining(self) -> Iterator["_Indices"]:
         """Yield the indices of each batch that is left of this epoch, with the seed for the worker that fetches it."""
@@ -106,9 +143,29 @@ class ResumableBatches(Iterable[Any]):
                 target.set_epoch(epoch)
         if isinstance(getattr(self._sampler, "generator", None), torch.Generator):
             self._sampler.generator.manual_seed(self._derived(epoch, 0))
-        for index, indices in enumerate(self._batches):
+        for index, indices in enumerate(self._divided()):
             if index >= done:
                 yield _Indices(indices, self._derived(epoch, index + 1))
+
+    @property
+    def _ranks(self) -> int:
+        """Among how many ranks the samples are divided; 1 where each rank has samples of its own."""
+        return int(self._sampler.num_replicas) if isinstance(self._sampler, DistributedSampler) else 1
+
+    def _divided(self) -> Iterator[list[int]]:
+        """This rank's batches of the epoch, from where the present division begins."""
+        sampler = self._sampler
+        if not self._start or not isinstance(sampler, DistributedSampler):
+            return iter(self._batches)
+        whole: DistributedSampler[Any] = copy.copy(sampler)
+        total = len(sampler.dataset)  # type: ignore[arg-type]
+        whole.num_replicas, whole.rank, whole.num_samples, whole.total_size = 1, 0, total, total
+        order = list(whole)
+        left = order[self._start :]
+        each = len(left) // self._ranks if sampler.drop_last else -(-len(left) // self._ranks)
+        filled = itertools.islice(itertools.chain(left, itertools.cycle(order)), each * self._ranks)
+        mine = list(filled)[sampler.rank :: self._ranks]
+        return iter(BatchSampler(mine, self._batches.batch_size, self._batches.drop_last))
 
     def _derived(self, epoch: int, place: int) -> int:
         return xxhash.xxh3_64_intdigest(f"{self._seed}/{epoch}/{place}".encode()) >> 1
@@ -156,7 +213,7 @@ class _Remaining(Sampler[list[int]]):
         return iter(self._of.remaining())
 
     def __len__(self) -> int:
-        return len(self._of) - self._of.batch
+        return self._of.left
 
 
 class _Seeded(Dataset[Any]):

@@ -6,7 +6,7 @@ which they are written here.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -86,4 +86,16 @@ class Framework(Protocol):
 
     def fire_in(self, moment: "Moment", fire: Callable[[], None]) -> None:
         """Call `fire` once, in the middle of the next forward or backward pass: a fault is armed there."""
+        ...
+
+
+@runtime_checkable
+class Rescalable(Protocol):
+    """A framework whose state does not depend on the number of ranks, so that a world can go on with fewer or more."""
+
+    def adopt_own(self, blob: bytes, *, random_numbers: bool) -> None:
+        """Put back what `capture_own` gave in a world of another size. In repair, from a checkpoint.
+
+        `random_numbers`: it is this rank's; otherwise another rank's, and this one keeps the numbers of its own start.
+        """
         ...

@@ -134,6 +134,10 @@ class Registry:
         self.buffers.restore(own["buffers"])
         self._random.restore(own["random"])  # last: putting the others back may have drawn numbers
 
+    def restore_random(self, numbers: Any) -> None:
+        """Put back the random numbers of `capture_own` alone."""
+        self._random.restore(numbers)
+
     def small_replicated(self) -> dict[str, Any]:
         """Return the replicated part that is neither parameters nor optimizer state. In repair, at a source."""
         return {

@@ -12,6 +12,7 @@ from ..protocol.messages import Rejoin
 from ..protocol.types import Moment, RestoreSource, StepReport
 from . import checkpoint
 from .checkpoints import forget_after
+from .lifecycle import Rescalable
 from .transfer import run_transfers
 
 if TYPE_CHECKING:
@@ -149,10 +150,25 @@ class Rejoining:
         assert directory is not None
         for hold in framework.shards():
             checkpoint.load_shard(directory, step, hold.shard_id, framework)
-        own = checkpoint.load_own(directory, step, runtime.rank)
+        own = self._load_own(directory, step)
         if runtime.rank == 0:  # who writes them takes them away
             forget_after(directory, step)
         return 0, own
+
+    def _load_own(self, directory: str, step: int) -> bytes:
+        """Return this rank's own state; in a world of another size, what a rank that was not there begins with."""
+        rank, framework = self._runtime.rank, self._framework
+        saved = checkpoint.world_size_of(directory, step)
+        if saved == self._runtime.world_size:
+            return checkpoint.load_own(directory, step, rank)
+        if not isinstance(framework, Rescalable):
+            raise CheckpointError(
+                f"the checkpoint of step {step} was written by {saved} ranks, this world has "
+                f"{self._runtime.world_size}, and a {type(framework).__name__} cannot be divided anew among them"
+            )
+        blob = checkpoint.load_own(directory, step, rank % saved)
+        framework.adopt_own(blob, random_numbers=rank < saved)
+        return framework.capture_own()
 
     def _roll_back(self, step: int, own: bytes | None) -> None:
         runtime = self._runtime

@@ -32,6 +32,8 @@ class StartProcess(msgspec.Struct, frozen=True, tag=True):
     seated: bool
     store: StoreEndpoint
     early: bool = False
+    world_size: int = 0  # ranks and nodes of the world now; 0: those that the job asked for
+    nodes: int = 0
 
 
 class StopProcess(msgspec.Struct, frozen=True, tag=True):

@@ -173,6 +173,13 @@ class TrainState:
             self._layouts[name].expect(layout)
         self.registry.restore_own(captured["own"])
 
+    def adopt_own(self, blob: bytes, *, random_numbers: bool) -> None:
+        """Put back what `capture_own` gave in a world of another size."""
+        random_state = self.registry.capture_own()["random"]
+        self.restore_own(blob)
+        if not random_numbers:
+            self.registry.restore_random(random_state)
+
     def rolled_back(self, step: int) -> None:
         """Drop gradients and half-done scaling, and see to it that DDP's buckets are those of step `step`."""
         for parameter in self._all_parameters():

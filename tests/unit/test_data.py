@@ -119,3 +119,61 @@ def test_an_endless_loop_over_nothing_is_refused() -> None:
     empty = ResumableBatches(DataLoader(_Numbers(3), batch_size=4, drop_last=True))
     with pytest.raises(ConfigurationError, match="no batches"):
         next(empty.endless())
+
+
+def _divided(count: int, rank: int, ranks: int, *, drop_last: bool = False) -> ResumableBatches:
+    data = _Numbers(count)
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        data, num_replicas=ranks, rank=rank, shuffle=True, seed=3, drop_last=drop_last
+    )
+    return ResumableBatches(DataLoader(data, batch_size=3, sampler=sampler, drop_last=drop_last))
+
+
+@pytest.mark.parametrize("worlds", [(4, 2), (2, 4), (4, 2, 4), (3, 1, 2)])
+def test_a_world_of_another_size_goes_on_in_the_global_order_of_the_epoch(worlds: tuple[int, ...]) -> None:
+    """Each sample of the epoch is handed out exactly once, whatever the number of ranks was meanwhile."""
+    count, steps = 96, 4
+    seen: list[float] = []
+    state: dict[str, int] | None = None
+    for number, ranks in enumerate(worlds):
+        world = [_divided(count, rank, ranks) for rank in range(ranks)]
+        for each in world:
+            if state is not None:
+                each.load_state_dict(state)
+        last = number == len(worlds) - 1
+        parts = [list(each) if last else list(itertools.islice(each, steps)) for each in world]
+        seen += [number for part in parts for batch in part for number in batch.tolist()]
+        state = world[0].state_dict()
+    assert sorted(seen) == list(map(float, range(count)))
+
+
+def test_the_epoch_after_a_change_of_size_is_divided_as_usual() -> None:
+    """And the batches that are left of the present one are known."""
+    first = _divided(24, 0, 4)
+    assert len(list(itertools.islice(first, 1))) == 1
+    second = _divided(24, 0, 2)
+    second.load_state_dict(first.state_dict())
+    assert second.left == 2
+    assert len(list(second)) == 2
+    usual = _divided(24, 0, 2)
+    usual.load_state_dict({"epoch": 1, "batch": 0})
+    assert [batch.tolist() for batch in second] == [batch.tolist() for batch in usual]
+
+
+def test_with_drop_last_no_sample_is_handed_out_twice() -> None:
+    """What does not fill a round of all ranks is left out, as the sampler does at an epoch's end."""
+    first = [_divided(31, rank, 4, drop_last=True) for rank in range(4)]
+    seen = [number for each in first for batch in itertools.islice(each, 1) for number in batch.tolist()]
+    second = [_divided(31, rank, 2, drop_last=True) for rank in range(2)]
+    for each in second:
+        each.load_state_dict(first[0].state_dict())
+    seen += [number for each in second for batch in each for number in batch.tolist()]
+    assert len(seen) == len(set(seen)) == 12 + 18
+
+
+def test_data_without_a_global_order_cannot_be_divided_anew() -> None:
+    """The error says what to do."""
+    saved = _divided(24, 0, 4).state_dict()
+    private = ResumableBatches(DataLoader(_Numbers(24), batch_size=3))
+    with pytest.raises(RecoveryError, match="saved by 4 ranks, this world has 1"):
+        private.load_state_dict(saved)
