@@ -32,6 +32,7 @@ class Start(msgspec.Struct, frozen=True):
     nodes: int = 1
     ranks_per_node: int = 1
     spare_nodes: int = 0
+    fixed_nodes: bool = False
     max_restarts: int = 0
     policy_file: Path | None = None
     fault_sources: tuple[Path, ...] = ()
@@ -91,7 +92,7 @@ def found(start: Start) -> Job:
     )
     names = [f"node{number}" for number in range(start.nodes + start.spare_nodes)]
     JobKeys.create(run_directory / "keys", [CONTROLLER, PLATFORM, *map(node_address, names)])
-    Journal.create(journal_path(directory), spec, policy, can_create_nodes=True)
+    Journal.create(journal_path(directory), spec, policy, can_create_nodes=not start.fixed_nodes)
     write_job_file(directory, JobFile(str(run_directory)))
     sources = [*map(Path, policy.faults.sources), *(source.absolute() for source in start.fault_sources)]
     return Job(spec, policy, directory, run_directory, tuple(dict.fromkeys(sources)))

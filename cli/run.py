@@ -67,6 +67,11 @@ def two_ways(name: str) -> tuple[str, ...]:
     help="Spare nodes, warm and without ranks, that take the place of a lost one.",
 )
 @click.option(
+    "--fixed-nodes",
+    is_flag=True,
+    help="Make no node beyond those that the job starts with, as in a cluster that has no more.",
+)
+@click.option(
     *two_ways("max_restarts"),
     type=click.IntRange(min=0),
     default=0,
@@ -118,6 +123,7 @@ def command(
     nodes: int,
     ranks_per_node: int,
     spare_nodes: int,
+    fixed_nodes: bool,
     max_restarts: int,
     policy_file: Path | None,
     device: str | None,
@@ -157,6 +163,7 @@ def command(
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         spare_nodes=spare_nodes,
+        fixed_nodes=fixed_nodes,
         max_restarts=max_restarts,
         policy_file=policy_file,
         fault_sources=fault_sources,

@@ -11,7 +11,7 @@ from ..protocol.messages import ProbeProgress, ProgressReported, Quiesce, StopPr
 from ..protocol.types import Activity, RankProgress, node_address, rank_address
 from .faults import excused_ranks
 from .openings import next_generation
-from .planned import Drain, Stage
+from .planned import Plan, Stage
 from .state import JobState, Phase
 from .world import PARKED, NodeState, RankState
 
@@ -23,7 +23,7 @@ LEAST_STEP_S = 0.001
 AGAIN_S = 30.0  # after a plan was given up
 
 
-def read_clocks(state: JobState, plan: Drain, now: float) -> None:
+def read_clocks(state: JobState, plan: Plan, now: float) -> None:
     """Ask every node how far its ranks are."""
     plan.stage = Stage.READING
     plan.readings += 1
@@ -59,7 +59,7 @@ def on_progress_reported(state: JobState, event: ProgressReported, now: float) -
         _choose(state, plan, now)
 
 
-def _choose(state: JobState, plan: Drain, now: float) -> None:
+def _choose(state: JobState, plan: Plan, now: float) -> None:
     clocks = [clock for clock in state.world.progress.values() if _trains(state, clock)]
     state.world.progress.clear()
     if len(clocks) < state.world.size:
@@ -106,7 +106,7 @@ def late(state: JobState, now: float) -> bool:
     return True
 
 
-def _judge(state: JobState, plan: Drain, now: float) -> None:
+def _judge(state: JobState, plan: Plan, now: float) -> None:
     """Wait on for who writes a checkpoint or has paused its clock; who hangs otherwise is not waited for."""
     plan.looking = False
     clocks = [clock for clock in state.world.progress.values() if clock.rank in state.awaiting_quiesced]
@@ -117,7 +117,7 @@ def _judge(state: JobState, plan: Drain, now: float) -> None:
         _stop_now(state, plan, now)
 
 
-def _stop_now(state: JobState, plan: Drain, now: float) -> None:
+def _stop_now(state: JobState, plan: Plan, now: float) -> None:
     """Quiesce those who have not stopped, as in any incident."""
     stopped(state, now)
     plan.after_step, plan.looking = None, False
@@ -145,7 +145,7 @@ def give_up(state: JobState, why: str, now: float, *, failed: bool = False) -> N
         unwell.failures += failed
 
 
-def end_newcomers(state: JobState, plan: Drain) -> None:
+def end_newcomers(state: JobState, plan: Plan) -> None:
     """End the processes that were to take ranks over."""
     node = state.world.nodes.get(plan.spare)
     if node is not None and node.state is not NodeState.LOST:

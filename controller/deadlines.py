@@ -7,7 +7,7 @@ import msgspec
 from ..protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
 from .boundary import late
 from .deciding import blame, decide, rung_failed
-from .ending import end, ready_to_save
+from .ending import conclude, end, ready_to_save
 from .events import DeadlinePassed
 from .nodes import nodes_missing
 from .openings import nodes_needed, overdue, release_held, wait_for_nodes
@@ -31,6 +31,8 @@ def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
         _OVERDUE[state.phase](state, now)
     elif state.plans.due_s is not None and state.plans.due_s <= now:
         overdue_plan(state, now)
+    elif state.plans.grow_due_s is not None and state.plans.grow_due_s <= now:
+        state.plans.grow_due_s = None  # it is looked at after every event
     else:
         state.ignore("deadline that was met")
 
@@ -82,7 +84,7 @@ def _resuming(state: JobState, now: float) -> None:
 
 def _saving(state: JobState, now: float) -> None:
     if state.saving:
-        end(state, state.stop_code, f"{state.stop_reason}; the emergency checkpoint was not written in time", now)
+        conclude(state, "the emergency checkpoint was not written in time", now)
     else:
         ready_to_save(state, now, overdue=True)
 

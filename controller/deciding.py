@@ -7,7 +7,7 @@ from ..policies.roles import WORLD_RESTARTS
 from ..protocol.types import DETECTOR_PREFIX, FaultReport, Rung
 from .boundary import give_up
 from .detected import closed_nodes
-from .ending import begin_stop
+from .ending import begin_stop, save_first
 from .failures import count_failure
 from .openings import (
     give_back_all_nodes,
@@ -18,6 +18,7 @@ from .openings import (
     stop_all_processes,
     wait_for_nodes,
 )
+from .scaling import least_nodes
 from .state import JobState, Phase
 from .world import NodeState
 
@@ -147,6 +148,7 @@ def gather(state: JobState, now: float) -> Facts:
         failed=tuple(FailedRung(rung, reason) for rung, reason in state.failures.items()),
         spent=tuple(state.spent[: len(state.spent) - state.charged]),
         node_failures=tuple(state.node_failures),
+        min_nodes=least_nodes(state),
     )
 
 
@@ -193,6 +195,9 @@ def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...], now: float)
     state.replaced.update(range(state.world.size))
     if len(state.world.named(NodeState.ACTIVE, NodeState.SPARE)) * state.world.ranks_per_node >= state.world.size:
         open_world(state, now)
+        return
+    if rung is Rung.RESCHEDULE_POD and least_nodes(state) is not None:
+        save_first(state, now)
         return
     stop_all_processes(state)
     state.phase = Phase.RUNNING if state.phase is Phase.WAITING else state.phase

@@ -21,7 +21,7 @@ from ..protocol.types import (
 )
 from .boundary import end_newcomers, give_up, read_clocks
 from .openings import natural, open_generation, start_command, vacate
-from .planned import Drain, Newcomer, Stage, Unwell
+from .planned import Newcomer, Plan, Stage, Unwell
 from .repair import plan_repair
 from .state import JobState, Phase
 from .world import NodeState, RankState
@@ -93,7 +93,7 @@ def _question(state: JobState, name: str, now: float) -> Facts:
 
 def _start_newcomers(state: JobState, name: str, spare: str, ranks: tuple[int, ...], now: float) -> None:
     report = state.plans.unwell[name].report
-    state.plans.current = Drain(
+    state.plans.current = Plan(
         node=name,
         spare=spare,
         report=report,
@@ -159,7 +159,7 @@ def on_newcomer_waiting(state: JobState, event: NewcomerWaiting, now: float) -> 
         read_clocks(state, plan, now)
 
 
-def switch(state: JobState, plan: Drain, now: float) -> None:
+def switch(state: JobState, plan: Plan, now: float) -> None:
     """All ranks have stopped: hand the ranks of the node to the newcomers, and open the next generation."""
     moved = [holder.rank for holder in state.world.on(plan.node)]
     spare = _spare(state, plan)
@@ -189,7 +189,7 @@ def switch(state: JobState, plan: Drain, now: float) -> None:
         state.send(rank_address(rank), Quiesce(rank, state.generation))
 
 
-def _spare(state: JobState, plan: Drain) -> str:
+def _spare(state: JobState, plan: Plan) -> str:
     """Return the node that the newcomers are on, or another spare one if that is gone; empty: there is none."""
     spares = state.world.named(NodeState.SPARE)
     return plan.spare if plan.spare in spares else min(spares, key=natural, default="")

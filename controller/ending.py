@@ -8,6 +8,7 @@ from ending.
 from ..protocol.messages import CheckpointSaved, EndJob, Quiesce, SaveCheckpoint
 from ..protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
 from .repair import lost_shards
+from .scaling import start_anew
 from .state import JobState, Phase
 from .world import PARKED, REACHABLE, RankState
 
@@ -16,10 +17,40 @@ SAVE_S = 300.0
 
 def begin_stop(state: JobState, reason: str, now: float, exit_code: int = 1) -> None:
     """Stop the job: park the survivors, save what they hold, end everything."""
-    state.stop_reason, state.stop_code = reason, exit_code
+    state.stop_reason, state.stop_code, state.resizing = reason, exit_code, False
+    _save(state, now)
+
+
+def save_first(state: JobState, now: float) -> None:
+    """Park the survivors and save what they hold, before the world starts anew with another number of ranks."""
+    state.resizing = True
+    _save(state, now)
+
+
+def conclude(state: JobState, remark: str, now: float) -> None:
+    """The checkpoint is written, or cannot be: end the job, or start the world anew, whatever it was for."""
+    state.saving.clear()
+    if state.resizing:
+        state.resizing = False
+        start_anew(state, now, remark)
+    else:
+        end(state, state.stop_code, "; ".join(filter(None, (state.stop_reason, remark))), now)
+
+
+def lost_while_saving(state: JobState, rank: int, detail: str, now: float) -> None:
+    """A survivor died while the checkpoint was under way: the others may still hold everything."""
+    state.world.holders[rank].lose()
+    if rank in state.awaiting_quiesced:
+        state.awaiting_quiesced.discard(rank)
+        ready_to_save(state, now)
+    elif rank in state.saving:
+        conclude(state, f"rank {rank} was lost while it saved: {detail}", now)
+
+
+def _save(state: JobState, now: float) -> None:
     survivors = [holder for holder in state.world.holders if holder.resilient and holder.rank not in state.guilty]
     if not survivors or state.committed == 0:
-        end(state, exit_code, reason, now)
+        conclude(state, "", now)
         return
     state.generation += 1
     state.awaiting_joined.clear()
@@ -48,17 +79,12 @@ def ready_to_save(state: JobState, now: float, *, overdue: bool = False) -> None
     step = max((holder.report.committed for holder in clean if holder.report), default=0)
     writers = [holder.rank for holder in clean if holder.report and holder.report.committed == step]
     if not writers or step == 0:
-        end(
-            state,
-            state.stop_code,
-            f"{state.stop_reason}; no emergency checkpoint: nobody holds clean state",
-            now,
-        )
+        conclude(state, "no emergency checkpoint: nobody holds clean state", now)
         return
     lost = _needed(state) - _shards_to_write(state, writers).keys()
     if lost:
         reason = f"no emergency checkpoint: no clean copy of {', '.join(sorted(lost))} is left"
-        end(state, state.stop_code, f"{state.stop_reason}; {reason}", now)
+        conclude(state, reason, now)
         return
     state.saving = [*sorted(writers), *_own_state_writers(state, step, set(writers))]
     state.committed = step
@@ -100,19 +126,9 @@ def on_checkpoint_saved(state: JobState, event: CheckpointSaved, now: float) -> 
         return
     state.saving.remove(event.rank)
     if event.error:
-        end(
-            state,
-            state.stop_code,
-            f"{state.stop_reason}; the emergency checkpoint failed: {event.error}",
-            now,
-        )
+        conclude(state, f"the emergency checkpoint failed: {event.error}", now)
     elif not state.saving:
-        end(
-            state,
-            state.stop_code,
-            f"{state.stop_reason}; an emergency checkpoint of step {event.step} is at {event.path}",
-            now,
-        )
+        conclude(state, f"an emergency checkpoint of step {event.step} is at {event.path}", now)
     elif len(state.saving) == 1:
         _ask_to_save(state, state.saving[0])
 

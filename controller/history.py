@@ -67,6 +67,11 @@ class History:
             ranks = tuple(sorted({*self.open.replaced, *replaced}))
             self._change(generations=(*self.open.generations, generation), replaced=ranks)
 
+    def replaced(self, ranks: Iterable[int]) -> None:
+        """Remember whose processes end, also of ranks that the next generation does not have."""
+        if self.open:
+            self._change(replaced=tuple(sorted({*self.open.replaced, *ranks})))
+
     def entered(self, name: str, generation: int, now: float) -> None:
         """Close the phase that was under way and begin the next."""
         if self.open:

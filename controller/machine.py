@@ -50,8 +50,8 @@ class RecoveryMachine:
     def next_deadline(self) -> float | None:
         """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nobody is waited for."""
         state = self._state
-        planned_s = state.plans.due_s if state.phase is Phase.RUNNING else None
-        due = [at for at in (state.due_s, state.newcomers_due_s, state.devices_due_s, planned_s) if at is not None]
+        planned = (state.plans.due_s, state.plans.grow_due_s) if state.phase is Phase.RUNNING else ()
+        due = [at for at in (state.due_s, state.newcomers_due_s, state.devices_due_s, *planned) if at is not None]
         return min(due, default=None)
 
     @property

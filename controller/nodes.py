@@ -13,10 +13,11 @@ from ..protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess,
 from .deciding import blame, decide, rung_failed
 from .detected import settle
 from .draining import newcomer_of
-from .ending import end
+from .ending import end, lost_while_saving
 from .events import NodeReturned
 from .failures import too_many
 from .openings import wait_for_nodes
+from .scaling import resize
 from .state import OVER, JobState, Phase
 from .world import GONE, NodeState
 
@@ -66,6 +67,11 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
         state.ignore("loss of a node that is not there")
         return
     was, node.state = node.state, NodeState.LOST
+    if was is NodeState.ACTIVE and state.phase is Phase.SAVING:
+        for rank in [holder.rank for holder in state.world.on(event.node)]:
+            if state.phase is Phase.SAVING:
+                lost_while_saving(state, rank, event.reason, now)
+        return
     if was is not NodeState.ACTIVE or state.phase in OVER:
         return
     if state.phase is Phase.FINISHING:
@@ -109,7 +115,9 @@ def on_store_moved(state: JobState, event: StoreMoved, now: float) -> None:
 
 
 def nodes_missing(state: JobState, reason: str, now: float) -> None:
-    """Too few nodes will come: the rung that asked for them has failed, or the job cannot start."""
+    """Too few nodes will come: the world gets smaller, the rung that asked for them has failed, or the job ends."""
+    if resize(state, now, reason):
+        return
     if state.history.open is None:
         end(state, 1, reason, now)
     else:

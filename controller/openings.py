@@ -101,7 +101,7 @@ def replace_node(state: JobState, name: str) -> None:
     world = state.world
     _give_back(state, name)
     have = len(world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED))
-    if have < nodes_needed(state):
+    if have < nodes_needed(state) and state.can_create_nodes:
         request_node(state)
 
 
@@ -215,6 +215,8 @@ def start_command(state: JobState, holder: Holder, *, early: int = 0) -> StartPr
         seated=holder.seated and not early,
         store=state.world.store(),
         early=early > 0,
+        world_size=state.world.size,
+        nodes=nodes_needed(state),
     )
 
 

@@ -4,6 +4,7 @@ While it is prepared, training goes on and no incident is open. The incident beg
 """
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 from ..policies.facts import Spent
@@ -28,16 +29,20 @@ class Newcomer:
 
 
 @dataclass
-class Drain:
-    """The ranks of `node` move to `spare`. `awaiting`: newcomers that have not reached their train function."""
+class Plan:
+    """The ranks of `node` move to `spare`; or, without them, the world grows to `nodes` nodes.
 
-    node: str
-    spare: str
+    `awaiting`: newcomers that have not reached their train function.
+    """
+
     report: FaultReport
     decision: Decision
     charges: tuple[Spent, ...]
-    newcomers: dict[int, Newcomer]
-    awaiting: set[int]
+    node: str = ""
+    spare: str = ""
+    nodes: int = 0
+    newcomers: dict[int, Newcomer] = field(default_factory=dict)
+    awaiting: set[int] = field(default_factory=set)
     stage: Stage = Stage.PREPARING
     readings: int = 0  # how often the step clocks were asked for
     looking: bool = False  # the boundary is overdue, and the clocks are read to see why
@@ -57,7 +62,9 @@ class Unwell:
 class Plans:
     """What is planned, what is to be planned, and when to look again."""
 
-    current: Drain | None = None
+    current: Plan | None = None
     unwell: dict[str, Unwell] = field(default_factory=dict)
     due_s: float | None = None
+    scaled_s: float = -math.inf  # when the world last got another size
+    grow_due_s: float | None = None  # when it is time to look whether the world can grow
     remark: str = ""  # why a change was not made after all, for the record of the incident

@@ -3,7 +3,9 @@
 from ..protocol.incidents import NodeStatus
 from .boundary import READINGS, give_up, read_clocks, stopped
 from .draining import begin, switch
+from .ending import save_first
 from .planned import Stage
+from .scaling import consider_growth
 from .state import JobState, Phase
 from .world import Node, NodeState
 
@@ -16,8 +18,17 @@ def follow(state: JobState, now: float) -> None:
     plans = state.plans
     if plans.current is not None:
         _watch(state, now)
-    elif plans.unwell and state.phase is Phase.RUNNING and plans.due_s is None and _all_train(state):
+    elif state.phase is Phase.RUNNING and (plans.unwell or state.world.size < state.job.world_size):
+        _look(state, now)
+
+
+def _look(state: JobState, now: float) -> None:
+    plans = state.plans
+    if plans.due_s is None and plans.unwell and _all_train(state):
         begin(state, now)
+    smaller = state.world.size < state.job.world_size
+    if smaller and plans.current is None and plans.due_s is None and plans.grow_due_s is None and _all_train(state):
+        consider_growth(state, now)
 
 
 def _watch(state: JobState, now: float) -> None:
@@ -29,7 +40,7 @@ def _watch(state: JobState, now: float) -> None:
         return
     elif not _all_train(state):
         give_up(state, "training is about to finish", now)
-    elif state.world.nodes[plan.spare].state is not NodeState.SPARE:
+    elif plan.spare and state.world.nodes[plan.spare].state is not NodeState.SPARE:
         give_up(state, f"{plan.spare} is not spare any more", now)
     elif state.phase is Phase.RUNNING and plan.stage is Stage.PREPARING and not plan.awaiting:
         read_clocks(state, plan, now)  # put off by a suspicion that turned out to be none
@@ -57,7 +68,12 @@ def rank_stopped(state: JobState, now: float) -> None:
     """A rank has stopped for a planned change; when all have, the change is made."""
     stopped(state, now)
     plan = state.plans.current
-    if plan is not None and not state.awaiting_quiesced:
+    if plan is None or state.awaiting_quiesced:
+        return
+    if plan.nodes:
+        state.plans.current, state.plans.due_s = None, None
+        save_first(state, now)
+    else:
         switch(state, plan, now)
 
 

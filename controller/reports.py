@@ -9,7 +9,7 @@ from ..protocol.types import FaultKind, FaultReport, node_address
 from .deciding import blame, decide
 from .detected import sort_out
 from .draining import newcomer_failed, newcomer_started
-from .ending import end, ready_to_save
+from .ending import end, lost_while_saving
 from .faults import SUSPICIONS, describe_exit
 from .state import OVER, JobState, Phase
 from .suspicion import suspect
@@ -69,8 +69,8 @@ def on_process_started(state: JobState, event: ProcessStarted, now: float) -> No
     """An agent has started a process."""
     if newcomer_started(state, event.process):
         return
-    holder = state.world.holders[event.process.rank]
-    if event.process.incarnation != holder.incarnation:
+    holder = state.world.holder(event.process.rank)
+    if holder is None or event.process.incarnation != holder.incarnation:
         state.ignore("start of an earlier process")
         return
     holder.pid = event.process.pid
@@ -81,8 +81,8 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
     process = event.process
     if newcomer_failed(state, process.rank, process.incarnation, describe_exit(event.status), now):
         return
-    holder = state.world.holders[process.rank]
-    if process.incarnation != holder.incarnation or holder.state in GONE:
+    holder = state.world.holder(process.rank)
+    if holder is None or process.incarnation != holder.incarnation or holder.state in GONE:
         state.ignore("exit of an earlier process")
         return
     if event.last is not None and event.last.incarnation == process.incarnation:
@@ -106,28 +106,11 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
         incarnation=process.incarnation,
     )
     if state.phase is Phase.SAVING:
-        _lost_while_saving(state, report, now)
+        lost_while_saving(state, holder.rank, report.detail, now)
         return
     take_fault(state, report, now)
     if holder.incarnation == process.incarnation:
         holder.lose()
-
-
-def _lost_while_saving(state: JobState, report: FaultReport, now: float) -> None:
-    """A survivor died while the emergency checkpoint was under way: the others may still hold everything."""
-    rank = report.rank
-    assert rank is not None
-    state.world.holders[rank].lose()
-    if rank in state.awaiting_quiesced:
-        state.awaiting_quiesced.discard(rank)
-        ready_to_save(state, now)
-    elif rank in state.saving:
-        end(
-            state,
-            state.stop_code,
-            f"{state.stop_reason}; rank {rank} was lost while it saved: {report.detail}",
-            now,
-        )
 
 
 def _exited_well(state: JobState, rank: int, now: float) -> None:

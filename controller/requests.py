@@ -48,7 +48,9 @@ def on_kill_node_requested(state: JobState, event: KillNodeRequested, now: float
 
 def on_stop_requested(state: JobState, event: StopRequested, now: float) -> None:
     """End the job on request; a second request does not wait for a checkpoint any more."""
-    if state.phase is Phase.SAVING:
+    if state.phase is Phase.SAVING and state.resizing:  # what is being saved is then for the end
+        state.resizing, state.stop_reason, state.stop_code = False, event.reason, STOPPED_BY_REQUEST
+    elif state.phase is Phase.SAVING:
         end(state, STOPPED_BY_REQUEST, f"{event.reason}; without a checkpoint, as it was asked for twice", now)
     else:
         begin_stop(state, event.reason, now, exit_code=STOPPED_BY_REQUEST)

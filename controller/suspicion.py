@@ -35,7 +35,8 @@ def on_progress_reported(state: JobState, event: ProgressReported, now: float) -
         return
     state.awaiting_progress.discard(event.node)
     for clock in event.ranks:
-        if clock.incarnation == state.world.holders[clock.rank].incarnation:
+        holder = state.world.holder(clock.rank)
+        if holder is not None and clock.incarnation == holder.incarnation:
             state.world.progress[clock.rank] = clock
         state.committed = max(state.committed, clock.step)
     if not state.awaiting_progress:

@@ -59,7 +59,7 @@ ROWS: tuple[Row, ...] = (
         barriers.on_rank_finished,
         (P.RUNNING, P.FINISHING),
     ),
-    Row((P.SAVING,), m.CheckpointSaved, ending.on_checkpoint_saved, (P.ENDED,)),
+    Row((P.SAVING,), m.CheckpointSaved, ending.on_checkpoint_saved, (P.STARTING, P.WAITING, P.ENDED)),
     Row(ALIVE, DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.SUSPECTING)),
     Row(tuple(Phase), ControllerStarted, requests.on_controller_started),
     Row(AT_WORK, InjectRequested, requests.on_inject_requested),

@@ -55,6 +55,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     `closed`: nodes in use on which no new process is to be started, with the reason; what runs there goes on.
 
+    `min_nodes`: with how few nodes the world may go on where lost ones cannot be replaced; None: with no fewer.
+
     `taken`: the rungs taken so far in this incident, in order; `failed`: those of them that failed by
     themselves (a rung that another rank's fault cut short has not failed). `spent`: what was taken in the
     whole job.
@@ -77,6 +79,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     failed: tuple[FailedRung, ...] = ()
     spent: tuple[Spent, ...] = ()
     node_failures: tuple[NodeFailure, ...] = ()
+    min_nodes: int | None = None
 
     @property
     def attempts(self) -> int:

@@ -10,7 +10,8 @@ from ..protocol.types import Rung
 from .facts import Spent
 from .placement import charge
 from .rule import Case, nodes_missing
-from .wording import faults_text, nodes_text
+from .scale import nodes_left, shrinks, too_small
+from .wording import count, faults_text, nodes_text
 
 
 def unfit(case: Case) -> str | None:
@@ -18,7 +19,8 @@ def unfit(case: Case) -> str | None:
     if case.facts.can_create_nodes:
         return None
     missing = nodes_missing(case.facts, len(case.placement.closed))
-    return None if missing is None else f"{missing}, and the platform cannot create nodes"
+    small = None if missing is None else too_small(case)
+    return None if small is None else f"{missing}, the platform cannot create nodes, and {small}"
 
 
 def replaced(case: Case) -> tuple[str, ...]:
@@ -35,6 +37,9 @@ def why(case: Case) -> str:
     worn = [case.placement.worn[node] for node in gone if node in case.placement.worn]
     nodes = f"{nodes_text(gone)} replaced" if gone else "every node stays"
     nodes += f" ({worn[0]})" if worn else ""
+    if shrinks(case):
+        before = len(set(case.facts.nodes.values()))
+        nodes = f"with {nodes_left(case)} of {count(before, 'node')}, as none takes the place of {nodes_text(gone)}"
     seen = faults_text(case.facts.faults) or "no fault is left"
     because = "" if case.facts.resilient else "; no rank reached a resilient train function, so no process can be kept"
     return f"{seen}{because}: all processes are started anew from the checkpoint, {nodes}"

@@ -25,7 +25,7 @@ def broken_rules(policy: Policy) -> list[Problem]:
         if role.ladder is not None:
             problems += _ladder_problems(role.ladder, f"roles.{name}.ladder")
     problems += _role_problems(policy) + _restore_problems(policy) + _deadline_problems(policy)
-    problems += _device_problems(policy)
+    problems += _device_problems(policy) + _scale_problems(policy)
     return problems + kind_problems(policy.faults.codes, "faults.codes")
 
 
@@ -45,6 +45,19 @@ def advice(policy: Policy) -> tuple[str, ...]:
     for path, ladder in ladders.items():
         notes += _budget_notes(ladder, path) + _node_notes(path, ladder, policy.node)
     return tuple(notes)
+
+
+def _scale_problems(policy: Policy) -> list[Problem]:
+    if policy.scale.min_nodes is None:
+        return []
+    problems = []
+    if RestoreSource.CHECKPOINT not in policy.restore:
+        problems.append(Problem("scale.min_nodes", "needs checkpoint in restore, from which another world starts"))
+    if policy.roles:
+        problems.append(Problem("scale.min_nodes", "found with roles, whose ranks a smaller world may not have"))
+    if policy.rung(Rung.RESCHEDULE_POD) is None:
+        problems.append(Problem("scale.min_nodes", "needs reschedule_pod on the ladder, which starts everybody anew"))
+    return problems
 
 
 def kind_problems(codes: Mapping[str, CodeRule], key: str) -> list[Problem]:

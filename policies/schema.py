@@ -175,6 +175,16 @@ class SubHealthAction(enum.StrEnum):
     LEAVE_NOW = "leave_now"  # it is left at once, as after a fault of its devices
 
 
+class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether a job goes on with fewer nodes where one is lost and none takes its place (null: it does not).
+
+    It grows again, up to what it asked for, when nodes come, but not within `min_interval_s` of the last change.
+    """
+
+    min_nodes: Count | None = None
+    min_interval_s: SecondsOrZero = 600.0
+
+
 class IncidentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many rungs may be taken in one incident, all together."""
 
@@ -206,6 +216,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat: HeartbeatPolicy = HeartbeatPolicy()
     faults: FaultPolicy = FaultPolicy()
     sub_health: SubHealthAction = SubHealthAction.DRAIN
+    scale: ScalePolicy = ScalePolicy()
     communicator: CommunicatorPolicy = CommunicatorPolicy()
     device: DeviceName = DeviceName.CPU
     black_box_bytes: BlackBoxBytes = 1 << 20

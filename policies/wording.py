@@ -26,6 +26,7 @@ _HAPPENED = {
     FaultKind.SWITCH: "had a switch fail",
     FaultKind.NETWORK: "had a network fault",
     FaultKind.STORAGE: "had a storage fault",
+    FaultKind.NODE_JOINED: "joined a world that was smaller than asked for",
     FaultKind.DETECTOR: "could not be looked at",
 }
 

@@ -29,6 +29,7 @@ class FaultKind(enum.StrEnum):
     SWITCH = "switch"
     NETWORK = "network"
     STORAGE = "storage"
+    NODE_JOINED = "node_joined"  # no fault: a world that was made smaller can grow again
     DETECTOR = "detector"  # what a detector reads cannot be understood: nothing is known to be wrong with the job
 
 

@@ -31,6 +31,7 @@ KIND_WORDS = {
     FaultKind.SWITCH: "switch fault",
     FaultKind.NETWORK: "network fault",
     FaultKind.STORAGE: "storage fault",
+    FaultKind.NODE_JOINED: "node joined",
     FaultKind.DETECTOR: "unreadable document",
 }
 

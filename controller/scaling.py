@@ -1,0 +1,87 @@
+"""A world of another size: with fewer nodes when one is lost and none takes its place, with more when they come.
+
+Only whole nodes leave and come. What the survivors hold is saved first, then every process is started anew with its new
+rank and the new number of ranks, and loads it. The data position knows how to go on in another division.
+"""
+
+import math
+
+from ..policies import scale
+from ..protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from .boundary import read_clocks
+from .openings import natural, nodes_needed, open_world, stop_all_processes, wait_for_nodes
+from .planned import Plan
+from .state import JobState
+from .world import NodeState
+
+
+def nodes_asked(state: JobState) -> int:
+    """Return how many nodes the job asked for."""
+    return math.ceil(state.job.world_size / state.world.ranks_per_node)
+
+
+def least_nodes(state: JobState) -> int | None:
+    """Return with how few nodes the world may go on; None: with no fewer than it has."""
+    return state.policy.scale.min_nodes if state.ever_resilient else None
+
+
+def resize(state: JobState, now: float, remark: str) -> bool:
+    """Start the world anew on the nodes that are there; False when they are fewer than the policy allows.
+
+    Its size is what they can hold, up to what the job asked for.
+    """
+    world, before = state.world, state.world.size
+    have = world.named(NodeState.ACTIVE, NodeState.SPARE)
+    nodes = min(len(have), nodes_asked(state))
+    if nodes < (least_nodes(state) or nodes_needed(state)):
+        return False
+    stop_all_processes(state)
+    kept = [name for name in world.group_nodes() if world.nodes[name].state is NodeState.ACTIVE]
+    size = min(nodes * world.ranks_per_node, state.job.world_size)
+    world.resize(size)
+    world.place([*kept, *sorted(world.named(NodeState.SPARE), key=natural)])
+    state.plans.scaled_s = now if size != before else state.plans.scaled_s
+    state.plans.grow_due_s = None
+    for rank in range(size, before):
+        state.forget(rank)
+    state.history.replaced(range(max(size, before)))
+    said = f"the world has {size} ranks on {nodes} of the {nodes_asked(state)} nodes that the job asked for"
+    open_world(state, now)
+    state.plans.remark = "; ".join(filter(None, (remark, said)))
+    return True
+
+
+def start_anew(state: JobState, now: float, remark: str) -> None:
+    """What the survivors hold is saved, or cannot be (`remark` says it): start the world, or wait for its nodes."""
+    awaited = state.can_create_nodes and bool(state.world.named(NodeState.REQUESTED))
+    if not awaited and resize(state, now, remark):
+        return
+    state.plans.remark = remark
+    stop_all_processes(state)
+    wait_for_nodes(state, now)
+
+
+def consider_growth(state: JobState, now: float) -> None:
+    """Let a world that is too small grow, when there are nodes for it and the last change is long enough ago."""
+    plans, before = state.plans, nodes_needed(state)
+    nodes = min(nodes_asked(state), before + len(state.world.named(NodeState.SPARE)))
+    if nodes == before:
+        return
+    earliest_s = plans.scaled_s + state.policy.scale.min_interval_s
+    if now < earliest_s:
+        plans.grow_due_s = earliest_s
+        return
+    question = scale.question(now, {each.rank: each.node for each in state.world.holders}, tuple(state.spent))
+    if state.ladder.refusals(question, Rung.RESCHEDULE_POD):
+        plans.grow_due_s = now + max(1.0, state.policy.scale.min_interval_s)
+        return
+    plans.grow_due_s = None
+    name = sorted(state.world.named(NodeState.SPARE), key=natural)[0]
+    detail = f"{nodes} of the {nodes_asked(state)} nodes that the job asked for are there, and the world has {before}"
+    plans.current = plan = Plan(
+        report=FaultReport(FaultKind.NODE_JOINED, now, CONTROLLER, detail, node=name),
+        decision=scale.decide(before, nodes, nodes_asked(state)),
+        charges=state.ladder.charges(question, Rung.RESCHEDULE_POD),
+        nodes=nodes,
+    )
+    read_clocks(state, plan, now)

@@ -1,0 +1,252 @@
+"""A world with fewer nodes than it asked for: when, what is saved before, and how it grows again."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from midstep.controller.actions import Finish
+from midstep.controller.events import ControllerStarted, StopRequested
+from midstep.controller.state import Phase
+from midstep.policies.facts import Facts
+from midstep.policies.ladder import Ladder
+from midstep.policies.rules import broken_rules
+from midstep.policies.schema import Budget, Policy, RolePolicy, RungPolicy, ScalePolicy
+from midstep.protocol.incidents import Outcome
+from midstep.protocol.messages import (
+    CheckpointSaved,
+    NodeLost,
+    ProcessExited,
+    Quiesce,
+    SaveCheckpoint,
+    StartProcess,
+    StopProcess,
+)
+from midstep.protocol.types import FaultKind, FaultReport, OwnStateCopy, RestoreSource, Rung, RunningProcess, StepReport
+
+from .test_draining import BOUNDARY, Draining
+from .test_machine import HOLDS, job, only
+
+INTERVAL_S = 600.0
+SCALES = Policy(scale=ScalePolicy(min_nodes=1, min_interval_s=INTERVAL_S))
+
+
+class Scaling(Draining):
+    """A running job on two nodes without a spare, under a policy that lets it shrink."""
+
+    def __init__(self, policy: Policy = SCALES) -> None:
+        super().__init__(job(spares=0), policy)
+        self.start()
+
+    def lose(self, node: str = "node1") -> list[Any]:
+        """A node is gone."""
+        return self.feed(NodeLost(node, "its agent ended", self.now))
+
+    def saved(self, rank: int, step: int = 5, error: str = "") -> CheckpointSaved:
+        """A rank has written its part."""
+        return CheckpointSaved(rank, self.machine.generation, step, "/ck", error)
+
+    def shrink(self) -> list[Any]:
+        """Node1 is lost, what ranks 0 and 1 hold at step 5 is saved, and a world of two ranks is started."""
+        self.lose()
+        self.feed(self.quiesced(0, 5, wards=[2]), self.quiesced(1, 5, wards=[3]))
+        self.feed(self.saved(1))
+        return self.feed(self.saved(0))
+
+    def resume(self, ranks: int, step: int) -> None:
+        """All processes are new, load the checkpoint of a step, and train."""
+        for rank in range(ranks):
+            own = (OwnStateCopy(rank, 0),)
+            report = StepReport(0, ready=False, clean=True, holds=HOLDS, needs=("replicated",), own_states=own)
+            event = self.joined(rank, fresh=True)
+            self.feed(msgspec.structs.replace(event, report=msgspec.structs.replace(report, checkpoints=(step,))))
+        self.expect(Phase.REJOINING)
+        self.feed(*(self.ready(rank, step) for rank in range(ranks)))
+        self.feed(*(self.committed(rank, step + 1) for rank in range(ranks)))
+        self.expect(Phase.RUNNING)
+
+    def small(self) -> None:
+        """Everything up to a small world that runs."""
+        self.shrink()
+        self.resume(2, 5)
+
+
+def test_survivors_save_before_the_world_gets_smaller() -> None:
+    """Nobody is started before what they hold is on the disk; then the world has the ranks of the nodes left."""
+    cluster = Scaling()
+    bodies = cluster.lose()
+    assert [body.rank for body in only(bodies, Quiesce)] == [0, 1]
+    assert cluster.machine.phase is Phase.SAVING
+    bodies = cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    assert [(save.rank, save.publish) for save in only(bodies, SaveCheckpoint)] == [(1, False)]
+    bodies = cluster.feed(cluster.saved(1))
+    assert [(save.rank, save.publish, save.step) for save in only(bodies, SaveCheckpoint)] == [(0, True, 5)]
+    starts = only(cluster.feed(cluster.saved(0)), StartProcess)
+    assert [(start.rank, start.world_size, start.nodes, start.seated) for start in starts] == [
+        (0, 2, 1, True),
+        (1, 2, 1, True),
+    ]
+
+
+def test_no_committed_step_is_lost_and_the_record_says_what_happened() -> None:
+    """The incident resumes at the step that was saved, by a rung whose reason names the smaller world."""
+    cluster = Scaling()
+    cluster.small()
+    (incident,) = cluster.machine.incidents
+    assert (incident.outcome, incident.rung, incident.steps_lost) == (Outcome.RESUMED, Rung.RESCHEDULE_POD, 0)
+    assert "with 1 of 2 nodes, as none takes the place of node node1" in incident.decisions[0].reason
+    assert "an emergency checkpoint of step 5 is at /ck" in incident.repair_reasons[0]
+    assert "2 ranks on 1 of the 2 nodes" in incident.repair_reasons[0]
+    assert incident.replaced == (0, 1, 2, 3)
+    assert [rank.rank for rank in cluster.machine.status(cluster.now).ranks] == [0, 1]
+
+
+def test_late_words_of_ranks_that_are_no_more_change_nothing() -> None:
+    """Their processes end after the world has got smaller."""
+    cluster = Scaling()
+    cluster.small()
+    for rank in (2, 3):
+        gone = RunningProcess(rank, 100 + rank, 1, 1)
+        assert cluster.feed(ProcessExited("node1", gone, -9, cluster.now, expected=True)) == []
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_keep_the_world_from_going_on() -> None:
+    """It starts from the one before; the record says why."""
+    cluster = Scaling()
+    cluster.lose()
+    cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(1, 5))
+    starts = only(cluster.feed(cluster.saved(1, error="disk full")), StartProcess)
+    assert [start.rank for start in starts] == [0, 1]
+    cluster.resume(2, 3)
+    incident = cluster.machine.incidents[0]
+    assert incident.steps_lost == 2
+    assert "disk full" in incident.repair_reasons[0]
+
+
+def test_a_survivor_that_dies_while_it_saves_does_not_either() -> None:
+    """The world starts on what is left."""
+    cluster = Scaling()
+    cluster.lose()
+    cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(1, 5))
+    starts = only(cluster.feed(cluster.exited(1)), StartProcess)
+    assert [start.rank for start in starts] == [0, 1]
+
+
+def test_a_world_below_the_least_size_stops() -> None:
+    """The stop names the number of nodes that are left and the policy's."""
+    cluster = Scaling(Policy(scale=ScalePolicy(min_nodes=2)))
+    cluster.lose()
+    cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(1, 5), cluster.saved(1), cluster.saved(0))
+    finish = cluster.log[-1]
+    assert isinstance(finish, Finish)
+    assert "1 node would be left, scale.min_nodes is 2" in finish.reason
+
+
+def test_a_world_does_not_shrink_unless_the_policy_says_so() -> None:
+    """Off by default."""
+    facts = Facts(
+        now=0.0,
+        faults=(FaultReport(FaultKind.NODE_LOST, 0.0, "controller", "gone", node="b"),),
+        culprits=(1,),
+        nodes={0: "a", 1: "b"},
+        healthy=frozenset({0}),
+        nodes_lost=frozenset({"b"}),
+    )
+    decision = Ladder(Policy()).decide(facts)
+    assert decision.rung is Rung.STOP
+    (skipped,) = [each for each in decision.skipped if each.rung is Rung.RESCHEDULE_POD]
+    assert "scale.min_nodes allows no smaller world" in skipped.reason
+    assert Ladder(SCALES).decide(msgspec.structs.replace(facts, min_nodes=1)).rung is Rung.RESCHEDULE_POD
+
+
+def test_a_node_that_comes_is_not_used_before_the_interval_is_over() -> None:
+    """The world does not change its size to and fro."""
+    cluster = Scaling()
+    cluster.small()
+    cluster.feed(cluster.node("node9"))
+    assert cluster.machine.state.plans.current is None
+    due_s = cluster.machine.next_deadline()
+    assert due_s == pytest.approx(cluster.machine.state.plans.scaled_s + INTERVAL_S)
+    cluster.overdue()
+    plan = cluster.machine.state.plans.current
+    assert plan is not None
+    assert plan.nodes == 2
+
+
+def grow(cluster: Scaling) -> list[Any]:
+    """A node has come and the time is right: all stop at a boundary and save; return what is started then."""
+    cluster.small()
+    cluster.feed(cluster.node("node9"))
+    cluster.overdue()
+    cluster.feed(cluster.clocks("node0"))
+    cluster.expect(Phase.PAUSING)
+    saves = only(cluster.feed(cluster.quiesced(0, BOUNDARY), cluster.quiesced(1, BOUNDARY)), SaveCheckpoint)
+    assert [save.step for save in saves] == [BOUNDARY]
+    return cluster.feed(cluster.saved(1, BOUNDARY), cluster.saved(0, BOUNDARY))
+
+
+def test_the_world_grows_at_a_step_boundary() -> None:
+    """What was saved at the boundary is loaded by the whole world; nothing is repeated."""
+    cluster = Scaling()
+    starts = only(grow(cluster), StartProcess)
+    assert [(start.rank, start.world_size, start.nodes) for start in starts] == [(rank, 4, 2) for rank in range(4)]
+    assert [cluster.holder(rank).node for rank in range(4)] == ["node0", "node0", "node9", "node9"]
+    cluster.resume(4, BOUNDARY)
+    incident = cluster.machine.incidents[-1]
+    assert (incident.outcome, incident.rung, incident.steps_lost) == (Outcome.RESUMED, Rung.RESCHEDULE_POD, 0)
+    assert "the world grows from 1 to 2 nodes of the 2" in incident.decisions[0].reason
+
+
+def test_ranks_that_come_back_go_on_with_the_numbers_of_their_processes() -> None:
+    """Agents and mailboxes take each number once."""
+    cluster = Scaling()
+    starts = only(grow(cluster), StartProcess)
+    assert [start.incarnation for start in starts] == [3, 3, 2, 2]
+
+
+def test_growth_takes_the_budget_of_the_rung() -> None:
+    """With nothing left the world stays small, and goes on."""
+    ladder = (RungPolicy(Rung.RESCHEDULE_POD, budget=Budget(per_job=1)), RungPolicy(Rung.STOP))
+    cluster = Scaling(Policy(ladder=ladder, scale=ScalePolicy(min_nodes=1, min_interval_s=0.0)))
+    cluster.small()
+    cluster.feed(cluster.node("node9"))
+    cluster.expect(Phase.RUNNING)
+    assert cluster.machine.state.plans.current is None
+
+
+def test_a_stop_while_the_world_is_being_saved_ends_the_job_with_that_checkpoint() -> None:
+    """It is saved once, and the job does not start again."""
+    cluster = Scaling()
+    cluster.lose()
+    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    assert only(cluster.feed(StopRequested("Ctrl-C")), StopProcess) == []
+    cluster.feed(cluster.saved(1))
+    cluster.feed(cluster.saved(0))
+    finish = cluster.log[-1]
+    assert isinstance(finish, Finish)
+    assert finish.exit_code == 130
+    assert "Ctrl-C; an emergency checkpoint of step 5" in finish.reason
+
+
+def test_a_restarted_controller_goes_on_saving_and_starts_the_smaller_world() -> None:
+    """Who has not answered is asked again."""
+    cluster = Scaling()
+    cluster.lose()
+    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    saves = only(cluster.feed(ControllerStarted(term=2)), SaveCheckpoint)
+    assert [save.rank for save in saves] == [1]
+    cluster.feed(cluster.saved(1))
+    starts = only(cluster.feed(cluster.saved(0)), StartProcess)
+    assert [start.world_size for start in starts] == [2, 2]
+
+
+def test_what_does_not_go_with_a_smaller_world_is_said() -> None:
+    """A policy that could not carry it out is refused."""
+    scale = ScalePolicy(min_nodes=1)
+    assert broken_rules(SCALES) == []
+    for policy in (
+        Policy(scale=scale, restore=(RestoreSource.REPLICA,)),
+        Policy(scale=scale, ladder=(RungPolicy(Rung.STOP),)),
+        Policy(scale=scale, roles={"trainer": RolePolicy(ranks="0-1")}),
+    ):
+        assert [problem.key for problem in broken_rules(policy)] == ["scale.min_nodes"]
