@@ -39,7 +39,7 @@ ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.NodeJoined, nodes.on_node_joined, (P.STARTING,)),
     Row(ALIVE, NodeReturned, nodes.on_node_returned),
     Row(ALIVE, m.NodeLost, nodes.on_node_lost, DECIDED),
-    Row((P.WAITING,), m.NodeRefused, nodes.on_node_refused, (P.ENDED,)),  # or it waits on, for other nodes
+    Row((P.WAITING,), m.NodeRefused, nodes.on_node_refused, (P.STARTING, P.ENDED)),  # or it waits on, for other nodes
     Row(AT_WORK, m.NodeRefused, nodes.on_node_refused),
     Row(ALIVE, m.StoreMoved, nodes.on_store_moved),
     Row(AT_WORK, m.ProcessStarted, reports.on_process_started),

@@ -123,6 +123,7 @@ def suppose(faults: Iterable[FaultReport], world: SupposedWorld, policy: Policy 
         closed=_closed(located, node_of),
         spare_nodes=tuple(f"spare-{index}" for index in range(world.spares)),
         can_create_nodes=world.can_create_nodes,
+        min_nodes=policy.scale.min_nodes,
         taken=world.failed,
         failed=tuple(FailedRung(rung, "supposed") for rung in world.failed),
         spent=_spent(policy, world, at_fault),

@@ -15,7 +15,9 @@ from midstep.policies.schema import Budget, Policy, RolePolicy, RungPolicy, Scal
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
     CheckpointSaved,
+    CreateNode,
     NodeLost,
+    NodeRefused,
     ProcessExited,
     Quiesce,
     SaveCheckpoint,
@@ -34,8 +36,8 @@ SCALES = Policy(scale=ScalePolicy(min_nodes=1, min_interval_s=INTERVAL_S))
 class Scaling(Draining):
     """A running job on two nodes without a spare, under a policy that lets it shrink."""
 
-    def __init__(self, policy: Policy = SCALES) -> None:
-        super().__init__(job(spares=0), policy)
+    def __init__(self, policy: Policy = SCALES, *, creates: bool = False) -> None:
+        super().__init__(job(spares=0), policy, creates=creates)
         self.start()
 
     def lose(self, node: str = "node1") -> list[Any]:
@@ -238,6 +240,18 @@ def test_a_restarted_controller_goes_on_saving_and_starts_the_smaller_world() ->
     cluster.feed(cluster.saved(1))
     starts = only(cluster.feed(cluster.saved(0)), StartProcess)
     assert [start.world_size for start in starts] == [2, 2]
+
+
+def test_a_node_that_the_platform_refuses_makes_the_world_smaller() -> None:
+    """What the survivors held was saved before the node was waited for."""
+    cluster = Scaling(creates=True)
+    (created,) = only(cluster.lose(), CreateNode)
+    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster.feed(cluster.saved(1))
+    assert only(cluster.feed(cluster.saved(0)), StartProcess) == []
+    cluster.expect(Phase.WAITING)
+    starts = only(cluster.feed(NodeRefused(created.node, "no more machines")), StartProcess)
+    assert [(start.rank, start.world_size) for start in starts] == [(0, 2), (1, 2)]
 
 
 def test_what_does_not_go_with_a_smaller_world_is_said() -> None:
