@@ -16,8 +16,8 @@ from .state import JobState, Phase
 from .world import PARKED, NodeState, RankState
 
 LEAD_S = 1.0  # the boundary is at least so far ahead, for the word to reach everybody first
-READ_S = 2.0  # a node that does not read its clocks in this time is asked again
-READINGS = 3  # then the plan is given up
+READ_S = 5.0  # a node that does not read its clocks in this time is asked again
+READINGS = 6  # then the plan is given up
 UNKNOWN_STEP_S = 1.0  # a step's duration, where no rank has a history yet
 LEAST_STEP_S = 0.001
 AGAIN_S = 30.0  # after a plan was given up
