@@ -1,6 +1,8 @@
 """What the NPU device makes of torch-npu's answers, on the fake chip and on a scripted one."""
 
+import ast
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,3 +150,14 @@ def test_marking_everything_unsafe_locks_every_tensor(device: NpuDevice) -> None
     assert device.struck([tensor])
     fake.update_npu_tensor_to_safe(tensor)
     assert not device.struck([tensor])
+
+
+@pytest.mark.parametrize("folder", ["adapters", "processor", "controller", "policies", "communicators", "agent"])
+def test_nothing_asks_whether_the_device_is_the_fake_one(folder: str) -> None:
+    """What runs on the fake is what would run on an NPU: only the module of calls that is handed in differs."""
+    asked = []
+    for path in (Path(__file__).resolve().parents[2] / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.If | ast.IfExp | ast.While) and "fake" in ast.unparse(node.test).lower():
+                asked.append(f"{path.name}:{node.lineno}")
+    assert asked == []
