@@ -3,6 +3,7 @@
 from ..protocol.messages import (
     ArmFault,
     Command,
+    CreateNode,
     EndJob,
     KillNode,
     ProbeProgress,
@@ -71,8 +72,10 @@ def on_controller_started(state: JobState, event: ControllerStarted, now: float)
         state.send(PLATFORM, EndJob(state.exit_code or 0, state.reason))
         state.finish(state.exit_code or 0, state.reason)
         return
-    for name in state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.UNFIT):
+    for name in state.world.named(*REACHABLE):  # each answers with what runs there: strays are told to stop then
         state.send(node_address(name), WelcomeNode(state.job))
+    for name in state.world.named(NodeState.REQUESTED):
+        state.send(PLATFORM, CreateNode(name))
     for name in sorted(state.awaiting_progress):
         state.send(node_address(name), ProbeProgress(state.probes))
     for node, start in outstanding_starts(state):

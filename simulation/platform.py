@@ -22,6 +22,7 @@ class Platform:
         self.capacity = capacity
         self.silent = False  # takes orders, and brings nothing
         self._deleted: set[str] = set()
+        self._asked: set[str] = set()
         self.ending = False
         mailbox = Mailbox(job=world.job.job, address=PLATFORM, session=world.next_session())
         self.endpoint = Endpoint(mailbox, world.timeline, transmit=self._transmit, take=self._take, complain=world.fail)
@@ -43,7 +44,10 @@ class Platform:
         match envelope.body:
             case CreateNode() if self.silent:
                 pass
+            case CreateNode(node=name) if name in self._asked:
+                pass
             case CreateNode(node=name) if self.capacity > 0:
+                self._asked.add(name)
                 self.capacity -= 1
                 world.timeline.after(world.chance.uniform(0.1, 20.0), lambda: world.add_agent(name))
             case CreateNode(node=name):

@@ -99,7 +99,7 @@ def strike_rank(world: "World", chance: random.Random) -> str:
 
 def lie(world: "World", chance: random.Random) -> str:
     """A process says something wrong the next time that it can."""
-    process = victim(world, chance)
+    process = victim(world, chance, _unwatched(world))
     if process is None:
         return "nobody to lie"
     process.lie, process.harmed = chance.choice(list(Lie)), True

@@ -16,6 +16,7 @@ from midstep.policies.schema import Policy, default_policy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
     CheckpointSaved,
+    CreateNode,
     EndJob,
     FaultReported,
     NodeJoined,
@@ -35,10 +36,12 @@ from midstep.protocol.messages import (
     SaveCheckpoint,
     StartProcess,
     StepCommitted,
+    StopProcess,
 )
 from midstep.protocol.types import (
     Activity,
     FaultKind,
+    FaultLevel,
     FaultReport,
     JobSettings,
     JobSpec,
@@ -375,6 +378,28 @@ def test_a_restarted_controller_asks_again_for_what_is_outstanding(cluster: Clus
     bodies = cluster.feed(ControllerStarted(term=2))
     assert [body.rank for body in only(bodies, Quiesce)] == [2, 3]
     assert [body.rank for body in only(bodies, StartProcess)] == [1]
+
+
+def test_a_restarted_controller_hears_of_strays_on_a_node_that_it_left(cluster: Cluster) -> None:
+    """Its predecessor may have died before it told them to stop: the isolated node is asked what runs there."""
+    report = cluster.fault(2, FaultKind.DEVICE).report
+    cluster.feed(FaultReported(msgspec.structs.replace(report, level=FaultLevel.SEPARATE_NPU)))
+    assert cluster.holder(2).node == "node2"
+    cluster.feed(ControllerStarted(term=2))
+    assert "node/node1" in [action.receiver for action in cluster.log if isinstance(action, Send)][-6:]
+    stray = RunningProcess(2, 102, 1, 1)
+    bodies = cluster.feed(NodeJoined("node1", "node1", StoreEndpoint("127.0.0.1", 1), (stray,)))
+    assert [order.rank for order in only(bodies, StopProcess)] == [2]
+
+
+def test_a_restarted_controller_asks_again_for_nodes() -> None:
+    """Its predecessor may have died before it asked the platform."""
+    cluster = Cluster(job(spares=0))
+    cluster.machine.state.can_create_nodes = True
+    cluster.start()
+    cluster.feed(NodeLost("node0", "gone", cluster.now))
+    asked = only(cluster.feed(ControllerStarted(term=2)), CreateNode)
+    assert [order.node for order in asked] == ["node2"]
 
 
 def test_replaying_the_same_events_gives_the_same_actions() -> None:
