@@ -36,6 +36,7 @@ class Watch:
         self._finished: set[int] = set()
         self._before: dict[int, tuple[int, RankState]] = {}  # which process held each rank, in which state
         self._taken: list[tuple[Rung, float]] = []
+        self._charged: list[tuple[Rung, float]] = []  # those that --max-restarts does not pay for
         self._attempt: set[Rung] = set()
         self.seen: Counter[tuple[Phase, str, Phase]] = Counter()  # (phase, event, phase it led to)
 
@@ -187,19 +188,17 @@ class Watch:
         """Budgets hold: no rung is taken more often than the policy allows, whatever the machine has counted."""
         for rung in self._world.policy.ladder:
             since_s = self._world.timeline.now - rung.budget.window_s if rung.budget.window_s else 0.0
-            used = sum(taken is rung.rung and at_s > since_s for taken, at_s in self._taken)
-            resilient = self._world.controller.machine.state.ever_resilient
-            if resilient and rung.rung is not Rung.STOP and used > (rung.budget.per_job or used):
-                self._world.fail(
-                    Invariant.BUDGETS_HOLD, f"{rung.rung} was taken {used} times, {rung.budget.per_job} are allowed"
-                )
+            used = sum(taken is rung.rung and at_s > since_s for taken, at_s in self._charged)
+            if rung.rung is not Rung.STOP and used > (rung.budget.per_job or used):
+                what = f"{rung.rung} was taken {used} times, {rung.budget.per_job} are allowed"
+                self._world.fail(Invariant.BUDGETS_HOLD, what)
         machine = self._world.controller.machine
         restarts = sum(taken in {Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB} for taken, _ in self._taken)
         if self._world.setting.plain and restarts > self._world.setting.max_restarts:
             limit = self._world.setting.max_restarts
             self._world.fail(Invariant.BUDGETS_HOLD, f"{restarts} restarts of a plain script, {limit} are allowed")
         for use in machine.state.ladder.budgets(tuple(machine.state.spent), self._world.timeline.now):
-            if use.used > use.limit and machine.state.ever_resilient:
+            if use.used > use.limit and len(self._charged) == len(self._taken):
                 self._world.fail(Invariant.BUDGETS_HOLD, f"budget {use.name}: {use.used} of {use.limit}")
 
     def _count(self, decision: Decision, before: Phase) -> None:
@@ -208,6 +207,8 @@ class Watch:
             self._attempt.clear()
         if decision.rung not in self._attempt and (not decision.roles or decision.rung in WORLD_RESTARTS):
             self._taken.append((decision.rung, self._world.timeline.now))
+            if self._world.controller.machine.state.ever_resilient:
+                self._charged.append((decision.rung, self._world.timeline.now))
         self._attempt.add(decision.rung)
 
     def _reasons_are_given(self, before: Phase) -> bool:
