@@ -24,7 +24,7 @@ from .transcript import Transcript
 from .watch import Watch
 
 LONGEST_S = 6 * 3600.0
-MOST_EVENTS = 400_000
+MOST_EVENTS = 20_000
 AFTERMATH_S = 60.0  # for everybody to hear that the job is over
 
 

@@ -1,0 +1,244 @@
+"""Mutants: the machine with one thing broken on purpose. The simulation has to catch every one.
+
+    python tests/simulation/mutants.py          all of them, as a table with what caught each (`make mutants`)
+    python tests/simulation/mutants.py NAME...  some
+
+A mutant is a piece of a module's text and what stands in its place. It is applied in memory: the module is compiled
+anew, and its functions get the new code for a while. Nothing is written to any file.
+"""
+
+import argparse
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType
+from typing import NamedTuple
+
+from midstep.simulation.invariants import InvariantBroken
+from midstep.simulation.world import simulate
+
+MOST_SEEDS = 3000
+
+
+class Mutant(NamedTuple):
+    """One break: `old` stands exactly once in `module`, and `new` takes its place."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+
+class Caught(NamedTuple):
+    """What the simulation said: the seed, what it complained of, and how many seeds it took."""
+
+    seed: int
+    by: str
+    what: str
+
+
+class TextGone(Exception):
+    """The text of a mutant is no longer in its module: write the mutant anew."""
+
+
+MUTANTS = (
+    Mutant(
+        "drop the generation check at barrier two",
+        "midstep.controller.barriers",
+        "event.generation != state.generation or holder.state is not RankState.REJOINING",
+        "holder.state is not RankState.REJOINING",
+    ),
+    Mutant("skip barrier one", "midstep.controller.barriers", "or state.awaiting_quiesced:", "and False:"),
+    Mutant("skip barrier two", "midstep.controller.barriers", "    if state.awaiting_ready:\n", "    if False:\n"),
+    Mutant(
+        "ignore the incarnation of a report",
+        "midstep.controller.barriers",
+        "return holder if holder.incarnation == incarnation else None",
+        "return holder",
+    ),
+    Mutant(
+        "ignore the incarnation of an exit",
+        "midstep.controller.reports",
+        "if process.incarnation != holder.incarnation or holder.state in GONE:",
+        "if holder.state in GONE:",
+    ),
+    Mutant(
+        "resume one rank a step later",
+        "midstep.controller.barriers",
+        "Resume(each.rank, state.generation, event.step)",
+        "Resume(each.rank, state.generation, event.step + (each.rank == 1))",
+    ),
+    Mutant(
+        "go back one step more than needed",
+        "midstep.controller.repair",
+        "target = max(report.committed for report in clean.values())",
+        "target = max(0, max(report.committed for report in clean.values()) - 1)",
+    ),
+    Mutant(
+        "take state from whoever holds some",
+        "midstep.controller.repair",
+        "clean = {rank: report for rank, report in reports.items() if report.clean}",
+        "clean = dict(reports)",
+    ),
+    Mutant(
+        "forget a budget",
+        "midstep.controller.deciding",
+        "state.spent += state.ladder.charges(facts, decision.rung)",
+        "pass",
+    ),
+    Mutant(
+        "replace everybody",
+        "midstep.controller.deciding",
+        "replace = state.ladder.ranks_to_replace(facts, rung)",
+        "replace = tuple(range(state.world.size))",
+    ),
+    Mutant(
+        "never time out",
+        "midstep.controller.deadlines",
+        "    elif state.due_s is not None and state.due_s <= now:",
+        "    elif False:",
+    ),
+    Mutant(
+        "wait without a deadline",
+        "midstep.controller.state",
+        "self.due_s = None if limit_s is None else now + limit_s",
+        "self.due_s = None",
+    ),
+    Mutant(
+        "believe old step clocks",
+        "midstep.controller.suspicion",
+        "        state.world.progress.clear()  # likewise\n",
+        "",
+    ),
+    Mutant(
+        "ask for nothing after a restart",
+        "midstep.controller.requests",
+        "            command = _outstanding(state, holder)\n",
+        "            command = None\n",
+    ),
+    Mutant(
+        "tell no agent that the job is over",
+        "midstep.controller.ending",
+        "        state.send(node_address(name), EndJob(exit_code, reason))\n    state.send(PLATFORM, EndJob(exit_code, reason))",
+        "        pass",
+    ),
+    Mutant(
+        "decide without a reason",
+        "midstep.policies.ladder",
+        "return Decision(rung.rung, RULES[rung.rung].why(case), tuple(skipped))",
+        'return Decision(rung.rung, "", tuple(skipped))',
+    ),
+    Mutant(
+        "fence no terms",
+        "midstep.protocol.mailbox",
+        "envelope.sender == CONTROLLER and envelope.term < self.term,",
+        "False,",
+    ),
+    Mutant(
+        "take messages twice",
+        "midstep.protocol.mailbox",
+        "if envelope.number and not sender.mark_taken(envelope.number):",
+        "if False:",
+    ),
+    Mutant(
+        "obey orders of old generations",
+        "midstep.processor.session",
+        "if command.generation < self.generation:",
+        "if False:",
+    ),
+    Mutant(
+        "resume without having been ready",
+        "midstep.processor.session",
+        "if self.stage is not fitting:",
+        "if False:",
+    ),
+    Mutant(
+        "act before it is recorded",
+        "midstep.simulation.controller",
+        "        self.journal.append((event, now, sender, session, number))\n",
+        "        if self.crash_next is None:\n            self.journal.append((event, now, sender, session, number))\n",
+    ),
+    Mutant(
+        "forget after a restart what was received",
+        "midstep.simulation.controller",
+        "            self._endpoint.mailbox.remember(sender, session, number)\n",
+        "",
+    ),
+)
+
+
+@contextmanager
+def applied(mutant: Mutant) -> Iterator[None]:
+    """Break the module. Raises TextGone when its text has changed."""
+    module = importlib.import_module(mutant.module)
+    source = inspect.getsource(module)
+    if source.count(mutant.old) != 1:
+        raise TextGone(f"{mutant.name}: this stands {source.count(mutant.old)} times in {mutant.module}: {mutant.old}")
+    namespace = {"__name__": mutant.module, "__package__": module.__package__, "__file__": module.__file__}
+    exec(compile(source.replace(mutant.old, mutant.new), str(module.__file__), "exec"), namespace)
+    changed = {}
+    for function, broken in _pairs(vars(module), namespace):
+        if function.__code__.co_code != broken.__code__.co_code or function.__code__.co_consts != broken.__code__.co_consts:
+            changed[function] = function.__code__
+            function.__code__ = broken.__code__
+    try:
+        yield
+    finally:
+        for function, code in changed.items():
+            function.__code__ = code
+
+
+def _pairs(ours: dict[str, object], theirs: dict[str, object]) -> Iterator[tuple[FunctionType, FunctionType]]:
+    """Yield the functions and methods that two versions of a module have in common."""
+    for name, value in list(ours.items()):
+        other = theirs.get(name)
+        if isinstance(value, property) and isinstance(other, property):
+            value, other = value.fget, other.fget
+        if isinstance(value, FunctionType) and isinstance(other, FunctionType):
+            if value.__module__ == theirs["__name__"]:
+                yield value, other
+        elif isinstance(value, type) and isinstance(other, type) and value.__module__ == theirs["__name__"]:
+            yield from _pairs(dict(vars(value)), {**vars(other), "__name__": theirs["__name__"]})
+
+
+def hunt(mutant: Mutant, most_seeds: int = MOST_SEEDS) -> Caught | None:
+    """Return what the simulation says of the mutant; None when it lives."""
+    with applied(mutant):
+        for seed in range(most_seeds):
+            try:
+                simulate(seed)
+            except InvariantBroken as broken:
+                return Caught(seed, str(broken.invariant), broken.what)
+            except Exception as error:  # the simulated world has come apart over it
+                return Caught(seed, type(error).__name__, str(error))
+    return None
+
+
+def main() -> int:
+    """Hunt them; 1 when one lives."""
+    from rich.console import Console
+    from rich.table import Table
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="part of a mutant's name")
+    parser.add_argument("--seeds", type=int, default=MOST_SEEDS, help="how many seeds each may take")
+    options = parser.parse_args()
+    chosen = [each for each in MUTANTS if not options.names or any(name in each.name for name in options.names)]
+    table = Table("mutant", "in", "seeds", "caught by", "what was seen")
+    lived = 0
+    for mutant in chosen:
+        caught = hunt(mutant, options.seeds)
+        lived += caught is None
+        row = ("-", "lives", "") if caught is None else (str(caught.seed + 1), caught.by, caught.what[:70])
+        table.add_row(mutant.name, mutant.module.removeprefix("midstep."), *row)
+        print(f"{mutant.name}: {row[1]}, {row[0]} seeds", file=sys.stderr, flush=True)
+    Console(width=160).print(table)
+    return 1 if lived else 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    raise SystemExit(main())
