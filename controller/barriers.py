@@ -16,13 +16,13 @@ from ..protocol.messages import (
     Resume,
     StepCommitted,
 )
-from ..protocol.types import Rung, rank_address
+from ..protocol.types import RepairPlan, RestoreSource, Rung, rank_address
 from .deciding import rung_failed
 from .ending import ready_to_save
 from .planning import all_finished, rank_stopped
 from .repair import plan_repair
 from .state import JobState, Phase
-from .world import Holder, RankState
+from .world import Holder, RankState, World
 
 # Rungs that keep processes alive, and so depend on state that can be had from them.
 KEEPING = (Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER)
@@ -78,6 +78,7 @@ def barrier_one(state: JobState, now: float) -> None:
     reports = {holder.rank: holder.report for holder in world.holders if holder.report is not None}
     try:
         state.plan = plan_repair(reports, world.places(), state.policy.restore, state.trusted_step)
+        _refuse_remains(world, state.plan)
     except StateLost as lost:
         for rung in KEEPING:
             rung_failed(state, rung, str(lost), now, decide_now=rung is KEEPING[-1])
@@ -91,6 +92,14 @@ def barrier_one(state: JobState, now: float) -> None:
         state.send(rank_address(holder.rank), rejoin_command(state, holder))
     state.awaiting_ready = set(range(world.size))
     state.enter(Phase.REJOINING, now, state.policy.deadlines.rejoin_s)
+
+
+def _refuse_remains(world: World, plan: RepairPlan) -> None:
+    """Training begins anew only in processes that hold what their script made: no half of a repair may remain."""
+    remains = [h.rank for h in world.in_state(RankState.QUIESCED) if h.report is not None and not h.report.clean]
+    if plan.restore is RestoreSource.NOTHING and remains:
+        ranks = ", ".join(map(str, remains))
+        raise StateLost(f"no state is left but the half-repaired one of rank {ranks}; nothing may begin from that")
 
 
 def rejoin_command(state: JobState, holder: Holder) -> Rejoin:

@@ -47,6 +47,7 @@ class Session:
         self.stage = Stage.BOOTING
         self._rejoined = -1  # the generation that it has been let into
         self.boundary: Quiesce | None = None  # a stop that is still some steps ahead
+        self._quiesced = -1  # the generation of the last Quiesce that the train thread has taken
         self._order: Order | None = None
 
     @property
@@ -85,6 +86,8 @@ class Session:
             return self._hear_boundary(command)
         if command.generation == self._rejoined:  # sent twice, and answered long ago
             return Heard(False, why_not=f"generation {command.generation} has been joined already")
+        if command.generation == self._quiesced:  # likewise; waiting here, it would keep the Rejoin out
+            return Heard(False, why_not=f"the train thread has stopped for generation {command.generation} already")
         self.boundary = None
         abort = self.stage in _ABORTABLE
         self.generation = command.generation
@@ -109,6 +112,8 @@ class Session:
     def take_order(self) -> Order | None:
         """Give the train thread its next order, once."""
         order, self._order = self._order, None
+        if isinstance(order, Quiesce):
+            self._quiesced = order.generation
         return order
 
     def reach(self, stage: Stage) -> None:

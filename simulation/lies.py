@@ -31,6 +31,7 @@ class Lie(enum.StrEnum):
     OLD_GENERATION = "a generation that is over"
     NEW_GENERATION = "a generation that nobody has opened"
     WRONG_STEP = "a step where it does not stand"
+    OLD_WORDS = "again what it said in earlier generations"
 
 
 def tell(body: Message, lie: Lie, chance: random.Random) -> Message | None:

@@ -18,6 +18,7 @@ from ..protocol.messages import (
     RankFinished,
     RankJoined,
     RankQuiesced,
+    RankReady,
     Rejoin,
     Release,
     Resume,
@@ -75,6 +76,7 @@ class Process(PlayedThread):
         self.loop = TrainLoop(self)
         self.wayback = WayBack(self)
         self._seated, self._store, self._early = order.seated, order.store, order.early
+        self._said: list[RankReady | RankQuiesced] = []
         self._waiting: Callable[[Order], None] | None = None
         self.later(world.chance.uniform(0.01, 0.3), self._boot)
 
@@ -123,9 +125,18 @@ class Process(PlayedThread):
             falsified = tell(body, self.lie, self.world.chance)
             if falsified is not None:
                 body, self.lie = falsified, None
+        if isinstance(body, RankReady | RankQuiesced):
+            self._said.append(body)
         mailbox = self.endpoint.mailbox
         mailbox.generation = max(mailbox.generation, self.session.generation)
         self.endpoint.post(body, CONTROLLER)
+
+    def repeat_itself(self) -> None:
+        """Say again what it said in earlier generations, where it is about to lie."""
+        if self.lie is Lie.OLD_WORDS and self.world.chance.random() < 0.5:
+            self.lie = None
+            for body in self._said:
+                self.endpoint.post(body, CONTROLLER)
 
     def report_fault(self, kind: FaultKind, detail: str, *, mendable: bool = False) -> None:
         """Report something wrong in this rank."""
@@ -155,6 +166,8 @@ class Process(PlayedThread):
         if isinstance(body, ArmFault):
             self.injure(body.fault.injury)
         elif isinstance(body, Quiesce | Rejoin | Resume | Release | SaveCheckpoint):
+            if isinstance(body, Quiesce):
+                self.repeat_itself()
             heard = self.session.hear(body)
             if heard.abort:
                 self.abort(f"generation {body.generation} is being opened")

@@ -110,9 +110,21 @@ class Watch:
         self._nobody_is_killed_for_nothing(orders)
         holders = self._world.controller.machine.state.world.holders
         self._before = {holder.rank: (holder.incarnation, holder.state) for holder in holders}
+        self._all_are_ready([order for order in orders if isinstance(order, Resume)])
         rejoins = [order for order in orders if isinstance(order, Rejoin)]
         if rejoins and self._world.controller.machine.phase is Phase.REJOINING:
             self._nothing_is_lost(rejoins)
+
+    def _all_are_ready(self, resumes: list[Resume]) -> None:
+        """Same step: nobody is told to resume before everybody has come back."""
+        world = self._world
+        if not resumes or world.controller.machine.phase is not Phase.RESUMING or len(resumes) < world.size:
+            return  # after a restart those that may not have heard are told again
+        for process in world.living():
+            there = process.session.generation >= resumes[0].generation and process.session.stage is not Stage.REJOINING
+            if self._is_current(process) and not there and process.seat.agent.is_heard:
+                stage = f"{process.session.stage} in generation {process.session.generation}"
+                world.fail(Invariant.SAME_STEP, f"all resume while rank {process.rank} is {stage}")
 
     def _nothing_is_lost(self, rejoins: list[Rejoin]) -> None:
         """Nothing lost: with a clean copy of every shard and own state alive, the newest committed step is kept."""

@@ -31,6 +31,7 @@ class WayBack:
         """Rebuild first; a world that started together is seated already."""
         process = self._process
         process.session.reach(Stage.REJOINING)
+        process.repeat_itself()
         process.doing(Activity.RECOVERING)
         self._attempt += 1
         self._world.reached("rebuild")

@@ -402,6 +402,19 @@ def test_a_restarted_controller_asks_again_for_nodes() -> None:
     assert [order.node for order in asked] == ["node2"]
 
 
+def test_nothing_begins_anew_from_a_half_repaired_process(cluster: Cluster) -> None:
+    """Its source died while it copied, and nobody else holds anything: all start anew, from what their script makes."""
+    cluster.feed(cluster.exited(1))
+    cluster.feed(*(cluster.quiesced(rank, 5, wards=[1]) for rank in (0, 2, 3)), cluster.joined(1))
+    assert cluster.machine.phase is Phase.REJOINING
+    cluster.feed(*(cluster.exited(rank) for rank in (0, 2, 3)))
+    answer = cluster.quiesced(1, 5)
+    half = msgspec.structs.replace(answer.report, clean=False, holds=())
+    bodies = cluster.feed(msgspec.structs.replace(answer, report=half), *(cluster.joined(rank) for rank in (0, 2, 3)))
+    assert only(bodies, Rejoin) == []
+    assert [order.rank for order in only(bodies, StartProcess)] == [0, 1, 2, 3]
+
+
 def test_replaying_the_same_events_gives_the_same_actions() -> None:
     """Two machines fed alike do alike."""
     one, other = Cluster(), Cluster()

@@ -115,13 +115,24 @@ def test_a_quiesce_takes_the_place_of_an_order_that_was_not_taken() -> None:
 
 
 def test_a_repeated_quiesce_is_one_order() -> None:
-    """The controller asks twice when it has been restarted; the answer is given once per hearing."""
+    """The controller asks twice when it has been restarted; the answer is given once."""
     here = session(Stage.TRAINING)
     assert here.hear(command(Quiesce, 3)).taken
     assert here.hear(command(Quiesce, 3)).taken
     assert isinstance(here.take_order(), Quiesce)
     assert here.take_order() is None
     assert not here.quiescing
+
+
+def test_a_repeated_quiesce_keeps_no_rejoin_out() -> None:
+    """It comes when the answer is already on its way, and so may be the rejoin that follows from the answer."""
+    here = session(Stage.TRAINING)
+    here.hear(command(Quiesce, 3))
+    here.take_order()
+    assert not here.hear(command(Quiesce, 3)).taken
+    here.reach(Stage.PARKED)
+    assert not here.hear(command(Quiesce, 3)).taken
+    assert here.hear(command(Rejoin, 3)).taken
 
 
 def test_a_repeated_resume_is_refused_once_training_goes_on() -> None:
