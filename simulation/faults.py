@@ -26,7 +26,7 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
     (1, processes.slow_down_rank),
     (3, processes.raise_in_rank),
     (3, processes.strike_rank),
-    (3, processes.lie),
+    (4, processes.lie),
     (3, processes.cut_link),
     (1, processes.freeze_collectives),
     (2, processes.flaky_links),

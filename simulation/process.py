@@ -92,8 +92,8 @@ class Process(PlayedThread):
 
     @property
     def watched_by_nobody(self) -> bool:
-        """Whether it may stand still for ever: in a checkpoint."""
-        return self.activity is Activity.CHECKPOINTING
+        """Whether it may stand still for ever: in a checkpoint, or at its end when nobody else is there to end."""
+        return self.activity is Activity.CHECKPOINTING or (self.activity is Activity.FINISHED and self.world.size == 1)
 
     def injure(self, injury: Injury) -> None:
         """Suffer what an operator has injected."""

@@ -102,7 +102,8 @@ def lie(world: "World", chance: random.Random) -> str:
     process = victim(world, chance, _unwatched(world))
     if process is None:
         return "nobody to lie"
-    process.lie, process.harmed = chance.choice(list(Lie)), True
+    process.lie = chance.choice(list(Lie))
+    process.harmed = process.harmed or process.lie is not Lie.OLD_WORDS  # what is repeated must do nobody any harm
     return f"rank {process.rank} will lie: {process.lie}"
 
 

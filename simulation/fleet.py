@@ -1,0 +1,243 @@
+"""A large job, played cheaply: no object per process, and answers of many ranks at once.
+
+It answers the commands of the recovery machine as healthy agents, processes and a platform would, after the times of
+a `Model`. What is wrong is told by whoever breaks something: `forecast` and the benchmark of the machine.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+
+from ..controller.actions import Action, Finish, Send
+from ..controller.events import DeadlinePassed, Event
+from ..controller.machine import RecoveryMachine
+from ..controller.world import NodeState, RankState
+from ..protocol.messages import (
+    CheckpointSaved,
+    CreateNode,
+    DeleteNode,
+    NodeJoined,
+    NodeRefused,
+    ProbeProgress,
+    ProcessStarted,
+    ProgressReported,
+    Quiesce,
+    RankJoined,
+    RankQuiesced,
+    RankReady,
+    Rejoin,
+    Resume,
+    SaveCheckpoint,
+    StartProcess,
+    StepCommitted,
+)
+from ..protocol.types import (
+    Activity,
+    OwnStateCopy,
+    RankProgress,
+    RestoreSource,
+    RunningProcess,
+    ShardHold,
+    StepReport,
+    StoreEndpoint,
+)
+from .fault_trace import Model
+
+SHARD_BYTES = 2_000_000_000
+Handled = Callable[[Event, list[Action]], None]
+
+
+class Fleet:
+    """All nodes and processes of a job, on a clock that jumps. `step` is what every rank has committed."""
+
+    def __init__(self, machine: RecoveryMachine, model: Model, *, nodes_to_come: int, handled: Handled) -> None:
+        self.machine, self.model = machine, model
+        self.now = 0.0
+        self.step = self.checkpoint = 0
+        self.hung: set[int] = set()
+        self.gone: set[str] = set()
+        self.finish: Finish | None = None
+        self._size = machine.state.world.size
+        self._shards = max(1, self._size // model.replicas)
+        self._nodes_to_come = nodes_to_come
+        self._handled = handled
+        self._heap: list[tuple[float, int, Callable[[], Iterable[Event]]]] = []
+        self._count = 0
+
+    def after(self, delay_s: float, events: Callable[[], Iterable[Event]]) -> None:
+        """Have events happen; what they are is asked when their time has come."""
+        self._count += 1
+        heapq.heappush(self._heap, (self.now + delay_s, self._count, events))
+
+    def run_until(self, end_s: float) -> None:
+        """Let everything happen that is due before `end_s`, or until the job is over."""
+        while self.finish is None:
+            due_s = self.machine.next_deadline()
+            next_s = self._heap[0][0] if self._heap else float("inf")
+            first_s = min(next_s, due_s if due_s is not None else float("inf"))
+            if first_s >= end_s:
+                self.now = end_s
+                return
+            self.now = max(self.now, first_s)
+            if due_s is not None and due_s < next_s:
+                self.feed((DeadlinePassed(),))
+            else:
+                self.feed(heapq.heappop(self._heap)[2]())
+
+    def feed(self, events: Iterable[Event]) -> None:
+        """Hand events to the machine, and answer what it commands."""
+        machine, now = self.machine, self.now
+        for event in events:
+            actions = machine.handle(event, now)
+            self._handled(event, actions)
+            if actions:
+                self._answer(actions)
+
+    def join(self, name: str) -> NodeJoined:
+        """Return what the agent of a new node says."""
+        return NodeJoined(name, name, StoreEndpoint(name, 1))
+
+    # --- answers ------------------------------------------------------------------------------------------------
+
+    def _answer(self, actions: list[Action]) -> None:
+        """Gather the commands by kind: everybody who got the same answers at the same time."""
+        by_kind: dict[type, list[Send]] = {}
+        for action in actions:
+            if isinstance(action, Send):
+                by_kind.setdefault(type(action.body), []).append(action)
+            elif isinstance(action, Finish):
+                self.finish = action
+        for kind, sends in by_kind.items():
+            answer = _ANSWERS.get(kind)
+            if answer is not None:
+                answer(self, [send.body for send in sends])
+
+    def _start(self, orders: list[StartProcess]) -> None:
+        def joined() -> Iterable[Event]:
+            for order in orders:
+                if self._holds(order.rank, order.incarnation, RankState.STARTING):
+                    holder = self.machine.state.world.holders[order.rank]
+                    process = RunningProcess(order.rank, self._pid(order), order.incarnation, order.generation)
+                    yield ProcessStarted(holder.node, process, warm=True)
+                    report = self._report(order.rank, clean=order.seated, step=0)
+                    pid, life = self._pid(order), order.incarnation
+                    yield RankJoined(order.rank, order.generation, life, pid, report, self.model.start_s)
+
+        self.after(self.model.start_s, joined)
+
+    def _pid(self, order: StartProcess) -> int:
+        return order.rank + order.incarnation * self._size
+
+    def _quiesce(self, orders: list[Quiesce]) -> None:
+        def quiesced() -> Iterable[Event]:
+            common = StepReport(self.step, ready=False, clean=True)
+            wards = self._wards()
+            for order in orders:
+                holder = self.machine.state.world.holders[order.rank]
+                if holder.state is RankState.QUIESCING and order.rank not in self.hung:
+                    report = self._report(order.rank, clean=True, step=self.step, ward=wards.get(order.rank))
+                    yield RankQuiesced(order.rank, order.generation, holder.incarnation, report or common, {})
+
+        self.after(self.model.stop_s, quiesced)
+
+    def _rejoin(self, orders: list[Rejoin]) -> None:
+        from_disk = orders[0].part.restore is RestoreSource.CHECKPOINT
+        target = orders[0].part.target_step
+        generation = orders[0].generation
+        ranks = [order.rank for order in orders if order.rank not in self.hung]
+
+        def ready() -> Iterable[Event]:
+            if self.machine.generation != generation:
+                return
+            self.step = target
+            holders = self.machine.state.world.holders
+            for rank in ranks:
+                yield RankReady(rank, generation, holders[rank].incarnation, target, {})
+
+        self.after(self.model.load_s if from_disk else self.model.rejoin_s, ready)
+
+    def _resume(self, orders: list[Resume]) -> None:
+        generation, step = orders[0].generation, orders[0].step + 1
+
+        def committed() -> Iterable[Event]:
+            if self.machine.generation != generation:
+                return
+            self.step = step
+            holders = self.machine.state.world.holders
+            for order in orders:
+                life = holders[order.rank].incarnation
+                yield StepCommitted(order.rank, generation, life, step, self.now, self.model.step_s)
+
+        self.after(self.model.step_s, committed)
+
+    def _save(self, orders: list[SaveCheckpoint]) -> None:
+        def saved() -> Iterable[Event]:
+            for order in orders:
+                if order.publish:
+                    self.checkpoint = max(self.checkpoint, order.step)
+                yield CheckpointSaved(order.rank, order.generation, order.step, "checkpoints")
+
+        self.after(self.model.checkpoint_s, saved)
+
+    def _probe(self, orders: list[ProbeProgress]) -> None:
+        def read() -> Iterable[Event]:
+            world, generation = self.machine.state.world, self.machine.generation
+            on: dict[str, list[RankProgress]] = {name: [] for name in world.group_nodes()}
+            for holder in world.holders:
+                activity = Activity.COMPUTING if holder.rank in self.hung else Activity.COLLECTIVE
+                age_s = 4 * self.model.step_s + 60.0
+                clock = RankProgress(
+                    holder.rank, holder.incarnation, generation, self.step, activity,
+                    1 if holder.rank in self.hung else 2, age_s, age_s, self.model.step_s,
+                )  # fmt: skip
+                on[holder.node].append(clock)
+            for name, clocks in on.items():
+                if name not in self.gone:
+                    yield ProgressReported(name, orders[0].probe, self.now, tuple(clocks))
+
+        self.after(0.05, read)
+
+    def _create(self, orders: list[CreateNode]) -> None:
+        for order in orders:
+            if self._nodes_to_come > 0:
+                self._nodes_to_come -= 1
+                self.after(self.model.node_start_s, lambda name=order.node: (self.join(name),))  # type: ignore[misc]
+            else:
+                refused = NodeRefused(order.node, "no more machines")
+                self.after(1.0, lambda refused=refused: (refused,))  # type: ignore[misc]
+
+    def _delete(self, orders: list[DeleteNode]) -> None:
+        self._nodes_to_come += sum(order.node not in self.gone for order in orders)
+
+    # --- state --------------------------------------------------------------------------------------------------
+
+    def _holds(self, rank: int, incarnation: int, state: RankState) -> bool:
+        holder = self.machine.state.world.holders[rank]
+        usable = self.machine.state.world.nodes[holder.node].state is NodeState.ACTIVE and holder.node not in self.gone
+        return holder.incarnation == incarnation and holder.state is state and usable
+
+    def _report(self, rank: int, *, clean: bool, step: int, ward: int | None = None) -> StepReport:
+        shard = f"shard{rank % self._shards}"
+        copies = [OwnStateCopy(rank, self.step if not clean else step)]
+        if ward is not None:
+            copies.append(OwnStateCopy(ward, self.step))
+        return StepReport(
+            committed=step, ready=False, clean=clean, holds=(ShardHold(shard, SHARD_BYTES),) if clean else (),
+            needs=(shard,), own_states=tuple(copies), checkpoints=(self.checkpoint,) if self.checkpoint else (),
+        )  # fmt: skip
+
+    def _wards(self) -> dict[int, int]:
+        """Return whose own state each rank keeps a copy of, on the next node."""
+        shift = self.machine.state.world.ranks_per_node
+        return {(rank + shift) % self._size: rank for rank in range(self._size)}
+
+
+_ANSWERS: dict[type, Callable[[Fleet, list], None]] = {  # type: ignore[type-arg]
+    StartProcess: Fleet._start,
+    Quiesce: Fleet._quiesce,
+    Rejoin: Fleet._rejoin,
+    Resume: Fleet._resume,
+    SaveCheckpoint: Fleet._save,
+    ProbeProgress: Fleet._probe,
+    CreateNode: Fleet._create,
+    DeleteNode: Fleet._delete,
+}
