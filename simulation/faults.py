@@ -69,6 +69,10 @@ def plan(world: "World", chance: random.Random, focus: Phase | None = None) -> N
     if focus is Phase.PAUSING:
         for _ in range(3):
             world.strikes.when_well(cluster.unwell_node)
+    if focus is Phase.SUSPECTING:  # in the middle of a drain, too
+        for _ in range(3):
+            world.strikes.when_well(cluster.unwell_node)
+            world.strikes.when_well(processes.cut_link)
     for _ in range(FOCUSED if focus else chance.choice((1, 4, 9, 14, 20, 30, 40))):
         deed = chance.choices(_DEEDS, _WEIGHTS)[0]
         way = chance.random()

@@ -53,7 +53,7 @@ class Fleet:
         self.machine, self.model = machine, model
         self.now = 0.0
         self.step = self.checkpoint = 0
-        self.hung: set[int] = set()
+        self.hung: dict[int, int] = {}  # rank -> the incarnation that hangs
         self.gone: set[str] = set()
         self.finish: Finish | None = None
         self._size = machine.state.world.size
@@ -129,13 +129,12 @@ class Fleet:
 
     def _quiesce(self, orders: list[Quiesce]) -> None:
         def quiesced() -> Iterable[Event]:
-            common = StepReport(self.step, ready=False, clean=True)
             wards = self._wards()
             for order in orders:
                 holder = self.machine.state.world.holders[order.rank]
-                if holder.state is RankState.QUIESCING and order.rank not in self.hung:
+                if holder.state is RankState.QUIESCING and not self._hangs(order.rank):
                     report = self._report(order.rank, clean=True, step=self.step, ward=wards.get(order.rank))
-                    yield RankQuiesced(order.rank, order.generation, holder.incarnation, report or common, {})
+                    yield RankQuiesced(order.rank, order.generation, holder.incarnation, report, {})
 
         self.after(self.model.stop_s, quiesced)
 
@@ -143,7 +142,7 @@ class Fleet:
         from_disk = orders[0].part.restore is RestoreSource.CHECKPOINT
         target = orders[0].part.target_step
         generation = orders[0].generation
-        ranks = [order.rank for order in orders if order.rank not in self.hung]
+        ranks = [order.rank for order in orders if not self._hangs(order.rank)]
 
         def ready() -> Iterable[Event]:
             if self.machine.generation != generation:
@@ -183,11 +182,12 @@ class Fleet:
             world, generation = self.machine.state.world, self.machine.generation
             on: dict[str, list[RankProgress]] = {name: [] for name in world.group_nodes()}
             for holder in world.holders:
-                activity = Activity.COMPUTING if holder.rank in self.hung else Activity.COLLECTIVE
+                hangs = self._hangs(holder.rank)
+                activity = Activity.COMPUTING if hangs else Activity.COLLECTIVE
                 age_s = 4 * self.model.step_s + 60.0
                 clock = RankProgress(
                     holder.rank, holder.incarnation, generation, self.step, activity,
-                    1 if holder.rank in self.hung else 2, age_s, age_s, self.model.step_s,
+                    1 if hangs else 2, age_s, age_s, self.model.step_s,
                 )  # fmt: skip
                 on[holder.node].append(clock)
             for name, clocks in on.items():
@@ -214,6 +214,9 @@ class Fleet:
         holder = self.machine.state.world.holders[rank]
         usable = self.machine.state.world.nodes[holder.node].state is NodeState.ACTIVE and holder.node not in self.gone
         return holder.incarnation == incarnation and holder.state is state and usable
+
+    def _hangs(self, rank: int) -> bool:
+        return self.hung.get(rank) == self.machine.state.world.holders[rank].incarnation
 
     def _report(self, rank: int, *, clean: bool, step: int, ward: int | None = None) -> StepReport:
         shard = f"shard{rank % self._shards}"

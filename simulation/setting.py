@@ -122,7 +122,7 @@ def draw_setting(chance: random.Random, focus: Phase | None = None) -> Setting:
         plain=chance.random() < 0.08,
         max_restarts=chance.choice((0, 1, 3)),
     )
-    if focus is Phase.PAUSING:  # what a drain needs is there
+    if focus in {Phase.PAUSING, Phase.SUSPECTING}:  # what a drain needs is there
         changes = {
             "nodes": max(2, nodes),
             "spares": 2,

@@ -112,8 +112,8 @@ MUTANTS = (
     Mutant(
         "decide without a reason",
         "midstep.policies.ladder",
-        "return Decision(rung.rung, RULES[rung.rung].why(case), tuple(skipped))",
-        'return Decision(rung.rung, "", tuple(skipped))',
+        "return Decision(rung, _of_roles(names) + RULES[rung].why(case), tuple(skipped), names)",
+        'return Decision(rung, "", tuple(skipped), names)',
     ),
     Mutant(
         "fence no terms",

@@ -1,0 +1,268 @@
+"""A month of a job before it is started: the real machine and ladder, and a fleet that is played cheaply.
+
+Between two faults nothing happens but steps, so they are counted and not played. Every fault takes its whole way:
+report, decision, quiesce, rejoin, resume, for each rank of the job.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from ..controller.actions import Action, Send
+from ..controller.events import Event
+from ..controller.machine import RecoveryMachine
+from ..controller.state import Phase
+from ..controller.world import NodeState
+from ..policies.schema import Policy
+from ..protocol.incidents import Outcome
+from ..protocol.messages import FaultReported, NodeLost, ProcessExited, StartProcess
+from ..protocol.types import (
+    FaultKind,
+    FaultReport,
+    JobSettings,
+    JobSpec,
+    Rung,
+    RunningProcess,
+    node_address,
+    rank_address,
+)
+from .fault_trace import FaultTrace, Kind, TimedFault, faults_of
+from .fleet import Fleet
+from .outlook import Loss, Outlook, Stop, Took
+
+HOUR_S = 3600.0
+LONGEST_RECOVERY_S = 24 * HOUR_S
+KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """What the job runs on. `spares` stand by at the start, `more_nodes` can be made by the platform."""
+
+    nodes: int
+    ranks_per_node: int
+    spares: int = 2
+    more_nodes: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+
+class Forecast:
+    """One job over so many hours. A job that stops is submitted again, with its checkpoint and new budgets."""
+
+    def __init__(self, policy: Policy, cluster: Cluster, trace: FaultTrace, *, hours: float, seed: int) -> None:
+        self._policy, self._cluster, self._trace = policy, cluster, trace
+        self._model = trace.model
+        self._chance = random.Random(seed)
+        self._end_s = hours * HOUR_S
+        self.outlook = Outlook(seed=seed, hours=hours, ranks=cluster.ranks)
+        self._seen_decisions = 0
+        self._trained_from_s = 0.0
+        self._part_s = 0.0  # of a step, trained when the last fault came
+        self._reached = 0  # the most steps before the last fault
+        self._begin(0.0, 0)
+
+    def run(self, heard: Callable[[float], None] = lambda hours: None) -> Outlook:
+        """Play it. `heard` is told how many hours have been played."""
+        for fault in faults_of(self._trace, self.outlook.hours, self._cluster.ranks, self._chance):
+            at_s = fault.at_h * HOUR_S
+            if self._fleet.finish is None:
+                self._fleet.run_until(at_s)
+            self._after_stop(at_s)
+            if self._fleet.finish is None and self._fleet.now <= at_s:
+                self._strike(fault)
+            else:  # nothing ran that it could have struck
+                self.outlook.faults[fault.kind] += 1
+                self.outlook.faults_missed += 1
+            heard(fault.at_h)
+        if self._fleet.finish is None:
+            self._fleet.run_until(self._end_s)
+        self._after_stop(self._end_s)
+        self._train()
+        heard(self.outlook.hours)
+        self._conclude()
+        return self.outlook
+
+    # --- the job ------------------------------------------------------------------------------------------------
+
+    def _begin(self, at_s: float, checkpoint: int) -> None:
+        cluster = self._cluster
+        job = JobSpec(
+            job="forecast", command=("train.py",), is_module=False, no_python=False, environment={},
+            working_directory="/", job_directory="/", world_size=cluster.ranks,
+            ranks_per_node=cluster.ranks_per_node, nodes=cluster.nodes, spare_nodes=cluster.spares,
+            max_restarts=0, settings=JobSettings(),
+        )  # fmt: skip
+        self._machine = RecoveryMachine(self._policy, job, can_create_nodes=cluster.more_nodes > 0)
+        self._fleet = Fleet(self._machine, self._model, nodes_to_come=cluster.more_nodes, handled=self._handled)
+        self._fleet.now = at_s
+        self._fleet.checkpoint = checkpoint
+        self._incidents_closed = self._seen_decisions = 0
+        self._broken = 0
+        self._running = self._training = False
+        fleet, names = self._fleet, [f"node{number}" for number in range(cluster.nodes + cluster.spares)]
+        fleet.after(0.0, lambda: [fleet.join(name) for name in names])
+
+    def _after_stop(self, at_s: float) -> None:
+        """Where the job has stopped, count the time until somebody starts it again."""
+        while self._fleet.finish is not None and self._fleet.now < at_s:
+            stopped_s, finish = self._fleet.now, self._fleet.finish
+            self._close_incidents()
+            again_s = min(stopped_s + self._model.resubmit_s, self._end_s)
+            self.outlook.stops.append(Stop(stopped_s / HOUR_S, finish.reason))
+            self.outlook.lost_s[Loss.STOPPED] += again_s - stopped_s
+            if again_s > at_s:
+                self._fleet.now = again_s
+            self._begin(again_s, self._fleet.checkpoint)
+            self._fleet.run_until(max(at_s, again_s))
+
+    def _handled(self, event: Event, actions: list[Action]) -> None:
+        """Look on: when training begins and ends, what was decided, and whether all is as it should be."""
+        machine = self._machine
+        running = machine.phase is Phase.RUNNING
+        if running and not self._running:
+            self._close_incidents()
+            self._trained_from_s, self._part_s, self._training = self._fleet.now, 0.0, True
+            self.outlook.steps_done += 1  # the one after the resume
+        elif self._running and not running:
+            self._train()
+        self._running = running
+        if actions:
+            self._check(actions)
+
+    def _train(self) -> None:
+        """Count the steps since training began, and the checkpoints among them."""
+        if not self._training:
+            return
+        self._training = False
+        every, model = self._policy.checkpoint.every_steps, self._model
+        fleet, trained_s = self._fleet, self._fleet.now - self._trained_from_s
+        pause_s = model.checkpoint_s / every if every else 0.0
+        steps = int(trained_s / (model.step_s + pause_s))
+        self._part_s = max(0.0, trained_s - steps * (model.step_s + pause_s))
+        fleet.step += steps
+        self.outlook.steps_done += steps
+        self.outlook.lost_s[Loss.CHECKPOINT] += steps * pause_s
+        if every:
+            fleet.checkpoint = max(fleet.checkpoint, fleet.step // every * every)
+        self._reached = fleet.step
+
+    # --- faults -------------------------------------------------------------------------------------------------
+
+    def _strike(self, fault: TimedFault) -> None:
+        fleet, model, world = self._fleet, self._model, self._machine.state.world
+        rank, now = fault.rank or 0, fleet.now
+        holder = world.holders[rank]
+        self.outlook.faults[fault.kind] += 1
+        if not holder.pid:
+            self.outlook.faults_missed += 1
+            return
+        if fault.kind is not Kind.DEVICE:  # from now on everybody waits; a device may still do its work
+            self._train()
+        life, node, generation = holder.incarnation, holder.node, self._machine.generation
+
+        def report(kind: FaultKind, detail: str) -> FaultReported:
+            seen_by = rank_address(rank) if kind is FaultKind.EXCEPTION else node_address(node)
+            level = fault.level if kind is FaultKind.DEVICE and fault.level else FaultReport(kind, 0, "", "").level
+            return FaultReported(FaultReport(kind, now, seen_by, detail, rank, node, generation, life, level=level))
+
+        def exited() -> Iterable[Event]:
+            process = RunningProcess(rank, holder.pid, life, generation)
+            yield ProcessExited(node, process, -9, now, expected=False)
+
+        def hung() -> Iterable[Event]:
+            current = world.holders[rank].incarnation == life and self._machine.phase is Phase.RUNNING
+            return (report(FaultKind.STALL, "no step for too long"),) if current else ()
+
+        stall_s = self._policy.stall.factor * model.step_s + self._policy.stall.grace_s
+        heartbeat = self._policy.heartbeat
+        if fault.kind is Kind.PROCESS:
+            fleet.after(model.exit_seen_s, exited)
+        elif fault.kind is Kind.EXCEPTION:
+            fleet.after(0.02, lambda: (report(FaultKind.EXCEPTION, "RuntimeError"),))
+        elif fault.kind is Kind.STALL:
+            fleet.hung[rank] = life
+            fleet.after(stall_s, hung)
+        elif fault.kind is Kind.LINK:
+            fleet.after(0.02, lambda: (report(FaultKind.COMMUNICATION, "a collective failed"),))
+        elif fault.kind is Kind.DEVICE:
+            fleet.after(model.device_seen_s, lambda: (report(FaultKind.DEVICE, "seen by a detector"),))
+            self._repair_later(node)
+        else:
+            fleet.gone.add(node)
+            silent_s = heartbeat.interval_s * heartbeat.missed
+            fleet.after(silent_s, lambda: (NodeLost(node, f"no word for {silent_s:g} s", now),))
+            self._repair_later(node)
+
+    def _repair_later(self, name: str) -> None:
+        """A broken node comes back as a new one, if the job has left it by then."""
+        fleet, world = self._fleet, self._machine.state.world
+
+        def repaired() -> Iterable[Event]:
+            if world.nodes[name].state in {NodeState.LOST, NodeState.ISOLATED} and not world.nodes[name].given_back:
+                self._broken += 1
+                yield fleet.join(f"repaired{self._broken}")
+
+        fleet.after(self._model.node_repair_s, repaired)
+
+    # --- the count ----------------------------------------------------------------------------------------------
+
+    def _close_incidents(self) -> None:
+        """Add what has ended since to the outlook."""
+        model, outlook = self._model, self.outlook
+        incidents = self._machine.incidents
+        first = incidents[0].number if incidents else 0
+        for incident in incidents[max(0, self._incidents_closed - first + 1) :]:
+            if incident.outcome is Outcome.OPEN:
+                break
+            self._incidents_closed = incident.number
+            if incident.outcome is Outcome.DISMISSED or incident.rung is None:
+                outlook.dismissed += 1
+                continue
+            outlook.incidents += 1
+            ended_s = incident.resumed_s if incident.resumed_s is not None else self._fleet.now
+            reported_s = min((phase.began_s for phase in incident.phases), default=ended_s)
+            stands = self._fleet.checkpoint if incident.resumed_step is None else incident.resumed_step
+            steps_lost = max(0, self._reached - stands)
+            again_s = steps_lost * model.step_s + self._part_s
+            self._part_s = 0.0
+            detection_s = max(0.0, reported_s - incident.began_s)
+            recovery_s = max(0.0, ended_s - reported_s - (model.step_s if incident.resumed_s is not None else 0.0))
+            outlook.lost_s[Loss.DETECTION] += detection_s
+            outlook.lost_s[Loss.RECOVERY] += recovery_s
+            outlook.lost_s[Loss.REPEATED] += again_s
+            outlook.steps_lost += steps_lost
+            outlook.taken(Took(incident.began_s / HOUR_S, incident.rung, detection_s + recovery_s + again_s,
+                               len(incident.decisions), incident.decisions[-1].reason))  # fmt: skip
+            for decision in incident.decisions:
+                for skipped in decision.skipped:
+                    outlook.spent += "budget" in skipped.reason
+
+    def _check(self, actions: list[Action]) -> None:
+        """The invariants that can be seen from here."""
+        machine, outlook = self._machine, self.outlook
+        if machine.phase not in {Phase.RUNNING, Phase.ENDED, Phase.STARTING} and machine.next_deadline() is None:
+            outlook.violations.append(f"always ends: {machine.phase} has no deadline")
+        incident = machine.incidents[-1] if machine.incidents else None
+        if incident is None or incident.outcome is not Outcome.OPEN:
+            return
+        if any(not decision.reason for decision in incident.decisions):
+            outlook.violations.append(f"every decision has a reason: incident {incident.number} has none")
+        if incident.rung in KEEPING:
+            meant = set(incident.replaced)
+            for action in actions:
+                if isinstance(action, Send) and isinstance(action.body, StartProcess) and action.body.rank not in meant:
+                    what = f"rank {action.body.rank} is replaced by {incident.rung}, and was not meant to be"
+                    outlook.violations.append(f"nobody is killed for nothing: {what}")
+        for use in machine.state.ladder.budgets(tuple(machine.state.spent), self._fleet.now):
+            if use.used > use.limit:
+                outlook.violations.append(f"budgets hold: {use.name}: {use.used} of {use.limit}")
+
+    def _conclude(self) -> None:
+        self._close_incidents()
+        outlook = self.outlook
+        useful = outlook.steps_done - outlook.steps_lost
+        outlook.goodput = min(1.0, useful * self._model.step_s / self._end_s) if self._end_s else 1.0

@@ -1,0 +1,88 @@
+"""What a forecast came to: incidents by rung, where the time went, and what did not hold."""
+
+import enum
+from collections import Counter
+
+import msgspec
+
+from ..protocol.types import Rung
+from .fault_trace import Kind
+
+
+class Loss(enum.StrEnum):
+    """Where time goes that trains nothing."""
+
+    DETECTION = "detection"  # from a fault to its report
+    RECOVERY = "recovery"  # from the report to the resumed step
+    REPEATED = "repeated steps"  # committed, and lost again
+    CHECKPOINT = "checkpoints"  # training stands still for them
+    STOPPED = "stopped"  # until somebody starts the job again
+
+
+class Took(msgspec.Struct, frozen=True):
+    """One incident: when it began, the rung that ended it, what it cost, how many rungs were tried, and why."""
+
+    at_h: float
+    rung: Rung
+    cost_s: float
+    attempts: int
+    reason: str
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """The job stopped, and why."""
+
+    at_h: float
+    reason: str
+
+
+class Outlook(msgspec.Struct, kw_only=True):
+    """The whole forecast. `goodput`: the part of the time that went into steps that were not lost again.
+
+    `spent` counts how often a rung was passed over because a budget was spent; `faults_missed` are those that struck
+    a rank without a process.
+    """
+
+    seed: int
+    hours: float
+    ranks: int
+    goodput: float = 0.0
+    incidents: int = 0
+    dismissed: int = 0
+    spent: int = 0
+    steps_done: int = 0
+    steps_lost: int = 0
+    faults_missed: int = 0
+    faults: Counter[Kind] = msgspec.field(default_factory=Counter)
+    lost_s: dict[Loss, float] = msgspec.field(default_factory=lambda: dict.fromkeys(Loss, 0.0))
+    timeline: list[Took] = msgspec.field(default_factory=list)
+    stops: list[Stop] = msgspec.field(default_factory=list)
+    violations: list[str] = msgspec.field(default_factory=list)
+
+    def taken(self, took: Took) -> None:
+        """Add an incident."""
+        self.timeline.append(took)
+
+    def by_rung(self) -> dict[Rung, list[Took]]:
+        """Return the incidents of each rung, cheapest first."""
+        return {rung: rows for rung in Rung if (rows := [took for took in self.timeline if took.rung is rung])}
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as plain values: the form of `--json`."""
+        rungs = {
+            rung.value: {
+                "incidents": len(rows),
+                "lost_s": sum(row.cost_s for row in rows),
+                "worst_s": max(row.cost_s for row in rows),
+            }
+            for rung, rows in self.by_rung().items()
+        }
+        return {
+            "seed": self.seed, "hours": self.hours, "ranks": self.ranks, "goodput": self.goodput,
+            "incidents": self.incidents, "dismissed": self.dismissed, "violations": self.violations, "rungs": rungs,
+            "faults": {kind.value: count for kind, count in self.faults.items()},
+            "faults_missed": self.faults_missed, "budgets_spent": self.spent,
+            "steps_done": self.steps_done, "steps_lost": self.steps_lost,
+            "lost_s": {loss.value: self.lost_s[loss] for loss in Loss},
+            "stops": msgspec.to_builtins(self.stops), "timeline": msgspec.to_builtins(self.timeline),
+        }  # fmt: skip
