@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test lint sim chaos bench docs clean
+.PHONY: demo test lint sim mutants chaos bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -18,8 +18,11 @@ lint: $(INSTALLED)  ## style, types and who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-sim: $(INSTALLED)  ## the recovery machine under a simulated, seeded cluster
-	$(BIN)/python -m pytest tests/simulation $(TESTS)
+sim: $(INSTALLED)  ## the recovery machine under a simulated, seeded cluster; INCIDENTS=200000 for more
+	MIDSTEP_SIM_INCIDENTS=$(or $(INCIDENTS),50000) $(BIN)/python -m pytest -s tests/simulation $(TESTS)
+
+mutants: $(INSTALLED)  ## break the machine on purpose, piece by piece: the simulation has to see each break
+	$(BIN)/python tests/simulation/mutants.py
 
 chaos: $(INSTALLED)  ## real processes, really killed; the long ones too
 	$(BIN)/python -m pytest tests/chaos $(TESTS)

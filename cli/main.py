@@ -17,6 +17,7 @@ COMMANDS = {
     "inject": "Cause a fault on purpose, now or at a moment of a step.",
     "stop": "End a job, with an emergency checkpoint.",
     "doctor": "Say what would work on this machine's devices, and try it.",
+    "simulate": "Forecast what a policy would do in a month of faults, before a job is started.",
     "policy": "Check a policy file, ask what it would do, or make one of an acjob.",
     "controller": "Run the controller of a job (`run` does it for you).",
     "agent": "Run the agent of a node (`run` does it for you).",

@@ -100,8 +100,8 @@ MUTANTS = (
     Mutant(
         "ask for nothing after a restart",
         "midstep.controller.requests",
-        "            command = _outstanding(state, holder)\n",
-        "            command = None\n",
+        "command = _outstanding(state, holder)",
+        "command = None",
     ),
     Mutant(
         "tell no agent that the job is over",

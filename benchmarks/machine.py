@@ -1,0 +1,118 @@
+"""What one incident costs the recovery machine, and how that grows with the job.
+
+    python benchmarks/machine.py [--ranks 100 1000 10000 100000] [--repeats 5] [--json FILE]
+
+A rank is killed in a running job; every other rank reports a broken collective, quiesces, rejoins, resumes and commits
+the first new step. All events are made beforehand by a played fleet, so that nothing but `RecoveryMachine.handle` is
+measured, in seconds of CPU.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from midstep.controller.events import Event
+from midstep.controller.machine import RecoveryMachine
+from midstep.controller.state import Phase
+from midstep.policies.schema import default_policy
+from midstep.protocol.messages import FaultReported, ProcessExited
+from midstep.protocol.types import FaultKind, FaultReport, JobSettings, JobSpec, RunningProcess
+from midstep.simulation.fault_trace import Model
+from midstep.simulation.fleet import Fleet
+
+RANKS_PER_NODE = 8
+SPARES = 2
+VICTIM = 3
+SETTLED_S = 10_000.0
+Record = list[tuple[Event, float]]
+
+
+def new_machine(nodes: int) -> RecoveryMachine:
+    """A job to which nothing has happened yet."""
+    job = JobSpec(
+        job="benchmark", command=("train.py",), is_module=False, no_python=False, environment={},
+        working_directory="/", job_directory="/", world_size=nodes * RANKS_PER_NODE, ranks_per_node=RANKS_PER_NODE,
+        nodes=nodes, spare_nodes=SPARES, max_restarts=0, settings=JobSettings(),
+    )  # fmt: skip
+    return RecoveryMachine(default_policy(), job)
+
+
+def play(nodes: int) -> tuple[Record, Record]:
+    """Return the events of the start, and those of the incident, each with its time."""
+    record: Record = []
+    machine = new_machine(nodes)
+    fleet = Fleet(machine, Model(), nodes_to_come=0, handled=lambda event, actions: record.append((event, fleet.now)))
+    fleet.after(0.0, lambda: [fleet.join(f"node{number}") for number in range(nodes + SPARES)])
+    fleet.run_until(SETTLED_S)
+    if machine.phase is not Phase.RUNNING:
+        raise RuntimeError(f"the job does not run: {machine.phase}")
+    start, now, generation = record[:], fleet.now, machine.generation
+    record.clear()
+    victim = machine.state.world.holders[VICTIM]
+    for holder in machine.state.world.holders:
+        if holder is not victim:
+            report = FaultReport(
+                FaultKind.COMMUNICATION, now, f"rank/{holder.rank}", "connection closed by peer", holder.rank,
+                holder.node, generation, holder.incarnation,
+            )  # fmt: skip
+            fleet.feed((FaultReported(report),))
+    process = RunningProcess(VICTIM, victim.pid, victim.incarnation, generation)
+    fleet.feed((ProcessExited(victim.node, process, -9, now, expected=False),))
+    fleet.run_until(2 * SETTLED_S)
+    if machine.phase is not Phase.RUNNING or machine.incidents[-1].replaced != (VICTIM,):
+        raise RuntimeError(f"the job has not recovered as it should: {machine.phase}")
+    return start, record
+
+
+def measure(ranks: int, repeats: int) -> dict[str, Any]:
+    """Measure one size, rounded up to whole nodes."""
+    nodes = -(-ranks // RANKS_PER_NODE)
+    start, incident = play(nodes)
+    took_s = []
+    for _ in range(repeats):
+        machine = new_machine(nodes)
+        for event, at_s in start:
+            machine.handle(event, at_s)
+        gc.collect()
+        began_s = time.process_time()
+        for event, at_s in incident:
+            machine.handle(event, at_s)
+        took_s.append(time.process_time() - began_s)
+    median_s = statistics.median(took_s)
+    return {
+        "ranks": nodes * RANKS_PER_NODE, "nodes": nodes, "events": len(incident), "repeats": repeats,
+        "cpu_s": median_s, "cpu_s_least": min(took_s), "cpu_s_greatest": max(took_s),
+        "cpu_us_per_event": 1e6 * median_s / len(incident), "cpu_us_per_rank": 1e6 * median_s / nodes / RANKS_PER_NODE,
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Measure all sizes; print a table, and write JSON where it is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    print(f"{'ranks':>8} {'events':>8} {'CPU s, median (least-greatest)':>34} {'us per event':>13} {'us per rank':>12}")
+    for ranks in options.ranks:
+        row = measure(ranks, options.repeats)
+        rows.append(row)
+        spread = f"{row['cpu_s']:.4f} ({row['cpu_s_least']:.4f}-{row['cpu_s_greatest']:.4f})"
+        print(
+            f"{row['ranks']:>8} {row['events']:>8} {spread:>34} "
+            f"{row['cpu_us_per_event']:>13.2f} {row['cpu_us_per_rank']:>12.2f}",
+            flush=True,
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps({"python": sys.version.split()[0], "rows": rows}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

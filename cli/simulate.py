@@ -1,0 +1,140 @@
+"""`midstep simulate`: what would a policy do in a month of faults? Asked before a job is started."""
+
+import re
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..policies.files import load_policy
+from ..policies.schema import default_policy
+from ..protocol.errors import ConfigurationError, PolicyError
+from ..simulation.fault_trace import FaultTrace, load_trace
+from ..simulation.forecast import Cluster, Forecast
+from ..simulation.invariants import InvariantBroken
+from ..simulation.outlook import Outlook
+from ..simulation.world import simulate
+from .views.outlook_text import outlook_tables
+
+EXIT_WRONG_FILE = 1
+EXIT_VIOLATED = 3
+MAX_RANKS = 200_000
+HOURS_OF = {"m": 1 / 60, "h": 1.0, "d": 24.0}
+
+
+class Duration(click.ParamType[float]):
+    """`90m`, `3h` or `2d`; the answer is in hours."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Make hours of the text; refuse anything else as wrong usage."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd]?)", str(value))
+        hours = float(found[1]) * HOURS_OF[found[2] or "h"] if found else 0.0
+        if not 0 < hours <= 1_000_000:
+            self.fail(f"{value!r} is no duration; allowed: a number and m, h or d, e.g. 90m, 3h", param, ctx)
+        return hours
+
+
+@click.command(name="simulate")
+@click.option("--policy", "policy_file", metavar="FILE", type=click.Path(path_type=Path), help="Default: the default.")
+@click.option("--nodes", type=click.IntRange(1, 100_000), default=2, show_default=True, help="Nodes of the job.")
+@click.option("--ranks-per-node", type=click.IntRange(1, 1024), default=8, show_default=True, help="Ranks on each.")
+@click.option("--spares", type=click.IntRange(0, 100_000), default=1, show_default=True, help="Spare nodes.")
+@click.option("--more-nodes", type=click.IntRange(0, 100_000), default=0, show_default=True,
+              help="Nodes that the platform can make when it is asked.")  # fmt: skip
+@click.option("--faults", "trace_file", metavar="FILE", type=click.Path(path_type=Path),
+              help="What goes wrong, and how long things take: a YAML file (docs/simulator.md).")  # fmt: skip
+@click.option("--mtbf", type=Duration(), help="Mean time between two faults of the job, e.g. 3h; overrides the file's.")
+@click.option("--hours", type=click.FloatRange(0, 100_000, min_open=True), default=720.0, show_default=True,
+              help="Length of the forecast.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same forecast.")
+@click.option("--json", "json_file", metavar="FILE", type=click.Path(path_type=Path), help="Write JSON; -: print.")
+@click.option("--picture", metavar="FILE", type=click.Path(path_type=Path), help="Draw it: .png, .svg or .pdf.")
+@click.option("--replay", metavar="SEED", type=int,
+              help="Play a random small job of the test suite instead, and print its transcript.")  # fmt: skip
+def command(
+    *,
+    policy_file: Path | None,
+    nodes: int,
+    ranks_per_node: int,
+    spares: int,
+    more_nodes: int,
+    trace_file: Path | None,
+    mtbf: float | None,
+    hours: float,
+    seed: int,
+    json_file: Path | None,
+    picture: Path | None,
+    replay: int | None,
+) -> None:
+    """Forecast what a policy would do about a month of faults.
+
+    The real recovery machine and ladder, over a fleet that is played: incidents per rung, time lost, goodput, budgets
+    that run out. Faults come from a file, from a mean time between them, or both. Exit status: 0; 1 when a file is
+    wrong; 2 when the command line is; 3 when an invariant did not hold, which is a defect of midstep.
+    """
+    if replay is not None:
+        _replay(replay)
+        return
+    cluster = Cluster(nodes, ranks_per_node, spares, more_nodes)
+    if cluster.ranks > MAX_RANKS:
+        raise click.UsageError(f"{nodes} nodes of {ranks_per_node} ranks are more than {MAX_RANKS} ranks")
+    try:
+        policy = load_policy(policy_file) if policy_file is not None else default_policy()
+        trace = load_trace(trace_file, cluster.ranks) if trace_file is not None else FaultTrace()
+        if mtbf is not None:
+            trace = msgspec.structs.replace(trace, mtbf_h=mtbf)
+        if trace.mtbf_h is None and not trace.faults:
+            raise click.UsageError("nothing goes wrong: give --mtbf, or --faults with a file that has mtbf_h or faults")
+        outlook = _play(Forecast(policy, cluster, trace, hours=hours, seed=seed), hours)
+        _write(outlook, json_file, picture)
+    except (PolicyError, ConfigurationError) as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_WRONG_FILE)
+    if json_file != Path("-"):
+        console = Console()
+        for part in outlook_tables(outlook, cluster):
+            console.print(part)
+    sys.exit(EXIT_VIOLATED if outlook.violations else 0)
+
+
+def _play(forecast: Forecast, hours: float) -> Outlook:
+    columns = TextColumn("forecast"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} h")
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=hours)
+        return forecast.run(lambda reached_h: progress.update(task, completed=reached_h))
+
+
+def _write(outlook: Outlook, json_file: Path | None, picture: Path | None) -> None:
+    if json_file is not None:
+        text = msgspec.json.format(msgspec.json.encode(outlook.as_json()), indent=2).decode()
+        if json_file == Path("-"):
+            click.echo(text)
+        else:
+            try:
+                json_file.write_text(text + "\n")
+            except OSError as error:
+                raise ConfigurationError(f"{json_file} cannot be written: {error.strerror}") from error
+    if picture is not None:
+        from .views.outlook_picture import write_outlook_picture
+
+        write_outlook_picture(outlook, picture)
+
+
+def _replay(seed: int) -> None:
+    try:
+        world = simulate(seed, whole_transcript=True)
+    except InvariantBroken as broken:
+        click.echo(broken.transcript)
+        click.echo(f"seed {seed}: broken: {broken.invariant}: {broken.what}")
+        sys.exit(EXIT_VIOLATED)
+    click.echo(world.tell())
+    finish = world.controller.finish
+    assert finish is not None
+    click.echo(f"seed {seed}: all invariants hold; exit code {finish.exit_code}: {finish.reason}")

@@ -1,0 +1,166 @@
+"""Forecasts: the real ladder over a played fleet, told in numbers that add up."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from midstep.cli.main import main
+from midstep.policies.schema import Budget, Policy, RungPolicy, default_policy
+from midstep.protocol.errors import PolicyError
+from midstep.protocol.types import FaultLevel, Rung
+from midstep.simulation.fault_trace import FaultTrace, Kind, Model, TimedFault, faults_of, load_trace
+from midstep.simulation.forecast import Cluster, Forecast
+from midstep.simulation.outlook import Loss, Outlook
+
+EXAMPLE = Path(__file__).parents[2] / "configs" / "faults.yaml"
+SMALL = Cluster(nodes=2, ranks_per_node=2, spares=1)
+
+
+def forecast(*faults: TimedFault, policy: Policy | None = None, hours: float = 24.0) -> Outlook:
+    """Play a small job with the given faults."""
+    trace = FaultTrace(faults=faults)
+    return Forecast(policy or default_policy(), SMALL, trace, hours=hours, seed=1).run()
+
+
+def run(*arguments: str) -> Result:
+    """Call the command line."""
+    return CliRunner().invoke(main, ["simulate", *arguments])
+
+
+def test_without_faults_only_checkpoints_cost_time() -> None:
+    outlook = forecast()
+    assert outlook.incidents == 0
+    assert outlook.lost_s[Loss.CHECKPOINT] > 0
+    assert outlook.goodput > 0.99
+
+
+def test_a_killed_process_is_restarted_in_place_and_no_step_is_lost() -> None:
+    outlook = forecast(TimedFault(3.0, Kind.PROCESS))
+    assert [took.rung for took in outlook.timeline] == [Rung.RECOVER_IN_PLACE]
+    assert outlook.steps_lost == 0
+    assert outlook.lost_s[Loss.RECOVERY] == pytest.approx(Model().start_s + Model().rejoin_s)
+
+
+def test_a_lost_node_moves_to_the_spare() -> None:
+    assert [took.rung for took in forecast(TimedFault(3.0, Kind.NODE)).timeline] == [Rung.RECOVER]
+
+
+def test_a_broken_link_repeats_the_step() -> None:
+    assert [took.rung for took in forecast(TimedFault(3.0, Kind.LINK)).timeline] == [Rung.RETRY_STEP]
+
+
+def test_a_stall_costs_the_time_until_it_is_seen() -> None:
+    outlook = forecast(TimedFault(3.0, Kind.STALL))
+    assert [took.rung for took in outlook.timeline] == [Rung.RECOVER_IN_PLACE]
+    assert outlook.lost_s[Loss.DETECTION] >= 3 * Model().step_s
+
+
+def test_a_device_to_be_separated_leaves_its_node() -> None:
+    fault = TimedFault(3.0, Kind.DEVICE, level=FaultLevel.SEPARATE_NPU)
+    assert [took.rung for took in forecast(fault).timeline] == [Rung.RECOVER]
+
+
+def test_a_spent_budget_stops_the_job_and_it_is_submitted_again() -> None:
+    """From its emergency checkpoint, and the time until then is counted."""
+    ladder = (RungPolicy(Rung.RECOVER_IN_PLACE, budget=Budget(per_job=1, window_s=0)), RungPolicy(Rung.STOP))
+    faults = (TimedFault(3.0, Kind.PROCESS), TimedFault(4.0, Kind.PROCESS), TimedFault(9.0, Kind.PROCESS))
+    outlook = forecast(*faults, policy=Policy(ladder=ladder))
+    assert [took.rung for took in outlook.timeline] == [Rung.RECOVER_IN_PLACE, Rung.STOP, Rung.RECOVER_IN_PLACE]
+    assert len(outlook.stops) == 1
+    assert outlook.spent == 1
+    assert outlook.lost_s[Loss.STOPPED] == Model().resubmit_s
+
+
+def test_what_is_trained_and_what_is_lost_make_up_the_time() -> None:
+    """Nothing is counted twice and nothing forgotten, but for the job's starts and the fractions of steps."""
+    trace = FaultTrace(mtbf_h=1.0)
+    outlook = Forecast(default_policy(), Cluster(4, 4, 2, 2), trace, hours=200, seed=3).run()
+    assert outlook.incidents > 100
+    told_s = (outlook.steps_done - outlook.steps_lost) * Model().step_s + sum(outlook.lost_s.values())
+    assert told_s == pytest.approx(200 * 3600, rel=0.01)
+    assert outlook.violations == []
+
+
+def test_the_same_seed_gives_the_same_forecast() -> None:
+    one, other = (
+        Forecast(default_policy(), SMALL, FaultTrace(mtbf_h=2.0), hours=100, seed=5).run().as_json() for _ in range(2)
+    )
+    assert one == other
+
+
+def test_the_drawn_faults_come_at_about_the_mean_time() -> None:
+    faults = list(faults_of(FaultTrace(mtbf_h=2.0), 2000.0, 8, random.Random(1)))
+    assert 850 < len(faults) < 1150
+    assert {fault.kind for fault in faults} == set(Kind)
+    assert [fault.at_h for fault in faults] == sorted(fault.at_h for fault in faults)
+
+
+def test_the_example_has_every_key_with_its_default() -> None:
+    trace = load_trace(EXAMPLE, 16)
+    assert (trace.mix, trace.levels, trace.model) == (FaultTrace().mix, FaultTrace().levels, Model())
+
+
+def test_every_mistake_of_a_trace_is_told_with_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "trace.yaml"
+    file.write_text("mtbf: 3\nmix: {process: -1}\nfaults: [{at_h: 1, kind: nod, rank: 2}]\n")
+    with pytest.raises(PolicyError) as error:
+        load_trace(file, 4)
+    text = str(error.value)
+    assert "mtbf: unknown key" in text
+    assert "mix.process: found -1" in text
+    assert "faults[0].kind: found the text 'nod'" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("faults: [{at_h: 1, kind: node, rank: 4}]", "faults[0].rank: found 4; allowed: 0 to 3"),
+        ("mix: {process: 0, exception: 0, stall: 0, link: 0, node: 0, device: 0}", "all weights are 0"),
+    ],
+)
+def test_what_only_the_job_can_tell_is_refused_too(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "trace.yaml"
+    file.write_text(text)
+    with pytest.raises(PolicyError) as error:
+        load_trace(file, 4)
+    assert said in str(error.value)
+
+
+def test_the_command_writes_tables_json_and_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    made, drawn = tmp_path / "out.json", tmp_path / "out.png"
+    done = run("--nodes", "2", "--mtbf", "12h", "--hours", "100", "--json", str(made), "--picture", str(drawn))
+    assert done.exit_code == 0, done.output
+    assert "goodput" in done.output
+    assert "no invariant was violated" in done.output
+    outlook = json.loads(made.read_text())
+    assert outlook["violations"] == []
+    assert outlook["incidents"] == sum(rung["incidents"] for rung in outlook["rungs"].values())
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "status"),
+    [
+        ((), "nothing goes wrong", 2),
+        (("--mtbf", "3 hours"), "is no duration", 2),
+        (("--mtbf", "3h", "--nodes", "100000", "--ranks-per-node", "8"), "more than 200000 ranks", 2),
+        (("--mtbf", "3h", "--faults", "/nowhere.yaml"), "/nowhere.yaml", 1),
+        (("--mtbf", "3h", "--policy", "/nowhere.yaml"), "/nowhere.yaml", 1),
+        (("--mtbf", "3h", "--hours", "1", "--picture", "x.bmp"), "a picture ends with", 1),
+    ],
+)
+def test_wrong_wishes_are_refused(arguments: tuple[str, ...], said: str, status: int) -> None:
+    done = run(*arguments)
+    assert done.exit_code == status
+    assert said in done.output
+
+
+def test_a_seed_of_the_test_suite_is_replayed_with_its_transcript() -> None:
+    done = run("--replay", "11")
+    assert done.exit_code == 0
+    assert "ControllerStarted" in done.output
+    assert "seed 11: all invariants hold" in done.output
