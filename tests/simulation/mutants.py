@@ -47,20 +47,8 @@ class TextGone(Exception):
 
 
 MUTANTS = (
-    Mutant(
-        "take answers of any generation at barrier two",
-        "midstep.controller.barriers",
-        " or event.generation != state.generation or holder.state is not RankState.REJOINING:",
-        ":",
-    ),
     Mutant("skip barrier one", "midstep.controller.barriers", "or state.awaiting_quiesced:", "and False:"),
     Mutant("skip barrier two", "midstep.controller.barriers", "    if state.awaiting_ready:\n", "    if False:\n"),
-    Mutant(
-        "ignore the incarnation of a report",
-        "midstep.controller.barriers",
-        "return holder if holder.incarnation == incarnation else None",
-        "return holder",
-    ),
     Mutant(
         "resume one rank a step later",
         "midstep.controller.barriers",
@@ -104,33 +92,27 @@ MUTANTS = (
         "command = None",
     ),
     Mutant(
-        "tell no agent that the job is over",
-        "midstep.controller.ending",
-        "    for name in state.world.named(*REACHABLE):\n        state.send(node_address(name), EndJob(",
-        "    for name in ():\n        state.send(node_address(name), EndJob(",
-    ),
-    Mutant(
         "decide without a reason",
         "midstep.policies.ladder",
         "return Decision(rung, _of_roles(names) + RULES[rung].why(case), tuple(skipped), names)",
         'return Decision(rung, "", tuple(skipped), names)',
     ),
     Mutant(
-        "fence no terms",
+        "fence neither terms nor sessions of earlier controllers",
         "midstep.protocol.mailbox",
-        "envelope.sender == CONTROLLER and envelope.term < self.term,",
-        "False,",
+        "        refusal = self._fault_of(envelope)\n",
+        "        refusal = None\n",
+    ),
+    Mutant(
+        "open no new generation",
+        "midstep.controller.openings",
+        "    state.generation += 1\n",
+        "",
     ),
     Mutant(
         "take messages twice",
         "midstep.protocol.mailbox",
         "if envelope.number and not sender.mark_taken(envelope.number):",
-        "if False:",
-    ),
-    Mutant(
-        "obey orders of old generations",
-        "midstep.processor.session",
-        "if command.generation < self.generation:",
         "if False:",
     ),
     Mutant(
