@@ -4,10 +4,13 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test lint sim mutants chaos bench docs clean
+.PHONY: demo demo-megatron test lint sim mutants chaos bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
+
+demo-megatron: $(INSTALLED)  ## the same on megatron-core, with a second kill in each of two recoveries (a minute)
+	$(BIN)/midstep demo --megatron $(DEMO)
 
 test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the long ones
 	$(BIN)/python -m pytest -m "not soak" $(TESTS)

@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ class Scene(msgspec.Struct, frozen=True):
     title: str
     fault: ArmedFault
     rung: Rung
+    meanwhile: ArmedFault | None = None  # strikes during the recovery from the first
+
+    @property
+    def faults(self) -> tuple[ArmedFault, ...]:
+        """Both of them, or the one."""
+        return (self.fault,) if self.meanwhile is None else (self.fault, self.meanwhile)
 
 
 class Show(msgspec.Struct, frozen=True):
@@ -46,6 +53,7 @@ class Show(msgspec.Struct, frozen=True):
     spares: int = SPARES
     device: DeviceName = DeviceName.CPU
     policy: str = "demo.yaml"
+    script: str = "train_and_record.py"
 
     @property
     def ranks(self) -> int:
@@ -63,6 +71,28 @@ def device_scenes(steps: int) -> tuple[Scene, ...]:
         Scene("struck memory in rank 2", fault(2, Injury.MEMORY_PERSISTENT, Moment.FORWARD, 0.3), Rung.RETRY_STEP),
         Scene("a broken link of rank 1", fault(1, Injury.LINK_DOWN, Moment.COLLECTIVE, 0.5), Rung.RETRY_STEP),
         Scene("a collective that hangs", fault(0, Injury.HANG_COLLECTIVE, Moment.COLLECTIVE, 0.7), Rung.RETRY_STEP),
+    )
+
+
+def megatron_scenes(steps: int) -> tuple[Scene, ...]:
+    """Return two kills, each followed by another one in the middle of the recovery from it."""
+
+    def kill(rank: int, moment: Moment, part: float) -> ArmedFault:
+        return ArmedFault(rank, Injury.KILL, moment, step=int(steps * part), incarnation=1)
+
+    return (
+        Scene(
+            "kill -9 of rank 1 in its backward pass, and of rank 2 while groups are rebuilt",
+            kill(1, Moment.BACKWARD, 0.3),
+            Rung.RECOVER_IN_PLACE,
+            kill(2, Moment.REBUILD, 0.3),
+        ),
+        Scene(
+            "kill -9 of rank 0 in the gradient reduction, and of rank 3 during the repair",
+            kill(0, Moment.REDUCTION, 0.7),
+            Rung.RECOVER_IN_PLACE,
+            kill(3, Moment.REPAIR, 0.7),
+        ),
     )
 
 
@@ -95,22 +125,30 @@ def scenes(steps: int) -> tuple[Scene, ...]:
     show_default=True,
     help="fake: on a CPU that behaves like an NPU, with three faults of the device besides.",
 )
+@click.option("--megatron", is_flag=True, help="Train on megatron-core, tensor parallel 2 x data parallel 2.")
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep journals, logs and records in this directory.  [default: a temporary one, removed]",
 )
-def command(*, json_file: Path | None, steps: int, device: str, keep: Path | None) -> None:
+def command(*, json_file: Path | None, steps: int, device: str, megatron: bool, keep: Path | None) -> None:
     """Train a small GPT on the standard library's source twice, undisturbed and under four faults, and compare.
 
     Two nodes of two ranks and a spare node, all on this machine. The faults: an exception in rank 0, kill -9 of rank
     1, SIGSTOP of rank 3, and the loss of a whole node. Exit code 0 only if all of it went as it should: four
     incidents, each on the expected rung, every healthy process alive throughout, no committed step lost, and
     parameters, optimizer state, random numbers and losses equal bit for bit.
+
+    With --megatron (which needs megatron-core) the same under two kills, and a second kill in each of the two recoveries.
     """
+    if megatron and find_spec("megatron") is None:
+        raise click.ClickException("megatron-core is not installed: pip install 'midstep[megatron]'")
     console = Console(width=WIDTH, highlight=False)
     kind = DeviceName(device)
     show = Show(by_step(scenes(steps), device_scenes(steps) if kind is DeviceName.FAKE else ()), device=kind)
+    if megatron:
+        script = "megatron/train_and_record.py"
+        show = Show(megatron_scenes(steps), spares=0, device=kind, policy="demo-megatron.yaml", script=script)
     try:
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
@@ -133,10 +171,12 @@ def perform(show: Show, directory: Path, steps: int, json_file: Path | None, con
     device = "" if show.device is DeviceName.CPU else f", device {show.device}"
     console.rule(f"[bold]1. undisturbed: {shape}{device}", align="left")
     _train(show, directory, "undisturbed", steps, ())
-    console.rule(f"[bold]2. the same training, under {count(len(plan), 'fault')}", align="left")
+    console.rule(
+        f"[bold]2. the same training, under {count(sum(len(scene.faults) for scene in plan), 'fault')}", align="left"
+    )
     for scene in plan:
         console.print(f"   step {scene.fault.step}: {scene.title}")
-    _train(show, directory, "disturbed", steps, tuple(scene.fault for scene in plan))
+    _train(show, directory, "disturbed", steps, tuple(fault for scene in plan for fault in scene.faults))
     status = read_status(directory / "disturbed" / "job")
     comparison = compare(directory / "undisturbed" / "record", directory / "disturbed" / "record", show.ranks, steps)
     console.rule("[bold]3. what happened", align="left")
@@ -153,7 +193,7 @@ def _train(show: Show, directory: Path, name: str, steps: int, faults: tuple[Arm
     record = directory / name / "record"
     record.mkdir(parents=True)
     start = Start(
-        command=(str(PACKAGE / "examples" / "train_and_record.py"), str(record), str(steps)),
+        command=(str(PACKAGE / "examples" / show.script), str(record), str(steps)),
         nodes=show.nodes,
         ranks_per_node=show.ranks_per_node,
         spare_nodes=show.spares,

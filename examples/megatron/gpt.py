@@ -1,0 +1,151 @@
+"""A small GPT on megatron-core that learns the source of Python's standard library: what the scripts here share."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from midstep.adapters.megatron.cpu import use_cpu
+from midstep.examples.gpt import VOCABULARY, standard_library_text
+
+LAYERS, WIDTH, HEADS, CONTEXT, MICRO_BATCH, MICRO_BATCHES = 2, 64, 4, 64, 2, 2
+
+
+class Job(NamedTuple):
+    """What a train function works with."""
+
+    model: Any
+    optimizer: Any
+    scheduler: Any
+
+
+def start(*, tensor: int = 1) -> None:
+    """Initialise torch.distributed and Megatron, as Megatron scripts do."""
+    warnings.filterwarnings("ignore")  # of what is not installed: Transformer Engine, Apex
+    if not torch.cuda.is_available():
+        use_cpu()
+    from megatron.core import parallel_state
+    from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    dist.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor)
+    replicas = parallel_state.get_data_parallel_world_size()
+    batch = MICRO_BATCH * MICRO_BATCHES * replicas
+    init_num_microbatches_calculator(dist.get_rank(), None, batch, MICRO_BATCH, replicas)
+    torch.manual_seed(1)
+    model_parallel_cuda_manual_seed(1)
+
+
+def build(*, tensor: int = 1, distributed: bool = False) -> Job:
+    """Build model, optimizer and learning rate scheduler."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+    from megatron.core.transformer.module import Float16Module
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    config = TransformerConfig(
+        num_layers=LAYERS,
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        tensor_model_parallel_size=tensor,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        use_cpu_initialization=True,
+        gradient_accumulation_fusion=False,
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+    )
+    gpt = GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(),
+        vocab_size=VOCABULARY,
+        max_sequence_length=CONTEXT,
+    )
+    ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=distributed, grad_reduce_in_fp32=True)
+    model = DistributedDataParallel(config, ddp_config, Float16Module(config, gpt))
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=1e-3,
+            min_lr=1e-4,
+            bf16=True,
+            params_dtype=torch.bfloat16,
+            clip_grad=1.0,
+            use_distributed_optimizer=distributed,
+        ),
+        [model],
+    )
+    scheduler = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=1e-3,
+        min_lr=1e-4,
+        lr_warmup_steps=80,
+        lr_decay_steps=4000,
+        lr_decay_style="cosine",
+        start_wd=0.01,
+        end_wd=0.01,
+        wd_incr_steps=1,
+        wd_incr_style="constant",
+    )
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    return Job(model, optimizer, scheduler)
+
+
+def batches(consumed_samples: int) -> Iterator[Any]:
+    """Yield this rank's micro-batches from a sample on; which text a sample is follows from its number."""
+    from megatron.core import parallel_state
+
+    text = standard_library_text()
+    rank, replicas = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    while True:
+        draw = torch.Generator().manual_seed(consumed_samples + rank * MICRO_BATCH)
+        starts = torch.randint(len(text) - CONTEXT - 1, (MICRO_BATCH,), generator=draw)
+        windows = torch.stack([text[begin : begin + CONTEXT + 1].long() for begin in starts.tolist()])
+        consumed_samples += MICRO_BATCH * replicas
+        yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def forward_step(data_iterator: Iterator[Any], model: Any) -> Any:
+    """Compute one micro-batch; returns the output and what makes a loss of it."""
+    tokens, labels = next(data_iterator)
+    positions = torch.arange(CONTEXT).unsqueeze(0).expand_as(tokens)
+    mask = torch.tril(torch.ones(1, 1, CONTEXT, CONTEXT)) < 0.5
+
+    def loss(output: torch.Tensor) -> Any:
+        mean = output.float().mean()
+        return mean, {"loss": mean.detach()}
+
+    return model(tokens, positions, mask, labels=labels), loss
+
+
+def train_step(job: Job, data_iterator: Any) -> float:
+    """Do one step: forward, backward, update, learning rate. Returns the loss."""
+    from megatron.core.num_microbatches_calculator import get_current_running_global_batch_size, get_num_microbatches
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    job.model.zero_grad_buffer()
+    job.optimizer.zero_grad()
+    losses = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=data_iterator,
+        model=[job.model],
+        num_microbatches=get_num_microbatches(),
+        seq_length=CONTEXT,
+        micro_batch_size=MICRO_BATCH,
+        forward_only=False,
+    )
+    successful, _, _ = job.optimizer.step()
+    if successful:
+        job.scheduler.step(increment=get_current_running_global_batch_size())
+    return float(torch.stack([each["loss"] for each in losses]).mean())

@@ -1,0 +1,27 @@
+"""The same training, resilient: three lines differ from train_plain.py. Start it with `midstep run`, or torchrun."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from midstep.adapters.megatron import FromSample, resilient
+from midstep.examples.megatron import gpt
+
+STEPS, TENSOR = 60, 2
+
+
+@resilient
+def train(job: gpt.Job, data_iterator: Iterator[Any], iteration: int = 0) -> None:
+    """Train until STEPS."""
+    while iteration < STEPS:
+        loss = gpt.train_step(job, data_iterator)
+        if dist.get_rank() == 0:
+            print(f"iteration {iteration} loss {loss:.4f}", flush=True)
+        iteration += 1
+
+
+if __name__ == "__main__":
+    gpt.start(tensor=TENSOR)
+    train(gpt.build(tensor=TENSOR), FromSample(gpt.batches))
+    dist.destroy_process_group()
