@@ -139,7 +139,7 @@ def command(*, json_file: Path | None, steps: int, device: str, megatron: bool, 
     incidents, each on the expected rung, every healthy process alive throughout, no committed step lost, and
     parameters, optimizer state, random numbers and losses equal bit for bit.
 
-    With --megatron (which needs megatron-core) the same under two kills, and a second kill in each of the two recoveries.
+    With --megatron (which needs megatron-core) the same under two kills, and a second one in each recovery.
     """
     if megatron and find_spec("megatron") is None:
         raise click.ClickException("megatron-core is not installed: pip install 'midstep[megatron]'")

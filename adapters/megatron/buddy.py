@@ -97,6 +97,11 @@ class Buddies:
         elements = sum(parameter.numel() for parameter in main_parameters(self._own.leaves))
         return elements * 4 * (3 + 2)
 
+    @property
+    def sent_bytes(self) -> int:
+        """What is sent to the buddy in each step."""
+        return sum(parameter.numel() for parameter in main_parameters(self._own.leaves)) * 4
+
     def exchange(self) -> None:
         """Send this step's final gradients and rates, and take the ward's. Before the commit barrier, on all ranks."""
         mine = [group for leaf in self._own.leaves.values() for group in leaf.optimizer.param_groups]

@@ -8,7 +8,7 @@ from ...protocol.errors import ConfigurationError, RecoveryError
 from ...protocol.types import ShardHold
 from .buddy import Buddies, piece_name
 from .parts import Parts
-from .shards import Shard, find_pieces, is_distributed
+from .shards import Shard, find_pieces, is_distributed, replica_ranks
 
 
 class Replica(enum.StrEnum):
@@ -44,6 +44,8 @@ class Replicas:
 
     def __init__(self, parts: Parts, place: Place, wanted: Replica | None) -> None:
         self.kind = _chosen(parts, wanted)
+        self._parts = parts
+        self._place = place
         alone = piece_name(place.rank) if self.kind is Replica.BUDDY_DEVICE else None
         self._pieces: dict[str, _Held] = {**find_pieces(parts, alone=alone)}
         self.buddies: Buddies | None = None
@@ -58,6 +60,32 @@ class Replicas:
         return tuple(
             ShardHold(shard_id, piece.open().size_bytes, held=self._is_here(piece))
             for shard_id, piece in self._pieces.items()
+        )
+
+    def cost(self) -> str:
+        """Say what the copies cost this rank, in one sentence."""
+        if self.buddies is None:
+            return f"replica {self.kind.value}: nothing is kept or sent beside what Megatron keeps anyway"
+        size, sent = self.buddies.extra_bytes / 1e6, self.buddies.sent_bytes / 1e6
+        return (
+            f"replica {self.kind.value}: about {size:.1f} MB more memory on this rank, and {sent:.1f} MB of gradients "
+            f"sent to rank {self.buddies.buddy} in each step"
+        )
+
+    def findings(self) -> tuple[str, ...]:
+        """Name the shards that the loss of one node would take away, one sentence each."""
+        node_of = self._place.node_of
+        if self.buddies is not None:
+            if self.buddies.same_node:
+                return ("there is one node: its loss takes the optimizer's pieces and their copies",)
+            return ()
+        if self.kind is Replica.NONE:
+            return ("replica is none: after the loss of any rank all go back to the last checkpoint",)
+        return tuple(
+            f"all copies of {what} are on one node (ranks {', '.join(map(str, ranks))}): its loss means going back to "
+            "a checkpoint. Let data parallel ranks lie on different nodes, by the order of ranks or Megatron's `order`"
+            for what, ranks in replica_ranks(self._parts).items()
+            if len({node_of(rank) for rank in ranks}) == 1
         )
 
     def written_here(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...processor import tree
 from ...processor.optimizer_state import OptimizerState
@@ -133,6 +134,21 @@ def find_pieces(parts: Parts, *, alone: str | None) -> dict[str, Piece]:
     if alone is not None and lonely:
         pieces[alone] = Piece({}, lonely, first=True)
     return pieces
+
+
+def replica_ranks(parts: Parts) -> dict[str, list[int]]:
+    """Return which ranks hold the same as this one, by what it is."""
+    from megatron.core import parallel_state
+
+    held = {}
+    for leaf in parts.leaves:
+        what = "experts" if _is_expert(leaf) else "dense parameters"
+        group = _replicas(_is_expert(leaf))
+        if is_distributed(leaf):
+            what = f"the optimizer piece of {what}"
+            group = parallel_state.get_inter_distributed_optimizer_instance_group()
+        held[what] = dist.get_process_group_ranks(group)
+    return held
 
 
 def derive_parameters(parts: Parts) -> None:

@@ -1,5 +1,6 @@
 """What a recovery does with a Megatron job: the Framework protocol, in Megatron's terms."""
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ from .shards import derive_parameters
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
+
+
+_log = logging.getLogger("midstep")
 
 
 class MegatronState:
@@ -51,8 +55,9 @@ class MegatronState:
         self._hooks.attach(ledger)
 
     def audit(self) -> tuple[str, ...]:
-        """Name what a recovery would not bring back."""
-        return ()
+        """Name the shards that the loss of one node would take away, and log what copies cost."""
+        _log.info("%s", self._replicas.cost())
+        return self._replicas.findings()
 
     def shards(self) -> tuple[ShardHold, ...]:
         """Name the shards that this rank must hold."""

@@ -18,6 +18,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "destroy_global_memory_buffer",
         "get_data_parallel_group",
         "get_expert_data_parallel_group",
+        "get_inter_distributed_optimizer_instance_group",
         "get_expert_model_parallel_rank",
         "get_expert_tensor_parallel_rank",
         "get_pipeline_model_parallel_rank",
