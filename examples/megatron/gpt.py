@@ -21,7 +21,7 @@ class Job(NamedTuple):
     scheduler: Any
 
 
-def start(*, tensor: int = 1) -> None:
+def start(*, tensor: int = 1, instances: int = 1) -> None:
     """Initialise torch.distributed and Megatron, as Megatron scripts do."""
     warnings.filterwarnings("ignore")  # of what is not installed: Transformer Engine, Apex
     if not torch.cuda.is_available():
@@ -31,7 +31,9 @@ def start(*, tensor: int = 1) -> None:
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
     dist.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor, num_distributed_optimizer_instances=instances
+    )
     replicas = parallel_state.get_data_parallel_world_size()
     batch = MICRO_BATCH * MICRO_BATCHES * replicas
     init_num_microbatches_calculator(dist.get_rank(), None, batch, MICRO_BATCH, replicas)
@@ -39,7 +41,7 @@ def start(*, tensor: int = 1) -> None:
     model_parallel_cuda_manual_seed(1)
 
 
-def build(*, tensor: int = 1, distributed: bool = False) -> Job:
+def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1) -> Job:
     """Build model, optimizer and learning rate scheduler."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.models.gpt import GPTModel
@@ -70,7 +72,11 @@ def build(*, tensor: int = 1, distributed: bool = False) -> Job:
         vocab_size=VOCABULARY,
         max_sequence_length=CONTEXT,
     )
-    ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=distributed, grad_reduce_in_fp32=True)
+    ddp_config = DistributedDataParallelConfig(
+        use_distributed_optimizer=distributed,
+        num_distributed_optimizer_instances=instances,
+        grad_reduce_in_fp32=True,
+    )
     model = DistributedDataParallel(config, ddp_config, Float16Module(config, gpt))
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
