@@ -39,9 +39,9 @@ def _chosen(found: Sequence[Field], source: str, name: str | None) -> Field:
     """Return the AscendJob that is meant, or say what the file has instead."""
     jobs = [document for document in found if _text(document, "kind") == KIND]
     if not jobs:
-        kinds = ", ".join(_text(document, "kind") or "a document without kind" for document in found)
+        kinds = ", ".join(_named(_text(document, "kind")) or "a document without kind" for document in found)
         raise PolicyError(f"{source}: kind: found {kinds or 'nothing'}; allowed: a document of kind {KIND}")
-    names = [_text(job, "metadata", "name") or f"the one on line {job.line}" for job in jobs]
+    names = [_named(_text(job, "metadata", "name")) or f"the one on line {job.line}" for job in jobs]
     if name is None and len(jobs) > 1:
         raise PolicyError(f"{source}: {len(jobs)} documents of kind {KIND}: {', '.join(names)}; choose one with --job")
     matching = [job for job in jobs if name in (None, _text(job, "metadata", "name"))]
@@ -49,6 +49,11 @@ def _chosen(found: Sequence[Field], source: str, name: str | None) -> Field:
         found_so = "no" if not matching else str(len(matching))
         raise PolicyError(f"{source}: {found_so} {KIND} named {name!r}; it has: {', '.join(names)}")
     return matching[0]
+
+
+def _named(text: str | None) -> str | None:
+    """Return a text so that an error which names it stays on its line."""
+    return text if text is None or text.isprintable() else repr(text)
 
 
 def _read(document: Field, mistakes: Mistakes) -> AscendJob:

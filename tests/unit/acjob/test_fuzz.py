@@ -3,7 +3,7 @@
 from typing import Any
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from midstep.policies.acjob import Translation, translate
@@ -130,6 +130,7 @@ def test_a_document_with_anything_anywhere_is_translated_or_refused(data: st.Dat
 
 
 @settings(max_examples=200, deadline=None)
+@example('kind: "\\r"')
 @given(st.text(max_size=300) | st.text(alphabet="{}[]:-&*<>!|'\"#\n abAscendJobkind", max_size=80))
 def test_any_text_at_all_is_translated_or_refused(text: str) -> None:
     """Nothing else comes out of it."""
