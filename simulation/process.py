@@ -100,8 +100,8 @@ class Process(PlayedThread):
         self.harmed = True
         if injury is Injury.RAISE:
             self.raising = True
-        elif injury is Injury.STOP:
-            self.suspended = True
+        elif injury is Injury.STOP:  # which may come later than it was asked for
+            self.suspended = not self.watched_by_nobody
         else:
             self.end(SIGKILL)
 

@@ -37,6 +37,7 @@ class Watch:
         self._before: dict[int, tuple[int, RankState]] = {}  # which process held each rank, in which state
         self._taken: list[tuple[Rung, float]] = []
         self._charged: list[tuple[Rung, float]] = []  # those that --max-restarts does not pay for
+        self._left: dict[str, float] = {}  # nodes that strays were first seen on after the job had left them
         self._attempt: set[Rung] = set()
         self.seen: Counter[tuple[Phase, str, Phase]] = Counter()  # (phase, event, phase it led to)
 
@@ -264,11 +265,14 @@ class Watch:
         return self._world.controller.machine.state.world.holders[rank]
 
     def _given_up(self, process: "Process") -> bool:
-        """Whether nobody can tell a process that it is not needed: its node counts as lost, or was left and is deaf."""
+        """Whether nobody can tell a process that it is not needed: its node counts as lost, or was left just now."""
         agent = process.seat.agent
         state = self._world.controller.machine.state.world.nodes[agent.name].state
-        deaf = self._world.timeline.now < agent.deaf_until_s + RESENT_S
-        return state is NodeState.LOST or (deaf and state is not NodeState.ACTIVE)
+        now = self._world.timeline.now
+        told = now > max(agent.deaf_until_s, self._left.setdefault(agent.name, now)) + RESENT_S
+        if state is NodeState.ACTIVE:
+            del self._left[agent.name]
+        return state is NodeState.LOST or (state is not NodeState.ACTIVE and not told)
 
     def _is_current(self, process: "Process") -> bool:
         holder = self._holder(process.rank)

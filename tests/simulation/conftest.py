@@ -6,7 +6,7 @@ import pytest
 
 from midstep.simulation.campaign import Tally, run_campaign
 
-INCIDENTS = int(os.environ.get("MIDSTEP_SIM_INCIDENTS", "2000"))
+INCIDENTS = int(os.environ.get("MIDSTEP_SIM_INCIDENTS", "10000"))
 LIMIT_S = 60 + INCIDENTS // 5  # for machines that do other things besides
 
 
