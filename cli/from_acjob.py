@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from ..policies.acjob import translate
+from ..policies.acjob.translation import translate
 from ..policies.yaml_text import MAX_FILE_BYTES, read_text
 from ..protocol.errors import PolicyError
 

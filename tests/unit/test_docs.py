@@ -15,7 +15,7 @@ import pytest
 from midstep.cli.main import COMMANDS
 from midstep.controller.state import Phase
 from midstep.controller.table import ROWS, diagram
-from midstep.policies.acjob import translate
+from midstep.policies.acjob.translation import translate
 from midstep.policies.files import parse_policy
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.policies.acjob import translate
+from midstep.policies.acjob.translation import translate
 from midstep.policies.files import MAX_FILE_BYTES
 from midstep.protocol.errors import PolicyError
 

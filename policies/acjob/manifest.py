@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import yaml
 
-from .wording import one_line
-from .yaml_text import MAX_FILE_BYTES, understandable
+from ..wording import one_line
+from ..yaml_text import MAX_FILE_BYTES, understandable
 
 _MERGE = "tag:yaml.org,2002:merge"
 _STRING = "tag:yaml.org,2002:str"

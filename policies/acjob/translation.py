@@ -8,12 +8,12 @@ import enum
 
 import msgspec
 
-from ..protocol.types import Rung
-from .acjob_reading import read_acjob
-from .acjob_settings import ACTION_TIME_LIMIT, AscendJob, Setting, Strategy
+from ...protocol.types import Rung
+from ..schema import DEFAULT_LADDER, Budget, Deadlines, Policy, RungPolicy, SubHealthAction
+from ..wording import one_line
 from .commented import render_commented
-from .schema import DEFAULT_LADDER, Budget, Deadlines, Policy, RungPolicy, SubHealthAction
-from .wording import one_line
+from .reading import read_acjob
+from .settings import ACTION_TIME_LIMIT, AscendJob, Setting, Strategy
 
 _RUNGS = {
     Strategy.RETRY: Rung.RETRY_STEP,

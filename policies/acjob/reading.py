@@ -7,10 +7,10 @@ recovery off without a word. Here it is an error with the key, the line and what
 import difflib
 from collections.abc import Iterator, Sequence
 
-from ..protocol.errors import PolicyError
-from . import acjob_pods as pods
-from .acjob_settings import API_VERSION, INT32_MOST, KIND, MAX_WAIT_S, MIN_WAIT_S, AscendJob, Setting, Strategy
+from ...protocol.errors import PolicyError
+from . import pods
 from .manifest import Field, Mistakes, documents, meant
+from .settings import API_VERSION, INT32_MOST, KIND, MAX_WAIT_S, MIN_WAIT_S, AscendJob, Setting, Strategy
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "fault-scheduling": ("grace", "force", "off"),

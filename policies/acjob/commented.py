@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import yaml
 
-from ..protocol.types import Rung
-from .schema import Policy, RungPolicy
-from .wording import one_line
+from ...protocol.types import Rung
+from ..schema import Policy, RungPolicy
+from ..wording import one_line
 
 _LONGEST = 200  # of a comment, or a value in it
 

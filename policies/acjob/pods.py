@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from .acjob_settings import ACTION_TIME_LIMIT, INT32_MOST, MAX_ACTION_S, MIN_ACTION_S, RECOVER_POLICY_PATH, Setting
 from .manifest import Field, Mistakes
+from .settings import ACTION_TIME_LIMIT, INT32_MOST, MAX_ACTION_S, MIN_ACTION_S, RECOVER_POLICY_PATH, Setting
 
 # Environment variables that have a say in MindCluster's recovery, and none in midstep's.
 _VARIABLES = frozenset(
