@@ -121,12 +121,12 @@ class Process(PlayedThread):
 
     def post(self, body: Message) -> None:
         """Report to the controller."""
+        if isinstance(body, RankReady | RankQuiesced):
+            self._said.append(body)
         if self.lie is not None:
             falsified = tell(body, self.lie, self.world.chance)
             if falsified is not None:
                 body, self.lie = falsified, None
-        if isinstance(body, RankReady | RankQuiesced):
-            self._said.append(body)
         mailbox = self.endpoint.mailbox
         mailbox.generation = max(mailbox.generation, self.session.generation)
         self.endpoint.post(body, CONTROLLER)

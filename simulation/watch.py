@@ -176,7 +176,9 @@ class Watch:
             if isinstance(order, StartProcess) and order.early:  # it takes nobody's place yet
                 continue
             for process in self._world.living():
-                harmed = process.harmed or process.seat.agent.harmed or not self._world.network.is_no_excuse
+                agent = process.seat.agent
+                cut_off = self._world.timeline.now < max(agent.deaf_until_s, agent.mute_until_s) + RESENT_S
+                harmed = process.harmed or agent.harmed or cut_off or not self._world.network.is_no_excuse
                 unharmed = process.rank == order.rank and not harmed and self._was_current(process, order)
                 stays = machine.state.world.nodes[process.seat.agent.name].state.value == "active"
                 about = [report.detail for report in incident.reports if report.rank == process.rank]
