@@ -42,7 +42,10 @@ class Routes:
         elif isinstance(event, NodeLost):
             gone = node_address(event.node)
             self._hosts = {rank: host for rank, host in self._hosts.items() if host[1] != gone}
-            self._early = {rank: host for rank, host in self._early.items() if host[1] != gone}
+            for rank, (incarnation, host) in list(self._early.items()):
+                if host == gone:  # the node may come back, with a process that nobody waits for any more
+                    del self._early[rank]
+                    self._void.setdefault(rank, set()).add(incarnation)
         for action in actions:
             if not isinstance(action, Send):
                 continue

@@ -15,6 +15,8 @@ from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
     FaultReported,
     NewcomerWaiting,
+    NodeJoined,
+    NodeLost,
     ProbeProgress,
     ProcessStarted,
     ProgressReported,
@@ -36,6 +38,7 @@ from midstep.protocol.types import (
     Rung,
     RunningProcess,
     StepReport,
+    StoreEndpoint,
     rank_address,
 )
 
@@ -359,6 +362,22 @@ def test_a_newcomer_that_is_given_up_never_gets_the_ranks_orders(cluster: Draini
     late = ProcessStarted("node2", cluster.newcomer(2), warm=True)
     learn(cluster.unwell(assertion=Assertion.RECOVER))
     learn(late)
+    assert routes.connection(rank_address(2)) == "node/node1"
+
+
+def test_a_newcomer_that_comes_back_with_its_lost_node_never_gets_the_ranks_orders(cluster: Draining) -> None:
+    """The rank that trains would not hear of anything any more."""
+    routes = Routes()
+
+    def learn(event: Any) -> None:
+        cluster.now += 0.001
+        routes.learn(event, cluster.machine.handle(event, cluster.now))
+
+    routes.learn(ProcessStarted("node1", RunningProcess(2, 102, 1, 1), warm=True), ())
+    learn(cluster.unwell())
+    newcomer = cluster.newcomer(2)
+    learn(NodeLost("node2", "no word", 0.0))
+    learn(NodeJoined("node2", "node2", StoreEndpoint("node2", 1), (newcomer,)))
     assert routes.connection(rank_address(2)) == "node/node1"
 
 
