@@ -49,7 +49,7 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
     state.awaiting_progress.clear()
     state.world.progress.clear()
-    if state.suspected_in is Phase.RUNNING:  # who has left its step with a broken collective waits for orders, not work
+    if state.suspected_in in {Phase.RUNNING, Phase.RESUMING}:  # who has left its step waits for orders, not work
         clocks = {rank: clock for rank, clock in clocks.items() if clock.activity is not Activity.RECOVERING}
     median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
     # Less than what was allowed to the step: it may have been well for up to a median before it stood still.

@@ -116,6 +116,25 @@ def test_a_checkpoint_does_not_excuse_a_broken_collective(cluster: Cluster) -> N
     assert cluster.machine.phase is not Phase.RUNNING
 
 
+def test_who_has_left_the_first_step_after_a_resume_with_a_broken_collective_is_not_blamed(cluster: Cluster) -> None:
+    """It may stand there for long while no controller is there. Whoever is dead does not answer the next quiesce."""
+    cluster.feed(cluster.exited(1))
+    for rank in (0, 2, 3):
+        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+    cluster.feed(cluster.joined(1), *(cluster.ready(rank, 5) for rank in range(4)))
+    cluster.expect(Phase.RESUMING)
+    cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION), cluster.fault(0, FaultKind.STALL))
+    left = {"step": 8, "collectives": 7, "age_s": 37.0}
+    bodies = probed(
+        cluster,
+        clock(0, Activity.COLLECTIVE, **{**left, "collectives": 8}),  # type: ignore[arg-type]
+        clock(1, Activity.RECOVERING, **left, life=2),  # type: ignore[arg-type]
+        clock(2, Activity.RECOVERING, **left),  # type: ignore[arg-type]
+    )
+    assert only(bodies, StartProcess) == []
+    assert [order.rank for order in only(bodies, Quiesce)] == [0, 1, 2, 3]
+
+
 def test_a_silent_node_is_blamed_in_the_end(cluster: Cluster) -> None:
     """Its ranks are replaced when the probe is over time, and the others quiesce."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
