@@ -21,7 +21,7 @@ from midstep.controller.state import Phase
 from midstep.simulation.invariants import InvariantBroken
 from midstep.simulation.world import simulate
 
-MOST_SEEDS = 3000
+MOST_SEEDS = 12_000
 FOCUSES = (None, Phase.RESUMING, None, Phase.REJOINING)  # in turn: where faults wait in the jobs that are played
 
 
@@ -120,6 +120,18 @@ MUTANTS = (
         "midstep.processor.session",
         "if self.stage is not fitting:",
         "if False:",
+    ),
+    Mutant(
+        "drop the processor's generation check",
+        "midstep.processor.session",
+        "if command.generation < self.generation:",
+        "if False:",
+    ),
+    Mutant(
+        "drop the generation check of the barriers",
+        "midstep.controller.barriers",
+        "event.generation != state.generation",
+        "False",
     ),
     Mutant(
         "act before it is recorded",
