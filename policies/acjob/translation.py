@@ -9,7 +9,7 @@ import enum
 import msgspec
 
 from ...protocol.types import Rung
-from ..schema import DEFAULT_LADDER, Budget, Deadlines, Policy, RungPolicy, SubHealthAction
+from ..schema import DEFAULT_LADDER, Budget, Deadlines, Policy, RungPolicy, ScalePolicy, SubHealthAction
 from ..wording import one_line
 from .commented import render_commented
 from .reading import read_acjob
@@ -67,7 +67,9 @@ def translate(text: str, source: str, job: str | None = None) -> Translation:
     deadlines, more = _deadlines(read)
     action, origin = _sub_health(read, ladder)
     more["sub_health"] = origin
-    policy = Policy(ladder=ladder, deadlines=deadlines, sub_health=action)
+    scale, scale_origins = _scale(read, ladder)
+    more |= scale_origins
+    policy = Policy(ladder=ladder, deadlines=deadlines, sub_health=action, scale=scale)
     notes = (*_differences(read, [rung.rung for rung in ladder]), *_without_counterpart(read))
     notes = tuple(Note(note.kind, one_line(note.text)) for note in notes)
     tail = [f"{note.kind.capitalize()}: {note.text}" for note in notes]
@@ -180,6 +182,22 @@ def _sub_health(job: AscendJob, ladder: tuple[RungPolicy, ...]) -> tuple[SubHeal
     return action, f"{job.sub_healthy}"
 
 
+# --- fewer nodes ------------------------------------------------------------------------------------------------------
+
+
+def _scale(job: AscendJob, ladder: tuple[RungPolicy, ...]) -> tuple[ScalePolicy, dict[str, str]]:
+    """Return whether the job may go on with fewer nodes, and where that comes from."""
+    if not _elastic(job) or not any(entry.rung is Rung.RESCHEDULE_POD for entry in ladder):
+        return ScalePolicy(), {}
+    line = job.recover_strategy.line if job.recover_strategy is not None else 0
+    origin = f"line {line}, recover-strategy: {Strategy.ELASTIC_TRAINING}; the file names no least number of nodes"
+    return ScalePolicy(min_nodes=1), {"scale.min_nodes": origin}
+
+
+def _elastic(job: AscendJob) -> bool:
+    return not _off(job) and not _paused(job) and Strategy.ELASTIC_TRAINING in job.strategies
+
+
 # --- what to know -----------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +211,7 @@ def _differences(job: AscendJob, rungs: list[Rung]) -> list[Note]:
         )
         return [Note(NoteKind.DIFFERENT, text) for text in texts]
     texts += _about_processes(job, rungs) + _about_restarts(job, rungs) + _about_sub_health(job, rungs)
+    texts += _about_scale(job, rungs)
     return [Note(NoteKind.DIFFERENT, text) for text in texts]
 
 
@@ -237,6 +256,15 @@ def _about_sub_health(job: AscendJob, rungs: list[Rung]) -> list[str]:
     ]
 
 
+def _about_scale(job: AscendJob, rungs: list[Rung]) -> list[str]:
+    if not _elastic(job) or Rung.RESCHEDULE_POD not in rungs:
+        return []
+    return [
+        "elastic-training: whole nodes leave, and all processes start anew from a checkpoint of the last step; in "
+        "MindCluster the healthy ones stay. Set scale.min_nodes to the fewest nodes that the job can train on."
+    ]
+
+
 def _about_restarts(job: AscendJob, rungs: list[Rung]) -> list[str]:
     texts = []
     restarts = [rung for rung in rungs if rung in (Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB)]
@@ -262,10 +290,10 @@ def _about_restarts(job: AscendJob, rungs: list[Rung]) -> list[str]:
 
 def _without_counterpart(job: AscendJob) -> list[Note]:
     texts = []
-    if job.recover_strategy is not None and Strategy.ELASTIC_TRAINING in job.strategies:
+    if job.recover_strategy is not None and _elastic(job) and _scale(job, _ladder(job)[0])[0].min_nodes is None:
         texts.append(
-            f"line {job.recover_strategy.line}, recover-strategy: elastic-training. midstep does not go on with fewer "
-            "ranks: without a spare node the next rung is taken."
+            f"line {job.recover_strategy.line}, recover-strategy: elastic-training. A smaller world is a way of "
+            "reschedule_pod, which is not on the ladder: set pod-rescheduling to on."
         )
     if job.grace_period is not None and _stop_grace(job) is None:
         texts.append(f"{job.grace_period}. It has a meaning with fault-scheduling grace only.")

@@ -23,7 +23,7 @@ def test_the_policy_goes_to_stdout_and_the_notes_to_stderr() -> None:
     assert result.exit_code == 0
     assert parse_policy(result.stdout, "made")
     assert "different: rank 0 is a rank like any other" in result.stderr
-    assert "no counterpart: line 26, recover-strategy: elastic-training" in result.stderr
+    assert "no counterpart: line 60, TTP_PORT: 8000" in result.stderr
 
 
 def test_the_output_file_can_be_loaded_and_is_not_overwritten_without_force(tmp_path: Path) -> None:

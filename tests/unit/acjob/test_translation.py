@@ -162,10 +162,19 @@ def test_nodes_that_are_not_well_are_ignored_where_mindcluster_would_ignore_them
     assert small("subHealthyStrategy: forceExit").policy.sub_health is SubHealthAction.IGNORE
 
 
+def test_elastic_training_lets_the_world_get_smaller_where_it_may_start_anew() -> None:
+    """The example has rescheduling of pods; without it the next best thing is to say what is missing."""
+    assert translated("example").policy.scale.min_nodes == 1
+    assert "scale.min_nodes" in notes(translated("example"), NoteKind.DIFFERENT)
+
+    found = small("fault-scheduling: grace", "recover-strategy: elastic-training")
+    assert found.policy.scale.min_nodes is None
+    assert "set pod-rescheduling to on" in notes(found, NoteKind.NO_COUNTERPART)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("example", "elastic-training"),
         ("example", "TTP_PORT: 8000"),
         ("mindspore_pod_only", "MS_ENABLE_TFT: {TTP:1,UCE:1,ARF:1}"),
         ("job_level_force", "restartPolicy: OnFailure"),
