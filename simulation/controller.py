@@ -39,6 +39,7 @@ class Controller:
         self.up = False
         self.finish: Finish | None = None
         self.crash_next: int | None = None  # die over the next event: recorded, and so many actions done
+        self.crash_at: tuple[int, int] | None = None  # likewise, over the entry of this number
         self.lives_on_s = 0.0  # how long the next one to die goes on, taken for dead
         self._recorded: set[tuple[str, int, int]] = set()
 
@@ -160,6 +161,8 @@ class Controller:
             self._world.fail(Invariant.AT_MOST_ONCE, f"{event} of {sender} is recorded a second time")
         self._recorded.add(key)
         self.journal.append((event, now, sender, session, number))
+        if self.crash_at is not None and len(self.journal) == self.crash_at[0]:
+            self.crash_next = self.crash_at[1]
 
     def _die_while_acting(self, rest: list[Action]) -> None:
         """Some actions are done. The rest is lost, or done much later by a controller that is no longer in office."""

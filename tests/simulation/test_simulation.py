@@ -4,7 +4,7 @@ import pytest
 
 from midstep.simulation.campaign import Tally
 from midstep.simulation.invariants import Invariant, InvariantBroken
-from midstep.simulation.world import simulate
+from midstep.simulation.world import World, simulate
 
 from .conftest import LIMIT_S
 
@@ -16,6 +16,21 @@ def test_the_invariants_hold_whatever_fails(campaign: Tally) -> None:
     for seed, _, _ in campaign.broken:
         simulate(seed)
     assert campaign.broken == []
+
+
+@pytest.mark.parametrize("actions_done", [0, 1])
+@pytest.mark.parametrize("seed", [3, 5, 11])
+def test_a_controller_that_dies_over_any_record_of_a_job_is_replaced(seed: int, actions_done: int) -> None:
+    """With none of what follows from the record done, and with the first of it."""
+    records = len(simulate(seed).controller.journal)
+    terms = set()
+    for number in range(2, records + 1):
+        world = World(seed)
+        world.controller.crash_at = (number, actions_done)
+        world.run()
+        terms.add(world.controller.term)
+    assert records > 30
+    assert max(terms) > 1
 
 
 def test_a_seed_replays_exactly() -> None:
