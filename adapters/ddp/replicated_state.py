@@ -6,8 +6,7 @@ state) is allocated and then becomes the live state without another copy. From `
 this rank is therefore neither the old one nor the new one.
 """
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,27 +15,10 @@ from ...processor import tree
 from ...processor.optimizer_state import OptimizerState
 from ...processor.registry import Registry
 from ...processor.room import Room, aligned
+from ...processor.shard import Shard
 from ...protocol.errors import RecoveryError
 
 SHARD_ID = "replicated"
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """An open shard."""
-
-    header: bytes
-    tensors: Sequence[torch.Tensor]
-
-    @property
-    def names(self) -> list[str]:
-        """A name for each tensor, for the checkpoint file."""
-        return tree.tensor_names(self.header)
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 class ReplicatedState:

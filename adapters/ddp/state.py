@@ -17,10 +17,11 @@ from ...processor.lifecycle import OpenShard
 from ...processor.passes import fire_in_backward, fire_in_forward
 from ...processor.random_state import DeviceRandom, RandomState
 from ...processor.registry import Registry, as_value, by_name
+from ...processor.shard import Shard
 from ...protocol.errors import NotUnderMidstep, RecoveryError
 from ...protocol.types import Moment, ShardHold
 from .buckets import BucketLayout
-from .replicated_state import SHARD_ID, ReplicatedState, Shard
+from .replicated_state import SHARD_ID, ReplicatedState
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger, Step

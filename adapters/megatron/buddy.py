@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from ...processor import tree
 from ...processor.optimizer_state import OptimizerState
-from .shards import Piece, Shard, main_parameters
+from ...processor.shard import Shard
+from .shards import Piece, main_parameters
 
 
 def piece_name(rank: int) -> str:

@@ -4,11 +4,12 @@ import enum
 from typing import NamedTuple, Protocol
 
 from ...processor.lifecycle import OpenShard
+from ...processor.shard import Shard
 from ...protocol.errors import ConfigurationError, RecoveryError
 from ...protocol.types import ShardHold
 from .buddy import Buddies, piece_name
 from .parts import Parts
-from .shards import Shard, find_pieces, is_distributed, replica_ranks
+from .shards import find_pieces, is_distributed, replica_ranks
 
 
 class Replica(enum.StrEnum):

@@ -6,8 +6,7 @@ cuts its state over the ranks of one optimizer instance; each further instance h
 parameters are no shard then: they follow from the pieces by a copy and a gather (`derive_parameters`).
 """
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,27 +14,10 @@ import torch.distributed as dist
 
 from ...processor import tree
 from ...processor.optimizer_state import OptimizerState
+from ...processor.shard import Shard
 from ...protocol.errors import RecoveryError
 from .leftovers import bucket_groups
 from .parts import Parts
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """An open shard."""
-
-    header: bytes
-    tensors: Sequence[torch.Tensor]
-
-    @property
-    def names(self) -> list[str]:
-        """A name for each tensor, for the checkpoint file."""
-        return tree.tensor_names(self.header)
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 class Piece:
