@@ -1,5 +1,6 @@
 """A node that is not well is left between two steps: what the machine orders, and what may come between."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -328,8 +329,8 @@ def test_a_restarted_controller_asks_again_for_what_a_drain_waits_for(cluster: D
     assert only(cluster.feed(ControllerStarted(term=4)), Quiesce) == [Quiesce(2, 2), Quiesce(3, 2)]
 
 
-def test_an_early_process_is_reached_only_when_the_one_before_it_has_been_told_to_end(cluster: Draining) -> None:
-    """Until then the rank's orders go to the process that trains."""
+def routed(cluster: Draining) -> tuple[Routes, Callable[[Any], None]]:
+    """Routes that know the process of rank 2, and how to let machine and routes take an event in."""
     routes = Routes()
 
     def learn(event: Any) -> None:
@@ -337,6 +338,12 @@ def test_an_early_process_is_reached_only_when_the_one_before_it_has_been_told_t
         routes.learn(event, cluster.machine.handle(event, cluster.now))
 
     routes.learn(ProcessStarted("node1", RunningProcess(2, 102, 1, 1), warm=True), ())
+    return routes, learn
+
+
+def test_an_early_process_is_reached_only_when_the_one_before_it_has_been_told_to_end(cluster: Draining) -> None:
+    """Until then the rank's orders go to the process that trains."""
+    routes, learn = routed(cluster)
     learn(cluster.unwell())
     learn(ProcessStarted("node2", cluster.newcomer(2), warm=True))
     learn(cluster.waiting(2))
@@ -351,13 +358,7 @@ def test_an_early_process_is_reached_only_when_the_one_before_it_has_been_told_t
 
 def test_a_newcomer_that_is_given_up_never_gets_the_ranks_orders(cluster: Draining) -> None:
     """Also when its start is reported late."""
-    routes = Routes()
-
-    def learn(event: Any) -> None:
-        cluster.now += 0.001
-        routes.learn(event, cluster.machine.handle(event, cluster.now))
-
-    routes.learn(ProcessStarted("node1", RunningProcess(2, 102, 1, 1), warm=True), ())
+    routes, learn = routed(cluster)
     learn(cluster.unwell())
     late = ProcessStarted("node2", cluster.newcomer(2), warm=True)
     learn(cluster.unwell(assertion=Assertion.RECOVER))
@@ -367,13 +368,7 @@ def test_a_newcomer_that_is_given_up_never_gets_the_ranks_orders(cluster: Draini
 
 def test_a_newcomer_that_comes_back_with_its_lost_node_never_gets_the_ranks_orders(cluster: Draining) -> None:
     """The rank that trains would not hear of anything any more."""
-    routes = Routes()
-
-    def learn(event: Any) -> None:
-        cluster.now += 0.001
-        routes.learn(event, cluster.machine.handle(event, cluster.now))
-
-    routes.learn(ProcessStarted("node1", RunningProcess(2, 102, 1, 1), warm=True), ())
+    routes, learn = routed(cluster)
     learn(cluster.unwell())
     newcomer = cluster.newcomer(2)
     learn(NodeLost("node2", "no word", 0.0))
