@@ -18,7 +18,7 @@ from typing import Any
 
 from midstep.controller.events import Event
 from midstep.controller.machine import RecoveryMachine
-from midstep.controller.state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import default_policy
 from midstep.protocol.messages import FaultReported, ProcessExited
 from midstep.protocol.types import FaultKind, FaultReport, JobSettings, JobSpec, RunningProcess

@@ -4,7 +4,7 @@ import time
 
 import click
 
-from ..controller.control_requests import ReportFaultRequest
+from ..controller.doors.control_requests import ReportFaultRequest
 from ..policies.fault_levels import LevelName, level_named
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..agent.kernel import die_with_parent
-from ..controller.notices import Result, read_endpoint, read_result
+from ..controller.doors.notices import Result, read_endpoint, read_result
 from ..platforms.local import LocalOptions, LocalPlatform
 from ..protocol.errors import PlatformError
 from .fault_watch import watch_faults

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from ..controller.control_requests import Accepted, Refused, Request
-from ..controller.control_socket import NoController, ask
+from ..controller.doors.control_requests import Accepted, Refused, Request
+from ..controller.doors.control_socket import NoController, ask
 from ..protocol.errors import MidstepError
 from .job_directories import find_job
 from .job_file import run_directory_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from ..controller.control_requests import StatusReply, StatusRequest
-from ..controller.control_socket import NoController, ask
+from ..controller.doors.control_requests import StatusReply, StatusRequest
+from ..controller.doors.control_socket import NoController, ask
 from ..controller.journal import read_status
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus

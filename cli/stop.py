@@ -4,7 +4,7 @@ import getpass
 
 import click
 
-from ..controller.control_requests import StopJobRequest
+from ..controller.doors.control_requests import StopJobRequest
 from .operator import tell
 
 ASK_S = 10.0

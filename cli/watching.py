@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from ..controller.control_requests import StatusReply, StatusRequest
-from ..controller.control_socket import NoController, ask
+from ..controller.doors.control_requests import StatusReply, StatusRequest
+from ..controller.doors.control_socket import NoController, ask
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import Incident, JobStatus, Outcome
 

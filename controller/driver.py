@@ -20,13 +20,13 @@ from ..protocol.messages import DeleteNode, EndJob, FaultReported, NodeHeartbeat
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Send
 from .clock import Clock
-from .control_requests import Reply
-from .control_socket import ControlServer
-from .desk import Desk
+from .doors.control_requests import Reply
+from .doors.control_socket import ControlServer
+from .doors.desk import Desk
+from .doors.notices import Result, write_result
 from .events import ControllerStarted, DeadlinePassed, Event, NodeReturned, StopRequested
 from .journal import Entry, Journal
 from .journal_trouble import JournalTrouble
-from .notices import Result, write_result
 from .pending import Answer, Pending, regret
 from .progress import ProgressBoard
 from .routes import Routes

@@ -10,12 +10,12 @@ from ..protocol.incidents import Incident, JobStatus, RankStatus
 from ..protocol.types import JobSpec
 from .actions import Action
 from .events import Event
-from .failures import failure_counts
 from .fault_book import FaultBook
-from .openings import wait_for_nodes
-from .planning import follow, node_status
-from .state import JobState, Phase
-from .table import TABLE
+from .recovery.failures import failure_counts
+from .recovery.openings import wait_for_nodes
+from .recovery.planning import follow, node_status
+from .recovery.state import JobState, Phase
+from .recovery.table import TABLE
 from .world import World
 
 

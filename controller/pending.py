@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.errors import JournalError
-from .control_requests import Refused, Reply
+from .doors.control_requests import Refused, Reply
 from .journal import Entry
 from .wire import Arrival
 

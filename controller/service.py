@@ -18,11 +18,11 @@ from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
 from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
-from .control_socket import ControlServer
+from .doors.control_socket import ControlServer
+from .doors.line_socket import LineServer
+from .doors.notices import read_endpoint, write_endpoint
 from .driver import Driver
 from .journal import Journal, journal_path
-from .line_socket import LineServer
-from .notices import read_endpoint, write_endpoint
 from .progress import ProgressBoard
 from .routes import Routes
 from .wire import Wire

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ..controller.state import Phase
+from ..controller.recovery.state import Phase
 from ..protocol.incidents import Outcome
 from ..protocol.types import Rung
 from .invariants import Invariant, InvariantBroken

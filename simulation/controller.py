@@ -10,9 +10,9 @@ from ..controller.actions import Action, Finish, Forget, Send
 from ..controller.admission import refusal
 from ..controller.events import ControllerStarted, DeadlinePassed, Event, NodeReturned
 from ..controller.machine import RecoveryMachine
+from ..controller.recovery.state import Phase
+from ..controller.recovery.table import TABLE
 from ..controller.routes import Routes
-from ..controller.state import Phase
-from ..controller.table import TABLE
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import DeleteNode, EndJob, Envelope, NodeJoined, NodeLost, Report
 from ..protocol.types import CONTROLLER, PLATFORM, node_address

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..controller.state import Phase
+from ..controller.recovery.state import Phase
 from . import cluster_faults as cluster
 from . import operator_faults as operator
 from . import process_faults as processes

@@ -12,7 +12,7 @@ import msgspec
 from ..controller.actions import Action, Send
 from ..controller.events import Event
 from ..controller.machine import RecoveryMachine
-from ..controller.state import Phase
+from ..controller.recovery.state import Phase
 from ..controller.world import NodeState
 from ..policies.schema import Policy
 from ..protocol.incidents import Outcome

@@ -4,7 +4,7 @@ import random
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
-from ..controller.state import Phase
+from ..controller.recovery.state import Phase
 
 if TYPE_CHECKING:
     from .faults import Deed

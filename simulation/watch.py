@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..controller.actions import Action, Send
 from ..controller.events import Event
-from ..controller.state import Phase
+from ..controller.recovery.state import Phase
 from ..controller.world import NodeState, RankState
 from ..policies.roles import WORLD_RESTARTS
 from ..processor.session import Stage

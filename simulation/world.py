@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ..controller.actions import Action
 from ..controller.events import Event
 from ..controller.machine import RecoveryMachine
-from ..controller.state import Phase
+from ..controller.recovery.state import Phase
 from ..protocol.messages import Envelope
 from ..protocol.types import StoreEndpoint
 from . import faults

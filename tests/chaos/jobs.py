@@ -15,8 +15,8 @@ import msgspec
 import psutil
 import yaml
 
-from midstep.controller.control_requests import Request, StatusReply, StatusRequest
-from midstep.controller.control_socket import NoController, ask
+from midstep.controller.doors.control_requests import Request, StatusReply, StatusRequest
+from midstep.controller.doors.control_socket import NoController, ask
 from midstep.protocol import environment as names
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import ArmedFault, Injury, Moment

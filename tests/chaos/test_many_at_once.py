@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from midstep.controller.control_requests import Accepted, KillNodeRequest
+from midstep.controller.doors.control_requests import Accepted, KillNodeRequest
 from midstep.protocol.types import ArmedFault, Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish

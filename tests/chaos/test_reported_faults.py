@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from midstep.cli.device_faults import build
-from midstep.controller.control_requests import Accepted, InjectRequest
+from midstep.controller.doors.control_requests import Accepted, InjectRequest
 from midstep.policies.fault_levels import LevelName
 from midstep.protocol.types import ArmedFault, Injury
 

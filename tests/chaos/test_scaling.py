@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DistributedSampler
 
-from midstep.controller.control_requests import KillNodeRequest
-from midstep.controller.notices import read_endpoint
+from midstep.controller.doors.control_requests import KillNodeRequest
+from midstep.controller.doors.notices import read_endpoint
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.types import node_address
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
 
-from midstep.controller.state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.simulation.invariants import InvariantBroken
 from midstep.simulation.world import simulate
 
@@ -47,11 +47,13 @@ class TextGone(Exception):
 
 
 MUTANTS = (
-    Mutant("skip barrier one", "midstep.controller.barriers", "or state.awaiting_quiesced:", "and False:"),
-    Mutant("skip barrier two", "midstep.controller.barriers", "    if state.awaiting_ready:\n", "    if False:\n"),
+    Mutant("skip barrier one", "midstep.controller.recovery.barriers", "or state.awaiting_quiesced:", "and False:"),
+    Mutant(
+        "skip barrier two", "midstep.controller.recovery.barriers", "    if state.awaiting_ready:\n", "    if False:\n"
+    ),
     Mutant(
         "resume one rank a step later",
-        "midstep.controller.barriers",
+        "midstep.controller.recovery.barriers",
         "Resume(each.rank, state.generation, event.step)",
         "Resume(each.rank, state.generation, event.step + (each.rank == 1))",
     ),
@@ -63,31 +65,31 @@ MUTANTS = (
     ),
     Mutant(
         "forget a budget",
-        "midstep.controller.deciding",
+        "midstep.controller.recovery.deciding",
         "_charge(state, state.ladder.charges(facts, decision.rung))",
         "pass",
     ),
     Mutant(
         "replace everybody",
-        "midstep.controller.deciding",
+        "midstep.controller.recovery.deciding",
         "replace = state.ladder.ranks_to_replace(facts, rung)",
         "replace = tuple(range(state.world.size))",
     ),
     Mutant(
         "never time out",
-        "midstep.controller.deadlines",
+        "midstep.controller.recovery.deadlines",
         "    elif state.due_s is not None and state.due_s <= now:",
         "    elif False:",
     ),
     Mutant(
         "wait without a deadline",
-        "midstep.controller.state",
+        "midstep.controller.recovery.state",
         "self.due_s = None if limit_s is None else now + limit_s",
         "self.due_s = None",
     ),
     Mutant(
         "ask for nothing after a restart",
-        "midstep.controller.requests",
+        "midstep.controller.recovery.requests",
         "command = _outstanding(state, holder)",
         "command = None",
     ),
@@ -105,7 +107,7 @@ MUTANTS = (
     ),
     Mutant(
         "open no new generation",
-        "midstep.controller.openings",
+        "midstep.controller.recovery.openings",
         "    state.generation += 1\n",
         "",
     ),
@@ -129,7 +131,7 @@ MUTANTS = (
     ),
     Mutant(
         "drop the generation check of the barriers",
-        "midstep.controller.barriers",
+        "midstep.controller.recovery.barriers",
         "event.generation != state.generation",
         "False",
     ),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from midstep.controller.state import Phase
-from midstep.controller.table import TABLE
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.table import TABLE
 from midstep.simulation.campaign import Tally, run_seeds
 
 MOST_SEEDS = 400  # for one phase

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from midstep.cli.views.status_view import fault_table
 from midstep.controller.admission import refusal
-from midstep.controller.desk import describe_report
+from midstep.controller.doors.desk import describe_report
 from midstep.protocol.incidents import StandingFault
 from midstep.protocol.messages import Ack, Envelope, FaultReported, Message, NodeLost, StepCommitted
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from midstep.cli.main import COMMANDS
-from midstep.controller.state import Phase
-from midstep.controller.table import ROWS, diagram
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.table import ROWS, diagram
 from midstep.policies.acjob.translation import translate
 from midstep.policies.files import parse_policy
 

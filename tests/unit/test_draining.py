@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.controller.boundary import READINGS
-from midstep.controller.draining import FAILURES
 from midstep.controller.events import ControllerStarted, DeadlinePassed
+from midstep.controller.recovery.boundary import READINGS
+from midstep.controller.recovery.draining import FAILURES
+from midstep.controller.recovery.state import Phase
 from midstep.controller.routes import Routes
-from midstep.controller.state import Phase
 from midstep.policies.schema import Policy, SubHealthAction, default_policy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from midstep.controller.events import DeadlinePassed
-from midstep.controller.state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Budget, NodePolicy, Policy, RungPolicy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import FaultReported, Quiesce, Rejoin, StartProcess

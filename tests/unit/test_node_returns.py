@@ -4,7 +4,7 @@ import msgspec
 
 from midstep.controller.events import NodeReturned
 from midstep.controller.progress import ProgressBoard
-from midstep.controller.state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import FaultReported, IntroduceNode, NodeJoined, NodeLost, StartProcess, StopProcess
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, Rung, RunningProcess, StoreEndpoint
 

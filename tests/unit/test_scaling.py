@@ -7,7 +7,7 @@ import pytest
 
 from midstep.controller.actions import Finish
 from midstep.controller.events import ControllerStarted, StopRequested
-from midstep.controller.state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.policies.facts import Facts
 from midstep.policies.ladder import Ladder
 from midstep.policies.rules import broken_rules

@@ -3,7 +3,7 @@
 import pytest
 
 from midstep.controller.events import DeadlinePassed
-from midstep.controller.state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import ProbeProgress, ProgressReported, Quiesce, StartProcess
 from midstep.protocol.types import Activity, FaultKind, RankProgress

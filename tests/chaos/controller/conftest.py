@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.control_requests import Request, StatusReply, StatusRequest
-from midstep.controller.control_socket import NoController, ask
+from midstep.controller.doors.control_requests import Request, StatusReply, StatusRequest
+from midstep.controller.doors.control_socket import NoController, ask
+from midstep.controller.doors.notices import read_endpoint
 from midstep.controller.journal import Journal, journal_path, read_status
-from midstep.controller.notices import read_endpoint
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol import codec
 from midstep.protocol.incidents import JobStatus

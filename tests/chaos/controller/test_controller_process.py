@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from midstep.controller.control_requests import Accepted, StopJobRequest
-from midstep.controller.control_socket import socket_path
-from midstep.controller.notices import read_endpoint, read_result
+from midstep.controller.doors.control_requests import Accepted, StopJobRequest
+from midstep.controller.doors.control_socket import socket_path
+from midstep.controller.doors.notices import read_endpoint, read_result
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import RankJoined, RankQuiesced, RankReady, StepCommitted
 from midstep.protocol.types import Rung

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.actions import Action
-from midstep.controller.control_requests import Reply, Request
-from midstep.controller.control_socket import ControlServer, ask
+from midstep.controller.doors.control_requests import Reply, Request
+from midstep.controller.doors.control_socket import ControlServer, ask
+from midstep.controller.doors.notices import write_endpoint
 from midstep.controller.driver import Driver
 from midstep.controller.events import Event
 from midstep.controller.journal import Journal, journal_path
-from midstep.controller.notices import write_endpoint
 from midstep.controller.progress import ProgressBoard
 from midstep.controller.routes import Routes
 from midstep.controller.service import bind

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from midstep.controller.line_socket import SOCKET_NAME, LineServer
+from midstep.controller.doors.line_socket import SOCKET_NAME, LineServer
 from midstep.detectors.lines import MAX_LINE_BYTES
 from midstep.detectors.reporter import FaultReporter, NotTaken
 from midstep.protocol.errors import ConfigurationError

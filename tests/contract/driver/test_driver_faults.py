@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from midstep.controller.actions import Finish, Send
-from midstep.controller.control_requests import (
+from midstep.controller.doors.control_requests import (
     Accepted,
     InjectRequest,
     KillNodeRequest,
@@ -19,7 +19,7 @@ from midstep.controller.control_requests import (
     StatusRequest,
     StopJobRequest,
 )
-from midstep.controller.control_socket import NoController, ask, socket_path
+from midstep.controller.doors.control_socket import NoController, ask, socket_path
 from midstep.controller.events import InjectRequested, KillNodeRequested, StopRequested
 from midstep.protocol import codec
 from midstep.protocol.errors import JournalError

@@ -15,8 +15,8 @@ import msgspec
 from midstep.controller.actions import Action, Finish, Send
 from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, StopRequested
 from midstep.controller.machine import RecoveryMachine
-from midstep.controller.state import Phase
-from midstep.controller.table import TABLE
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.table import TABLE
 from midstep.policies.files import parse_policy
 from midstep.protocol import messages as m
 from midstep.protocol.incidents import Incident

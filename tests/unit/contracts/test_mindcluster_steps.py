@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from midstep.controller.state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.controller.world import NodeState
 from midstep.protocol.messages import (
     CreateNode,

@@ -3,7 +3,7 @@
 import pytest
 
 from midstep.controller.progress import ProgressBoard
-from midstep.controller.state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import job_settings
 from midstep.protocol.messages import NodeJoined, Quiesce, Rejoin, StartProcess, StopProcess

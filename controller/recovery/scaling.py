@@ -6,13 +6,13 @@ rank and the new number of ranks, and loads it. The data position knows how to g
 
 import math
 
-from ..policies import scale
-from ..protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from ...policies import scale
+from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from ..world import NodeState
 from .boundary import read_clocks
 from .openings import natural, nodes_needed, open_world, stop_all_processes, wait_for_nodes
 from .planned import Plan
 from .state import JobState
-from .world import NodeState
 
 
 def nodes_asked(state: JobState) -> int:

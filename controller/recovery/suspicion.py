@@ -6,10 +6,10 @@ nodes tell who holds up the others.
 
 import msgspec
 
-from ..protocol.messages import ProbeProgress, ProgressReported
-from ..protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, node_address
+from ...protocol.messages import ProbeProgress, ProgressReported
+from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, node_address
+from ..faults import describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
 from .deciding import blame, current_rung, decide, rung_failed, with_rank
-from .faults import describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
 from .openings import open_generation
 from .state import JobState, Phase
 

@@ -7,13 +7,13 @@ What is left is a fault of a rank or of a node in use, and goes on through the o
 
 import msgspec
 
-from ..policies.fault_levels import TREATMENTS, Treatment, closed_text
-from ..policies.schema import SubHealthAction
-from ..protocol.types import Assertion, FaultLevel, FaultReport
+from ...policies.fault_levels import TREATMENTS, Treatment, closed_text
+from ...policies.schema import SubHealthAction
+from ...protocol.types import Assertion, FaultLevel, FaultReport
+from ..world import NodeState
 from .draining import UNFIT, take_sub_health, well_again
 from .openings import release_held, wait_for_nodes
 from .state import JobState, Phase
-from .world import NodeState
 
 # What keeps a node in use from getting new processes.
 _CLOSED = frozenset({Treatment.LEAVE, Treatment.CLOSE})

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..detectors.lines import MAX_LINE_BYTES, parse_line
-from ..protocol.endpoints import prepare_ipc
-from ..protocol.errors import ConfigurationError, DocumentError
-from ..protocol.types import FaultReport
+from ...detectors.lines import MAX_LINE_BYTES, parse_line
+from ...protocol.endpoints import prepare_ipc
+from ...protocol.errors import ConfigurationError, DocumentError
+from ...protocol.types import FaultReport
 from .control_requests import Accepted, Refused, Reply
 
 SOCKET_NAME = "detectors.sock"

@@ -7,13 +7,13 @@ quiesced as in any incident, and the step that they were in is repeated.
 
 import math
 
-from ..protocol.messages import ProbeProgress, ProgressReported, Quiesce, StopProcess
-from ..protocol.types import Activity, RankProgress, node_address, rank_address
-from .faults import excused_ranks
+from ...protocol.messages import ProbeProgress, ProgressReported, Quiesce, StopProcess
+from ...protocol.types import Activity, RankProgress, node_address, rank_address
+from ..faults import excused_ranks
+from ..world import PARKED, NodeState, RankState
 from .openings import next_generation
 from .planned import Plan, Stage
 from .state import JobState, Phase
-from .world import PARKED, NodeState, RankState
 
 LEAD_S = 1.0  # the boundary is at least so far ahead, for the word to reach everybody first
 READ_S = 5.0  # a node that does not read its clocks in this time is asked again

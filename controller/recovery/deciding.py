@@ -2,9 +2,10 @@
 
 import msgspec
 
-from ..policies.facts import Facts, FailedRung, Spent
-from ..policies.roles import WORLD_RESTARTS
-from ..protocol.types import DETECTOR_PREFIX, FaultReport, Rung
+from ...policies.facts import Facts, FailedRung, Spent
+from ...policies.roles import WORLD_RESTARTS
+from ...protocol.types import DETECTOR_PREFIX, FaultReport, Rung
+from ..world import NodeState
 from .boundary import give_up
 from .detected import closed_nodes
 from .ending import begin_stop, save_first
@@ -20,7 +21,6 @@ from .openings import (
 )
 from .scaling import least_nodes
 from .state import JobState, Phase
-from .world import NodeState
 
 # A replacement that is lost once may have been struck by a second fault; twice, and the rung does not help.
 SETBACKS_PER_RUNG = 2

@@ -7,8 +7,8 @@ import enum
 import math
 from dataclasses import dataclass, field
 
-from ..policies.facts import Spent
-from ..protocol.types import Decision, FaultReport
+from ...policies.facts import Spent
+from ...protocol.types import Decision, FaultReport
 
 
 class Stage(enum.StrEnum):

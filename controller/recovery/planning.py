@@ -1,13 +1,13 @@
 """Follows what is planned: begins a change when the job can bear one, and gives it up when something comes between."""
 
-from ..protocol.incidents import NodeStatus
+from ...protocol.incidents import NodeStatus
+from ..world import Node, NodeState
 from .boundary import READINGS, give_up, read_clocks, stopped
 from .draining import begin, switch
 from .ending import save_first
 from .planned import Stage
 from .scaling import consider_growth
 from .state import JobState, Phase
-from .world import Node, NodeState
 
 # A planned change goes on in these; everything else is an incident, and comes first.
 _QUIET = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SUSPECTING})

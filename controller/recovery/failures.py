@@ -6,8 +6,8 @@ is none, and neither is the end of a process that was replaced: those reports ar
 
 from collections.abc import Iterable
 
-from ..policies.budgets import failures_by_node, worn_out
-from ..policies.facts import NodeFailure
+from ...policies.budgets import failures_by_node, worn_out
+from ...policies.facts import NodeFailure
 from .state import JobState
 
 

@@ -1,6 +1,6 @@
 """When a node comes, goes, or cannot be had."""
 
-from ..protocol.messages import (
+from ...protocol.messages import (
     IntroduceNode,
     NodeJoined,
     NodeLost,
@@ -9,17 +9,17 @@ from ..protocol.messages import (
     StoreMoved,
     WelcomeNode,
 )
-from ..protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
+from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
+from ..events import NodeReturned
+from ..world import GONE, NodeState
 from .deciding import blame, decide, rung_failed
 from .detected import settle
 from .draining import newcomer_of
 from .ending import end, lost_while_saving
-from .events import NodeReturned
 from .failures import too_many
 from .openings import wait_for_nodes
 from .scaling import resize
 from .state import OVER, JobState, Phase
-from .world import GONE, NodeState
 
 
 def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:

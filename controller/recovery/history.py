@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ..protocol.incidents import Incident, Outcome, PhaseRecord, RankPhase
-from ..protocol.types import Decision, FaultReport, RestoreSource
+from ...protocol.incidents import Incident, Outcome, PhaseRecord, RankPhase
+from ...protocol.types import Decision, FaultReport, RestoreSource
 
 MAX_INCIDENTS = 1000
 MAX_REPORTS_PER_INCIDENT = 200

@@ -6,10 +6,10 @@ hand (`open_world`); or nodes have to come first (`wait_for_nodes`).
 
 from collections.abc import Iterable
 
-from ..protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
-from ..protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
+from ...protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
+from ...protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
+from ..world import GONE, PARKED, REACHABLE, Holder, NodeState, RankState
 from .state import JobState, Phase
-from .world import GONE, PARKED, REACHABLE, Holder, NodeState, RankState
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..protocol.errors import MidstepError
+from ...protocol.errors import MidstepError
 
 ENDPOINT_NAME = "controller.endpoint"
 RESULT_NAME = "result.json"

@@ -5,12 +5,12 @@ function, everybody stops at a step boundary; the new processes take the ranks o
 replicas that the others hold. The old processes end only when it is sure that nobody else's state goes with them.
 """
 
-from ..policies import sub_health
-from ..policies.facts import Facts
-from ..policies.fault_levels import Treatment
-from ..protocol.errors import StateLost
-from ..protocol.messages import NewcomerWaiting, Quiesce, StartProcess
-from ..protocol.types import (
+from ...policies import sub_health
+from ...policies.facts import Facts
+from ...policies.fault_levels import Treatment
+from ...protocol.errors import StateLost
+from ...protocol.messages import NewcomerWaiting, Quiesce, StartProcess
+from ...protocol.types import (
     FaultReport,
     RestoreSource,
     Rung,
@@ -19,12 +19,12 @@ from ..protocol.types import (
     node_address,
     rank_address,
 )
+from ..repair import plan_repair
+from ..world import NodeState, RankState
 from .boundary import end_newcomers, give_up, read_clocks
 from .openings import natural, open_generation, start_command, vacate
 from .planned import Newcomer, Plan, Stage, Unwell
-from .repair import plan_repair
 from .state import JobState, Phase
-from .world import NodeState, RankState
 
 # What keeps a node without ranks from being chosen.
 UNFIT = frozenset(Treatment) - {Treatment.NOTE}

@@ -7,16 +7,16 @@ replay its journal and go on.
 import enum
 from dataclasses import dataclass, field
 
-from ..policies.facts import NodeFailure, Spent
-from ..policies.ladder import Ladder
-from ..policies.schema import Policy
-from ..protocol.messages import Command
-from ..protocol.types import FaultReport, JobSpec, RepairPlan, Rung, rank_address
-from .actions import Action, Finish, Forget, Send
-from .fault_book import FaultBook
+from ...policies.facts import NodeFailure, Spent
+from ...policies.ladder import Ladder
+from ...policies.schema import Policy
+from ...protocol.messages import Command
+from ...protocol.types import FaultReport, JobSpec, RepairPlan, Rung, rank_address
+from ..actions import Action, Finish, Forget, Send
+from ..fault_book import FaultBook
+from ..world import World
 from .history import History
 from .planned import Plans
-from .world import World
 
 
 class Phase(enum.StrEnum):

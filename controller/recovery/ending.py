@@ -5,12 +5,12 @@ that holds it. The lowest of all comes last and publishes. Whatever fails on the
 from ending.
 """
 
-from ..protocol.messages import CheckpointSaved, EndJob, Quiesce, SaveCheckpoint
-from ..protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
-from .repair import lost_shards
+from ...protocol.messages import CheckpointSaved, EndJob, Quiesce, SaveCheckpoint
+from ...protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
+from ..repair import lost_shards
+from ..world import PARKED, REACHABLE, RankState
 from .scaling import start_anew
 from .state import JobState, Phase
-from .world import PARKED, REACHABLE, RankState
 
 SAVE_S = 300.0
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from ..protocol import messages as m
+from ...protocol import messages as m
+from ..events import ControllerStarted, DeadlinePassed, InjectRequested, KillNodeRequested, NodeReturned, StopRequested
 from . import barriers, boundary, deadlines, draining, ending, nodes, reports, requests, suspicion
-from .events import ControllerStarted, DeadlinePassed, InjectRequested, KillNodeRequested, NodeReturned, StopRequested
 from .state import JobState, Phase
 
 Handler = Callable[[JobState, Any, float], None]

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from ..protocol.incidents import JobStatus
-from ..protocol.messages import FaultReported
-from ..protocol.types import ArmedFault, Assertion, FaultReport, JobSpec
-from .actions import Action, Send
-from .admission import unbelievable
+from ...protocol.incidents import JobStatus
+from ...protocol.messages import FaultReported
+from ...protocol.types import ArmedFault, Assertion, FaultReport, JobSpec
+from ..actions import Action, Send
+from ..admission import unbelievable
+from ..events import Event, InjectRequested, KillNodeRequested, StopRequested
 from .control_requests import (
     Accepted,
     InjectRequest,
@@ -18,7 +19,6 @@ from .control_requests import (
     StatusReply,
     StatusRequest,
 )
-from .events import Event, InjectRequested, KillNodeRequested, StopRequested
 
 
 class Desk:

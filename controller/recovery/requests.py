@@ -1,6 +1,6 @@
 """What operators and the controller itself ask for: injected faults, a stop, and going on after a restart."""
 
-from ..protocol.messages import (
+from ...protocol.messages import (
     ArmFault,
     Command,
     CreateNode,
@@ -12,14 +12,14 @@ from ..protocol.messages import (
     Resume,
     WelcomeNode,
 )
-from ..protocol.types import PLATFORM, Injury, node_address, rank_address
+from ...protocol.types import PLATFORM, Injury, node_address, rank_address
+from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
+from ..world import REACHABLE, Holder, NodeState, RankState
 from .barriers import rejoin_command
 from .draining import outstanding_starts
 from .ending import begin_stop, end, outstanding_saves, save_command
-from .events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
 from .openings import start_command
 from .state import JobState, Phase
-from .world import REACHABLE, Holder, NodeState, RankState
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
 

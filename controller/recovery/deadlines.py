@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from ..events import DeadlinePassed
+from ..world import NodeState
 from .boundary import late
 from .deciding import blame, decide, rung_failed
 from .ending import conclude, end, ready_to_save
-from .events import DeadlinePassed
 from .nodes import nodes_missing
 from .openings import nodes_needed, overdue, release_held, wait_for_nodes
 from .planning import overdue as overdue_plan
 from .state import JobState, Phase
 from .suspicion import resolve_suspicion, suspect
-from .world import NodeState
 
 
 def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:

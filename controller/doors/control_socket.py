@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..protocol.errors import MidstepError
-from ..protocol.transport import DealerSocket, RouterSocket, wait
+from ...protocol.errors import MidstepError
+from ...protocol.transport import DealerSocket, RouterSocket, wait
 from .control_requests import Refused, Reply, Request
 
 SOCKET_NAME = "controller.sock"

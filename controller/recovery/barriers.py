@@ -5,8 +5,8 @@ rejoin. Barrier two closes when all stand at one step; then all resume, and the 
 the first new step.
 """
 
-from ..protocol.errors import StateLost
-from ..protocol.messages import (
+from ...protocol.errors import StateLost
+from ...protocol.messages import (
     RankFinished,
     RankJoined,
     RankQuiesced,
@@ -16,13 +16,13 @@ from ..protocol.messages import (
     Resume,
     StepCommitted,
 )
-from ..protocol.types import RepairPlan, RestoreSource, Rung, rank_address
+from ...protocol.types import RepairPlan, RestoreSource, Rung, rank_address
+from ..repair import plan_repair
+from ..world import Holder, RankState, World
 from .deciding import rung_failed
 from .ending import ready_to_save
 from .planning import all_finished, rank_stopped
-from .repair import plan_repair
 from .state import JobState, Phase
-from .world import Holder, RankState, World
 
 # Rungs that keep processes alive, and so depend on state that can be had from them.
 KEEPING = (Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER)

@@ -1,19 +1,19 @@
 """What happens when something is reported to be wrong: faults, and processes that start or end."""
 
-from ..protocol.messages import (
+from ...protocol.messages import (
     FaultReported,
     ProcessExited,
     ProcessStarted,
 )
-from ..protocol.types import FaultKind, FaultReport, node_address
+from ...protocol.types import FaultKind, FaultReport, node_address
+from ..faults import SUSPICIONS, describe_exit
+from ..world import GONE, RankState
 from .deciding import blame, decide
 from .detected import sort_out
 from .draining import newcomer_failed, newcomer_started
 from .ending import end, lost_while_saving
-from .faults import SUSPICIONS, describe_exit
 from .state import OVER, JobState, Phase
 from .suspicion import suspect
-from .world import GONE, RankState
 
 
 def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None:

@@ -5,8 +5,8 @@ Closed, tagged structs: bytes that are none of these are refused. They never lea
 
 import msgspec
 
-from ..protocol.incidents import JobStatus
-from ..protocol.types import ArmedFault, FaultReport
+from ...protocol.incidents import JobStatus
+from ...protocol.types import ArmedFault, FaultReport
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
