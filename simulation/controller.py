@@ -161,6 +161,7 @@ class Controller:
             self._world.fail(Invariant.AT_MOST_ONCE, f"{event} of {sender} is recorded a second time")
         self._recorded.add(key)
         self.journal.append((event, now, sender, session, number))
+        self._world.watch.recorded(event)
         if self.crash_at is not None and len(self.journal) == self.crash_at[0]:
             self.crash_next = self.crash_at[1]
 

@@ -13,13 +13,12 @@ from ..processor.session import Stage
 from ..protocol.incidents import Outcome
 from ..protocol.messages import Rejoin, Resume, StartProcess, StopProcess
 from ..protocol.types import Decision, RestoreSource, Rung
+from .excuses import Excuses
 from .invariants import Invariant
 
 if TYPE_CHECKING:
     from .process import Process
     from .world import World
-
-RESENT_S = 5.0  # what a node did not hear has come again by then
 
 KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
 
@@ -29,6 +28,7 @@ class Watch:
 
     def __init__(self, world: "World") -> None:
         self._world = world
+        self._excuses = Excuses(world)
         self.steps_of: dict[int, int] = {}  # generation -> the step that it resumes at
         self.commits: Counter[int] = Counter()  # how many ranks have committed a step in the present line of history
         self._resumed_generation = 0
@@ -37,7 +37,6 @@ class Watch:
         self._before: dict[int, tuple[int, RankState]] = {}  # which process held each rank, in which state
         self._taken: list[tuple[Rung, float]] = []
         self._charged: list[tuple[Rung, float]] = []  # those that --max-restarts does not pay for
-        self._left: dict[str, float] = {}  # nodes that strays were first seen on after the job had left them
         self._attempt: set[Rung] = set()
         self.seen: Counter[tuple[Phase, str, Phase]] = Counter()  # (phase, event, phase it led to)
 
@@ -47,7 +46,7 @@ class Watch:
         """One generation: no two ranks compute in different generations at once."""
         generation = process.session.generation
         self._resumed_generation = max(self._resumed_generation, generation)
-        if generation < self._resumed_generation and not self._given_up(process):
+        if generation < self._resumed_generation and not self._excuses.computing(process):
             newer = self._resumed_generation
             self._world.fail(
                 Invariant.ONE_GENERATION, f"rank {process.rank} computes in generation {generation} after {newer}"
@@ -78,7 +77,7 @@ class Watch:
     def committed(self, process: "Process") -> None:
         """A rank has applied an update."""
         self.commits[process.loop.count] += 1
-        if process.session.generation < self._resumed_generation and not self._given_up(process):
+        if process.session.generation < self._resumed_generation and not self._excuses.computing(process):
             self._world.fail(Invariant.ONE_GENERATION, f"rank {process.rank} commits in a generation that is over")
 
     def finished(self, process: "Process") -> None:
@@ -100,6 +99,10 @@ class Watch:
             )
 
     # --- what the machine does --------------------------------------------------------------------------------------
+
+    def recorded(self, event: Event) -> None:
+        """An event is in the journal; whether this controller lives to handle it is another matter."""
+        self._excuses.recorded(event)
 
     def handled(self, event: Event, before: Phase, actions: list[Action]) -> None:
         """Check what can be seen after each event."""
@@ -176,16 +179,12 @@ class Watch:
             if isinstance(order, StartProcess) and order.early:  # it takes nobody's place yet
                 continue
             for process in self._world.living():
-                agent = process.seat.agent
-                cut_off = self._world.timeline.now < max(agent.deaf_until_s, agent.mute_until_s) + RESENT_S
-                harmed = process.harmed or agent.harmed or cut_off or not self._world.network.is_no_excuse
-                unharmed = process.rank == order.rank and not harmed and self._was_current(process, order)
-                stays = machine.state.world.nodes[process.seat.agent.name].state.value == "active"
-                about = [report.detail for report in incident.reports if report.rank == process.rank]
-                silent = any("does not answer" in detail for detail in about)
+                if process.rank != order.rank or not self._was_current(process, order):
+                    continue
+                stays = machine.state.world.nodes[process.seat.agent.name].state is NodeState.ACTIVE
                 held, state = self._before[order.rank]
                 trained = held == process.incarnation and state is not RankState.STARTING
-                if unharmed and stays and not silent and trained:
+                if stays and trained and not self._excuses.replacing(process, incident):
                     self._world.fail(
                         Invariant.NOBODY_KILLED_FOR_NOTHING,
                         f"rank {process.rank} pid {process.pid} is healthy and is replaced",
@@ -265,16 +264,6 @@ class Watch:
 
     def _holder(self, rank: int) -> "Holder":
         return self._world.controller.machine.state.world.holders[rank]
-
-    def _given_up(self, process: "Process") -> bool:
-        """Whether nobody can tell a process that it is not needed: its node counts as lost, or was left just now."""
-        agent = process.seat.agent
-        state = self._world.controller.machine.state.world.nodes[agent.name].state
-        now = self._world.timeline.now
-        told = now > max(agent.deaf_until_s, self._left.setdefault(agent.name, now)) + RESENT_S
-        if state is NodeState.ACTIVE:
-            del self._left[agent.name]
-        return state is NodeState.LOST or (state is not NodeState.ACTIVE and not told)
 
     def _is_current(self, process: "Process") -> bool:
         holder = self._holder(process.rank)

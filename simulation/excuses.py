@@ -1,0 +1,65 @@
+"""Why a process that nothing is wrong with may be replaced after all, or compute where nobody asks it to any more.
+
+What counts is what could be known when it was decided. A controller that dies over a decision that it has recorded
+leaves it to the next one, who acts on it when the network may be good again; so what excuses a missed deadline is
+remembered from the moment at which the deadline passed.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..controller.events import DeadlinePassed, Event
+from ..controller.world import NodeState
+from ..protocol.types import FaultKind
+
+if TYPE_CHECKING:
+    from ..protocol.incidents import Incident
+    from .process import Process
+    from .world import World
+
+RESENT_S = 5.0  # what a node did not hear has come again by then
+
+
+class Excuses:
+    """Knows who was harmed, who could not be reached, and when."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._unheard: dict[float, frozenset[int]] = {}  # pids out of reach, by when a deadline passed
+        self._left: dict[str, float] = {}  # nodes that strays were first seen on after the job had left them
+
+    def recorded(self, event: Event) -> None:
+        """The controller has recorded an event, and may die before it acts on it."""
+        if isinstance(event, DeadlinePassed):
+            unheard = frozenset(each.pid for each in self._world.living() if self._out_of_reach(each))
+            self._unheard[self._world.timeline.now] = unheard
+
+    def replacing(self, process: "Process", incident: "Incident") -> bool:
+        """Whether there is a reason to replace this process, as far as the world can know."""
+        if process.harmed or process.seat.agent.harmed or self._out_of_reach(process):
+            return True
+        return any(
+            "does not answer" in report.detail
+            or (
+                report.kind is FaultKind.UNRESPONSIVE
+                and report.incarnation == process.incarnation
+                and process.pid in self._unheard.get(report.at_s, ())
+            )
+            for report in incident.reports
+            if report.rank == process.rank
+        )
+
+    def computing(self, process: "Process") -> bool:
+        """Whether nobody can tell a process that it is not needed: its node counts as lost, or was left just now."""
+        agent = process.seat.agent
+        state = self._world.machine.state.world.nodes[agent.name].state
+        now = self._world.timeline.now
+        told = now > max(agent.deaf_until_s, self._left.setdefault(agent.name, now)) + RESENT_S
+        if state is NodeState.ACTIVE:
+            del self._left[agent.name]
+        return state is NodeState.LOST or (state is not NodeState.ACTIVE and not told)
+
+    def _out_of_reach(self, process: "Process") -> bool:
+        """Whether what was said to this process, or by it, may not have arrived by now."""
+        agent = process.seat.agent
+        cut_off = self._world.timeline.now < max(agent.deaf_until_s, agent.mute_until_s) + RESENT_S
+        return cut_off or not self._world.network.is_no_excuse

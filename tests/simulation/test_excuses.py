@@ -1,0 +1,86 @@
+"""What excuses that a healthy process is replaced is judged as of when it was decided, and only then."""
+
+import random
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from midstep.controller.events import DeadlinePassed
+from midstep.controller.recovery.state import Phase
+from midstep.policies.schema import default_policy
+from midstep.protocol.types import Rung
+from midstep.simulation import faults
+from midstep.simulation.invariants import InvariantBroken
+from midstep.simulation.process_faults import cut_link
+from midstep.simulation.setting import draw_setting
+from midstep.simulation.world import World
+
+from .mutants import Mutant, applied
+
+BLAME_THE_NEIGHBOUR = Mutant(
+    "", "midstep.controller.recovery.deadlines", "overdue(state, state.awaiting_quiesced,", "overdue(state, {0, 1},"
+)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Four ranks that train on two nodes, with nothing planned against them."""
+    monkeypatch.setattr(faults, "plan", lambda *args: None)
+    world = World(next(_fitting_seeds()))
+    world.network.worsen(0.0, loss=0.0, delay_s=0.0)
+    _play_until(world, Phase.RUNNING)
+    return world
+
+
+def _fitting_seeds() -> Iterator[int]:
+    for seed in count():
+        setting = draw_setting(random.Random(seed))
+        if (setting.nodes, setting.ranks_per_node, setting.loss) != (2, 2, 0.0) or setting.plain:
+            continue
+        if setting.policy == default_policy() and setting.total_steps == 60 and setting.replicas == setting.size:
+            yield seed
+
+
+def _play_until(world: World, phase: Phase) -> None:
+    while world.machine.phase is not phase:
+        assert world.timeline.step()
+
+
+def _pass_the_quiesce_deadline(world: World) -> None:
+    """The controller dies over the deadline, recorded; the next ones over their first record, for half a minute."""
+    deadline_s = world.machine.next_deadline()
+    assert deadline_s is not None
+    while world.timeline.now < deadline_s - 5.0:
+        assert world.timeline.step()
+    while world.timeline.now < deadline_s + 30.0:
+        world.controller.crash_next = 0
+        assert world.timeline.step()
+    world.controller.crash_next = None
+    assert DeadlinePassed in [type(event) for event, at_s, *_ in world.controller.journal if at_s == deadline_s]
+
+
+def test_who_could_not_hear_before_a_deadline_may_be_replaced_when_it_hears_again(world: World) -> None:
+    """The decision was right when it was recorded; the controller after the next one acts on it."""
+    cut_link(world, world.chance)
+    _play_until(world, Phase.SUSPECTING)
+    world.agents["node1"].deaf_until_s = world.timeline.now + 12.0
+    _play_until(world, Phase.QUIESCING)
+    _pass_the_quiesce_deadline(world)
+    world.run()
+    replaced = world.machine.incidents[0]
+    assert replaced.rung is Rung.RECOVER_IN_PLACE
+    assert set(replaced.replaced) == {2, 3}
+
+
+def test_who_could_hear_all_the_time_is_not_excused(world: World) -> None:
+    """Rank 0 hangs, and rank 1 is blamed with it."""
+    hanging = world.agents["node0"].hosts(0)
+    assert hanging is not None
+    hanging.hung = hanging.harmed = True
+    cut_link(world, world.chance)
+    _play_until(world, Phase.QUIESCING)
+    with applied(BLAME_THE_NEIGHBOUR):
+        _pass_the_quiesce_deadline(world)
+        with pytest.raises(InvariantBroken, match=r"rank 1 pid \d+ is healthy and is replaced"):
+            world.run()
