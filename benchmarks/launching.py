@@ -30,10 +30,19 @@ def foreign_cores() -> float:
     return float(psutil.cpu_percent(LISTEN_S) / 100 * (psutil.cpu_count() or 1))
 
 
-def midstep(script: str, arguments: Sequence[str], *, ranks: int, job_directory: Path, limit_s: float) -> None:
+def midstep(
+    script: str,
+    arguments: Sequence[str],
+    *,
+    ranks: int,
+    job_directory: Path,
+    limit_s: float,
+    policy: Path | None = None,
+) -> None:
     """Run a script on two nodes of this machine under `midstep run`. Raises JobFailed."""
     nodes = NODES if ranks % NODES == 0 else 1
     flags = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks // nodes), "--job-dir", str(job_directory)]
+    flags += [] if policy is None else ["--policy", str(policy)]
     _run([sys.executable, "-m", "midstep.cli.main", "run", *flags, _beside(script), *arguments], limit_s)
 
 
@@ -46,7 +55,7 @@ def torchrun(script: str, arguments: Sequence[str], *, ranks: int, max_restarts:
 
 
 def _beside(script: str) -> str:
-    return str(Path(__file__).with_name(script))
+    return str(Path(__file__).parent / script)
 
 
 def _run(command: list[str], limit_s: float, environment: dict[str, str] | None = None) -> None:

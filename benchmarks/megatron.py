@@ -1,7 +1,9 @@
 """What each kind of replica costs a Megatron job, against plain Megatron under torchrun, and how long a recovery takes.
 
-Whole jobs by turns, four data parallel ranks with a distributed optimizer. Jobs are compared, on a quiet machine.
-The recovery is that of one kill in a forward pass, phase by phase, for each kind that keeps a copy.
+Whole jobs by turns, data parallel with a distributed optimizer, over models of several sizes: what midstep does in a
+step is partly the same for every model, and partly grows with it. On a machine that is not quiet the CPU time says more
+than the clock: who waits for others there gives its core away. The recovery is that of one kill in a forward pass,
+phase by phase, for each kind that keeps a copy.
 """
 
 import json
@@ -20,31 +22,37 @@ from midstep.benchmarks import launching
 from midstep.protocol import environment as env
 from midstep.protocol.types import ArmedFault, Injury, Moment
 
-SCRIPT = "megatron_job.py"
-RANKS = 4
+SCRIPT = "jobs/megatron_job.py"
+POLICY = Path(__file__).resolve().parents[1] / "configs" / "demo-megatron.yaml"  # standbys have Megatron imported
 WARM_UP_STEPS = 10
-KINDS = ("plain", "none", "instances", "buddy_device")
-WITH_COPIES = ("instances", "buddy_device")
+KINDS = ("plain", "none", "instances", "buddy_device", "buddy_host")
+WITH_COPIES = ("instances", "buddy_device", "buddy_host")
+SIZES = {"tiny": "2,64,4,64", "small": "4,192,6,64"}  # layers, width, heads, context
 PHASES = ("detecting", "suspecting", "quiescing", "rejoining", "resuming")
-LIMIT_S = 300.0
+LIMIT_S = 600.0
+
+Notes = dict[str, float]
 
 
-def job(kind: str, steps: int, folder: Path, kill_at: int | None = None) -> tuple[dict[str, float], dict[str, Any]]:
-    """Run one job; return its median step time and memory, and the incident if there was a kill."""
+def job(kind: str, size: str, ranks: int, steps: int, folder: Path, *, kill_at: int | None = None) -> Notes:
+    """Run one job; return its medians over steps, and the mean over ranks."""
     folder.mkdir()
-    arguments = [str(folder), str(steps), kind]
+    arguments = [str(folder), str(steps), kind, SIZES[size]]
     if kind == "plain":
-        launching.torchrun(SCRIPT, arguments, ranks=RANKS, max_restarts=0, limit_s=LIMIT_S)
+        launching.torchrun(SCRIPT, arguments, ranks=ranks, max_restarts=0, limit_s=LIMIT_S)
     else:
         faults = [] if kill_at is None else [ArmedFault(1, Injury.KILL, Moment.FORWARD, kill_at, 1)]
         os.environ[env.FAULTS] = msgspec.json.encode(faults).decode()
-        launching.midstep(SCRIPT, arguments, ranks=RANKS, job_directory=folder / "job", limit_s=LIMIT_S)
-    notes = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
-    found = {
-        "step_s": statistics.median(time for note in notes for time in note["times_s"][WARM_UP_STEPS:]),
-        "memory_bytes": statistics.fmean(note["memory_bytes"] for note in notes),
+        launching.midstep(SCRIPT, arguments, ranks=ranks, job_directory=folder / "job", limit_s=LIMIT_S, policy=POLICY)
+    notes = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    return {
+        "step_s": statistics.fmean(statistics.median(note["times_s"][WARM_UP_STEPS:]) for note in notes),
+        "step_cpu_s": statistics.fmean(statistics.median(note["cpu_times_s"][WARM_UP_STEPS:]) for note in notes),
+        **{
+            name: statistics.fmean(note[name] for note in notes)
+            for name in ("tensor_bytes", "resident_bytes", "parameters")
+        },
     }
-    return found, {} if kill_at is None else incident(folder / "job")
 
 
 def incident(directory: Path) -> dict[str, Any]:
@@ -52,36 +60,78 @@ def incident(directory: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "midstep.cli.main", "report", "--json", str(directory)]
     done = subprocess.run(command, capture_output=True, check=True, timeout=LIMIT_S)
     found: dict[str, Any] = json.loads(done.stdout)["incidents"][0]
-    return found
+    return {"recovery_s": found["recovery_s"], "phases": found["phases"]}
 
 
-@click.command()
-@click.option("--steps", type=click.IntRange(min=20), default=100, show_default=True)
-@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers as JSON.")
-def main(steps: int, repeat: int, json_file: Path | None) -> None:
-    """Measure, and print medians."""
-    launching.end_jobs_on_sigterm()
-    costs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-    recoveries: dict[str, list[dict[str, Any]]] = {kind: [] for kind in WITH_COPIES}
-    with tempfile.TemporaryDirectory(prefix="midstep-bench-") as directory:
-        for turn in range(repeat):
-            for kind in KINDS:
-                costs[kind].append(job(kind, steps, Path(directory) / f"{kind}-{turn}")[0])
-            for kind in WITH_COPIES:
-                recoveries[kind].append(job(kind, steps, Path(directory) / f"kill-{kind}-{turn}", steps // 2)[1])
-    base_s = statistics.median(cost["step_s"] for cost in costs["plain"])
-    for kind, found in costs.items():
-        step_s = statistics.median(cost["step_s"] for cost in found)
-        memory = statistics.median(cost["memory_bytes"] for cost in found)
-        print(f"{kind:13} step {step_s * 1e3:7.1f} ms, {step_s / base_s:5.2f} x plain, memory {memory / 1e6:6.0f} MB")
+def medians(notes: list[Notes]) -> Notes:
+    """Return the median of each number over the repetitions."""
+    return {name: statistics.median(note[name] for note in notes) for name in notes[0]}
+
+
+def print_costs(size: str, costs: dict[str, Notes]) -> None:
+    """Print one line for each kind."""
+    plain = costs["plain"]
+    print(f"{size}: {plain['parameters'] / 1e6:.2f} M parameters")
+    for kind, cost in costs.items():
+        more_bytes = cost["tensor_bytes"] - plain["tensor_bytes"]
+        print(
+            f"  {kind:13} step {cost['step_s'] * 1e3:7.1f} ms, {cost['step_s'] / plain['step_s']:5.2f} x plain; "
+            f"CPU {cost['step_cpu_s'] * 1e3:7.1f} ms, {cost['step_cpu_s'] / plain['step_cpu_s']:5.2f} x, "
+            f"{(cost['step_cpu_s'] - plain['step_cpu_s']) * 1e3:+6.1f} ms; "
+            f"tensors {cost['tensor_bytes'] / 1e6:6.2f} MB, {more_bytes / 1e6:+6.2f} MB",
+            flush=True,
+        )
+
+
+def print_recoveries(recoveries: dict[str, list[dict[str, Any]]]) -> None:
+    """Print one line for each kind that keeps copies."""
     for kind, incidents in recoveries.items():
         total_s = statistics.median(each["recovery_s"] for each in incidents)
         phases = {name: statistics.median(each["phases"].get(name, 0.0) for each in incidents) for name in PHASES}
         told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items())
-        print(f"{kind:13} recovery {total_s:.2f} s: {told}")
+        print(f"{kind:13} recovery {total_s:.2f} s: {told}", flush=True)
+
+
+@click.command()
+@click.option("--ranks", type=click.IntRange(min=4), default=4, show_default=True)
+@click.option("--steps", type=click.IntRange(min=20), default=60, show_default=True)
+@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--size", "sizes", type=click.Choice(list(SIZES)), multiple=True, default=tuple(SIZES), show_default=True)
+@click.option("--recovery/--no-recovery", default=True, show_default=True, help="Measure recoveries, too.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers as JSON.")
+def main(
+    *, ranks: int, steps: int, repeat: int, sizes: tuple[str, ...], recovery: bool, json_file: Path | None
+) -> None:
+    """Measure, and print medians."""
+    launching.end_jobs_on_sigterm()
+    costs: dict[str, dict[str, list[Notes]]] = {size: {kind: [] for kind in KINDS} for size in sizes}
+    recoveries: dict[str, list[dict[str, Any]]] = {kind: [] for kind in WITH_COPIES}
+    foreign_cores = launching.foreign_cores()
+    with tempfile.TemporaryDirectory(prefix="midstep-bench-") as directory:
+        for turn in range(repeat):
+            for size in sizes:
+                for kind in KINDS:
+                    costs[size][kind].append(job(kind, size, ranks, steps, Path(directory) / f"{size}-{kind}-{turn}"))
+            for kind in WITH_COPIES if recovery else ():
+                folder = Path(directory) / f"kill-{kind}-{turn}"
+                job(kind, sizes[0], ranks, steps, folder, kill_at=steps // 2)
+                recoveries[kind].append(incident(folder / "job"))
+    print(f"{ranks} ranks, {steps} steps, medians of {repeat}; others used {foreign_cores:.1f} cores at the beginning")
+    for size in sizes:
+        print_costs(size, {kind: medians(found) for kind, found in costs[size].items()})
+    if recovery:
+        print_recoveries(recoveries)
     if json_file is not None:
-        json_file.write_text(json.dumps({"repeat": repeat, "costs": costs, "recoveries": recoveries}, indent=1) + "\n")
+        found = {
+            "ranks": ranks,
+            "steps": steps,
+            "repeat": repeat,
+            "foreign_cores": foreign_cores,
+            "sizes": {size: SIZES[size] for size in sizes},
+            "costs": costs,
+            "recoveries": recoveries,
+        }
+        json_file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -257,4 +257,5 @@ def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
         communicator=policy.communicator.name.value,
         device=policy.device.value,
         restore=tuple(source.value for source in policy.restore),
+        resizes=policy.scale.min_nodes is not None,
     )

@@ -210,6 +210,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     communicator: str = "gloo"
     device: str = "cpu"
     restore: tuple[str, ...] = ("replica", "checkpoint")
+    resizes: bool = False  # the world may go on with fewer nodes
 
 
 class SkippedRung(msgspec.Struct, frozen=True):

@@ -1,9 +1,13 @@
-"""What of Megatron is refused, and why: checked before the first step, and all of it named at once."""
+"""What of Megatron is refused, and why: checked before the first step, and all of it named at once.
+
+`docs/megatron.md` lists the same features under the same names; a unit test holds one against the other.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.types import JobSettings
 from .parts import Parts
 
 
@@ -99,6 +103,28 @@ REFUSALS = (
         "it repeats steps by itself, which has not been tried together with a recovery",
     ),
 )
+
+
+SCALING = "a world of another size (scale.min_nodes in the policy)"
+
+# Refused elsewhere, where they are seen: by live_groups.py, starting.py, own.py and versions.py.
+REFUSED_ELSEWHERE = (
+    SCALING,
+    "process groups on another backend, or made before the decorator",
+    "data iterators that cannot be put back to a sample",
+    "param groups that only some pipeline stages have",
+    "versions of megatron-core that lack a name which is used",
+)
+
+
+def refuse_scaling(settings: JobSettings) -> None:
+    """Raise ConfigurationError when the policy would let the job go on with fewer ranks. Before the first step."""
+    if settings.resizes:
+        raise ConfigurationError(
+            f"{SCALING} is not possible with Megatron: which parameters and optimizer pieces a rank holds, and how "
+            "batches are divided, follow from the number of ranks. Leave scale.min_nodes out of the policy; have spare "
+            "nodes instead (--spare-nodes), or change the size between two runs with a checkpoint of Megatron's own"
+        )
 
 
 def refuse_unsupported(parts: Parts) -> None:

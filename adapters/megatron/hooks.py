@@ -4,7 +4,7 @@
     forward, backward, gradient reduction
     optimizer.step()
         loss scale, found-inf, gradient norm, clipping            collectives
-        gradients to the buddy, where there is one
+        gradients to the buddy, where there is one; the ward's are here when own states are captured
         commit barrier                                            <- ledger.enter_update
         inner optimizer, main to model parameters                 local
         committed                                                 <- ledger.leave_update
@@ -103,7 +103,7 @@ class StepHooks:
         self._own.updating(skipped=skipped)
         index = ledger.count
         if self._buddies is not None and not skipped:
-            self._buddies.exchange()
+            self._buddies.send()
         ledger.enter_update(index)
         self._gathers = []
         result = apply()

@@ -8,6 +8,7 @@ scheduler and the consumed samples, which the train function moves on after the 
 scheduler by the step's global batch size, and not at all when the update was skipped. Put back, it is moved on so.
 """
 
+from array import array
 from typing import Any
 
 from ...processor import tree
@@ -17,6 +18,7 @@ from ...protocol.errors import ConfigurationError, ProtocolViolation, RecoveryEr
 from .leftovers import bucket_groups
 from .parts import Parts
 
+_COUNT = "H"  # unsigned, two bytes
 _GROUP_KEYS_NOT_OURS = frozenset({"params", "step"})  # fused optimizers count their steps in the group
 
 
@@ -194,23 +196,26 @@ def _restore_rerun(state: dict[str, Any]) -> None:
     machine.validation_counts.clear()
 
 
-def _ready_counts(parts: Parts) -> list[list[int]]:
+def _ready_counts(parts: Parts) -> list[bytes]:
     """Return how often each parameter's gradient becomes ready in a step, as it is known after this step.
 
     From its second step on DDP starts a reduction when these counts are reached. A rank that did not know them would
-    start its reductions in another order than the others.
+    start its reductions in another order than the others. Each count is packed as two bytes: there are as many of them
+    as parameters, and this is on the path of every step.
     """
     counts = []
     for group in bucket_groups(parts):
         known = getattr(group, "golden_per_param_grad_ready_counts", {}) or getattr(
             group, "per_param_grad_ready_counts", {}
         )
-        counts.append([known.get(p, 0) for bucket in group.buckets for p in bucket.params_list] if known else [])
+        ordered = [known.get(p, 0) for bucket in group.buckets for p in bucket.params_list] if known else []
+        counts.append(array(_COUNT, ordered).tobytes())
     return counts
 
 
-def _restore_ready_counts(parts: Parts, counts: list[list[int]]) -> None:
-    for group, known in zip(bucket_groups(parts), counts, strict=True):
+def _restore_ready_counts(parts: Parts, counts: list[bytes]) -> None:
+    for group, packed in zip(bucket_groups(parts), counts, strict=True):
+        known = array(_COUNT, packed)
         if not hasattr(group, "golden_per_param_grad_ready_counts"):
             continue
         parameters = [p for bucket in group.buckets for p in bucket.params_list]

@@ -3,13 +3,17 @@
 import enum
 from typing import NamedTuple, Protocol
 
+import torch
+
 from ...processor.lifecycle import OpenShard
 from ...processor.shard import Shard
 from ...protocol.errors import ConfigurationError, RecoveryError
 from ...protocol.types import ShardHold
 from .buddy import Buddies, piece_name
 from .parts import Parts
-from .shards import find_pieces, is_distributed, replica_ranks
+from .rank_order import advice, current_order
+from .shards import find_pieces, is_distributed, replica_ranks, sizes
+from .ward import HostWardPiece, WardPiece
 
 
 class Replica(enum.StrEnum):
@@ -17,7 +21,11 @@ class Replica(enum.StrEnum):
 
     INSTANCES = "instances"  # Megatron's num_distributed_optimizer_instances keeps one for each instance
     BUDDY_DEVICE = "buddy_device"  # at a rank of another node, in device memory
+    BUDDY_HOST = "buddy_host"  # there, in host memory
     NONE = "none"  # nowhere: the checkpoint is the way back
+
+
+_WARD_PIECES = {Replica.BUDDY_DEVICE: WardPiece, Replica.BUDDY_HOST: HostWardPiece}
 
 
 class Place(NamedTuple):
@@ -47,12 +55,13 @@ class Replicas:
         self.kind = _chosen(parts, wanted)
         self._parts = parts
         self._place = place
-        alone = piece_name(place.rank) if self.kind is Replica.BUDDY_DEVICE else None
+        ward_kind = _WARD_PIECES.get(self.kind)
+        alone = None if ward_kind is None else piece_name(place.rank)
         self._pieces: dict[str, _Held] = {**find_pieces(parts, alone=alone)}
         self.buddies: Buddies | None = None
-        if alone is not None:
+        if ward_kind is not None and alone is not None:
             own = find_pieces(parts, alone=alone)[alone]
-            self.buddies = Buddies(own, *place)
+            self.buddies = Buddies(own, ward_kind(own, _device(parts)), *place)
             if place.world_size > 1:
                 self._pieces[piece_name(self.buddies.ward)] = self.buddies.piece
 
@@ -67,10 +76,12 @@ class Replicas:
         """Say what the copies cost this rank, in one sentence."""
         if self.buddies is None:
             return f"replica {self.kind.value}: nothing is kept or sent beside what Megatron keeps anyway"
-        size, sent = self.buddies.extra_bytes / 1e6, self.buddies.sent_bytes / 1e6
+        on_device, on_host = (size / 1e6 for size in self.buddies.piece.memory(self.buddies.elements))
+        same = ", which are the same memory here" if self.buddies.piece.device.type == "cpu" else ""
         return (
-            f"replica {self.kind.value}: about {size:.1f} MB more memory on this rank, and {sent:.1f} MB of gradients "
-            f"sent to rank {self.buddies.buddy} in each step"
+            f"replica {self.kind.value}: about {on_device:.1f} MB more device memory and {on_host:.1f} MB more host "
+            f"memory on this rank{same}; {self.buddies.sent_bytes / 1e6:.1f} MB of gradients sent to rank "
+            f"{self.buddies.buddy} in each step, and a second optimizer step"
         )
 
     def findings(self) -> tuple[str, ...]:
@@ -82,11 +93,17 @@ class Replicas:
             return ()
         if self.kind is Replica.NONE:
             return ("replica is none: after the loss of any rank all go back to the last checkpoint",)
+        held = replica_ranks(self._parts)
+        lost = {what: ranks for what, ranks in held.items() if len({node_of(rank) for rank in ranks}) == 1}
+        if not lost:
+            return ()
+        world, nodes = sizes(self._parts), [node_of(rank) for rank in range(self._place.world_size)]
+        order = current_order(world, [tuple(ranks) for ranks in held.values()])
+        better = advice(world, nodes, order=order)
         return tuple(
             f"all copies of {what} are on one node (ranks {', '.join(map(str, ranks))}): its loss means going back to "
-            "a checkpoint. Let data parallel ranks lie on different nodes, by the order of ranks or Megatron's `order`"
-            for what, ranks in replica_ranks(self._parts).items()
-            if len({node_of(rank) for rank in ranks}) == 1
+            f"a checkpoint; {better}"
+            for what, ranks in lost.items()
         )
 
     def written_here(self) -> tuple[str, ...]:
@@ -125,8 +142,12 @@ def _chosen(parts: Parts, wanted: Replica | None) -> Replica:
     if wanted is Replica.INSTANCES and instances < 2:
         raise ConfigurationError(
             "replica 'instances' needs num_distributed_optimizer_instances of at least 2, it is 1; set it, or choose "
-            f"{Replica.BUDDY_DEVICE.value!r} or {Replica.NONE.value!r}"
+            f"{Replica.BUDDY_DEVICE.value!r}, {Replica.BUDDY_HOST.value!r} or {Replica.NONE.value!r}"
         )
     if instances > 1:
         return Replica.INSTANCES
     return wanted if wanted is not None else Replica.BUDDY_DEVICE
+
+
+def _device(parts: Parts) -> torch.device:
+    return next(parts.chunks[0].parameters()).device  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from ...processor.runtime import Runtime
 from ...processor.session import Stage
 from ...processor.train_thread import TrainThread
 from ...protocol.errors import ConfigurationError
-from .features import refuse_unsupported
+from .features import refuse_scaling, refuse_unsupported
 from .live_groups import refuse_foreign
 from .parts import ITERATION, find_parts
 from .replicas import Place, Replica
@@ -54,6 +54,7 @@ def resilient(
             return train(*args, **kwargs)
         if runtime.session.stage is not Stage.BOOTING:
             raise ConfigurationError("a process can call one resilient train function, and only once")
+        refuse_scaling(runtime.settings)
         check_default_group()
         bound = inspect.signature(train).bind(*args, **kwargs)
         bound.apply_defaults()

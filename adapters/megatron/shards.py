@@ -18,6 +18,7 @@ from ...processor.shard import Shard
 from ...protocol.errors import RecoveryError
 from .leftovers import bucket_groups
 from .parts import Parts
+from .rank_order import Sizes
 
 
 class Piece:
@@ -131,6 +132,23 @@ def replica_ranks(parts: Parts) -> dict[str, list[int]]:
             group = parallel_state.get_inter_distributed_optimizer_instance_group()
         held[what] = dist.get_process_group_ranks(group)
     return held
+
+
+def sizes(parts: Parts) -> Sizes:
+    """Return how many ways each kind of parallelism has."""
+    from megatron.core import parallel_state as ps
+
+    cut = any(is_distributed(leaf) for leaf in parts.leaves)
+    return Sizes(
+        tensor=ps.get_tensor_model_parallel_world_size(),
+        context=ps.get_context_parallel_world_size(),
+        pipeline=ps.get_pipeline_model_parallel_world_size(),
+        data=ps.get_data_parallel_world_size(),
+        expert=ps.get_expert_model_parallel_world_size(),
+        expert_tensor=ps.get_expert_tensor_parallel_world_size(),
+        expert_data=ps.get_expert_data_parallel_world_size(),
+        instances=parts.chunks[0].ddp_config.num_distributed_optimizer_instances if cut else 0,
+    )
 
 
 def derive_parameters(parts: Parts) -> None:

@@ -68,8 +68,11 @@ class MegatronState:
         return self._replicas.written_here()
 
     def capture_own(self) -> bytes:
-        """Capture what is this rank's own, as it will be after this step's update."""
-        return self._own.capture()
+        """Capture what is this rank's own, as it will be after this step's update; take the ward's gradients."""
+        captured = self._own.capture()
+        if self._replicas.buddies is not None:
+            self._replicas.buddies.arrive()  # they were on their way in the meantime
+        return captured
 
     def clean(self) -> None:
         """Forget collectives that were under way, and scratch memory. Gradients stay until `rolled_back`."""

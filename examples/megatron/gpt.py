@@ -10,7 +10,19 @@ import torch.distributed as dist
 from midstep.adapters.megatron.cpu import use_cpu
 from midstep.examples.gpt import VOCABULARY, standard_library_text
 
-LAYERS, WIDTH, HEADS, CONTEXT, MICRO_BATCH, MICRO_BATCHES = 2, 64, 4, 64, 2, 2
+MICRO_BATCH, MICRO_BATCHES = 2, 2
+
+
+class Size(NamedTuple):
+    """How large a model is, and how much text it sees at once."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+
+
+TINY = Size(layers=2, width=64, heads=4, context=64)
 
 
 class Job(NamedTuple):
@@ -19,6 +31,7 @@ class Job(NamedTuple):
     model: Any
     optimizer: Any
     scheduler: Any
+    size: Size
 
 
 def start(*, tensor: int = 1, instances: int = 1) -> None:
@@ -41,7 +54,7 @@ def start(*, tensor: int = 1, instances: int = 1) -> None:
     model_parallel_cuda_manual_seed(1)
 
 
-def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1) -> Job:
+def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1, size: Size = TINY) -> Job:
     """Build model, optimizer and learning rate scheduler."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.models.gpt import GPTModel
@@ -52,9 +65,9 @@ def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1) -> 
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     config = TransformerConfig(
-        num_layers=LAYERS,
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
+        num_layers=size.layers,
+        hidden_size=size.width,
+        num_attention_heads=size.heads,
         tensor_model_parallel_size=tensor,
         bf16=True,
         params_dtype=torch.bfloat16,
@@ -70,7 +83,7 @@ def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1) -> 
         config=config,
         transformer_layer_spec=get_gpt_layer_local_spec(),
         vocab_size=VOCABULARY,
-        max_sequence_length=CONTEXT,
+        max_sequence_length=size.context,
     )
     ddp_config = DistributedDataParallelConfig(
         use_distributed_optimizer=distributed,
@@ -105,10 +118,10 @@ def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1) -> 
     )
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
-    return Job(model, optimizer, scheduler)
+    return Job(model, optimizer, scheduler, size)
 
 
-def batches(consumed_samples: int) -> Iterator[Any]:
+def batches(consumed_samples: int, context: int = TINY.context) -> Iterator[Any]:
     """Yield this rank's micro-batches from a sample on; which text a sample is follows from its number."""
     from megatron.core import parallel_state
 
@@ -116,8 +129,8 @@ def batches(consumed_samples: int) -> Iterator[Any]:
     rank, replicas = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     while True:
         draw = torch.Generator().manual_seed(consumed_samples + rank * MICRO_BATCH)
-        starts = torch.randint(len(text) - CONTEXT - 1, (MICRO_BATCH,), generator=draw)
-        windows = torch.stack([text[begin : begin + CONTEXT + 1].long() for begin in starts.tolist()])
+        starts = torch.randint(len(text) - context - 1, (MICRO_BATCH,), generator=draw)
+        windows = torch.stack([text[begin : begin + context + 1].long() for begin in starts.tolist()])
         consumed_samples += MICRO_BATCH * replicas
         yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
@@ -125,8 +138,9 @@ def batches(consumed_samples: int) -> Iterator[Any]:
 def forward_step(data_iterator: Iterator[Any], model: Any) -> Any:
     """Compute one micro-batch; returns the output and what makes a loss of it."""
     tokens, labels = next(data_iterator)
-    positions = torch.arange(CONTEXT).unsqueeze(0).expand_as(tokens)
-    mask = torch.tril(torch.ones(1, 1, CONTEXT, CONTEXT)) < 0.5
+    context = tokens.shape[1]
+    positions = torch.arange(context).unsqueeze(0).expand_as(tokens)
+    mask = torch.tril(torch.ones(1, 1, context, context)) < 0.5
 
     def loss(output: torch.Tensor) -> Any:
         mean = output.float().mean()
@@ -147,7 +161,7 @@ def train_step(job: Job, data_iterator: Any) -> float:
         data_iterator=data_iterator,
         model=[job.model],
         num_microbatches=get_num_microbatches(),
-        seq_length=CONTEXT,
+        seq_length=job.size.context,
         micro_batch_size=MICRO_BATCH,
         forward_only=False,
     )

@@ -2,19 +2,34 @@
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("megatron.core")
 
-from midstep.adapters.megatron import FromSample, Replica, resilient
-from midstep.adapters.megatron.features import REFUSALS, refuse_unsupported
-from midstep.adapters.megatron.live_groups import _walk
+import torch
+import torch.distributed as dist
+
+from midstep import adapters
+from midstep.adapters.megatron import FromSample, Replica, resilient, versions
+from midstep.adapters.megatron.features import (
+    REFUSALS,
+    REFUSED_ELSEWHERE,
+    refuse_scaling,
+    refuse_unsupported,
+)
+from midstep.adapters.megatron.live_groups import _walk, refuse_foreign
+from midstep.adapters.megatron.own import OwnState, _check_iterators
 from midstep.adapters.megatron.parts import Parts, find_parts
+from midstep.adapters.megatron.starting import check_default_group
 from midstep.adapters.megatron.versions import check_version
 from midstep.communicators.gloo import GlooCommunicator
-from midstep.protocol.errors import ConfigurationError
+from midstep.policies.schema import ScalePolicy, default_policy, job_settings
+from midstep.processor import tree
+from midstep.protocol.errors import ConfigurationError, RecoveryError
 
 
 class Anything:
@@ -56,7 +71,9 @@ def test_all_that_is_missing_is_named_at_once() -> None:
 
 def test_an_unknown_kind_of_replica_is_refused_with_those_that_there_are() -> None:
     """The error names all kinds."""
-    with pytest.raises(ConfigurationError, match=r"'disk'; it can be 'instances', 'buddy_device', 'none'"):
+    with pytest.raises(
+        ConfigurationError, match=r"'disk'; it can be 'instances', 'buddy_device', 'buddy_host', 'none'"
+    ):
         resilient(replica="disk")(lambda iteration: None)
     assert Replica("none") is Replica.NONE
 
@@ -66,25 +83,115 @@ def test_a_usual_configuration_is_not_refused() -> None:
     refuse_unsupported(parts(model={"cuda_graph_impl": "none"}))
 
 
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"ddp": {"use_megatron_fsdp": True}}, "FSDP"),
-        ({"model": {"fp8": "hybrid"}}, "fp8"),
-        ({"model": {"enable_cuda_graph": True}}, "CUDA graphs"),
-        ({"optimizer": {"optimizer_cpu_offload": True}}, "optimizer_cpu_offload"),
-        ({"optimizer": {"use_precision_aware_optimizer": True}}, "precision_aware"),
-        ({"optimizer": {"overlap_param_gather_with_optimizer_step": True}}, "with_optimizer_step"),
-        (
-            {"optimizer": {"timers": Anything(_log_level=1), "barrier_with_L1_time": True}},
-            "timers",
-        ),
-    ],
-)
-def test_what_cannot_be_recovered_is_refused_with_a_reason(changes: dict[str, Any], word: str) -> None:
-    """The error names the feature."""
-    with pytest.raises(ConfigurationError, match=word):
+USES: dict[str, tuple[dict[str, dict[str, Any]], ...]] = {
+    "Megatron FSDP (use_megatron_fsdp)": ({"ddp": {"use_megatron_fsdp": True}},),
+    "overlap_param_gather_with_optimizer_step": ({"optimizer": {"overlap_param_gather_with_optimizer_step": True}},),
+    "use_precision_aware_optimizer": ({"optimizer": {"use_precision_aware_optimizer": True}},),
+    "optimizer_cpu_offload": ({"optimizer": {"optimizer_cpu_offload": True}},),
+    "fp8 and fp4": ({"model": {"fp8": "hybrid"}}, {"model": {"fp4": "e2m1"}}),
+    "CUDA graphs": (
+        {"model": {"enable_cuda_graph": True}},
+        {"model": {"external_cuda_graph": True}},
+        {"model": {"cuda_graph_impl": "local"}},
+    ),
+    "timers with barriers inside the optimizer (timing_log_level above 0 with barrier_with_L1_time)": (
+        {"optimizer": {"timers": Anything(_log_level=1), "barrier_with_L1_time": True}},
+    ),
+}
+BY_OTHER_TESTS = {
+    "optimizers other than FP32Optimizer, Float16OptimizerWithFloat16Params and DistributedOptimizer",
+    "the rerun state machine in another mode than disabled",
+}
+EACH = [(feature, changes) for feature, uses in USES.items() for changes in uses]
+
+
+@pytest.mark.parametrize(("feature", "changes"), EACH)
+def test_what_cannot_be_recovered_is_refused_with_a_reason(feature: str, changes: dict[str, Any]) -> None:
+    """The error names the feature, and why."""
+    with pytest.raises(ConfigurationError) as error:
         refuse_unsupported(parts(**changes))
+    assert next(f"{each.feature}: {each.reason}" for each in REFUSALS if each.feature == feature) in str(error.value)
+
+
+def test_an_optimizer_that_is_not_known_is_refused() -> None:
+    """What it keeps, and where, could be anything."""
+    some = parts()
+    some.optimizer.chained_optimizers.append(Anything())
+    with pytest.raises(ConfigurationError, match="optimizers other than"):
+        refuse_unsupported(some)
+
+
+def test_the_rerun_state_machine_is_refused_unless_it_is_disabled() -> None:
+    """It would repeat steps by itself."""
+    from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
+
+    machine = get_rerun_state_machine()
+    before = machine.get_mode()
+    machine.set_mode(RerunMode.VALIDATE_RESULTS)
+    try:
+        with pytest.raises(ConfigurationError, match="rerun state machine"):
+            refuse_unsupported(parts())
+    finally:
+        machine.set_mode(before)
+
+
+def test_every_refusal_has_a_test() -> None:
+    """A new one without is seen here."""
+    assert {refusal.feature for refusal in REFUSALS} == USES.keys() | BY_OTHER_TESTS
+
+
+def test_a_world_of_another_size_is_refused() -> None:
+    """A policy that would let the job go on with fewer nodes is told so before the first step, and what to do."""
+    refuse_scaling(job_settings(default_policy(), "job"))
+    smaller = msgspec.structs.replace(default_policy(), scale=ScalePolicy(min_nodes=1))
+    with pytest.raises(ConfigurationError, match=r"scale\.min_nodes .* is not possible with Megatron"):
+        refuse_scaling(job_settings(smaller, "job"))
+
+
+def test_an_iterator_that_cannot_be_put_back_is_refused() -> None:
+    """A plain generator has no position."""
+    with pytest.raises(ConfigurationError, match="argument `data_iterator` is a list_iterator, which cannot be put"):
+        _check_iterators({"data_iterator": iter([1, 2])})
+
+
+def test_a_group_on_another_backend_is_refused(tmp_path: Path) -> None:
+    """It could not be connected anew, and where it is held is named."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        some = parts()
+        some.chunks[0].dp_group = dist.group.WORLD
+        with pytest.raises(ConfigurationError, match=r"model\[0\]\.dp_group is a process group on"):
+            refuse_foreign(some)
+        with pytest.raises(ConfigurationError, match="before the train function was decorated"):
+            check_default_group()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_version_that_lacks_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names what is missing, and the versions that have it."""
+    monkeypatch.setitem(versions.NAMES, "megatron.core.parallel_state", ("create_group", "no_such_function"))
+    with pytest.raises(ConfigurationError, match=r"lacks megatron\.core\.parallel_state\.no_such_function"):
+        check_version()
+
+
+def test_param_groups_that_only_some_stages_have_are_refused() -> None:
+    """A newcomer that has built other groups than its earlier process cannot take its state."""
+    some = parts()
+    some.chunks[0].module = torch.nn.Linear(1, 1)
+    some.chunks[0].bucket_groups = some.chunks[0].expert_parallel_bucket_groups = []
+    own = OwnState(some, None)
+    blob = tree.pack({**tree.unpack(own.capture()), "groups": [[{}]]}, "state")
+    with pytest.raises(RecoveryError, match="other param groups"):
+        own.restore(blob)
+
+
+def test_the_documentation_lists_what_is_refused() -> None:
+    """Every row of its table is a refusal of the code, and the other way round."""
+    text = (Path(adapters.__file__).parents[1] / "docs" / "megatron.md").read_text()
+    section = text.split("## What is refused", 1)[1].split("\n## ", 1)[0]
+    rows = [line.split("|")[1].strip().replace("`", "") for line in section.splitlines() if line.startswith("|")]
+    assert sorted(rows[2:]) == sorted([refusal.feature for refusal in REFUSALS] + list(REFUSED_ELSEWHERE))
 
 
 def test_every_refusal_gives_its_reason() -> None:

@@ -26,6 +26,9 @@ DAILY: dict[str, Shape] = {
     "tensor 2 x data 2, bf16, overlap, a buddy": Shape(tensor=2, bf16=True, overlap=True, distributed=True),
     "pipeline 2 x data 2, interleaved": Shape(pipeline=2, virtual=2, layers=4),
     "expert 2 x data 2, a buddy": Shape(expert=2, experts=4, distributed=True),
+    "tensor 2 x data 2, bf16, a buddy that keeps its copy in host memory": Shape(
+        tensor=2, bf16=True, distributed=True, replica="buddy_host"
+    ),
     "context 2 x data 2, bf16": Shape(context=2, bf16=True),
 }
 PLACES: dict[str, dict[str, Any]] = {

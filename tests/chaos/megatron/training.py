@@ -47,6 +47,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 40
     layers: int = 2
     dropout: float = 0.1
+    replica: str | None = None
 
 
 def batches(shape: Shape, consumed: int) -> Iterator[Any]:
@@ -200,7 +201,6 @@ def forward_step(iterator: Iterator[Any], model: Any) -> Any:
     return out, loss
 
 
-@resilient
 def train(  # noqa: PLR0917 - that is what it works with
     records: Path,
     shape: Shape,
@@ -273,6 +273,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 def main(records: Path, shape: Shape) -> None:
     """Set everything up as a Megatron script does, train, and write down how it ended."""
     use_cpu()
+    run = resilient(replica=shape.replica)(train)
     from megatron.core import parallel_state as ps
     from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
@@ -295,7 +296,7 @@ def main(records: Path, shape: Shape) -> None:
     init_num_microbatches_calculator(dist.get_rank(), ramp_up, full, MICRO_BATCH, size)
     config, chunks, optimizer, scheduler = build(shape)
     iterators: Any = [FromSample(lambda consumed: batches(shape, consumed)) for _ in chunks]
-    train(records, shape, config, chunks, optimizer, scheduler, iterators if shape.virtual else iterators[0])
+    run(records, shape, config, chunks, optimizer, scheduler, iterators if shape.virtual else iterators[0])
     if shape.overlap and shape.distributed:
         for chunk in chunks:
             chunk.start_param_sync(force_sync=True)

@@ -1,0 +1,65 @@
+"""One Megatron job under measurement: `megatron_job.py FOLDER STEPS REPLICA SIZE`.
+
+Data parallel, with a distributed optimizer. Each rank writes its step times and its memory into FOLDER. REPLICA is a
+kind of replica, or `plain` under torchrun; SIZE is the number of layers, width, heads and context, with commas.
+"""
+
+import functools
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from midstep.adapters.megatron import FromSample, resilient
+from midstep.examples.megatron import gpt
+
+
+def tensor_bytes() -> int:
+    """Return the memory of all tensors that there are, each storage counted once."""
+    storages = {}
+    for item in gc.get_objects():
+        if type(item) in {torch.Tensor, torch.nn.Parameter}:
+            storage = item.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def main(folder: Path, steps: int, replica: str, size: gpt.Size) -> None:
+    """Train, and write down how long each step took, on the clock and of the CPU."""
+    times: list[float] = []
+    cpu_times: list[float] = []
+    memory: list[int] = []
+
+    def train(job: gpt.Job, data_iterator: Any, iteration: int = 0) -> None:
+        while iteration < steps:
+            began_s, cpu_began_s = time.perf_counter(), time.process_time()
+            gpt.train_step(job, data_iterator)
+            times.append(time.perf_counter() - began_s)
+            cpu_times.append(time.process_time() - cpu_began_s)
+            iteration += 1
+        memory.append(tensor_bytes())
+
+    run = train if replica == "plain" else resilient(replica=replica)(train)
+    instances = 2 if replica == "instances" else 1
+    gpt.start(instances=instances)
+    job = gpt.build(distributed=True, instances=instances, size=size)
+    run(job, FromSample(functools.partial(gpt.batches, context=size.context)))
+    note = {
+        "times_s": times,
+        "cpu_times_s": cpu_times,
+        "tensor_bytes": memory[-1],
+        "resident_bytes": psutil.Process().memory_info().rss,
+        "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
+    }
+    (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(note))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], gpt.Size(*map(int, sys.argv[4].split(","))))

@@ -1,0 +1,120 @@
+"""Which ranks hold copies of the same, and in which order of ranks no node holds all of them."""
+
+import random
+
+import pytest
+
+pytest.importorskip("megatron.core")
+
+from megatron.core.parallel_state import RankGenerator
+
+from midstep.adapters.megatron.rank_order import (
+    ACROSS,
+    MEGATRONS,
+    ORDERS,
+    Outcome,
+    Sizes,
+    advice,
+    copies,
+    current_order,
+    neighbours,
+    on_one_node,
+    propose_order,
+    propose_seats,
+)
+
+PLAIN = Sizes(
+    tensor=2, context=1, pipeline=2, data=2, expert=1, expert_tensor=2, expert_data=2, instances=0
+)  # eight ranks
+TWO_NODES = [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("ways", [(2, 1, 2, 2), (2, 2, 1, 2), (1, 2, 2, 4), (1, 1, 3, 2)])
+def test_groups_are_those_that_megatron_makes(order: str, ways: tuple[int, int, int, int]) -> None:
+    """Its own generator of ranks gives the same data and context parallel groups, and tensor parallel ones."""
+    tensor, context, pipeline, data = ways
+    world = Sizes(tensor, context, pipeline, data, 1, 1, tensor * context * data, 0)
+    generator = RankGenerator(tp=tensor, ep=1, dp=data, pp=pipeline, cp=context, order=order)
+    assert sorted(map(list, copies(world, order))) == sorted(generator.get_ranks("dp-cp"))
+    assert sorted(map(list, neighbours(world, order))) == sorted(generator.get_ranks("tp"))
+
+
+def test_experts_are_copied_over_their_own_data_parallel_groups() -> None:
+    """With four experts' ranks out of eight, two ranks hold each."""
+    world = Sizes(1, 1, 1, 8, 4, 1, 2, 0)
+    generator = RankGenerator(tp=1, ep=4, dp=2, pp=1, cp=1, order=MEGATRONS)
+    assert set(map(tuple, generator.get_ranks("dp"))) <= set(copies(world, MEGATRONS))
+
+
+def test_with_several_optimizer_instances_each_has_a_copy_of_each_piece() -> None:
+    """Of four data parallel ranks in two instances the first and the third have the same piece."""
+    world = Sizes(1, 1, 1, 4, 1, 1, 4, 2)
+    assert copies(world, MEGATRONS) == [(0, 2), (1, 3)]
+
+
+def test_where_data_parallel_ranks_share_a_node_another_order_of_megatrons_is_proposed() -> None:
+    """With pipelines counted before replicas no node has two of the same."""
+    assert on_one_node(copies(PLAIN, MEGATRONS), TWO_NODES) == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert propose_order(PLAIN, TWO_NODES) == ACROSS
+    assert not on_one_node(copies(PLAIN, ACROSS), TWO_NODES)
+    assert "--use-tp-pp-dp-mapping" in advice(PLAIN, TWO_NODES)
+
+
+def test_where_no_order_of_megatrons_helps_seats_are_proposed() -> None:
+    """The launcher has dealt ranks out in turn, so both instances of a piece came to one node."""
+    world = Sizes(1, 1, 1, 4, 1, 1, 4, 2)
+    dealt = [0, 1, 0, 1]
+    assert propose_order(world, dealt) is None
+    assert propose_seats(copies(world, MEGATRONS), neighbours(world, MEGATRONS), dealt).ranks_of == {
+        0: (0, 1),
+        1: (2, 3),
+    }
+    assert "0, 1 on node 0; 2, 3 on node 1" in advice(world, dealt)
+
+
+@pytest.mark.parametrize(
+    ("world", "node_of", "why"),
+    [
+        (PLAIN, [0] * 8, "there is one node"),
+        (Sizes(1, 1, 2, 2, 1, 1, 2, 0), [0, 0, 0, 1], "no order of ranks puts them"),  # two pairs, one seat elsewhere
+        (Sizes(2, 1, 2, 1, 1, 2, 1, 0), [0, 0, 1, 1], "held by one rank only"),
+    ],
+)
+def test_where_nothing_helps_it_says_so(world: Sizes, node_of: list[int], why: str) -> None:
+    """One node, too few seats on other nodes, or no second copy."""
+    assert why in advice(world, node_of)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_proposed_seats_keep_copies_apart_and_neighbours_together(seed: int) -> None:
+    """For any world and any seats: all ranks have one, nodes keep their room, and no group is on one node."""
+    draw = random.Random(seed)
+    tensor, pipeline, data = draw.choice([1, 2]), draw.choice([1, 2, 3]), draw.choice([2, 3, 4])
+    world = Sizes(tensor, 1, pipeline, data, 1, tensor, data, 0)
+    node_of = [rank // tensor % draw.choice([2, 3]) for rank in range(world.world)]
+    draw.shuffle(node_of)
+    groups, together = copies(world, MEGATRONS), neighbours(world, MEGATRONS)
+    outcome, ranks_of = propose_seats(groups, together, node_of)
+    if outcome is not Outcome.FOUND:
+        assert not ranks_of
+        return
+    seated = {rank: node for node, ranks in ranks_of.items() for rank in ranks}
+    assert sorted(seated) == list(range(world.world))
+    assert {node: len(ranks) for node, ranks in ranks_of.items()} == {node: node_of.count(node) for node in ranks_of}
+    assert not on_one_node(groups, [seated[rank] for rank in range(world.world)])
+    assert all(len({seated[rank] for rank in group}) == 1 for group in together)
+
+
+def test_a_thousand_ranks_are_seated_without_a_long_search() -> None:
+    """The first try of each rank fits."""
+    world = Sizes(1, 1, 64, 16, 1, 1, 16, 0)
+    node_of = [rank // 16 for rank in range(world.world)]
+    assert len(on_one_node(copies(world, MEGATRONS), node_of)) == 64
+    assert propose_seats(copies(world, MEGATRONS), neighbours(world, MEGATRONS), node_of).outcome is Outcome.FOUND
+
+
+@pytest.mark.parametrize("order", [MEGATRONS, ACROSS])
+def test_the_order_of_a_world_is_known_from_the_groups_of_one_rank(order: str) -> None:
+    """Rank 0's copies are enough to tell Megatron's own order from the other."""
+    assert current_order(PLAIN, [copies(PLAIN, order)[0]]) == order
