@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .adapters.ddp import TrainState, Value, replicated
+    from .processor.callbacks import Lifecycle, Recovery
     from .processor.resilient import init_process_group, resilient
     from .protocol.errors import MidstepError
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Lifecycle": "processor.callbacks",
     "MidstepError": "protocol.errors",
+    "Recovery": "processor.callbacks",
     "TrainState": "adapters.ddp",
     "Value": "adapters.ddp",
     "init_process_group": "processor.resilient",
@@ -24,7 +27,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "Lifecycle",
     "MidstepError",
+    "Recovery",
     "TrainState",
     "Value",
     "__version__",

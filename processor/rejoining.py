@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..devices.base import Damage
@@ -39,6 +40,14 @@ class Phases:
         self.seconds[moment.value] = self.seconds.get(moment.value, 0.0) + time.monotonic() - began_s
 
 
+@dataclass
+class _Repaired:
+    """What a repair has brought. Nothing, if a callback of the user's did without midstep's own."""
+
+    received_bytes: int = 0
+    own: bytes | None = None
+
+
 class Rejoining:
     """Carries out Rejoin orders, and remembers whether what this rank holds is whole."""
 
@@ -67,6 +76,11 @@ class Rejoining:
                 device.mended(tensors)  # from here on it counts as lost, until a replica has overwritten it
         _log.warning("memory was struck: %s", ", ".join(sorted(struck)) or "in no known place, so nothing is trusted")
         self._struck |= struck or frozenset(ids)
+
+    def clean_up(self) -> None:
+        """Make the device usable again and drop what the step has left. Midstep's own **clean**."""
+        self.assess(self._runtime.device.clean())
+        self._framework.clean()
 
     def torn(self) -> None:
         """An update has ended halfway: nothing that this rank holds is of one step."""
@@ -103,24 +117,32 @@ class Rejoining:
         Raises CommunicatorAborted when the next generation is opened meanwhile, LinkUpFailed, CommunicatorFailed,
         ChecksumMismatch, StateLost and CheckpointError.
         """
-        runtime, framework, part = self._runtime, self._framework, order.part
+        runtime = self._runtime
         with phases.phase(Moment.REBUILD):
             planned_for = self._struck
             self.assess(runtime.device.clean())  # an attempt before this one may have left it stopped
             if self._struck != planned_for:
                 raise StateLost(f"rank {runtime.rank}: memory was struck after the repair was planned")
-            if not order.seated:
-                runtime.communicator.reseat(order.generation, order.store, runtime.settings.link_up_s)
+            self._run(Moment.REBUILD, order, lambda: self._rebuild(order))
             runtime.step_clock.generation(order.generation)
-            runtime.device.rebuilt()
-            framework.rebuilt()
         with phases.phase(Moment.REPAIR):
             self._about_to_change(order)
-            received, own = self._repair(order)
+            done = _Repaired()
+            self._run(Moment.REPAIR, order, lambda: self._repair(order, done))
         with phases.phase(Moment.ROLLBACK):
-            self._roll_back(part.target_step, own)
+            self._roll_back(order, done.own)
             self.clean, self._struck = True, frozenset()
-        return received
+        return done.received_bytes
+
+    def _run(self, phase: Moment, order: Rejoin, default: Callable[[], None]) -> None:
+        self._runtime.callbacks.run(phase, order.generation, default, order.part.target_step)
+
+    def _rebuild(self, order: Rejoin) -> None:
+        runtime = self._runtime
+        if not order.seated:
+            runtime.communicator.reseat(order.generation, order.store, runtime.settings.link_up_s)
+        runtime.device.rebuilt()
+        self._framework.rebuilt()
 
     def _about_to_change(self, order: Rejoin) -> None:
         """What is overwritten now is not whole until all of it has come."""
@@ -131,20 +153,21 @@ class Rejoining:
         elif arriving or part.restore is RestoreSource.CHECKPOINT:
             self.clean = False
 
-    def _repair(self, order: Rejoin) -> tuple[int, bytes | None]:
+    def _repair(self, order: Rejoin, done: "_Repaired") -> None:
         runtime, framework, part = self._runtime, self._framework, order.part
         if part.restore is RestoreSource.CHECKPOINT:
-            return self._load(part.target_step)
-        done = run_transfers(
+            done.own = self._load(part.target_step)
+            return
+        transferred = run_transfers(
             part,
             rank=runtime.rank,
             framework=framework,
             links=runtime.communicator,
             read_own_state=runtime.own_states.read,
         )
-        return done.bytes_received, done.own_state
+        done.received_bytes, done.own = transferred.bytes_received, transferred.own_state
 
-    def _load(self, step: int) -> tuple[int, bytes | None]:
+    def _load(self, step: int) -> bytes:
         runtime, framework = self._runtime, self._framework
         directory = runtime.settings.checkpoint_directory
         assert directory is not None
@@ -153,7 +176,7 @@ class Rejoining:
         own = self._load_own(directory, step)
         if runtime.rank == 0:  # who writes them takes them away
             forget_after(directory, step)
-        return 0, own
+        return own
 
     def _load_own(self, directory: str, step: int) -> bytes:
         """Return this rank's own state; in a world of another size, what a rank that was not there begins with."""
@@ -170,13 +193,16 @@ class Rejoining:
         framework.adopt_own(blob, random_numbers=rank < saved)
         return framework.capture_own()
 
-    def _roll_back(self, step: int, own: bytes | None) -> None:
-        runtime = self._runtime
+    def _roll_back(self, order: Rejoin, own: bytes | None) -> None:
+        runtime, step = self._runtime, order.part.target_step
         blob = own if own is not None else runtime.own_states.read(runtime.rank, step)
         if blob is None:
             raise StateLost(f"rank {runtime.rank} has no copy of its own state as of step {step}")
         self._ledger.reset(step)
-        self._framework.restore_own(blob)
-        self._framework.rolled_back(step)
+        self._run(Moment.ROLLBACK, order, lambda: self._put_back(step, blob))
         runtime.own_states.keep(step, blob)
         runtime.own_states.swap(step, blob)
+
+    def _put_back(self, step: int, blob: bytes) -> None:
+        self._framework.restore_own(blob)
+        self._framework.rolled_back(step)

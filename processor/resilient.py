@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..protocol.errors import ConfigurationError
+from .callbacks import Lifecycle
 from .ledger import Ledger
 from .moments import Moments
 from .runtime import Runtime
@@ -43,12 +44,15 @@ def init_process_group(**options: Any) -> None:
     dist.init_process_group(**options)
 
 
-def resilient(state: "Framework") -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+def resilient(
+    state: "Framework", *, lifecycle: Lifecycle | None = None
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Make a train function resilient: after a fault it is called again, and repeats the interrupted step.
 
     `state` holds everything that training changes (`midstep.TrainState` for plain PyTorch). The function must take its
     steps from `state.steps(total)`, and must not keep progress of its own between calls. It returns when all ranks have
-    finished. Outside `midstep run` it is called once, as it is.
+    finished. `lifecycle`: callbacks of your own in place of midstep's, one by one. Outside `midstep run` the function
+    is called once, as it is, and no callback is.
     """
 
     def decorate(train: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -60,7 +64,7 @@ def resilient(state: "Framework") -> Callable[[Callable[Arguments, Result]], Cal
                 return train(*args, **kwargs)
             if runtime.session.stage is not Stage.BOOTING:
                 raise ConfigurationError("a process can call one resilient train function, and only once")
-            return TrainThread(runtime, state).run(lambda: train(*args, **kwargs))
+            return TrainThread(runtime, state, lifecycle).run(lambda: train(*args, **kwargs))
 
         return run
 

@@ -3,6 +3,7 @@
 Made once, by the first call into midstep, from the environment that the agent has set.
 """
 
+import logging
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from ..communicators import communicator_named
 from ..devices import device_named
 from ..protocol import environment as env
 from ..protocol.blackbox import BlackBox
-from ..protocol.errors import CommunicatorAborted, NotUnderMidstep, OrdersOverdue, RecoveryError
+from ..protocol.errors import CallbackFailed, CommunicatorAborted, MidstepError, NotUnderMidstep, OrdersOverdue
 from ..protocol.messages import ArmFault, Envelope, FaultReported, Message, Quiesce, Rejoin, Release, Resume
 from ..protocol.messages import SaveCheckpoint as Save
 from ..protocol.types import (
@@ -23,14 +24,18 @@ from ..protocol.types import (
     FaultLevel,
     FaultReport,
     JobSettings,
+    Moment,
     StoreEndpoint,
     rank_address,
 )
+from .callbacks import Callbacks
 from .client import Client
 from .moments import Moments
 from .own_states import OwnStates
 from .session import Order, Session
 from .step_clock import StepClock
+
+_log = logging.getLogger("midstep")
 
 START_LINK_UP_S = 60.0  # the first link-up: processes of one world may start seconds apart
 FLUSH_S = 5.0
@@ -63,6 +68,7 @@ class Runtime:
         self.session = Session(self.rank, self.incarnation, generation)
         self.communicator = communicator_named(self.settings.communicator)
         self.communicator.watch(self.step_clock)
+        self.callbacks = Callbacks(self.rank)
         self._environment = environment
         self._stopping = threading.Lock()
         self._shielded = False
@@ -131,6 +137,24 @@ class Runtime:
         with self._stopping:
             self._shielded = False
 
+    def stop(self, reason: str | None) -> None:
+        """Run **stop**, in any thread: what is in flight is aborted, and a thread that waits for it raises.
+
+        During an update only the communicators are aborted: it has no collectives in it, ends by itself, and is
+        followed by a stop. `reason` None: not the communicators, whose last traffic others still wait for. Raises
+        RecoveryError.
+        """
+        with self._stopping:
+            if not self._shielded:
+                self.callbacks.run(Moment.STOP, self.generation, lambda: self._abort(reason))
+            elif reason is not None:
+                self.communicator.abort(reason)
+
+    def _abort(self, reason: str | None) -> None:
+        if reason is not None:
+            self.communicator.abort(reason)
+        self.device.stop()
+
     def interrupted(self) -> bool:
         """Whether the controller wants the train thread to stop."""
         return self.session.quiescing
@@ -189,6 +213,14 @@ class Runtime:
         )
         self.post(FaultReported(report))
 
+    def report_not_stopped(self, error: MidstepError) -> None:
+        """Report why stop or clean has failed: this process cannot go on."""
+        if isinstance(error, CallbackFailed):
+            _log.error("%s", error, exc_info=error)
+            self.report_fault(FaultKind.EXCEPTION, str(error))
+        else:
+            self.report_fault(FaultKind.DEVICE, str(error), FaultLevel.RESTART_BUSINESS)
+
     def flush(self) -> None:
         """Give what was posted a few seconds to arrive, before the process ends."""
         self._client.flush(FLUSH_S)
@@ -209,15 +241,7 @@ class Runtime:
             heard = self.session.hear(body)
             self._changed.notify_all()
         if heard.abort:
-            self.communicator.abort(f"generation {body.generation} is being opened")
-            self._stop_device()
-
-    def _stop_device(self) -> None:
-        """Wake the train thread if it waits for the device (control thread)."""
-        with self._stopping:
-            if self._shielded:
-                return  # it has no collectives in it, ends by itself, and is followed by a stop
             try:
-                self.device.stop()
-            except RecoveryError as error:
-                self.report_fault(FaultKind.DEVICE, str(error), FaultLevel.RESTART_BUSINESS)
+                self.stop(f"generation {body.generation} is being opened")
+            except MidstepError as error:
+                self.report_not_stopped(error)

@@ -6,10 +6,11 @@ Train; when something breaks stop and clean, report, park; do as ordered; train 
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from ..protocol.errors import CommunicatorAborted, Interrupted, MidstepError, RecoveryError
+from ..protocol.errors import CommunicatorAborted, Interrupted, MidstepError
 from ..protocol.messages import (
     CheckpointSaved,
     Quiesce,
@@ -23,7 +24,8 @@ from ..protocol.messages import (
     SaveCheckpoint,
     StepCommitted,
 )
-from ..protocol.types import Activity, FaultKind, FaultLevel, Moment
+from ..protocol.types import Activity, FaultKind, Moment
+from .callbacks import Callbacks, Lifecycle
 from .checkpoints import Checkpoints
 from .exceptions import Reaction
 from .ledger import Ledger
@@ -43,10 +45,11 @@ _log = logging.getLogger("midstep")
 class TrainThread:
     """The train thread's life under midstep: one object per resilient call."""
 
-    def __init__(self, runtime: Runtime, framework: "Framework") -> None:
+    def __init__(self, runtime: Runtime, framework: "Framework", lifecycle: Lifecycle | None = None) -> None:
         self._runtime = runtime
         self._framework = framework
-        self._ledger = Ledger(self, framework, runtime.moments, runtime.step_clock)
+        self._ledger = ledger = Ledger(self, framework, runtime.moments, runtime.step_clock)
+        runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: ledger.count)
         self._rejoining = Rejoining(runtime, framework, self._ledger)
         self._checkpoints = Checkpoints(runtime, framework)
         self._verdicts = Verdicts(runtime)
@@ -200,34 +203,34 @@ class TrainThread:
         """Everything in flight is dropped; say so if nobody has asked for it yet."""
         runtime = self._runtime
         self._phases = self._new_phases()
-        if self._at_boundary:
-            # Others may still be at the end of the step: what they wait for must arrive. Rebuild cuts the links.
-            self._at_boundary = False
-            with self._phases.phase(Moment.STOP):
-                runtime.device.stop()
-            runtime.step_clock.doing(Activity.RECOVERING)
-            return
-        self._checkpoints.forget_pending()
-        with self._phases.phase(Moment.STOP):
+        reason = None
+        if not self._at_boundary:
+            self._checkpoints.forget_pending()
             failed = runtime.communicator.failed
             if not reported and not runtime.interrupted() and failed is not None:
                 runtime.report_fault(FaultKind.COMMUNICATION, failed)
-            runtime.communicator.abort(failed or "the step is given up")
-            runtime.device.stop()
+            reason = failed or "the step is given up"
+        self._at_boundary = False  # there, others may still be in the step's end, and rebuild cuts the links
+        with self._phases.phase(Moment.STOP), self._or_leave():
             runtime.unshield()
+            runtime.stop(reason)
             if self._ledger.updating:
                 self._rejoining.torn()
         runtime.step_clock.doing(Activity.RECOVERING)
 
     def _clean(self) -> None:
-        with self._phases.phase(Moment.CLEAN):
-            try:
-                self._rejoining.assess(self._runtime.device.clean())
-            except RecoveryError as error:
-                self._runtime.report_fault(FaultKind.DEVICE, str(error), FaultLevel.RESTART_BUSINESS)
-                self._runtime.flush()
-                raise
-            self._framework.clean()
+        with self._phases.phase(Moment.CLEAN), self._or_leave():
+            self._runtime.callbacks.run(Moment.CLEAN, self._runtime.generation, self._rejoining.clean_up)
+
+    @contextmanager
+    def _or_leave(self) -> Iterator[None]:
+        """End the process if the device, or a callback of the user's, cannot be stopped or cleaned."""
+        try:
+            yield
+        except MidstepError as error:
+            self._runtime.report_not_stopped(error)
+            self._runtime.flush()
+            raise
 
     def _report_quiesced(self) -> None:
         runtime = self._runtime

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..protocol.errors import CheckpointError, CommunicatorError, LinkUpFailed, RecoveryError
+from ..protocol.errors import CallbackFailed, CheckpointError, CommunicatorError, LinkUpFailed, RecoveryError
 from ..protocol.types import FaultKind
 from .exception_patterns import patterns_here
 from .exceptions import Finding, Reaction, chain_of, classify, reaction
@@ -56,6 +56,9 @@ class Verdicts:
         """Report why rebuild, repair or rollback failed; raise it again if this process cannot go on."""
         if isinstance(error, LinkUpFailed):
             kind = FaultKind.LINK_UP
+        elif isinstance(error, CallbackFailed):
+            kind = FaultKind.EXCEPTION
+            _log.error("%s", error, exc_info=error)
         elif isinstance(error, RecoveryError | CheckpointError):
             kind = FaultKind.CORRUPTION
         elif isinstance(error, CommunicatorError):

@@ -27,6 +27,7 @@
     |   +-- StateLost               no clean copy is left
     |   +-- ProtocolViolation       the user's loop broke the order of the consistent step
     |   +-- OrdersOverdue           no word from the controller before the deadline
+    |   +-- CallbackFailed          a lifecycle callback of the user's raised an exception
     +-- CheckpointError             a checkpoint cannot be written or read
 
     Interrupted(BaseException)      raised in the train thread to leave the train function; never caught by users
@@ -136,6 +137,10 @@ class ProtocolViolation(RecoveryError):
 
 class OrdersOverdue(RecoveryError):
     """The controller gave no orders before the deadline."""
+
+
+class CallbackFailed(RecoveryError):
+    """A lifecycle callback of the user's raised an exception, which is the cause of this one."""
 
 
 class CheckpointError(MidstepError):

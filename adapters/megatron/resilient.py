@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
+from ...processor.callbacks import Lifecycle
 from ...processor.runtime import Runtime
 from ...processor.session import Stage
 from ...processor.train_thread import TrainThread
@@ -24,10 +25,14 @@ Train = TypeVar("Train", bound=Callable[..., Any])
 def resilient(train: Train) -> Train: ...
 @overload
 def resilient(
-    *, replica: Replica | str | None = None, scheduler_increment: int | None = None
+    *, replica: Replica | str | None = None, scheduler_increment: int | None = None, lifecycle: Lifecycle | None = None
 ) -> Callable[[Train], Train]: ...
 def resilient(
-    train: Any = None, *, replica: Replica | str | None = None, scheduler_increment: int | None = None
+    train: Any = None,
+    *,
+    replica: Replica | str | None = None,
+    scheduler_increment: int | None = None,
+    lifecycle: Lifecycle | None = None,
 ) -> Any:
     """Make a Megatron train function resilient: after a fault it is called again, and repeats the interrupted step.
 
@@ -39,11 +44,14 @@ def resilient(
     `replica`: where a copy of each piece of a distributed optimizer is kept: `instances`, `buddy_device` or `none`; by
     default with the optimizer instances if there are several, else at a buddy.
     `scheduler_increment`: by how much the train function moves the scheduler on in each step, if that is not the global
-    batch size. Outside `midstep run` the function is called once, as it is. Raises ConfigurationError, when it is
+    batch size. `lifecycle`: callbacks of your own in place of midstep's, one by one (`midstep.Lifecycle`).
+    Outside `midstep run` the function is called once, as it is. Raises ConfigurationError, when it is
     called, for what is missing or not supported.
     """
     if train is None:
-        return functools.partial(resilient, replica=replica, scheduler_increment=scheduler_increment)
+        return functools.partial(
+            resilient, replica=replica, scheduler_increment=scheduler_increment, lifecycle=lifecycle
+        )
     wanted = _replica_named(replica)
     install()
 
@@ -71,7 +79,7 @@ def resilient(
                 bound.arguments[parts.consumed_name] = state.consumed_samples
             return train(*bound.args, **bound.kwargs)
 
-        return TrainThread(runtime, state).run(call)
+        return TrainThread(runtime, state, lifecycle).run(call)
 
     return run
 

@@ -81,7 +81,7 @@ def augmented(samples: torch.Tensor) -> torch.Tensor:
     return samples * random.uniform(0.9, 1.1) + float(np.random.normal(0.0, 0.01))
 
 
-def train(records: Path, steps: int, step_s: float) -> None:
+def train(records: Path, steps: int, step_s: float, lifecycle: midstep.Lifecycle | None = None) -> None:
     """Train for `steps` steps of at least `step_s` and write this rank's record."""
     midstep.init_process_group()
     rank = dist.get_rank()
@@ -99,7 +99,7 @@ def train(records: Path, steps: int, step_s: float) -> None:
         model=model, optimizer=optimizer, scheduler=scheduler, data=batches, values={"running": running}
     )
 
-    @midstep.resilient(state)
+    @midstep.resilient(state, lifecycle=lifecycle)
     def loop() -> None:
         stream = batches.endless()
         for step in state.steps(steps):

@@ -1,0 +1,38 @@
+"""The training of `training.py` with all five lifecycle callbacks replaced by ones that write down that they ran.
+
+Runs under `midstep run`: `own_callbacks.py RECORDS STEPS STEP_S [RANK PHASE]`. With a rank and a phase, that rank's
+callback of that phase raises a ValueError, once, in the first recovery.
+"""
+
+import sys
+import threading
+from pathlib import Path
+
+from training import train  # type: ignore[import-not-found]
+
+import midstep
+
+PHASES = ("stop", "clean", "rebuild", "repair", "rollback")
+
+
+def main() -> None:
+    """Train as the command line says."""
+    records = Path(sys.argv[1])
+    failing = (int(sys.argv[4]), sys.argv[5]) if len(sys.argv) > 4 else None
+
+    def callback(recovery: midstep.Recovery) -> None:
+        thread = "train" if threading.current_thread() is threading.main_thread() else "control"
+        with (records / f"callbacks.{recovery.rank}").open("a") as lines:
+            lines.write(f"{recovery.phase} {recovery.generation} {recovery.step} {thread}\n")
+        if recovery.step > 0 and failing == (recovery.rank, recovery.phase.value):
+            raised = records / "raised"
+            if not raised.exists():
+                raised.touch()
+                raise ValueError("this callback does not work")
+        recovery.default()
+
+    train(records, int(sys.argv[2]), float(sys.argv[3]), midstep.Lifecycle(**dict.fromkeys(PHASES, callback)))
+
+
+if __name__ == "__main__":
+    main()

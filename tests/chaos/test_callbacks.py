@@ -1,0 +1,73 @@
+"""Lifecycle callbacks of a user's own take part in real recoveries, alone or all five, and a broken one is a fault."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midstep.protocol.injuries import Moment
+
+from .comparing import assert_nobody_harmed, assert_same_numbers, finish
+from .conftest import StartJob
+from .jobs import STEP_S, STEPS, Job, Record, hurt
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+
+OWN = Path(__file__).with_name("own_callbacks.py")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_with_callbacks.py"
+BACK = ["rebuild", "repair", "rollback"]
+
+
+def called(job: Job, rank: int) -> list[list[str]]:
+    """Return phase, generation, step and thread of each call in a rank, in all its lives."""
+    return [line.split() for line in (job.records / f"callbacks.{rank}").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_all_five_callbacks_run_in_the_order_of_a_recovery(
+    start_job: StartJob, undisturbed: Record, device: str
+) -> None:
+    """Survivors stop, clean and come back; a newcomer only comes back; not one bit is another."""
+    job = start_job(script=OWN, device=device, faults=[hurt(1, Moment.COLLECTIVE, 12)])
+    (incident,) = finish(job)["incidents"]
+    assert_nobody_harmed(incident, {1})
+    assert_same_numbers(job.record(), undisturbed)
+    for rank in (0, 2, 3):
+        calls = called(job, rank)
+        assert [phase for phase, *_ in calls[:3]] == BACK, "when the job starts"
+        phases = list(dict.fromkeys(phase for phase, *_ in calls[3:]))
+        assert phases == ["stop", "clean", *BACK]
+        assert all(thread == "train" for phase, _, _, thread in calls if phase != "stop")
+        assert [step for phase, _, step, _ in calls[3:] if phase in BACK] == ["12"] * 3
+    assert [phase for phase, *_ in called(job, 1)] == [*BACK, *BACK], "its first life, and its second"
+
+
+@pytest.mark.parametrize("phase", ["stop", "clean", *BACK])
+def test_a_callback_that_raises_is_a_fault_with_its_name_and_phase(
+    start_job: StartJob, undisturbed: Record, tmp_path: Path, phase: str
+) -> None:
+    """The process that has it is replaced, the next one gets through, and not one bit is another."""
+    given = [str(tmp_path / "0" / "records"), str(STEPS), str(STEP_S), "2", phase]
+    job = start_job(script=OWN, arguments=given, faults=[hurt(1, Moment.FORWARD, 12)])
+    incidents = finish(job)["incidents"]
+    assert len(incidents) == 1, [(found["cause"], found["reasons"]) for found in incidents]
+    (incident,) = incidents
+    assert set(incident["replaced"]) == {1, 2}, incident
+    assert incident["steps_lost"] == 0
+    told = " ".join(str(report) for report in incident["reports"])
+    assert f"of {phase} raised ValueError: this callback does not work" in told, told
+    assert "main.<locals>.callback" in told
+    assert_same_numbers(job.record(), undisturbed)
+
+
+def test_the_callbacks_of_the_example_keep_its_thread_and_its_log_right(start_job: StartJob, tmp_path: Path) -> None:
+    """With one rank killed, and the one that keeps the log, the log is that of an undisturbed run, line for line."""
+    logs = []
+    for name, faults in (("calm", []), ("hurt", [hurt(1, Moment.COLLECTIVE, 12), hurt(0, Moment.UPDATE, 30)])):
+        log = tmp_path / name
+        job = start_job(script=EXAMPLE, arguments=[str(log)], faults=faults)
+        assert len(finish(job)["incidents"]) == len(faults), job.said()
+        logs.append([json.loads(line) for line in log.read_text().splitlines()])
+    calm, disturbed = logs
+    assert [line["step"] for line in calm] == list(range(60))
+    assert disturbed == calm
