@@ -71,6 +71,17 @@ class Device(Protocol):
         """Return when everything queued is done. Runs at the end of each step. Raises what the device raises."""
         ...
 
+    def capture_random(self) -> bytes:
+        """Capture the state of the device's own random number generator; empty if it has none of its own.
+
+        Runs at the end of each step, in the train thread; must not wait for what is queued.
+        """
+        ...
+
+    def restore_random(self, state: bytes) -> None:
+        """Put back what `capture_random` gave, here or in another process. Runs in **rollback**."""
+        ...
+
     def now_us(self) -> int | None:
         """Read the device's own clock, which its errors are stamped with, in microseconds; None if it has none."""
         ...

@@ -38,6 +38,13 @@ class CpuDevice:
     def finish(self) -> None:
         """Return at once: nothing is queued."""
 
+    def capture_random(self) -> bytes:
+        """Return nothing: the CPU's generator is torch's own, which frameworks capture."""
+        return b""
+
+    def restore_random(self, state: bytes) -> None:
+        """There is none."""
+
     def now_us(self) -> int | None:
         """Say that there is no clock of its own."""
         return None

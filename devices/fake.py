@@ -19,6 +19,7 @@ from .fake_chip import CHIP, told
 
 __version__ = "2.13.0"
 DEVICE = torch.device("cpu")
+default_generators = (torch.Generator(),)  # a script that draws on the device draws from here, and not from torch's
 _LATE_US = 150_000  # how old an error is that is noticed late
 _RUN, _STOP = 1, 2  # what torch-npu tells the watchdog
 
@@ -46,6 +47,16 @@ def synchronize(device: int | None = None) -> None:
 def get_allocator_backend() -> str:
     """As torch_npu.npu.get_allocator_backend."""
     return "native"
+
+
+def get_rng_state(device: int | str | torch.device = "npu") -> torch.Tensor:
+    """As torch_npu.npu.get_rng_state."""
+    return default_generators[0].get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: int | str | torch.device = "npu") -> None:
+    """As torch_npu.npu.set_rng_state."""
+    default_generators[0].set_state(new_state)
 
 
 def stop_device(device_id: int) -> int:
@@ -238,6 +249,9 @@ npu = SimpleNamespace(
     stop_device=stop_device,
     restart_device=restart_device,
     check_uce_in_memory=check_uce_in_memory,
+    get_rng_state=get_rng_state,
+    set_rng_state=set_rng_state,
+    default_generators=default_generators,
     Event=Event,
     _recovery=SimpleNamespace(
         check_npu_tensor_is_safe=check_npu_tensor_is_safe,

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..protocol.errors import ConfigurationError, RecoveryError
 from .base import Damage
 from .npu_calls import require
 from .npu_environment import problems
 
 if TYPE_CHECKING:
-    import torch
-
     from ..protocol.types import Injury
 
 _log = logging.getLogger("midstep")
@@ -78,12 +78,12 @@ class NpuDevice:
             return Damage.PERSISTENT
         return Damage.TEMPORARY if answer == TEMPORARY else Damage.NONE
 
-    def struck(self, tensors: "Sequence[torch.Tensor]") -> bool:
+    def struck(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Say whether torch-npu has locked one of these."""
         safe = self._library.npu._recovery.check_npu_tensor_is_safe
         return any(not safe(tensor) for tensor in tensors)
 
-    def mended(self, tensors: "Sequence[torch.Tensor]") -> None:
+    def mended(self, tensors: Sequence[torch.Tensor]) -> None:
         """Unlock these."""
         for tensor in tensors:
             self._library.npu._recovery.update_npu_tensor_to_safe(tensor)
@@ -91,6 +91,15 @@ class NpuDevice:
     def finish(self) -> None:
         """Wait for the device."""
         self._library.npu.synchronize(self._here())
+
+    def capture_random(self) -> bytes:
+        """Read the state of the generator: seed and offset, which the host keeps."""
+        state: torch.Tensor = self._library.npu.get_rng_state(self._here())
+        return state.cpu().numpy().tobytes()
+
+    def restore_random(self, state: bytes) -> None:
+        """Set the generator."""
+        self._library.npu.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), self._here())
 
     def now_us(self) -> int | None:
         """Have the device write down its time, and read it. Waits for what is queued before."""

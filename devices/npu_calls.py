@@ -37,6 +37,8 @@ CALLS = (
     Call("npu.Event.record", "read the device's own clock", ("stream",)),
     Call("npu.Event.recorded_time", "read the device's own clock"),
     Call("npu.Event.synchronize", "read the device's own clock"),
+    Call("npu.get_rng_state", "capture the device's random numbers", ("device",)),
+    Call("npu.set_rng_state", "put the device's random numbers back", ("new_state", "device")),
     Call("npu._recovery.check_npu_tensor_is_safe", "find the tensors that an error has struck", ("tensor_obj",)),
     Call("npu._recovery.update_npu_tensor_to_safe", "use a tensor again once it is repaired", ("tensor_obj",)),
     Call("distributed.reinit_process_group", "rebuild communicators in place", ("group", "rebuild_link")),

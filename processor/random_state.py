@@ -7,8 +7,7 @@ every rank's generators are captured at each commit and put back in rollback. Th
 import array
 import random
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -17,20 +16,6 @@ from ..protocol.errors import RecoveryError
 from . import tree
 
 _WORD = "I"  # the generators' state is 32-bit words
-
-
-class DeviceRandom(Protocol):
-    """The generator of a device, as its adapter gives it."""
-
-    name: str
-
-    def capture(self) -> bytes:
-        """Return the state of the device's generator."""
-        ...
-
-    def restore(self, state: bytes) -> None:
-        """Put back what `capture` gave."""
-        ...
 
 
 class _Numpy(msgspec.Struct, frozen=True, array_like=True):
@@ -49,7 +34,6 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     torch_cpu: bytes
     numpy: _Numpy | None = None
     numpy_other: bytes = b""  # any other bit generator, as a packed tree
-    devices: dict[str, bytes] = {}
 
 
 _DECODER = msgspec.msgpack.Decoder(_Snapshot)
@@ -57,10 +41,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class RandomState:
-    """Captures and restores the global generators of this process, and those of `devices`."""
-
-    def __init__(self, devices: Sequence[DeviceRandom] = ()) -> None:
-        self._devices = tuple(devices)
+    """Captures and restores the global generators of this process. That of its device is `own_parts.py`'s business."""
 
     def capture(self) -> bytes:
         """Return the state of all generators (about 10 KB). Runs at each commit, in the train thread."""
@@ -74,14 +55,13 @@ class RandomState:
                 torch_cpu=torch.default_generator.get_state().numpy().tobytes(),
                 numpy=numpy_state,
                 numpy_other=other,
-                devices={device.name: device.capture() for device in self._devices},
             )
         )
 
     def restore(self, data: bytes) -> None:
         """Put back what `capture` gave, in this process or another one. Runs in rollback.
 
-        Raises RecoveryError when the bytes are no such state, or when a device's generator is missing in them.
+        Raises RecoveryError when the bytes are no such state.
         """
         try:
             snapshot = _DECODER.decode(data)
@@ -92,10 +72,6 @@ class RandomState:
         random.setstate((snapshot.python_version, tuple(words), snapshot.python_gauss))
         torch.set_rng_state(torch.frombuffer(bytearray(snapshot.torch_cpu), dtype=torch.uint8))
         _restore_numpy(snapshot)
-        for device in self._devices:
-            if device.name not in snapshot.devices:
-                raise RecoveryError(f"the captured random state has none of device {device.name!r}")
-            device.restore(snapshot.devices[device.name])
 
 
 def _capture_numpy() -> tuple[_Numpy | None, bytes]:

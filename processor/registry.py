@@ -99,7 +99,6 @@ class Registry:
         scalers: dict[str, Any],
         data: dict[str, Any],
         values: dict[str, Value],
-        random_state: RandomState | None = None,
     ) -> None:
         self.modules = modules
         self.optimizers = optimizers
@@ -111,7 +110,7 @@ class Registry:
             for name, target in kind.items():
                 _require_state_dict(name, target)
         self.buffers = BufferWatch(modules)
-        self._random = random_state or RandomState()
+        self._random = RandomState()
 
     def capture_own(self) -> dict[str, Any]:
         """Return this rank's own part, still tied to live objects: encode it at once. Runs at each commit."""

@@ -19,6 +19,7 @@ from .transfer import run_transfers
 if TYPE_CHECKING:
     from .ledger import Ledger
     from .lifecycle import Framework
+    from .own_parts import OwnParts
     from .runtime import Runtime
 
 _log = logging.getLogger("midstep")
@@ -51,10 +52,11 @@ class _Repaired:
 class Rejoining:
     """Carries out Rejoin orders, and remembers whether what this rank holds is whole."""
 
-    def __init__(self, runtime: "Runtime", framework: "Framework", ledger: "Ledger") -> None:
+    def __init__(self, runtime: "Runtime", framework: "Framework", ledger: "Ledger", own: "OwnParts") -> None:
         self._runtime = runtime
         self._framework = framework
         self._ledger = ledger
+        self._own = own
         # A world that starts together holds its initial state; a single newcomer holds nothing of worth.
         self.clean = runtime.seated
         self._struck: frozenset[str] = frozenset()  # shards that are lost, while the rest is clean
@@ -190,8 +192,8 @@ class Rejoining:
                 f"{self._runtime.world_size}, and a {type(framework).__name__} cannot be divided anew among them"
             )
         blob = checkpoint.load_own(directory, step, rank % saved)
-        framework.adopt_own(blob, random_numbers=rank < saved)
-        return framework.capture_own()
+        self._own.adopt(framework, blob, random_numbers=rank < saved)
+        return self._own.capture()
 
     def _roll_back(self, order: Rejoin, own: bytes | None) -> None:
         runtime, step = self._runtime, order.part.target_step
@@ -199,10 +201,6 @@ class Rejoining:
         if blob is None:
             raise StateLost(f"rank {runtime.rank} has no copy of its own state as of step {step}")
         self._ledger.reset(step)
-        self._run(Moment.ROLLBACK, order, lambda: self._put_back(step, blob))
+        self._run(Moment.ROLLBACK, order, lambda: self._own.restore(blob, step))
         runtime.own_states.keep(step, blob)
         runtime.own_states.swap(step, blob)
-
-    def _put_back(self, step: int, blob: bytes) -> None:
-        self._framework.restore_own(blob)
-        self._framework.rolled_back(step)

@@ -29,6 +29,7 @@ from .callbacks import Callbacks, Lifecycle
 from .checkpoints import Checkpoints
 from .exceptions import Reaction
 from .ledger import Ledger
+from .own_parts import OwnParts
 from .rejoining import Phases, Rejoining
 from .runtime import Runtime
 from .session import Order, Stage
@@ -50,7 +51,8 @@ class TrainThread:
         self._framework = framework
         self._ledger = ledger = Ledger(self, framework, runtime.moments, runtime.step_clock)
         runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: ledger.count)
-        self._rejoining = Rejoining(runtime, framework, self._ledger)
+        self._own = OwnParts(framework, runtime.device)
+        self._rejoining = Rejoining(runtime, framework, self._ledger, self._own)
         self._checkpoints = Checkpoints(runtime, framework)
         self._verdicts = Verdicts(runtime)
         self._phases = self._new_phases()
@@ -80,8 +82,9 @@ class TrainThread:
 
     def exchange_own(self, step: int, blob: bytes) -> None:
         """The commit barrier: own state to the buddy, the ward's kept, everybody here. Then the update begins."""
-        self._runtime.own_states.keep(step, blob)
-        self._runtime.own_states.swap(step, blob)
+        whole = self._own.whole(blob)
+        self._runtime.own_states.keep(step, whole)
+        self._runtime.own_states.swap(step, whole)
         self._runtime.communicator.barrier()
         self._runtime.shield()
         self._verdicts.update_begins(step - 1)
@@ -131,7 +134,7 @@ class TrainThread:
             _log.warning("%s", finding)
         if runtime.seated or not runtime.black_box.copies():
             # A newcomer keeps what its predecessor left: it may be the last copy.
-            runtime.own_states.keep(0, self._framework.capture_own())
+            runtime.own_states.keep(0, self._own.capture())
         self._join()
         while True:
             order = self._next_order()

@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ...processor import tree
 from ...processor.lifecycle import OpenShard
 from ...processor.passes import fire_in_backward, fire_in_forward
-from ...processor.random_state import DeviceRandom, RandomState
 from ...processor.registry import Registry, as_value, by_name
 from ...processor.shard import Shard
 from ...protocol.errors import NotUnderMidstep, RecoveryError
@@ -49,7 +48,6 @@ class TrainState:
         *,
         data: Any = None,
         values: dict[str, Any] | None = None,
-        device_random: tuple[DeviceRandom, ...] = (),
     ) -> None:
         given = by_name("model", model)
         modules = {
@@ -63,7 +61,6 @@ class TrainState:
             scalers=by_name("scaler", scaler),
             data=by_name("data", data),
             values={name: as_value(name, target) for name, target in (values or {}).items()},
-            random_state=RandomState(device_random),
         )
         self.registry.check()
         self._layouts = {name: BucketLayout(name, item) for name, item in wrapped.items()}

@@ -31,7 +31,8 @@ def main() -> None:
                 raise ValueError("this callback does not work")
         recovery.default()
 
-    train(records, int(sys.argv[2]), float(sys.argv[3]), midstep.Lifecycle(**dict.fromkeys(PHASES, callback)))
+    lifecycle = midstep.Lifecycle(**dict.fromkeys(PHASES, callback))
+    train(records, int(sys.argv[2]), float(sys.argv[3]), lifecycle=lifecycle)
 
 
 if __name__ == "__main__":

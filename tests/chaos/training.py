@@ -14,7 +14,7 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +81,14 @@ def augmented(samples: torch.Tensor) -> torch.Tensor:
     return samples * random.uniform(0.9, 1.1) + float(np.random.normal(0.0, 0.01))
 
 
-def train(records: Path, steps: int, step_s: float, lifecycle: midstep.Lifecycle | None = None) -> None:
+def train(
+    records: Path,
+    steps: int,
+    step_s: float,
+    *,
+    lifecycle: midstep.Lifecycle | None = None,
+    augment: Callable[[torch.Tensor], torch.Tensor] = augmented,
+) -> None:
     """Train for `steps` steps of at least `step_s` and write this rank's record."""
     midstep.init_process_group()
     rank = dist.get_rank()
@@ -108,7 +115,7 @@ def train(records: Path, steps: int, step_s: float, lifecycle: midstep.Lifecycle
             began_s = time.monotonic()
             samples, labels = next(stream)
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(augmented(samples)), labels)
+            loss = torch.nn.functional.cross_entropy(model(augment(samples)), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             running["loss"] = 0.9 * running["loss"] + 0.1 * loss.item()
             time.sleep(max(0.0, step_s - (time.monotonic() - began_s)))

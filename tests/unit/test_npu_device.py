@@ -87,6 +87,18 @@ def test_an_injury_raises_the_real_text_and_leaves_its_damage(
     assert device.clean() is damage
 
 
+def test_the_generator_of_the_device_draws_the_same_numbers_again(device: NpuDevice) -> None:
+    """It is another one than torch's own."""
+    generator, torch_before = fake.npu.default_generators[0], torch.get_rng_state()
+    torch.rand(3, generator=generator)
+    state = device.capture_random()
+    drawn = torch.rand(3, generator=generator)
+    device.restore_random(state)
+    assert torch.equal(torch.rand(3, generator=generator), drawn)
+    assert torch.equal(torch.get_rng_state(), torch_before)
+    assert CpuDevice().capture_random() == b""
+
+
 def test_struck_memory_is_found_and_can_be_used_once_it_is_mended(device: NpuDevice) -> None:
     """Address by address: another tensor is not blamed, and a struck one is refused until it is unlocked."""
     whole, hit = torch.arange(100.0), torch.arange(1000.0)
