@@ -92,11 +92,11 @@ def main() -> None:
             batch = feed.next()
             loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
             loss.backward()
-            with step.update():
-                optimizer.step()
-            if rank == 0:
+            if rank == 0:  # before the update: a step that anybody has committed has its line by then
                 with log.open("a") as lines:
                     lines.write(json.dumps({"step": step.index, "loss": loss.item()}) + "\n")
+            with step.update():
+                optimizer.step()
 
     train()
     feed.stop()
