@@ -5,22 +5,28 @@ import click
 from ..controller.doors.control_requests import InjectRequest, KillNodeRequest, Request
 from ..protocol.types import ArmedFault, Injury, Moment
 from . import device_faults
-from .operator import tell
+from .operator import ranks_on, tell
 
 INJURIES = tuple(injury.value.replace("_", "-") for injury in Injury)
 MOMENTS = tuple(moment.value for moment in Moment)
 ASK_S = 10.0
+WHICH = "name what is to be harmed: either --rank R or --node NAME (see `midstep status`)."
 
 
 @click.command("inject", short_help="Cause a fault on purpose.")
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="The rank that is harmed.")
-@click.option("--node", metavar="NAME", help="The node that dies, agent and processes at once.")
+@click.option("--node", metavar="NAME", help="A node: it dies, agent and processes at once; with --do, all its ranks.")
 @click.option(
     "--do", "injury", type=click.Choice(INJURIES), help="What happens.  [default: kill; for --node, kill-node]"
 )
 @click.option("--at", "moment", type=click.Choice(MOMENTS), help="When: at this moment of a step or of a recovery.")
 @click.option("--step", type=click.IntRange(min=0), metavar="S", help="Only in the step with this index, from 0.")
+@click.option("--operation", default="", metavar="OP", help="Only in this collective (allreduce, allgather, ...).")
+@click.option("--group", "group", metavar="R,R,...", help="Only in the process group of these ranks.")
+@click.option(
+    "--rate", type=click.FloatRange(0, 1), default=0.0, metavar="P", help="Again and again, with this probability."
+)
 @click.option(
     "--device-fault", metavar="CODE|LEVEL", help="Report a fault of the rank's device, or of the node, instead."
 )
@@ -35,6 +41,9 @@ def command(
     injury: str | None,
     moment: str | None,
     step: int | None,
+    operation: str,
+    group: str | None,
+    rate: float,
     device_fault: str | None,
     device: int | None,
     recover: bool,
@@ -70,35 +79,67 @@ def command(
       midstep inject demo --rank 0 --do raise --at backward    at the next backward pass
       midstep inject --rank 3 --do stop --at update --step 40  in step 40, during the update
       midstep inject --node node1                              the whole node
+      midstep inject --node node1 --do link-down --at backward    all ranks of it
+      midstep inject --rank 0 --do link-down --operation allreduce --group 0,1 --rate 0.01
       midstep inject --device-fault 80E01801 --rank 1          a fault of its device, by code or level
       midstep inject --device-fault 80E01801 --rank 1 --recover
     """
     if device_fault is None and (device is not None or recover or once):
         raise click.UsageError("--device, --recover and --once are for --device-fault CODE|LEVEL.")
-    if device_fault is not None and (injury, moment, step) != (None, None, None):
-        raise click.UsageError("--device-fault is reported and not done: it goes without --do, --at and --step.")
-    request: Request
-    if device_fault is None:
-        request = build(rank, node, injury, moment, step)
-    else:
-        request = device_faults.build(device_fault, rank, node, device, recover=recover, once=once)
-    click.echo(tell(job, request, ASK_S))
+    if device_fault is not None:
+        if (injury, moment, step, operation, group, rate) != (None, None, None, "", None, 0.0):
+            raise click.UsageError(
+                "--device-fault is reported and not done: it goes without --do, --at and --step, or when."
+            )
+        click.echo(tell(job, device_faults.build(device_fault, rank, node, device, recover=recover, once=once), ASK_S))
+        return
+    if node is None or injury in {None, "kill-node"}:
+        request = build(rank, node, injury, moment, step, operation=operation, group=group, rate=rate)
+        click.echo(tell(job, request, ASK_S))
+        return
+    if rank is not None:
+        raise click.UsageError(WHICH)
+    for each in ranks_on(job, node, ASK_S):
+        request = build(each, None, injury, moment, step, operation=operation, group=group, rate=rate)
+        click.echo(tell(job, request, ASK_S))
 
 
-def build(rank: int | None, node: str | None, injury: str | None, moment: str | None, step: int | None) -> Request:
+def build(
+    rank: int | None,
+    node: str | None,
+    injury: str | None,
+    moment: str | None,
+    step: int | None,
+    *,
+    operation: str = "",
+    group: str | None = None,
+    rate: float = 0.0,
+) -> Request:
     """Return what to ask the controller for. Raises UsageError where the options do not fit together."""
     if (rank is None) == (node is None):
-        raise click.UsageError("name what is to be harmed: either --rank R or --node NAME (see `midstep status`).")
+        raise click.UsageError(WHICH)
     what = Injury((injury or "kill").replace("-", "_"))
     if node is not None:
-        if injury is not None and what is not Injury.KILL_NODE:
-            raise click.UsageError(f"--do {injury} is for one process: name it with --rank. A node can only be killed.")
-        if moment is not None or step is not None:
+        if (moment, step, operation, group, rate) != (None, None, "", None, 0.0):
             raise click.UsageError(
                 "a node named with --node dies now. For a certain moment: --rank R --do kill-node --at MOMENT."
             )
         return KillNodeRequest(node)
     assert rank is not None
-    if step is not None and moment is None:
-        moment = Moment.FORWARD.value  # the beginning of that step
-    return InjectRequest(ArmedFault(rank, what, None if moment is None else Moment(moment), step))
+    if operation or group:
+        if moment not in {None, Moment.COLLECTIVE.value}:
+            raise click.UsageError(
+                f"--operation and --group are of a collective: --at is collective then, not {moment}."
+            )
+        moment = Moment.COLLECTIVE.value
+    if moment is None and (step is not None or rate > 0):
+        moment = Moment.FORWARD.value  # the beginning of the step
+    at = None if moment is None else Moment(moment)
+    return InjectRequest(ArmedFault(rank, what, at, step, operation=operation, group=_members(group), rate=rate))
+
+
+def _members(group: str | None) -> tuple[int, ...]:
+    try:
+        return () if group is None else tuple(int(member) for member in group.split(","))
+    except ValueError:
+        raise click.UsageError(f"--group is {group!r}, and not ranks with commas between them (0,1,2).") from None

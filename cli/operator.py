@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ..controller.doors.control_requests import Accepted, Refused, Request
+from ..controller.doors.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
 from ..controller.doors.control_socket import NoController, ask
 from ..protocol.errors import MidstepError
 from .job_directories import find_job
@@ -23,6 +23,19 @@ def tell(job: str | None, request: Request, timeout_s: float) -> str:
     if isinstance(reply, Refused):
         raise click.ClickException(f"{job_directory.name}: {reply.reason}.")
     raise click.ClickException(f"{job_directory.name}: the controller answered something else than was asked.")
+
+
+def ranks_on(job: str | None, node: str, timeout_s: float) -> tuple[int, ...]:
+    """Return the ranks that a node of a job has now. Raises ClickException if it has none."""
+    try:
+        reply = ask(live_directory(find_job(job)), StatusRequest(), timeout_s)
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+    ranks = reply.status.ranks if isinstance(reply, StatusReply) else ()
+    there = tuple(rank.rank for rank in ranks if rank.node == node)
+    if not there:
+        raise click.ClickException(f"no rank is on {node} (see `midstep status`).")
+    return there
 
 
 def live_directory(job_directory: Path) -> Path:

@@ -7,6 +7,8 @@ from midstep.cli.inject import INJURIES, MOMENTS, build
 from midstep.controller.doors.control_requests import InjectRequest, KillNodeRequest
 from midstep.protocol.types import ArmedFault, Injury, Moment
 
+COLLECTIVE = ("operation", "group", "rate")  # the options after the first five
+
 
 @pytest.mark.parametrize(
     ("options", "request_"),
@@ -15,12 +17,22 @@ from midstep.protocol.types import ArmedFault, Injury, Moment
         ((0, None, "raise", "backward", 7), InjectRequest(ArmedFault(0, Injury.RAISE, Moment.BACKWARD, 7))),
         ((0, None, "hang", None, 7), InjectRequest(ArmedFault(0, Injury.HANG, Moment.FORWARD, 7))),
         ((2, None, "kill-node", "repair", None), InjectRequest(ArmedFault(2, Injury.KILL_NODE, Moment.REPAIR))),
+        (
+            (0, None, "link-down", None, None, "allreduce", "0,2", 0.5),
+            InjectRequest(
+                ArmedFault(0, Injury.LINK_DOWN, Moment.COLLECTIVE, operation="allreduce", group=(0, 2), rate=0.5)
+            ),
+        ),
+        (
+            (1, None, "link-down", None, None, "", None, 0.1),
+            InjectRequest(ArmedFault(1, Injury.LINK_DOWN, Moment.FORWARD, rate=0.1)),
+        ),
         ((None, "node1", None, None, None), KillNodeRequest("node1")),
         ((None, "node1", "kill-node", None, None), KillNodeRequest("node1")),
     ],
 )
 def test_options_become_a_request(options: tuple, request_: object) -> None:  # type: ignore[type-arg]
-    assert build(*options) == request_
+    assert build(*options[:5], **dict(zip(COLLECTIVE, options[5:], strict=False))) == request_
 
 
 @pytest.mark.parametrize(
@@ -28,14 +40,16 @@ def test_options_become_a_request(options: tuple, request_: object) -> None:  # 
     [
         ((None, None, "kill", None, None), "either --rank R or --node NAME"),
         ((1, "node1", None, None, None), "either --rank R or --node NAME"),
-        ((None, "node1", "raise", None, None), "name it with --rank"),
+        ((1, None, "link-down", "forward", None, "allreduce"), "--at is collective then"),
+        ((1, None, "link-down", None, None, "", "0;1"), "ranks with commas"),
+        ((None, "node1", None, None, None, "allreduce"), "--rank R --do kill-node --at MOMENT"),
         ((None, "node1", None, "update", None), "--rank R --do kill-node --at MOMENT"),
         ((None, "node1", None, None, 3), "--rank R --do kill-node --at MOMENT"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_with_what_to_do(options: tuple, remedy: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(click.UsageError) as caught:
-        build(*options)
+        build(*options[:5], **dict(zip(COLLECTIVE, options[5:], strict=False)))
     assert remedy in str(caught.value)
 
 
