@@ -40,6 +40,11 @@ class HcclGroup(Group):
         self.backend: Any = None  # the library's, once there is one
         self._device = device
 
+    @property
+    def seated(self) -> bool:
+        """Whether the library serves the group, and nothing has gone wrong with it."""
+        return self.backend is not None and self._life.reason is None
+
     def serve(self, face: Any, backend: Any, life: Life) -> None:
         """Have `face` do the collectives, in this life."""
         self._face, self.backend, self._life = face, backend, life

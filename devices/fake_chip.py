@@ -185,15 +185,20 @@ class Chip:
         self.struck.append((tensor.data_ptr() + begin, end - begin))
 
     def is_unsafe(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor shares a byte with memory that is locked."""
-        begin = tensor.data_ptr()
-        end = begin + tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+        """Say whether a tensor's storage, which it may share with others, has a byte of memory that is locked."""
+        begin, end = _extent(tensor)
         return any(begin < at + length and at < end for at, length in self.unsafe)
 
     def make_safe(self, tensor: torch.Tensor) -> None:
-        """Unlock the memory of a tensor."""
-        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        """Unlock the storage of a tensor, all of it."""
+        begin, end = _extent(tensor)
         self.unsafe = [(at, length) for at, length in self.unsafe if not (begin < at + length and at < end)]
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where a tensor's storage begins and ends: torch-npu locks and unlocks whole allocations."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def told(text: str) -> str:

@@ -70,12 +70,10 @@ class Rejoining:
             return
         device, framework = self._runtime.device, self._framework
         ids = sorted(hold.shard_id for hold in framework.shards() if hold.held)
-        struck = set()
-        for shard_id in ids:
-            tensors = framework.open_shard(shard_id).tensors
-            if device.struck(tensors):
-                struck.add(shard_id)
-                device.mended(tensors)  # from here on it counts as lost, until a replica has overwritten it
+        tensors = {shard_id: framework.open_shard(shard_id).tensors for shard_id in ids}
+        struck = {shard_id for shard_id in ids if device.struck(tensors[shard_id])}
+        for shard_id in struck:  # all have been asked: shards can share memory, and it is unlocked as a whole
+            device.mended(tensors[shard_id])  # from here on it counts as lost, until a replica has overwritten it
         _log.warning("memory was struck: %s", ", ".join(sorted(struck)) or "in no known place, so nothing is trusted")
         self._struck |= struck or frozenset(ids)
 

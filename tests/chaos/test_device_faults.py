@@ -71,6 +71,31 @@ REPLACED: dict[str, Case] = {
     ),
     "a device that is gone": ([harm(1, Injury.DROP_DEVICE, Moment.COLLECTIVE, 33)], RECOVER, {0, 1}, 33),
 }
+# The link-up of a rung is given up for good: with two attempts each, and one try in place.
+IMPATIENT: dict[str, Any] = {
+    **ROOMY,
+    "ladder": [
+        {"rung": "retry_step"},
+        {"rung": "recover_in_place", "attempts": 1},
+        {"rung": "recover"},
+        {"rung": "stop"},
+    ],
+    "communicator": {"link_up_attempts": 2},
+}
+HANDED_ON: dict[str, Case] = {
+    "communicators that do not come up again": (
+        [harm(0, Injury.LINK_DOWN, Moment.BACKWARD, 8), *[harm(2, Injury.LINK_UP_FAILS, Moment.REBUILD, 8)] * 2],
+        [*RETRY, *IN_PLACE],
+        {0},
+        8,
+    ),
+    "nor with a newcomer on the same node": (
+        [harm(1, Injury.LINK_DOWN, Moment.BACKWARD, 16), *[harm(3, Injury.LINK_UP_FAILS, Moment.REBUILD, 16)] * 4],
+        [*RETRY, *IN_PLACE, *RECOVER],
+        {0, 1},
+        16,
+    ),
+}
 Incidents = dict[str, dict[str, Any]]
 
 
@@ -95,6 +120,12 @@ def replaced(start_shared_job: StartJob, mended: tuple[Job, Incidents]) -> tuple
     return run(start_shared_job, REPLACED, spares=1)
 
 
+@pytest.fixture(scope="module")
+def handed_on(start_shared_job: StartJob, replaced: tuple[Job, Incidents]) -> tuple[Job, Incidents]:
+    assert replaced
+    return run(start_shared_job, HANDED_ON, spares=1, policy=IMPATIENT)
+
+
 def rungs(incident: dict[str, Any]) -> list[str]:
     """Return the rungs in the order in which they were taken; one that was only widened counts once."""
     return list(dict.fromkeys(decision["rung"] for decision in incident["decisions"]))
@@ -116,6 +147,17 @@ def test_a_fault_that_a_process_cannot_mend_costs_that_process(replaced: tuple[J
     _, taken, who, step = REPLACED[fault]
     incident = replaced[1][fault]
     assert rungs(incident) == taken, incident["reasons"]
+    assert_nobody_harmed(incident, who)
+    assert incident["resumed_step"] == step
+
+
+@pytest.mark.parametrize("fault", HANDED_ON)
+def test_a_link_up_that_is_given_up_hands_over_to_the_next_rung(handed_on: tuple[Job, Incidents], fault: str) -> None:
+    """It fails in rebuild, is tried again as often as the policy says, and then a coarser rung brings it up."""
+    _, taken, who, step = HANDED_ON[fault]
+    incident = handed_on[1][fault]
+    assert rungs(incident) == taken, incident["reasons"]
+    assert "no communicators after 2 attempts" in " ".join(incident["reasons"])
     assert_nobody_harmed(incident, who)
     assert incident["resumed_step"] == step
 
@@ -156,8 +198,12 @@ def test_a_broken_link_is_tried_again_by_rebuilding(mended: tuple[Job, Incidents
 
 
 def test_device_faults_change_no_bit(
-    mended: tuple[Job, Incidents], replaced: tuple[Job, Incidents], undisturbed: Record
+    mended: tuple[Job, Incidents],
+    replaced: tuple[Job, Incidents],
+    handed_on: tuple[Job, Incidents],
+    undisturbed: Record,
 ) -> None:
     """After all of them everything is equal to an undisturbed run on the CPU, bit for bit."""
     assert_same_numbers(mended[0].record(), undisturbed)
     assert_same_numbers(replaced[0].record(), undisturbed)
+    assert_same_numbers(handed_on[0].record(), undisturbed)

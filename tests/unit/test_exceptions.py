@@ -39,6 +39,19 @@ KNOWN = [
     (RuntimeError("EZ9999: inner error, reason=[hccl op retry failed]"), FaultKind.LINK, True),
     (RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer"), FaultKind.COMMUNICATION, False),
     (RuntimeError("Timed out waiting 5000ms for recv operation to complete"), FaultKind.COMMUNICATION, False),
+    (RuntimeError("HCCL function error: HcclAllReduce, error code is 21"), FaultKind.COMMUNICATION, False),
+    (RuntimeError("EE9999: inner error, reason=[device task abort]"), None, False),
+    (RuntimeError("EE9999: reason=[hbm Multi-bit ECC error]"), FaultKind.MEMORY_MULTI_BIT, True),
+    (RuntimeError("EE9999: reason=[device mem error]"), FaultKind.MEMORY, True),
+    (RuntimeError("EE9999: reason=[suspect device mem error]"), FaultKind.MEMORY, True),
+    (RuntimeError("EE9999: reason=[link error]"), FaultKind.LINK, True),
+    (RuntimeError("EE9999: reason=[suspect remote error]"), FaultKind.COMMUNICATION, False),
+    (RuntimeError("NPU function error: aclrtSynchronizeStream, error code is 107020"), FaultKind.COMMUNICATION, False),
+    (RuntimeError("NPU function error: aclrtSynchronizeDevice, error code is 507010"), FaultKind.DEVICE, False),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 4 TB"), FaultKind.OUT_OF_MEMORY, False),
+    (torch.distributed.DistStoreError("wait timeout after 300000ms"), FaultKind.COMMUNICATION, False),
+    (RuntimeError("Application timeout caused pair closure"), FaultKind.COMMUNICATION, False),
+    (RuntimeError("[enforce fail at /x/gloo/transport/tcp/device.cc:84] rv != -1"), FaultKind.COMMUNICATION, False),
     (CommunicatorFailed("allreduce cannot be done"), FaultKind.COMMUNICATION, False),
     (CommunicatorAborted("allreduce cannot be done"), FaultKind.COMMUNICATION, False),
 ]
@@ -49,6 +62,11 @@ def test_a_known_text_gets_its_kind(error: Exception, kind: FaultKind | None, me
     finding = found(error)
     assert (finding.kind, finding.mendable) == (kind, mendable)
     assert finding.known
+
+
+def test_every_pattern_of_the_file_has_a_text_here() -> None:
+    """A pattern that is added without one is found."""
+    assert {found(error).pattern for error, _, _ in KNOWN} == {pattern.name for pattern in PATTERNS}
 
 
 def test_the_time_stamp_of_a_multi_bit_error_is_read() -> None:

@@ -3,7 +3,8 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from midstep.devices.base import Damage
 from midstep.devices.cpu import CpuDevice
 from midstep.devices.fake_chip import CHIP, Chip
 from midstep.devices.npu import NpuDevice
+from midstep.processor.rejoining import Rejoining
 from midstep.protocol.errors import ConfigurationError, RecoveryError
 from midstep.protocol.injuries import DEVICE_INJURIES, Injury
+from midstep.protocol.types import ShardHold
 
 ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
 
@@ -155,6 +158,39 @@ def test_a_real_device_and_the_cpu_cannot_be_harmed() -> None:
         CpuDevice().harm(Injury.LINK_DOWN)
 
 
+def test_tensors_that_share_memory_are_locked_and_unlocked_together(device: NpuDevice) -> None:
+    """As torch-npu does it, which looks at whole allocations: a flat buffer and its views are one thing."""
+    flat = torch.zeros(100)
+    first, last = flat[:50], flat[50:]
+    CHIP.strike(last)
+    device.stop()
+    device.clean()
+    assert device.struck([first])
+    assert device.struck([last])
+    device.mended([first])
+    assert not device.struck([last])
+
+
+def test_every_shard_in_struck_memory_counts_as_lost(device: NpuDevice) -> None:
+    """Also the one that is asked about second, when the first one's repair would unlock what they share."""
+    flat, apart = torch.zeros(100), torch.zeros(100)
+    shards = {"one": [flat[:50]], "other": [flat[50:]], "apart": [apart]}
+    framework = SimpleNamespace(
+        shards=lambda: tuple(ShardHold(name, 1) for name in shards),
+        open_shard=lambda name: SimpleNamespace(tensors=shards[name]),
+    )
+    box = SimpleNamespace(copies=tuple)
+    settings = SimpleNamespace(checkpoint_directory=None)
+    runtime: Any = SimpleNamespace(device=device, seated=True, black_box=box, settings=settings)
+    ledger: Any = SimpleNamespace(count=7, ready=False)
+    rejoining = Rejoining(runtime, cast("Any", framework), ledger, cast("Any", None))
+    CHIP.strike(flat[50:])
+    device.stop()
+    rejoining.assess(device.clean())
+    assert [hold.shard_id for hold in rejoining.report().holds] == ["apart"]
+    assert not device.struck([flat])
+
+
 def test_marking_everything_unsafe_locks_every_tensor(device: NpuDevice) -> None:
     """What restart_device does when all resources are rebuilt."""
     tensor = torch.ones(5)
@@ -170,6 +206,35 @@ def test_nothing_asks_whether_the_device_is_the_fake_one(folder: str) -> None:
     asked = []
     for path in (Path(__file__).resolve().parents[2] / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.If | ast.IfExp | ast.While) and "fake" in ast.unparse(node.test).lower():
-                asked.append(f"{path.name}:{node.lineno}")
+            asked += [f"{path.name}: {ast.unparse(test)}" for test in _tests_of(node) if _names_the_fake(test)]
     assert asked == []
+
+
+def test_a_question_for_the_fake_device_would_be_found() -> None:
+    """In whatever form it is put."""
+    asking = (
+        "if name == 'fake': pass",
+        "x = 1 if device.name in {'fake'} else 2",
+        "y = self.kind is DeviceName.FAKE",
+        "z = [a for a in b if is_fake(a)]",
+        "match name:\n  case 'fake': pass",
+        "assert not fake",
+    )
+    for source in asking:
+        tests = [test for node in ast.walk(ast.parse(source)) for test in _tests_of(node)]
+        assert any(_names_the_fake(test) for test in tests), source
+
+
+def _tests_of(node: ast.AST) -> list[ast.AST]:
+    """What a node makes a decision by."""
+    if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+        return [node.test]
+    if isinstance(node, ast.comprehension):
+        return list(node.ifs)
+    if isinstance(node, ast.match_case):
+        return [node.pattern]
+    return [node] if isinstance(node, ast.Compare) else []
+
+
+def _names_the_fake(test: ast.AST) -> bool:
+    return "fake" in ast.unparse(test).lower()

@@ -46,6 +46,7 @@ class Setup:
             ones = torch.ones(3)
             dist.all_reduce(ones, group=group)
             assert ones.tolist() == [float(dist.get_world_size(group))] * 3
+        assert all(group.seated for group in self.communicator._groups)
 
     def comms(self) -> list[int]:
         """How often each of the library's groups was linked again without being rebuilt."""
