@@ -27,7 +27,7 @@ sim: $(INSTALLED)  ## the recovery machine under a simulated, seeded cluster; IN
 mutants: $(INSTALLED)  ## break the machine on purpose, piece by piece: the simulation has to see each break
 	$(BIN)/python tests/simulation/mutants.py
 
-chaos: $(INSTALLED)  ## real processes, really killed; the long ones too
+chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS="--device fake" for all on the fake device
 	$(BIN)/python -m pytest tests/chaos $(TESTS)
 
 bench: $(INSTALLED)  ## recovery time next to torchrun, and the cost per step

@@ -13,24 +13,46 @@ from .jobs import RANKS, STEPS, Job, Record
 StartJob = Callable[..., Job]
 
 
+DEVICES = ("cpu", "fake")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests that are marked so on both devices, unless the command line has chosen one."""
+    marked = metafunc.definition.get_closest_marker("both_devices") is not None
+    if marked and "device" in metafunc.fixturenames and chosen(metafunc.config) is None:
+        metafunc.parametrize("device", DEVICES, indirect=True, scope="module")
+
+
+def chosen(config: pytest.Config) -> str | None:
+    """Return the device that the command line has chosen."""
+    device: str | None = config.getoption("--device", default=None)
+    return device
+
+
+@pytest.fixture(scope="module")
+def device(request: pytest.FixtureRequest) -> str:
+    """What the ranks compute on."""
+    return str(getattr(request, "param", None) or chosen(request.config) or DEVICES[0])
+
+
 @pytest.fixture
-def start_job(tmp_path: Path) -> Iterator[StartJob]:
+def start_job(tmp_path: Path, device: str) -> Iterator[StartJob]:
     """Start jobs, and kill what is left of them when the test is over."""
-    with _starting(tmp_path) as start:
+    with _starting(tmp_path, device) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
-def start_shared_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartJob]:
+def start_shared_job(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[StartJob]:
     """Start jobs whose many incidents are looked at by several tests."""
-    with _starting(tmp_path_factory.mktemp("shared")) as start:
+    with _starting(tmp_path_factory.mktemp("shared"), device) as start:
         yield start
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """The record of a run to which nothing happens."""
-    with _starting(tmp_path_factory.mktemp("undisturbed")) as start:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Record:
+    """The record of a run to which nothing happens; on the CPU, if no device was chosen for all."""
+    with _starting(tmp_path_factory.mktemp("undisturbed"), chosen(request.config) or DEVICES[0]) as start:
         job = start()
         assert not finish(job)["incidents"], job.said()
         record = job.record()
@@ -40,11 +62,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 
 @contextmanager
-def _starting(root: Path) -> Iterator[StartJob]:
+def _starting(root: Path, device: str) -> Iterator[StartJob]:
     jobs: list[Job] = []
 
     def start(**options: Any) -> Job:
-        jobs.append(Job(root / str(len(jobs)), **options))
+        jobs.append(Job(root / str(len(jobs)), **{"device": device, **options}))
         return jobs[-1]
 
     try:

@@ -23,7 +23,6 @@ from midstep.protocol.types import ArmedFault, Injury, Moment
 
 TRAINING = Path(__file__).with_name("training.py")
 MARK = "MIDSTEP_CHAOS_MARK"  # every process of a job carries it
-DEVICE = "MIDSTEP_CHAOS_DEVICE"  # set it to fake, and every job of these tests runs on the fake device
 PATIENCE_S = 90.0  # for anything that has to happen; the machine may be busy
 GONE_S = 20.0  # for the last process to be gone after the launcher
 STEPS = 60
@@ -91,7 +90,7 @@ class Job:
         file_limit_bytes: int | None = None,
         options: Sequence[str] = (),
         gates: Sequence[int] = (),
-        device: str = os.environ.get(DEVICE, "cpu"),
+        device: str = "cpu",
     ) -> None:
         self.name = f"chaos-{secrets.token_hex(4)}"
         self.directory, self.records = root / "job", root / "records"

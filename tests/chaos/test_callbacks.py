@@ -23,12 +23,10 @@ def called(job: Job, rank: int) -> list[list[str]]:
     return [line.split() for line in (job.records / f"callbacks.{rank}").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("device", ["cpu", "fake"])
-def test_all_five_callbacks_run_in_the_order_of_a_recovery(
-    start_job: StartJob, undisturbed: Record, device: str
-) -> None:
+@pytest.mark.both_devices
+def test_all_five_callbacks_run_in_the_order_of_a_recovery(start_job: StartJob, undisturbed: Record) -> None:
     """Survivors stop, clean and come back; a newcomer only comes back; not one bit is another."""
-    job = start_job(script=OWN, device=device, faults=[hurt(1, Moment.COLLECTIVE, 12)])
+    job = start_job(script=OWN, faults=[hurt(1, Moment.COLLECTIVE, 12)])
     (incident,) = finish(job)["incidents"]
     assert_nobody_harmed(incident, {1})
     assert_same_numbers(job.record(), undisturbed)

@@ -10,7 +10,7 @@ from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import Job, Record, hurt
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.both_devices, pytest.mark.timeout(240)]
 
 FAULTS = (
     hurt(0, Moment.BACKWARD, 12, injury=Injury.RAISE),

@@ -10,7 +10,7 @@ from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import Job, Record, hurt
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.both_devices, pytest.mark.timeout(240)]
 
 # What happens, who is replaced, and the step at which all resume.
 IN_A_STEP = {
@@ -48,15 +48,9 @@ Cases = dict[str, tuple[list[Any], set[int], int]]
 Incidents = dict[str, dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=["cpu", "fake"])
-def device(request: pytest.FixtureRequest) -> str:
-    """What the ranks compute on: the same has to hold on both."""
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def hurt_in_steps(start_shared_job: StartJob, device: str) -> Job:
-    return start_shared_job(device=device, faults=[fault for faults, _, _ in IN_A_STEP.values() for fault in faults])
+def hurt_in_steps(start_shared_job: StartJob) -> Job:
+    return start_shared_job(faults=[fault for faults, _, _ in IN_A_STEP.values() for fault in faults])
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +73,10 @@ def test_kills_in_steps_change_no_bit(hurt_in_steps: Job, step_incidents: Incide
 
 
 @pytest.fixture(scope="module")
-def hurt_in_recoveries(start_shared_job: StartJob, step_incidents: Incidents, device: str) -> Job:
+def hurt_in_recoveries(start_shared_job: StartJob, step_incidents: Incidents) -> Job:
     assert step_incidents  # that job is over: there are few cores
     faults = [fault for cases in (IN_A_RECOVERY, AGAIN, TWICE) for faults, _, _ in cases.values() for fault in faults]
-    return start_shared_job(device=device, spares=len(TWICE), faults=faults)
+    return start_shared_job(spares=len(TWICE), faults=faults)
 
 
 @pytest.fixture(scope="module")

@@ -26,14 +26,14 @@ StartMegatron = Callable[..., Job]
 
 
 @pytest.fixture(scope="module")
-def start_megatron(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartMegatron]:
+def start_megatron(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[StartMegatron]:
     """Start jobs of a shape, and kill what is left of them when the module's tests are over."""
     jobs: list[Job] = []
 
     def start(shape: Shape, faults: tuple[ArmedFault, ...] = (), **options: Any) -> Job:
         root = tmp_path_factory.mktemp("megatron")
         arguments = [str(root / "records"), msgspec.json.encode(shape).decode()]
-        given = {"policy": POLICY, **options}
+        given = {"policy": POLICY, "device": device, **options}
         jobs.append(Job(root, script=TRAINING, arguments=arguments, faults=faults, **given))
         return jobs[-1]
 
