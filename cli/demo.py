@@ -54,6 +54,7 @@ class Show(msgspec.Struct, frozen=True):
     device: DeviceName = DeviceName.CPU
     policy: str = "demo.yaml"
     script: str = "train_and_record.py"
+    environment: dict[str, str] = {}
 
     @property
     def ranks(self) -> int:
@@ -200,7 +201,7 @@ def _train(show: Show, directory: Path, name: str, steps: int, faults: tuple[Arm
         policy_file=PACKAGE / "configs" / show.policy,
         device=show.device,
         job_directory=directory / name / "job",
-        environment={env.FAULTS: msgspec.json.encode(faults).decode()} if faults else {},
+        environment={**show.environment, env.FAULTS: msgspec.json.encode(faults).decode()},
     )
     launch(found(start), quiet=True)
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module, metadata
 from pathlib import Path
@@ -19,7 +20,9 @@ from ..protocol.types import ArmedFault, Injury, Moment, Rung
 from .demo import WIDTH, Scene, Show, by_step, device_scenes, perform
 
 SELF_TEST_STEPS, ACCEPTANCE_STEPS = 20, 100
-TOY_RANKS, MOST_RANKS = 2, 8
+TOY_RANKS, FAKE_RANKS, MOST_RANKS = 2, 4, 8
+# What is compared bit for bit has to repeat itself; the training script asks torch for the same.
+REPEATABLE = {"HCCL_DETERMINISTIC": "true"}
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -70,25 +73,43 @@ def command(*, acceptance: bool, look_only: bool) -> None:
 
 def plan(kind: DeviceName, devices: int, steps: int, *, acceptance: bool) -> Show:
     """Return the job of the self-test: one node, as its ranks take the devices by their local rank."""
+    ranks = min(devices, MOST_RANKS) if devices else FAKE_RANKS
+    policy, faked = ("npu.yaml", ()) if kind is DeviceName.NPU else ("demo.yaml", device_scenes(steps))
+    if acceptance:
+        scenes = by_step(_process_scenes(steps, ranks), faked)
+    else:
+        ranks = TOY_RANKS
+        kill, link = _kill(steps), _broken_link(steps)
+        scenes = (kill,) if kind is DeviceName.NPU else (kill, link)
+    return Show(scenes, nodes=1, ranks_per_node=ranks, spares=0, device=kind, policy=policy, environment=REPEATABLE)
 
-    def fault(rank: int, injury: Injury, moment: Moment, part: float) -> ArmedFault:
-        return ArmedFault(rank, injury, moment, step=int(steps * part), incarnation=1)
 
-    kill = Scene("kill -9 of rank 1", fault(1, Injury.KILL, Moment.COLLECTIVE, 0.4), Rung.RECOVER_IN_PLACE)
-    link = Scene("a broken link of rank 0", fault(0, Injury.LINK_DOWN, Moment.COLLECTIVE, 0.7), Rung.RETRY_STEP)
-    policy = "npu.yaml" if kind is DeviceName.NPU else "demo.yaml"
-    if not acceptance:
-        toy = (kill, link) if kind is DeviceName.FAKE else (kill,)
-        return Show(toy, nodes=1, ranks_per_node=TOY_RANKS, spares=0, device=kind, policy=policy)
-    processes = (
-        Scene("an exception in rank 0", fault(0, Injury.RAISE, Moment.BACKWARD, 0.2), Rung.RECOVER_IN_PLACE),
-        kill,
-        Scene("SIGSTOP of rank 3", fault(3, Injury.STOP, Moment.FORWARD, 0.6), Rung.RECOVER_IN_PLACE),
-        Scene("kill -9 of rank 2 in the update", fault(2, Injury.KILL, Moment.UPDATE, 0.8), Rung.RECOVER_IN_PLACE),
+def _kill(steps: int) -> Scene:
+    fault = ArmedFault(1, Injury.KILL, Moment.COLLECTIVE, step=int(steps * 0.4), incarnation=1)
+    return Scene("kill -9 of rank 1", fault, Rung.RECOVER_IN_PLACE)
+
+
+def _broken_link(steps: int) -> Scene:
+    fault = ArmedFault(0, Injury.LINK_DOWN, Moment.COLLECTIVE, step=int(steps * 0.7))
+    return Scene("a broken link of rank 0", fault, Rung.RETRY_STEP)
+
+
+def _process_scenes(steps: int, ranks: int) -> tuple[Scene, ...]:
+    """Return what can happen to a process, in as many ranks as there are."""
+    lives: Counter[int] = Counter()
+
+    def scene(title: str, wanted: int, injury: Injury, moment: Moment, part: float) -> Scene:
+        rank = wanted % ranks
+        lives[rank] += 1  # each of these ends one
+        fault = ArmedFault(rank, injury, moment, step=int(steps * part), incarnation=lives[rank])
+        return Scene(title.format(rank=rank), fault, Rung.RECOVER_IN_PLACE)
+
+    return (
+        scene("an exception in rank {rank}", 0, Injury.RAISE, Moment.BACKWARD, 0.2),
+        scene("kill -9 of rank {rank}", 1, Injury.KILL, Moment.COLLECTIVE, 0.4),
+        scene("SIGSTOP of rank {rank}", 3, Injury.STOP, Moment.FORWARD, 0.6),
+        scene("kill -9 of rank {rank} in the update", 2, Injury.KILL, Moment.UPDATE, 0.8),
     )
-    scenes = by_step(processes, device_scenes(steps) if kind is DeviceName.FAKE else ())
-    ranks = min(devices, MOST_RANKS) if devices else 4
-    return Show(scenes, nodes=1, ranks_per_node=ranks, spares=0, device=kind, policy=policy)
 
 
 def examine(environment: Mapping[str, str]) -> tuple[list[Finding], int]:

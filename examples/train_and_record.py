@@ -45,12 +45,19 @@ def here() -> torch.device:
     return torch.device("npu", int(os.environ.get("LOCAL_RANK", "0"))) if known else torch.device("cpu")
 
 
+def random_numbers(device: torch.device) -> Tensors:
+    """Return the states of torch's generator and of the device's own."""
+    states = {"torch": torch.get_rng_state()}
+    if device.type != "cpu":
+        states["device"] = torch.get_device_module(device).get_rng_state()
+    return states
+
+
 def main(directory: Path, steps: int) -> None:
     """Train for `steps` steps and write the record of this rank into `directory`."""
     midstep.init_process_group()
-    device = here()
-    # The generator of an NPU is not among what TrainState captures by itself, and dropout draws from it.
-    shape = Shape() if device.type == "cpu" else Shape(dropout=0.0)
+    device, shape = here(), Shape()
+    torch.use_deterministic_algorithms(device.type != "cpu")  # what is compared bit for bit has to repeat itself
     rank, text = dist.get_rank(), standard_library_text()
     torch.manual_seed(1)
     model = DistributedDataParallel(GPT(shape).to(device))
@@ -77,7 +84,7 @@ def main(directory: Path, steps: int) -> None:
     result = {
         "parameters": digest(dict(model.module.state_dict())),
         "optimizer": digest(optimizer_tensors(optimizer)),
-        "random numbers": digest({"torch": torch.get_rng_state()}),
+        "random numbers": digest(random_numbers(device)),
     }
     (directory / f"digest.{rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()

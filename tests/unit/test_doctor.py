@@ -62,6 +62,22 @@ def test_looking_tries_nothing() -> None:
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize("devices", [2, 3, 8, 16])
+def test_the_acceptance_fits_as_many_devices_as_there_are(devices: int) -> None:
+    """Four faults in ranks that are there, each in the life that the rank has by then; never more than eight ranks."""
+    show = plan(DeviceName.NPU, devices, 100, acceptance=True)
+    assert show.ranks == min(devices, 8)
+    faults = [scene.fault for scene in show.scenes]
+    assert len(faults) == 4
+    assert all(fault.rank < show.ranks for fault in faults)
+    for index, fault in enumerate(faults):
+        assert fault.incarnation == 1 + sum(earlier.rank == fault.rank for earlier in faults[:index])
+
+
+def test_what_is_compared_is_asked_to_repeat_itself() -> None:
+    assert plan(DeviceName.NPU, 8, 100, acceptance=True).environment == {"HCCL_DETERMINISTIC": "true"}
+
+
 def test_only_the_fake_device_is_harmed() -> None:
     """A real one is tried by what can happen to processes."""
     real = plan(DeviceName.NPU, 8, 100, acceptance=True)

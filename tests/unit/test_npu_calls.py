@@ -38,6 +38,8 @@ def library() -> Any:
         stop_device=lambda device_id: 0,
         check_uce_in_memory=lambda device_id: 0,
         get_allocator_backend=lambda: "native",
+        get_rng_state=lambda device="npu": None,
+        set_rng_state=lambda new_state, device="npu": None,
     )
     return SimpleNamespace(
         npu=npu, distributed=SimpleNamespace(reinit_process_group=lambda group=None, rebuild_link=True: group)
