@@ -106,4 +106,5 @@ class RecoveryMachine:
             faults=state.book.standing(),
             exit_code=state.exit_code,
             reason=state.reason,
+            ranks_asked=state.job.world_size,
         )

@@ -136,7 +136,10 @@ class StandingFault(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """The answer to `midstep status`: the machine's view at `at_s`."""
+    """The answer to `midstep status`: the machine's view at `at_s`.
+
+    `ranks_asked`: how many the job asked for, where it may go on with fewer; `ranks` are those of the present world.
+    """
 
     job: str
     at_s: float
@@ -153,3 +156,4 @@ class JobStatus(msgspec.Struct, frozen=True):
     faults: tuple[StandingFault, ...] = ()
     exit_code: int | None = None
     reason: str = ""
+    ranks_asked: int = 0

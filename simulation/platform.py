@@ -21,7 +21,7 @@ class Platform:
         self._world = world
         self.capacity = capacity
         self.silent = False  # takes orders, and brings nothing
-        self._deleted: set[str] = set()
+        self.deleted: set[str] = set()  # those that it was asked to end
         self._asked: set[str] = set()
         self.ending = False
         mailbox = Mailbox(job=world.job.job, address=PLATFORM, session=world.next_session())
@@ -29,7 +29,7 @@ class Platform:
 
     def lost(self, name: str) -> None:
         """An agent is gone."""
-        if name not in self._deleted and not self.ending:
+        if name not in self.deleted and not self.ending:
             self.endpoint.post(NodeLost(name, "its agent ended with signal 9", self._world.timeline.now), CONTROLLER)
 
     def refuse(self, name: str) -> None:
@@ -52,8 +52,10 @@ class Platform:
                 world.timeline.after(world.chance.uniform(0.1, 20.0), lambda: world.add_agent(name))
             case CreateNode(node=name):
                 world.timeline.after(world.chance.choice(REFUSAL_S), lambda: self.refuse(name))
+            case DeleteNode(node=name) if name in self.deleted:
+                pass
             case DeleteNode(node=name):
-                self._deleted.add(name)
+                self.deleted.add(name)
                 self.capacity += 1
                 if name in world.agents:  # else it is still on its way, and comes for nothing
                     world.timeline.after(world.chance.uniform(0.01, 5.0), world.agents[name].die)

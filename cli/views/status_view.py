@@ -39,6 +39,10 @@ def status_view(status: JobStatus) -> RenderableType:
 
 def _figures(status: JobStatus) -> Text:
     text = Text(f"phase {status.phase}, generation {status.generation}, term {status.term}, ")
+    if len(status.ranks) < status.ranks_asked:
+        text.append(f"{len(status.ranks)} of {count_text(status.ranks_asked, 'rank')}", style="bold yellow").append(
+            ", "
+        )
     text.append(f"{count_text(status.committed, 'step')} committed, ")
     return text.append(f"median step {duration_text(status.median_step_s or None)}")
 

@@ -187,7 +187,19 @@ def on_rank_finished(state: JobState, event: RankFinished, now: float) -> None:
         return
     if state.unfinished:
         state.due_s = state.due_s or now + state.policy.deadlines.finish_s
-        return
+    else:
+        _release(state, now)
+
+
+def go_on(state: JobState, now: float) -> None:
+    """A suspicion came to nothing: what was waited for may have come meanwhile, and is not said twice."""
+    _maybe_resumed(state, now)
+    if state.phase is Phase.RUNNING and not state.unfinished:
+        _release(state, now)
+
+
+def _release(state: JobState, now: float) -> None:
+    """All have finished: let their processes end."""
     for each in state.world.holders:
         each.state = RankState.RELEASED
         state.send(rank_address(each.rank), Release(each.rank, state.generation))

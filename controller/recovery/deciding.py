@@ -6,6 +6,7 @@ from ...policies.facts import Facts, FailedRung, Spent
 from ...policies.roles import WORLD_RESTARTS
 from ...protocol.types import DETECTOR_PREFIX, FaultReport, Rung
 from ..world import NodeState
+from . import own_word
 from .boundary import give_up
 from .detected import closed_nodes
 from .ending import begin_stop, save_first
@@ -43,6 +44,7 @@ def blame(state: JobState, report: FaultReport) -> None:
             reason = f"{report.kind} again in a rank that it had replaced: {first_line(report.detail)}"
             state.failures.setdefault(rung, reason)
     for rank in ranks:
+        own_word.note(state, rank, report)
         if report.mendable and state.world.holders[rank].resilient and rank not in state.guilty:
             _blame_mendable(state, rank, report)
         else:

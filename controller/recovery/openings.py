@@ -119,6 +119,11 @@ def _give_back(state: JobState, name: str) -> None:
     state.send(PLATFORM, DeleteNode(name))
 
 
+def given_back(state: JobState) -> list[str]:
+    """Return the nodes that the platform has been told to end; that it has done so is not said."""
+    return [node.name for node in state.world.nodes.values() if node.given_back]
+
+
 def request_node(state: JobState) -> None:
     """Ask the platform for one more node."""
     world = state.world

@@ -8,6 +8,7 @@ from ...protocol.messages import (
 from ...protocol.types import FaultKind, FaultReport, node_address
 from ..faults import SUSPICIONS, describe_exit
 from ..world import GONE, RankState
+from . import own_word
 from .deciding import blame, decide
 from .detected import sort_out
 from .draining import newcomer_failed, newcomer_started
@@ -46,7 +47,7 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
         state.ignore("fault of a rank that is being replaced")
         return
     state.remember(report, now)
-    if report.kind in SUSPICIONS:
+    if report.kind in SUSPICIONS or own_word.is_awaited(state, report):
         suspect(state, report, now)
         return
     blame(state, report)
@@ -54,7 +55,7 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
 
 
 def _stale(state: JobState, report: FaultReport) -> str | None:
-    """Say why a report is about what is no longer there; None when it is."""
+    """Say why a report is about what is no longer there, or is known; None when it is news."""
     if report.rank is None:
         return None
     holder = state.world.holders[report.rank] if report.rank < state.world.size else None
@@ -62,6 +63,8 @@ def _stale(state: JobState, report: FaultReport) -> str | None:
         return "fault of an earlier process"
     if report.node and holder.node and report.node != holder.node:
         return "fault on a node that the rank has left"
+    if own_word.is_known(state, report):
+        return "fault of memory that its process has reported"
     return None
 
 

@@ -4,6 +4,7 @@ from ...protocol.messages import (
     ArmFault,
     Command,
     CreateNode,
+    DeleteNode,
     EndJob,
     KillNode,
     ProbeProgress,
@@ -18,7 +19,7 @@ from ..world import REACHABLE, Holder, NodeState, RankState
 from .barriers import rejoin_command
 from .draining import outstanding_starts
 from .ending import begin_stop, end, outstanding_saves, save_command
-from .openings import start_command
+from .openings import given_back, start_command
 from .state import JobState, Phase
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
@@ -76,6 +77,8 @@ def on_controller_started(state: JobState, event: ControllerStarted, now: float)
         state.send(node_address(name), WelcomeNode(state.job))
     for name in state.world.named(NodeState.REQUESTED):
         state.send(PLATFORM, CreateNode(name))
+    for name in given_back(state):
+        state.send(PLATFORM, DeleteNode(name))
     for name in sorted(state.awaiting_progress):
         state.send(node_address(name), ProbeProgress(state.probes))
     for node, start in outstanding_starts(state):

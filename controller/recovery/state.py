@@ -71,6 +71,7 @@ class JobState:
     mending: dict[int, FaultReport] = field(default_factory=dict)  # at fault; their process can mend it itself
     trusted_step: int | None = None  # of the open incident: later state may be made of struck memory, on all ranks
     mended: dict[int, FaultReport] = field(default_factory=dict)  # likewise, and an attempt is under way or over
+    own_words: dict[int, tuple[int, float]] = field(default_factory=dict)  # rank -> life, and when it said: struck
     dealt: dict[int, FaultReport] = field(default_factory=dict)  # whom the attempt under way replaces, and for what
     attempts: list[Rung] = field(default_factory=list)  # rungs taken before the attempt under way
     attempt: list[Rung] = field(default_factory=list)  # rungs of the attempt under way; faults may widen it

@@ -8,7 +8,9 @@ import msgspec
 
 from ...protocol.messages import ProbeProgress, ProgressReported
 from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, node_address
-from ..faults import describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
+from ..faults import SUSPICIONS, describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
+from . import own_word
+from .barriers import go_on
 from .deciding import blame, current_rung, decide, rung_failed, with_rank
 from .openings import open_generation
 from .state import JobState, Phase
@@ -19,11 +21,14 @@ PROBE_S = 2.0  # a node that does not read its clocks in this time counts as sil
 def suspect(state: JobState, report: FaultReport, now: float) -> None:
     """Note that something is wrong, and give the culprit's own report a moment to arrive."""
     state.suspicions.append(report)
+    limit_s = state.policy.deadlines.suspect_s if report.kind in SUSPICIONS else own_word.patience_s(state)
     if state.phase is not Phase.SUSPECTING:
         state.suspected_in = state.phase
         state.awaiting_progress.clear()  # of a suspicion that another fault has overtaken
         state.world.progress.clear()  # likewise
-        state.enter(Phase.SUSPECTING, now, state.policy.deadlines.suspect_s)
+        state.enter(Phase.SUSPECTING, now, limit_s)
+    elif not state.awaiting_progress and state.due_s is not None:
+        state.due_s = min(state.due_s, now + limit_s)
     if report.kind is FaultKind.STALL and not state.awaiting_progress:
         _probe_nodes(state, now)
 
@@ -45,7 +50,8 @@ def on_progress_reported(state: JobState, event: ProgressReported, now: float) -
 
 def resolve_suspicion(state: JobState, now: float) -> None:
     """The time for the culprit to show itself is over: blame by the clocks, dismiss, link anew, or ask the ladder."""
-    clocks, suspicion = dict(state.world.progress), state.suspicions[0]
+    clocks = dict(state.world.progress)
+    suspicion = next((each for each in state.suspicions if each.kind in SUSPICIONS), state.suspicions[0])
     silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
     state.awaiting_progress.clear()
     state.world.progress.clear()
@@ -79,6 +85,8 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         )
         state.remember(named, now)
         blame(state, named)
+    for report in own_word.unheard(state):
+        blame(state, report)
     excused = excused_ranks(clocks.values())
     if harmless and excused:
         ranks = ", ".join(map(str, excused))
@@ -112,6 +120,7 @@ def _dismiss(state: JobState, reason: str, now: float) -> None:
     elif len(state.unfinished) < state.world.size:  # some have finished, and wait for the others
         limit_s = limits.finish_s
     state.enter(state.suspected_in, now, limit_s)
+    go_on(state, now)
 
 
 def _link_anew(state: JobState, suspicion: FaultReport, now: float) -> None:

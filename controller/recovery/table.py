@@ -34,6 +34,8 @@ AT_WORK = tuple(phase for phase in ALIVE if phase is not Phase.WAITING)
 DECIDED = (P.QUIESCING, P.STARTING, P.WAITING, P.SAVING, P.ENDED)
 # Barrier one closes here, or state is lost: then the rungs that keep processes are over for this incident.
 BARRIER_ONE = (P.REJOINING, P.STARTING, P.WAITING, P.SAVING, P.ENDED)
+# A suspicion leads to a decision, or comes to nothing, and what was waited for may have come meanwhile.
+NOT_SUSPECTED = (*DECIDED, P.RUNNING, P.RESUMING, P.FINISHING)
 
 ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.NodeJoined, nodes.on_node_joined, (P.STARTING,)),
@@ -46,7 +48,7 @@ ROWS: tuple[Row, ...] = (
     Row((P.RUNNING, P.SUSPECTING), m.NewcomerWaiting, draining.on_newcomer_waiting),
     Row(ALIVE, m.ProcessExited, reports.on_process_exited, DECIDED),
     Row(ALIVE, m.FaultReported, reports.on_fault_reported, (*DECIDED, P.SUSPECTING)),
-    Row((P.SUSPECTING,), m.ProgressReported, suspicion.on_progress_reported, (*DECIDED, P.RUNNING, P.RESUMING)),
+    Row((P.SUSPECTING,), m.ProgressReported, suspicion.on_progress_reported, NOT_SUSPECTED),
     Row((P.RUNNING, P.PAUSING), m.ProgressReported, boundary.on_progress_reported, (P.PAUSING,)),
     Row((P.STARTING, P.QUIESCING), m.RankJoined, barriers.on_rank_joined, BARRIER_ONE),
     Row((P.QUIESCING, P.SAVING), m.RankQuiesced, barriers.on_rank_quiesced, BARRIER_ONE),

@@ -3,13 +3,14 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from midstep.controller.events import DeadlinePassed
 from midstep.controller.recovery.state import Phase
-from midstep.policies.schema import Budget, NodePolicy, Policy, RungPolicy
+from midstep.policies.schema import Budget, Deadlines, NodePolicy, Policy, RungPolicy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import FaultReported, Quiesce, Rejoin, StartProcess
-from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, Rung
+from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung
 
 from .test_machine import Cluster, job, only
 from .test_policies_ladder import LADDER, facts_of, fault, refusal
@@ -170,3 +171,82 @@ def test_a_world_in_which_every_rank_mends_itself_keeps_all_processes() -> None:
     decision = LADDER.decide(facts)
     assert decision.rung is Rung.RETRY_STEP
     assert "keep their processes and mend them there" in decision.reason
+
+
+def seen_from_outside(cluster: Cluster, rank: int, level: FaultLevel = FaultLevel.RESTART_BUSINESS) -> FaultReported:
+    """The cluster's own report of struck memory: on a device, without a process."""
+    node = cluster.holder(rank).node
+    return FaultReported(
+        FaultReport(
+            FaultKind.MEMORY, cluster.now, "detector/files", "UCE", node=node, device=rank % 2, level=level,
+            code="80E01801", fault_id=f"{cluster.now}", assertion=Assertion.OCCUR,
+        )
+    )  # fmt: skip
+
+
+def test_a_detector_that_sees_struck_memory_first_is_not_acted_on_before_the_process_has_spoken() -> None:
+    """One fault, two reports, one recovery: by the rung that the process can mend it with."""
+    cluster = running()
+    assert cluster.feed(seen_from_outside(cluster, 1)) == []
+    cluster.expect(Phase.SUSPECTING)
+    bodies = cluster.feed(struck(cluster, 1))
+    assert only(bodies, StartProcess) == []
+    assert rungs(cluster) == [Rung.RETRY_STEP]
+    assert [report.seen_by for report in cluster.machine.incidents[0].reports] == ["detector/files", "rank/1"]
+    cluster.recover(5)
+    assert cluster.machine.incidents[0].replaced == ()
+
+
+def test_a_process_that_says_nothing_of_its_struck_memory_is_started_anew_after_a_short_wait() -> None:
+    """No longer than a step, and the time in which reports that belong together arrive."""
+    cluster = running()
+    reported_s = cluster.now
+    cluster.feed(seen_from_outside(cluster, 1))
+    due_s = cluster.machine.next_deadline()
+    assert due_s is not None
+    assert reported_s < due_s <= reported_s + 0.3 + 0.1 + 0.01
+    cluster.now = due_s
+    bodies = cluster.feed(DeadlinePassed())
+    assert [body.rank for body in only(bodies, StartProcess)] == []  # it waits for its device
+    assert rungs(cluster) == [Rung.RECOVER_IN_PLACE]
+    assert cluster.machine.incidents[0].reports[0].code == "80E01801"
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_detector_that_sees_struck_memory_after_the_process_changes_nothing(over: bool) -> None:
+    """While it is being mended, and when it has been."""
+    cluster = running()
+    cluster.feed(struck(cluster, 1))
+    if over:
+        cluster.recover(5)
+    assert cluster.feed(seen_from_outside(cluster, 1)) == []
+    if not over:
+        cluster.recover(5)
+    cluster.expect(Phase.RUNNING)
+    assert rungs(cluster) == [Rung.RETRY_STEP]
+    assert cluster.machine.status(cluster.now).refused == {"fault of memory that its process has reported": 1}
+
+
+def test_a_process_that_dies_of_its_struck_memory_is_not_waited_for() -> None:
+    cluster = running()
+    cluster.feed(seen_from_outside(cluster, 1))
+    cluster.feed(cluster.exited(1))
+    assert rungs(cluster) == [Rung.RECOVER_IN_PLACE]
+    cluster.expect(Phase.QUIESCING)
+
+
+def test_a_device_that_is_to_be_left_for_its_memory_is_left_at_once() -> None:
+    cluster = running()
+    cluster.feed(seen_from_outside(cluster, 1, FaultLevel.SEPARATE_NPU))
+    assert rungs(cluster) == [Rung.RECOVER]
+
+
+def test_a_broken_collective_does_not_wait_for_the_word_about_memory() -> None:
+    """The time of the shorter wait counts."""
+    cluster = running(Policy(deadlines=Deadlines(suspect_s=0.05)))
+    cluster.machine.state.median_step_s = 5.0
+    cluster.feed(seen_from_outside(cluster, 1))
+    cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION))
+    due_s = cluster.machine.next_deadline()
+    assert due_s is not None
+    assert due_s <= cluster.now + 0.06

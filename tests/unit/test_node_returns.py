@@ -2,10 +2,18 @@
 
 import msgspec
 
-from midstep.controller.events import NodeReturned
+from midstep.controller.events import ControllerStarted, NodeReturned
 from midstep.controller.progress import ProgressBoard
 from midstep.controller.recovery.state import Phase
-from midstep.protocol.messages import FaultReported, IntroduceNode, NodeJoined, NodeLost, StartProcess, StopProcess
+from midstep.protocol.messages import (
+    DeleteNode,
+    FaultReported,
+    IntroduceNode,
+    NodeJoined,
+    NodeLost,
+    StartProcess,
+    StopProcess,
+)
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, Rung, RunningProcess, StoreEndpoint
 
 from .test_machine import Cluster, job, only
@@ -116,3 +124,14 @@ def test_the_board_does_not_wait_for_nodes_that_are_to_end() -> None:
     board.learn(NodeLost("node0", "silent", 10.0), 10.0)
     board.unwatch("node0")
     assert not board.hear("node0", 40.0)
+
+
+def test_a_restarted_controller_gives_nodes_back_once_more() -> None:
+    """Between the record and the action the first one may have died; the platform ends each node once."""
+    cluster = Cluster(job(nodes=1, spares=1), creates=True)
+    cluster.start()
+    assert only(cluster.feed(ControllerStarted(term=2)), DeleteNode) == []
+    fault = cluster.fault(0, FaultKind.DEVICE).report
+    separated = msgspec.structs.replace(fault, level=FaultLevel.SEPARATE_NPU)
+    assert only(cluster.feed(FaultReported(separated)), DeleteNode) == [DeleteNode("node0")]
+    assert only(cluster.feed(ControllerStarted(term=3)), DeleteNode) == [DeleteNode("node0")]

@@ -100,7 +100,9 @@ def test_no_committed_step_is_lost_and_the_record_says_what_happened() -> None:
     assert "an emergency checkpoint of step 5 is at /ck" in incident.repair_reasons[0]
     assert "2 ranks on 1 of the 2 nodes" in incident.repair_reasons[0]
     assert incident.replaced == (0, 1, 2, 3)
-    assert [rank.rank for rank in cluster.machine.status(cluster.now).ranks] == [0, 1]
+    status = cluster.machine.status(cluster.now)
+    assert [rank.rank for rank in status.ranks] == [0, 1]
+    assert status.ranks_asked == 4
 
 
 def test_late_words_of_ranks_that_are_no_more_change_nothing() -> None:

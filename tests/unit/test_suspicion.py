@@ -5,7 +5,7 @@ import pytest
 from midstep.controller.events import DeadlinePassed
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.incidents import Outcome
-from midstep.protocol.messages import ProbeProgress, ProgressReported, Quiesce, StartProcess
+from midstep.protocol.messages import ProbeProgress, ProgressReported, Quiesce, RankFinished, Release, StartProcess
 from midstep.protocol.types import Activity, FaultKind, RankProgress
 
 from .test_machine import Cluster, only
@@ -165,3 +165,32 @@ def test_a_rejoin_that_takes_too_long_is_begun_anew_and_blames_no_newcomer_for_i
     bodies = cluster.feed(ProgressReported("node1", probe.probe, cluster.now, (clock(2), clock(3))))
     assert only(bodies, StartProcess) == []
     assert [body.rank for body in only(bodies, Quiesce)] == [0, 1, 2, 3]
+
+
+def test_ranks_that_finish_while_a_stall_is_looked_into_are_released(cluster: Cluster) -> None:
+    """The stall comes to nothing, and nobody reports its end twice."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    cluster.feed(*(RankFinished(rank, 1, 1, 9) for rank in range(4)))
+    bodies = probed(cluster, *(clock(rank, Activity.FINISHED, **RUNS) for rank in range(4)))  # type: ignore[arg-type]
+    assert [body.rank for body in only(bodies, Release)] == [0, 1, 2, 3]
+    assert cluster.machine.phase is Phase.FINISHING
+    assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
+
+
+def test_first_steps_that_are_committed_while_a_stall_is_looked_into_end_the_incident(cluster: Cluster) -> None:
+    """Each rank reports its first step once."""
+    cluster.feed(cluster.exited(1))
+    for rank in (0, 2, 3):
+        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+    cluster.feed(cluster.joined(1))
+    cluster.feed(*(cluster.ready(rank, 5) for rank in range(4)))
+    cluster.expect(Phase.RESUMING)
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    cluster.feed(*(cluster.committed(rank, 6) for rank in range(4)))
+    cluster.expect(Phase.SUSPECTING)
+    lives = {rank: cluster.holder(rank).incarnation for rank in range(4)}
+    ahead = [clock(rank, Activity.COLLECTIVE, **RUNS, life=lives[rank]) for rank in range(3)]  # type: ignore[arg-type]
+    last = clock(3, Activity.COMPUTING, step=9, collectives=19, age_s=0.05)
+    probed(cluster, *ahead, last)
+    cluster.expect(Phase.RUNNING)
+    assert [incident.outcome for incident in cluster.machine.incidents] == [Outcome.RESUMED]

@@ -1,11 +1,13 @@
 """The text that an operator reads at night: outcome first, everything there, nothing too wide."""
 
 import io
+import json
 
 import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
+from midstep.cli.status import as_data
 from midstep.cli.views.incident_text import incident_view
 from midstep.cli.views.job_text import job_view
 from midstep.cli.views.status_view import status_view
@@ -124,6 +126,15 @@ def test_status_says_who_holds_which_rank_and_what_is_left(running: JobStatus) -
     assert "phase rejoining, generation 9, term 2, 3100 steps committed, median step 120 ms" in text
     for piece in ("4303", "joining", "local/1", "recover_in_place per job  1 of 8", "process ended: rank 0 on node-0"):
         assert piece in text
+
+
+def test_status_says_when_the_world_is_smaller_than_it_was_asked_to_be(running: JobStatus) -> None:
+    whole = msgspec.structs.replace(running, ranks_asked=len(running.ranks))
+    assert "ranks" not in plain(status_view(whole)).splitlines()[1]
+    small = msgspec.structs.replace(running, ranks=running.ranks[:2], ranks_asked=4)
+    assert "term 2, 2 of 4 ranks, 3100 steps committed" in plain(status_view(small))
+    data = json.loads(as_data(small, ""))
+    assert (len(data["ranks"]), data["ranks_asked"]) == (2, 4)
 
 
 def test_a_job_without_anything_yet_has_a_status_and_a_report(running: JobStatus) -> None:

@@ -1,0 +1,59 @@
+"""Struck memory is seen twice: by the cluster's detector, and a moment later by the process that touches it.
+
+The process knows more: whether it lives on and can mend itself. So the detector's report waits for its word, as a
+suspicion does, and a report that comes after that word is the same fault once more.
+"""
+
+from ...policies.fault_levels import TREATMENTS, Treatment
+from ...protocol.types import FaultKind, FaultReport, rank_address
+from ..world import RankState
+from .state import JobState, Phase
+
+MOST_S = 10.0  # a process notices within the step that it is in, and a long one is not waited for
+SAME_FAULT_S = 30.0  # a detector that speaks later than this after the process means something new
+
+_STRUCK = frozenset({FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT})
+_TRAINING = frozenset({Phase.RUNNING, Phase.RESUMING, Phase.SUSPECTING})
+
+
+def note(state: JobState, rank: int, report: FaultReport) -> None:
+    """Remember that a process has said itself that its memory was struck; what waited for that is answered."""
+    if report.kind in _STRUCK and not _from_outside(report):
+        state.own_words[rank] = (state.world.holders[rank].incarnation, state.now)
+    state.suspicions = [each for each in state.suspicions if not (each.rank == rank and _from_outside(each))]
+
+
+def is_known(state: JobState, report: FaultReport) -> bool:
+    """Say whether a detector reports what the process has told already, and is mending or has mended."""
+    if report.rank is None or not _from_outside(report):
+        return False
+    if report.rank in state.mending or report.rank in state.mended:
+        return True
+    incarnation, said_s = state.own_words.get(report.rank, (0, 0.0))
+    same_life = incarnation == state.world.holders[report.rank].incarnation
+    return same_life and state.now - said_s <= SAME_FAULT_S
+
+
+def is_awaited(state: JobState, report: FaultReport) -> bool:
+    """Say whether the process that a detector speaks of trains, and so will come upon the fault by itself."""
+    if report.rank is None or not _from_outside(report) or state.phase not in _TRAINING:
+        return False
+    holder = state.world.holders[report.rank]
+    return holder.resilient and holder.state is RankState.TRAINING
+
+
+def patience_s(state: JobState) -> float:
+    """Return how long the process's own word is waited for."""
+    return state.policy.deadlines.suspect_s + min(state.median_step_s, MOST_S)
+
+
+def unheard(state: JobState) -> list[FaultReport]:
+    """Return the detectors' reports that no process has spoken to: they count as they are."""
+    return [each for each in state.suspicions if _from_outside(each)]
+
+
+def _from_outside(report: FaultReport) -> bool:
+    """Whether a detector says that memory was struck, and no worse than that a new process there would do."""
+    if report.rank is None or report.seen_by == rank_address(report.rank):
+        return False
+    return report.kind in _STRUCK and TREATMENTS[report.level] is Treatment.RESTART
