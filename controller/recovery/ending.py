@@ -5,6 +5,8 @@ that holds it. The lowest of all comes last and publishes. Whatever fails on the
 from ending.
 """
 
+import math
+
 from ...protocol.messages import CheckpointSaved, EndJob, Quiesce, SaveCheckpoint
 from ...protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
 from ..repair import lost_shards
@@ -71,15 +73,11 @@ def ready_to_save(state: JobState, now: float, *, overdue: bool = False) -> None
     """When all survivors are parked (or overdue), have those at the newest committed step save."""
     if state.awaiting_quiesced and not overdue:
         return
-    clean = [
-        holder
-        for holder in state.world.in_state(*PARKED)
-        if holder.report is not None and holder.report.clean and holder.report.holds and not lost_shards(holder.report)
-    ]
-    step = max((holder.report.committed for holder in clean if holder.report), default=0)
-    writers = [holder.rank for holder in clean if holder.report and holder.report.committed == step]
+    whole = _whole(state)
+    step = max(whole.values(), default=0)
+    writers = [rank for rank, committed in whole.items() if committed == step]
     if not writers or step == 0:
-        conclude(state, "no emergency checkpoint: nobody holds clean state", now)
+        conclude(state, "no emergency checkpoint: nobody holds clean state that can be trusted", now)
         return
     lost = _needed(state) - _shards_to_write(state, writers).keys()
     if lost:
@@ -91,6 +89,21 @@ def ready_to_save(state: JobState, now: float, *, overdue: bool = False) -> None
     state.enter(Phase.SAVING, now, SAVE_S)
     for rank in state.saving[1:] or state.saving:
         _ask_to_save(state, rank)
+
+
+def _whole(state: JobState) -> dict[int, int]:
+    """Return the step of each parked rank that has all that it should hold, none of it made of struck memory."""
+    trusted = math.inf if state.trusted_step is None else state.trusted_step
+    parked = ((holder.rank, holder.report) for holder in state.world.in_state(*PARKED))
+    return {
+        rank: report.committed
+        for rank, report in parked
+        if report is not None
+        and report.clean
+        and report.holds
+        and not lost_shards(report)
+        and report.committed <= trusted
+    }
 
 
 def _shards_to_write(state: JobState, writers: list[int]) -> dict[str, int]:
@@ -140,11 +153,7 @@ def outstanding_saves(state: JobState) -> list[int]:
 
 def save_command(state: JobState, rank: int) -> SaveCheckpoint:
     """Return what a rank that is still to save has to do; the last one publishes."""
-    writers = [
-        holder.rank
-        for holder in state.world.in_state(*PARKED)
-        if holder.report is not None and holder.report.clean and holder.report.committed == state.committed
-    ]
+    writers = [each for each, committed in _whole(state).items() if committed == state.committed]
     shards = tuple(shard for shard, writer in _shards_to_write(state, writers).items() if writer == rank)
     return SaveCheckpoint(rank, state.generation, state.committed, publish=len(state.saving) == 1, shards=shards)
 

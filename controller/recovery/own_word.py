@@ -54,6 +54,6 @@ def unheard(state: JobState) -> list[FaultReport]:
 
 def _from_outside(report: FaultReport) -> bool:
     """Whether a detector says that memory was struck, and no worse than that a new process there would do."""
-    if report.rank is None or report.seen_by == rank_address(report.rank):
-        return False
+    if report.rank is None or report.mendable or report.seen_by == rank_address(report.rank):
+        return False  # no detector can know what a process can mend
     return report.kind in _STRUCK and TREATMENTS[report.level] is Treatment.RESTART

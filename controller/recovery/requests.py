@@ -18,7 +18,7 @@ from ..events import ControllerStarted, InjectRequested, KillNodeRequested, Stop
 from ..world import REACHABLE, Holder, NodeState, RankState
 from .barriers import rejoin_command
 from .draining import outstanding_starts
-from .ending import begin_stop, end, outstanding_saves, save_command
+from .ending import SAVE_S, begin_stop, end, outstanding_saves, save_command
 from .openings import given_back, start_command
 from .state import JobState, Phase
 
@@ -102,6 +102,7 @@ def _allow_time(state: JobState, now: float) -> None:
         Phase.PAUSING: limits.quiesce_s,
         Phase.REJOINING: limits.rejoin_s,
         Phase.RESUMING: limits.first_step_s,
+        Phase.SAVING: SAVE_S if state.saving else limits.quiesce_s,
     }.get(state.phase)
     if fresh_s is not None and state.due_s is not None:
         state.due_s = max(state.due_s, now + fresh_s)

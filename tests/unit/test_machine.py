@@ -359,6 +359,52 @@ def test_a_stop_between_two_commits_saves_the_own_state_of_those_that_were_about
     assert [(save.rank, save.publish, save.step) for save in only(bodies, SaveCheckpoint)] == [(0, True, 7)]
 
 
+def test_a_stop_saves_nothing_that_may_be_made_of_struck_memory(cluster: Cluster) -> None:
+    """Whoever loads it one day could not know."""
+    late = cluster.fault(1, FaultKind.MEMORY_MULTI_BIT).report
+    cluster.feed(FaultReported(msgspec.structs.replace(late, trusted_step=3)))
+    cluster.feed(StopRequested("Ctrl-C"))
+    bodies = cluster.feed(*(cluster.quiesced(rank, 7) for rank in (0, 2, 3)))
+    assert only(bodies, SaveCheckpoint) == []
+    finish = cluster.log[-1]
+    assert isinstance(finish, Finish)
+    assert "nobody holds clean state that can be trusted" in finish.reason
+
+
+def test_a_rank_that_lost_a_shard_writes_none_of_what_another_is_to_write(cluster: Cluster) -> None:
+    """Who is asked to save, and who writes which shard, are found in the same way."""
+    cluster.feed(StopRequested("Ctrl-C"))
+    answers = [cluster.quiesced(rank, 7) for rank in range(4)]
+    (hold,) = answers[0].report.holds
+    both = (hold, msgspec.structs.replace(hold, shard_id="other"))
+    needs = tuple(each.shard_id for each in both)
+    reports = [msgspec.structs.replace(each.report, holds=both, needs=needs) for each in answers]
+    reports[0] = msgspec.structs.replace(reports[0], holds=(hold,))
+    bodies = cluster.feed(
+        *(msgspec.structs.replace(each, report=report) for each, report in zip(answers, reports, strict=True))
+    )
+    saves = [*only(bodies, SaveCheckpoint)]
+    generation = cluster.machine.generation
+    saves += only(cluster.feed(*(CheckpointSaved(each.rank, generation, 7, "/ck") for each in saves)), SaveCheckpoint)
+    written = [shard for save in saves for shard in save.shards]
+    assert sorted(written) == sorted(needs)
+
+
+@pytest.mark.parametrize("saving", [False, True])
+def test_a_checkpoint_that_is_under_way_gets_its_time_anew_after_a_restart_of_the_controller(
+    cluster: Cluster, saving: bool
+) -> None:
+    """Nobody could answer while no controller was there."""
+    cluster.feed(StopRequested("Ctrl-C"))
+    if saving:
+        cluster.feed(*(cluster.quiesced(rank, 7) for rank in range(4)))
+    cluster.now += 1000.0
+    cluster.feed(ControllerStarted(term=2))
+    due_s = cluster.machine.next_deadline()
+    assert due_s is not None
+    assert due_s > cluster.now
+
+
 def test_a_plain_script_that_fails_ends_the_job_when_no_restart_is_allowed() -> None:
     """A rank that never joined cannot be kept; without --max-restarts the job stops and names the budget."""
     plain = Cluster()

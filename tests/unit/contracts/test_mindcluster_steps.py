@@ -295,7 +295,7 @@ def test_exit_without_a_complete_copy_says_that_there_is_no_checkpoint() -> None
     job.fault(FaultKind.EXCEPTION, 2)
     job.wait_until(Phase.ENDED)
 
-    assert "no emergency checkpoint: nobody holds clean state" in job.outcome.reason
+    assert "no emergency checkpoint: nobody holds clean state that can be trusted" in job.outcome.reason
 
 
 # --- retry ------------------------------------------------------------------------------------------------------------
