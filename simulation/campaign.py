@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 
 from ..controller.recovery.state import Phase
 from ..protocol.incidents import Outcome
@@ -25,13 +25,15 @@ class Tally:
     """What some seeds came to.
 
     `incidents` are those in which a rung was taken; `dismissed` were suspicions that came to nothing. `broken` holds
-    one entry for each seed that broke an invariant.
+    one entry for each seed that broke an invariant. `shrunk` and `grown` are jobs whose world got smaller, and larger.
     """
 
     seeds: int = 0
     incidents: int = 0
     dismissed: int = 0
     events: int = 0
+    shrunk: int = 0
+    grown: int = 0
     rungs: Counter[Rung] = field(default_factory=Counter)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     reached: Counter[Reached] = field(default_factory=Counter)
@@ -43,6 +45,8 @@ class Tally:
         self.incidents += other.incidents
         self.dismissed += other.dismissed
         self.events += other.events
+        self.shrunk += other.shrunk
+        self.grown += other.grown
         self.rungs += other.rungs
         self.outcomes += other.outcomes
         self.reached += other.reached
@@ -52,6 +56,9 @@ class Tally:
         """Take in one job, over or broken off."""
         self.seeds += 1
         self.events += world.events
+        steps = list(pairwise(world.watch.scaling.sizes))
+        self.shrunk += any(before > after for before, after in steps)
+        self.grown += any(before < after for before, after in steps)
         self.reached += world.watch.seen
         for incident in world.machine.incidents:
             self.incidents += bool(incident.decisions)

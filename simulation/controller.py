@@ -107,7 +107,7 @@ class Controller:
     def receive(self, envelope: Envelope, connection: str) -> None:
         """Something has arrived."""
         refused = refusal(
-            connection if connection == PLATFORM else node_address(connection), envelope, self._world.size
+            connection if connection == PLATFORM else node_address(connection), envelope, self._world.setting.size
         )
         if self.up and refused is None:
             self._watched.update({connection: self._timeline.now} if connection in self._watched else {})

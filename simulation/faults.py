@@ -26,6 +26,7 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
     (1, processes.slow_down_rank),
     (3, processes.raise_in_rank),
     (3, processes.strike_rank),
+    (2, processes.strike_and_tell),
     (4, processes.lie),
     (3, processes.cut_link),
     (1, processes.freeze_collectives),
@@ -66,13 +67,7 @@ def plan(world: "World", chance: random.Random, focus: Phase | None = None) -> N
     With a `focus` most of them wait for that phase of the job.
     """
     delay_s = chance.uniform(0.0, 6.0)
-    if focus is Phase.PAUSING:
-        for _ in range(3):
-            world.strikes.when_well(cluster.unwell_node)
-    if focus is Phase.SUSPECTING:  # in the middle of a drain, too
-        for _ in range(3):
-            world.strikes.when_well(cluster.unwell_node)
-            world.strikes.when_well(processes.cut_link)
+    _plan_what_leads_to(world, chance, focus)
     for _ in range(FOCUSED if focus else chance.choice((1, 4, 9, 14, 20, 30, 40))):
         deed = chance.choices(_DEEDS, _WEIGHTS)[0]
         way = chance.random()
@@ -89,3 +84,17 @@ def plan(world: "World", chance: random.Random, focus: Phase | None = None) -> N
         else:
             world.strikes.after_events(chance.randrange(1, 150), deed)
         delay_s += chance.choice((0.0, 0.01, 0.1, 0.5, 2.0, 20.0)) * chance.random()
+
+
+def _plan_what_leads_to(world: "World", chance: random.Random, focus: Phase | None) -> None:
+    """Draw the faults without which the job hardly gets into the phase, or to another size."""
+    if focus is Phase.PAUSING:
+        for _ in range(3):
+            world.strikes.when_well(cluster.unwell_node)
+    if focus is Phase.SUSPECTING:  # in the middle of a drain, too
+        for _ in range(3):
+            world.strikes.when_well(cluster.unwell_node)
+            world.strikes.when_well(processes.cut_link)
+    if world.policy.scale.min_nodes is not None:
+        for deed in (cluster.kill_node, cluster.add_node) * chance.choice((1, 1, 2)):
+            world.strikes.when_well(deed)

@@ -19,6 +19,7 @@ class Invariant(enum.StrEnum):
     JOURNAL_IS_TRUTH = "the journal is the truth"  # a replay acts and remembers alike
     AT_MOST_ONCE = "at most once"  # no message is taken in twice
     BY_THE_TABLE = "by the table"  # no transition that the table does not have
+    SIZE_FITS = "the size fits"  # a world has the ranks that its nodes can hold, within what was asked and is allowed
     UNDERSTOOD = "understood"  # nobody gets an order that it cannot carry out
     NOTHING_LEFT = "nothing is left behind"  # no process outlives its job
 

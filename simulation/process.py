@@ -61,7 +61,7 @@ class Process(PlayedThread):
     def __init__(self, world: "World", seat: "Seat", order: StartProcess, pid: int) -> None:
         super().__init__(order.rank, world.timeline)
         self.world, self.seat, self.pid = world, seat, pid
-        self.incarnation = order.incarnation
+        self.incarnation, self.world_size = order.incarnation, order.world_size
         self.session = Session(order.rank, order.incarnation, order.generation)
         mailbox = Mailbox(job=world.job.job, address=rank_address(self.rank), session=order.incarnation)
         self.endpoint = Endpoint(mailbox, world.timeline, transmit=self._transmit, take=self._hear, complain=world.fail)
@@ -71,7 +71,7 @@ class Process(PlayedThread):
         self.harmed = False  # something was done to it, so it may be replaced
         self.lie: Lie | None = None  # what will be wrong with what it says next
         self.clean = order.seated
-        self.holds = dict.fromkeys(world.shards(self.rank), 0)
+        self.holds = dict.fromkeys(world.shards(self.rank, self.world_size), 0)
         self.own = 0
         self.loop = TrainLoop(self)
         self.wayback = WayBack(self)
@@ -88,12 +88,13 @@ class Process(PlayedThread):
         if self.group is not None:
             self.group.leave(self)
         self.world.log(f"rank {self.rank}.{self.incarnation} pid {self.pid} ended with {status}")
+        self.world.watch.scaling.ended()
         self.seat.ended(self, status)
 
     @property
     def watched_by_nobody(self) -> bool:
         """Whether it may stand still for ever: in a checkpoint, or at its end when nobody else is there to end."""
-        return self.activity is Activity.CHECKPOINTING or (self.activity is Activity.FINISHED and self.world.size == 1)
+        return self.activity is Activity.CHECKPOINTING or (self.activity is Activity.FINISHED and self.world_size == 1)
 
     def injure(self, injury: Injury) -> None:
         """Suffer what an operator has injected."""
@@ -235,7 +236,7 @@ class Process(PlayedThread):
 
     def save(self, order: SaveCheckpoint, then: Callable[[], None]) -> None:
         """Write an emergency checkpoint's part."""
-        error = "no space left on device" if self.world.fail_save() else ""
+        error = "no space left on device" if self.world.fail_save() else self.world.saving.write(self, order)
         self.post(CheckpointSaved(self.rank, order.generation, order.step, "/checkpoints", error))
         then()
 
@@ -251,7 +252,7 @@ class Process(PlayedThread):
         if not self._seated:
             self._join()
             return
-        self.group = self.world.group(self.session.generation)
+        self.group = self.world.group(self.session.generation, self.world_size)
         epoch = self.epoch
 
         def give_up() -> None:

@@ -3,7 +3,7 @@
 import random
 from typing import TYPE_CHECKING
 
-from ..protocol.types import Activity, FaultKind
+from ..protocol.types import Activity, FaultKind, FaultLevel
 from .lies import Lie
 
 if TYPE_CHECKING:
@@ -95,6 +95,19 @@ def strike_rank(world: "World", chance: random.Random) -> str:
         return "nobody to strike"
     process.hit, process.harmed = chance.choice((FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK)), True
     return f"rank {process.rank} will be struck: {process.hit}"
+
+
+def strike_and_tell(world: "World", chance: random.Random) -> str:
+    """Memory of a rank is hit in its next step, and a detector of its node says so: sooner or later than the rank."""
+    process = victim(world, chance)
+    if process is None:
+        return "nobody to strike"
+    agent, rank = process.seat.agent, process.rank
+    process.hit, process.harmed, agent.harmed = FaultKind.MEMORY, True, True
+    level = chance.choice((FaultLevel.RESTART_REQUEST, FaultLevel.RESTART_BUSINESS))
+    told_s = chance.choice((0.0, 0.1, 0.3, 2.0))
+    world.timeline.after(told_s, lambda: agent.report_device(FaultKind.MEMORY, level, rank) if agent.alive else None)
+    return f"rank {rank} will be struck: {FaultKind.MEMORY}, and {agent.name} reports it"
 
 
 def lie(world: "World", chance: random.Random) -> str:

@@ -13,11 +13,13 @@ from ..policies.schema import (
     Policy,
     RolePolicy,
     RungPolicy,
+    ScalePolicy,
     default_policy,
 )
 from ..protocol.types import JobSettings, JobSpec, RestoreSource, Rung
 
 _STOP = RungPolicy(Rung.STOP)
+SCALING = 0.3  # share of the worlds of several nodes that may go on with fewer
 
 POLICIES: tuple[Policy, ...] = (
     default_policy(),
@@ -92,12 +94,32 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         """Return it in one line, for the head of a transcript."""
         script = f"plain script, max-restarts {self.max_restarts}" if self.plain else f"{self.replicas} replicas"
+        least = self.policy.scale.min_nodes
+        smaller = "" if least is None else f"no fewer than {least} nodes, "
         return (
-            f"{self.size} ranks, {self.ranks_per_node} per node, {self.spares} spares, {script}, "
+            f"{self.size} ranks, {self.ranks_per_node} per node, {self.spares} spares, {smaller}{script}, "
             f"{self.total_steps} steps, checkpoint every {self.checkpoint_every}, "
             f"creates nodes: {self.can_create_nodes}, loss {self.loss}, twice {self.twice}, ladder "
             + ", ".join(entry.rung for entry in self.policy.ladder)
         )
+
+
+def _that_scales(setting: Setting, chance: random.Random) -> Setting:
+    """Let a world go on with fewer nodes, and mostly have none that could take the place of another."""
+    policy = setting.policy
+    on_ladder = any(entry.rung is Rung.RESCHEDULE_POD for entry in policy.ladder)
+    if not on_ladder or policy.roles or setting.plain or RestoreSource.CHECKPOINT not in policy.restore:
+        policy = default_policy()
+    scale = ScalePolicy(min_nodes=chance.choice((1, 1, 2)), min_interval_s=chance.choice((0.0, 0.5, 5.0)))
+    lonely = chance.random() < 0.8
+    return msgspec.structs.replace(
+        setting,
+        policy=msgspec.structs.replace(policy, scale=scale),
+        spares=0 if lonely else setting.spares,
+        can_create_nodes=setting.can_create_nodes and not lonely,
+        capacity=0 if lonely else setting.capacity,
+        total_steps=max(20, setting.total_steps),
+    )
 
 
 def draw_setting(chance: random.Random, focus: Phase | None = None) -> Setting:
@@ -122,6 +144,8 @@ def draw_setting(chance: random.Random, focus: Phase | None = None) -> Setting:
         plain=chance.random() < 0.08,
         max_restarts=chance.choice((0, 1, 3)),
     )
+    if nodes > 1 and chance.random() < SCALING:
+        setting = _that_scales(setting, chance)
     if focus in {Phase.PAUSING, Phase.SUSPECTING}:  # what a drain needs is there
         changes = {
             "nodes": max(2, nodes),

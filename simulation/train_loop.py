@@ -99,7 +99,7 @@ class TrainLoop:
         group = process.group
         assert group is not None
         group.post(("own", step, process.rank), step)
-        ward = self._world.ward(process.rank)
+        ward = self._world.ward(process.rank, process.world_size)
         if ward == process.rank:
             self._enter_barrier()
         else:

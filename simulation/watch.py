@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..controller.actions import Action, Send
 from ..controller.events import Event
 from ..controller.recovery.state import Phase
-from ..controller.world import NodeState, RankState
+from ..controller.world import Holder, NodeState, RankState
 from ..policies.roles import WORLD_RESTARTS
 from ..processor.session import Stage
 from ..protocol.incidents import Outcome
@@ -15,6 +15,7 @@ from ..protocol.messages import Rejoin, Resume, StartProcess, StopProcess
 from ..protocol.types import Decision, RestoreSource, Rung
 from .excuses import Excuses
 from .invariants import Invariant
+from .scaling_watch import ScalingWatch
 
 if TYPE_CHECKING:
     from .process import Process
@@ -29,6 +30,7 @@ class Watch:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._excuses = Excuses(world)
+        self.scaling = ScalingWatch(world)
         self.steps_of: dict[int, int] = {}  # generation -> the step that it resumes at
         self.commits: Counter[int] = Counter()  # how many ranks have committed a step in the present line of history
         self._resumed_generation = 0
@@ -112,6 +114,7 @@ class Watch:
             self._budgets_hold()
         orders = [action.body for action in actions if isinstance(action, Send)]
         self._nobody_is_killed_for_nothing(orders)
+        self.scaling.handled(event, before, actions)
         holders = self._world.controller.machine.state.world.holders
         self._before = {holder.rank: (holder.incarnation, holder.state) for holder in holders}
         self._all_are_ready([order for order in orders if isinstance(order, Resume)])
@@ -144,7 +147,7 @@ class Watch:
         }
         able = current + [process for process in holders if process.rank in finishing]
         shards = {shard for process in able for shard in process.holds if shard not in process.struck}
-        needed = {shard for rank in range(world.size) for shard in world.shards(rank)}
+        needed = {shard for rank in range(world.size) for shard in world.shards(rank, world.size)}
         behind = set(range(world.size)) - {process.rank for process in current} - finishing
         own = {
             (copy.rank, copy.step)
@@ -182,7 +185,7 @@ class Watch:
                 if process.rank != order.rank or not self._was_current(process, order):
                     continue
                 stays = machine.state.world.nodes[process.seat.agent.name].state is NodeState.ACTIVE
-                held, state = self._before[order.rank]
+                held, state = self._before.get(order.rank, (0, RankState.ABSENT))
                 trained = held == process.incarnation and state is not RankState.STARTING
                 if stays and trained and not self._excuses.replacing(process, incident):
                     self._world.fail(
@@ -253,17 +256,26 @@ class Watch:
             if incident.outcome is Outcome.OPEN:
                 world.fail(Invariant.ALWAYS_ENDS, f"incident {incident.number} is open in the end")
         world.controller.replay()
+        given_back = {node.name for node in machine.state.world.nodes.values() if node.given_back}
+        if given_back - world.platform.deleted:
+            kept = given_back - world.platform.deleted
+            world.fail(Invariant.NOTHING_LEFT, f"nodes {sorted(kept)} are given back, and the platform was not asked")
         left = [process.pid for process in world.living()]
         if left:
             world.fail(Invariant.NOTHING_LEFT, f"processes {left} are left behind")
         finish = world.controller.finish
-        if finish is not None and finish.exit_code == 0 and self._finished != set(range(world.size)):
+        if finish is not None and finish.exit_code == 0 and not self._finished >= set(range(world.size)):
             world.fail(
                 Invariant.ALWAYS_ENDS, f"the job ended well, and only ranks {self._finished} have done all steps"
             )
 
-    def _holder(self, rank: int) -> "Holder":
-        return self._world.controller.machine.state.world.holders[rank]
+    def held(self, process: "Process") -> bool:
+        """Whether a process held its rank before the event that is being handled."""
+        return self._before.get(process.rank, (0, RankState.ABSENT))[0] == process.incarnation
+
+    def _holder(self, rank: int) -> Holder:
+        """Return who holds a rank; nobody, where the world has no such rank any more."""
+        return self._world.controller.machine.state.world.holder(rank) or Holder(rank)
 
     def _is_current(self, process: "Process") -> bool:
         holder = self._holder(process.rank)
@@ -273,7 +285,3 @@ class Watch:
         if isinstance(order, StartProcess):
             return process.incarnation < order.incarnation
         return process.incarnation == order.incarnation
-
-
-if TYPE_CHECKING:
-    from ..controller.world import Holder

@@ -39,7 +39,7 @@ class WayBack:
             process.broken = self._broken
             self._rebuilt(order)
             return
-        process.group = self._world.group(order.generation)
+        process.group = self._world.group(order.generation, process.world_size)
         process.failed, process.broken, process.collectives = None, self._broken, 0
         attempt = self._attempt
 
@@ -144,7 +144,7 @@ class WayBack:
         process.loop.reset(step)
         process.seat.keep_own(step, self._own)
         self._world.reached("rollback")
-        ward = self._world.ward(process.rank)
+        ward = self._world.ward(process.rank, process.world_size)
         if ward == process.rank:
             self._ready(order)
             return

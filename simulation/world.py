@@ -1,7 +1,7 @@
 """A whole job from a seed: real machine, sessions, mailboxes and repair plans; played nodes, processes and faults."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..controller.actions import Action
 from ..controller.events import Event
@@ -17,6 +17,7 @@ from .network import Network
 from .node import Agent
 from .platform import Platform
 from .process import Process
+from .saving import Saving
 from .setting import draw_setting
 from .strikes import Strikes
 from .timeline import Timeline
@@ -31,14 +32,21 @@ AFTERMATH_S = 60.0  # for everybody to hear that the job is over
 class World:
     """One simulated job. What is drawn from `seed` is the same every time.
 
-    With a `focus` most faults wait for that phase of the job.
+    With a `focus` most faults wait for that phase of the job. `plan` draws them.
     """
 
-    def __init__(self, seed: int, *, focus: Phase | None = None, whole_transcript: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        focus: Phase | None = None,
+        whole_transcript: bool = False,
+        plan: Callable[["World", random.Random, Phase | None], None] = faults.plan,
+    ) -> None:
         self.seed = seed
         self.chance = chance = random.Random(seed)
         self.setting = setting = draw_setting(chance, focus)
-        self.size, self.ranks_per_node = setting.size, setting.ranks_per_node
+        self.ranks_per_node = setting.ranks_per_node
         self.policy, self.job = setting.policy, setting.job()
         self.timeline = Timeline()
         self.network = Network(
@@ -50,6 +58,7 @@ class World:
         self._pids = 100
         self._sessions = 0
         self.disk: set[int] = set()
+        self.saving = Saving(self.disk)
         self.flaky_links = self.corruptions = self.refused_starts = self.failing_saves = 0
         self._groups: dict[int, Group] = {}
         self.events = 0
@@ -58,7 +67,7 @@ class World:
         self.controller = Controller(self)
         self.agents: dict[str, Agent] = {}
         self.platform = Platform(self, setting.capacity)
-        faults.plan(self, chance, focus)
+        plan(self, chance, focus)
         for number in range(setting.nodes + setting.spares):
             self.timeline.after(chance.uniform(0.0, 1.0), lambda name=f"node{number}": self.add_agent(name))  # type: ignore[misc]
         self.controller.start()
@@ -84,6 +93,11 @@ class World:
         """The recovery machine of the present controller."""
         return self.controller.machine
 
+    @property
+    def size(self) -> int:
+        """How many ranks the world has now, to the present controller."""
+        return self.machine.state.world.size
+
     # --- what everybody shares ----------------------------------------------------------------------------------
 
     def next_pid(self) -> int:
@@ -100,22 +114,22 @@ class World:
         """Return all processes, strays included."""
         return [process for agent in self.agents.values() if agent.alive for process in agent.processes()]
 
-    def shards(self, rank: int) -> tuple[str, ...]:
-        """Return what a rank holds: with fewer replicas than ranks, shards are spread over them."""
-        different = max(1, self.size // self.setting.replicas)
+    def shards(self, rank: int, size: int) -> tuple[str, ...]:
+        """Return what a rank of a world of `size` holds: fewer replicas than ranks have the shards spread over them."""
+        different = max(1, size // self.setting.replicas)
         return ("parameters",) if different == 1 else (f"shard{rank % different}",)
 
-    def ward(self, rank: int) -> int:
-        """Return whose own state a rank keeps a copy of."""
-        shift = self.ranks_per_node % self.size or 1
-        return (rank - shift) % self.size
+    def ward(self, rank: int, size: int) -> int:
+        """Return whose own state a rank of a world of `size` keeps a copy of."""
+        shift = self.ranks_per_node % size or 1
+        return (rank - shift) % size
 
-    def group(self, generation: int) -> Group:
+    def group(self, generation: int, size: int) -> Group:
         """Return the communicators of a generation."""
         if generation not in self._groups:
             flaky = self.flaky_links > 0
             self.flaky_links -= flaky
-            self._groups[generation] = Group(self.timeline, self.chance, self.size, flaky=flaky, serves=self._serves)
+            self._groups[generation] = Group(self.timeline, self.chance, size, flaky=flaky, serves=self._serves)
         return self._groups[generation]
 
     def _serves(self, store: StoreEndpoint) -> bool:
@@ -167,6 +181,7 @@ class World:
         """Say whether an emergency checkpoint cannot be written."""
         fails = self.failing_saves > 0
         self.failing_saves -= fails
+        self.saving.failures += fails
         return fails
 
     def reached(self, place: str) -> None:

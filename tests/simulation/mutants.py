@@ -94,6 +94,43 @@ MUTANTS = (
         "command = None",
     ),
     Mutant(
+        "make the world smaller before anything is saved",
+        "midstep.controller.recovery.ending",
+        "    state.resizing = True\n    _save(state, now)\n",
+        '    state.resizing = True\n    conclude(state, "", now)\n',
+    ),
+    Mutant(
+        "leave the processes of ranks that are no more",
+        "midstep.controller.recovery.scaling",
+        "    stop_all_processes(state)\n    kept =",
+        "    kept =",
+    ),
+    Mutant(
+        "make the world smaller than allowed",
+        "midstep.controller.recovery.scaling",
+        "if nodes < (least_nodes(state) or nodes_needed(state)):",
+        "if nodes < 1:",
+    ),
+    Mutant(
+        "leave nodes idle that the world could use",
+        "midstep.controller.recovery.scaling",
+        "nodes = min(len(have), nodes_asked(state))",
+        "nodes = least_nodes(state) or nodes_needed(state)",
+    ),
+    Mutant(
+        "let the world grow whatever its budget",
+        "midstep.controller.recovery.scaling",
+        "if state.ladder.refusals(question, Rung.RESCHEDULE_POD):",
+        "if False:",
+    ),
+    Mutant("let the world grow at once", "midstep.controller.recovery.scaling", "if now < earliest_s:", "if False:"),
+    Mutant(
+        "give nodes back once only",
+        "midstep.controller.recovery.requests",
+        "for name in given_back(state):",
+        "for name in ():",
+    ),
+    Mutant(
         "decide without a reason",
         "midstep.policies.ladder",
         "return Decision(rung, _of_roles(names) + RULES[rung].why(case), tuple(skipped), names)",

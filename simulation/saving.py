@@ -1,0 +1,39 @@
+"""Checkpoints that parked ranks write: in parts, and complete only when everything is in them."""
+
+from typing import TYPE_CHECKING
+
+from ..protocol.messages import SaveCheckpoint
+from .invariants import Invariant
+
+if TYPE_CHECKING:
+    from .process import Process
+
+Part = str | int  # a shard, or the rank of an own state
+
+
+class Saving:
+    """What has been written so far, by attempt. `disk` gets the steps of those that are complete."""
+
+    def __init__(self, disk: set[int]) -> None:
+        self._disk = disk
+        self._parts: dict[tuple[int, int], set[Part]] = {}  # (generation, step) -> what is there
+        self.failures = 0  # how many could not be written, or not be made complete
+
+    def write(self, process: "Process", order: SaveCheckpoint) -> str:
+        """Write what a rank was told to, and every own state of the step that it has; return what went wrong."""
+        wrong = {shard: process.holds.get(shard) for shard in order.shards if process.holds.get(shard) != order.step}
+        if wrong:
+            what = f"rank {process.rank} writes {wrong} into a checkpoint of step {order.step}"
+            process.world.fail(Invariant.SAME_NUMBERS, what)
+        parts = self._parts.setdefault((order.generation, order.step), set())
+        parts.update(order.shards)
+        parts.update(copy.rank for copy in process.seat.copies() if copy.step == order.step)
+        if not order.publish:
+            return ""
+        ranks = range(process.world_size)
+        needed: set[Part] = {*ranks, *(shard for rank in ranks for shard in process.world.shards(rank, len(ranks)))}
+        if needed - parts:
+            self.failures += 1
+            return f"the checkpoint lacks {sorted(map(str, needed - parts))}"
+        self._disk.add(order.step)
+        return ""

@@ -1,0 +1,147 @@
+"""Checks worlds that get another size: as large as their nodes allow, in time, and without the loss of a step."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..controller.actions import Action, Send
+from ..controller.events import ControllerStarted, Event
+from ..controller.recovery.state import Phase
+from ..controller.world import NodeState
+from ..protocol.messages import Rejoin, SaveCheckpoint, StartProcess
+from ..protocol.types import RestoreSource, Rung
+from .invariants import Invariant
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .world import World
+
+QUIET_S = 1.0  # what was said has arrived by then
+LOSSY_S = 15.0  # likewise, resent often enough
+
+
+class ScalingWatch:
+    """Looks on after every event. `sizes`: of all worlds so far."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.sizes: list[int] = [world.setting.size]
+        self._changed_s = self._started_s = 0.0  # when the world got its size, and when its controller took over
+        self._growing = False
+        self._on_disk = 0  # the newest checkpoint when the present world was started
+        self._failures = 0  # of checkpoints, before the one under way
+        self._disturbed = False  # somebody ended while it was being written
+        self._saving = False
+
+    def handled(self, event: Event, before: Phase, actions: Sequence[Action]) -> None:
+        """Check what can be seen after each event."""
+        if isinstance(event, ControllerStarted):
+            self._started_s = self._world.timeline.now
+        orders = [action.body for action in actions if isinstance(action, Send)]
+        self._note_the_checkpoint(orders)
+        self._growth_is_in_time(before)
+        if self._waits_for_nodes(before):
+            self._survivors_have_saved()
+        seated = [order for order in orders if isinstance(order, StartProcess) and order.seated]
+        if seated and seated[0].world_size != self.sizes[-1]:
+            self._is_as_large_as_it_can_be(seated[0].world_size)
+            self._survivors_have_saved()
+            self.sizes.append(seated[0].world_size)
+            self._changed_s = self._world.timeline.now
+        if seated:
+            self._on_disk = max((step for step in self._world.disk if step <= self._trusted), default=0)
+        self._the_checkpoint_is_loaded([order for order in orders if isinstance(order, Rejoin) and order.seated])
+        self._nobody_is_left_behind()
+
+    def ended(self) -> None:
+        """A process has ended."""
+        self._disturbed = self._disturbed or self._world.machine.phase is Phase.SAVING
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    @property
+    def _trusted(self) -> float:
+        trusted = self._world.machine.state.trusted_step
+        return float("inf") if trusted is None else trusted
+
+    def _waits_for_nodes(self, before: Phase) -> bool:
+        """Whether all have just been stopped, for nodes to come or for a world without them."""
+        incidents = self._world.machine.incidents
+        waits = self._world.machine.phase is Phase.WAITING and before is not Phase.WAITING
+        scales = self._world.policy.scale.min_nodes is not None
+        return waits and scales and bool(incidents) and incidents[-1].rung is Rung.RESCHEDULE_POD
+
+    def _note_the_checkpoint(self, orders: Sequence[object]) -> None:
+        saving = self._world.machine.phase is Phase.SAVING
+        if saving and not self._saving:
+            self._failures, self._disturbed = self._world.saving.failures, False
+        self._saving = saving or any(isinstance(order, SaveCheckpoint) for order in orders)
+
+    def _growth_is_in_time(self, before: Phase) -> None:
+        """The size does not change to and fro."""
+        plan = self._world.machine.state.plans.current
+        self._growing = self._growing and self._world.machine.phase is Phase.PAUSING
+        if plan is None or not plan.nodes or self._growing or self._world.machine.phase is not Phase.PAUSING:
+            return
+        self._growing = True
+        least_s = self._world.policy.scale.min_interval_s
+        since_s = self._world.timeline.now - self._changed_s
+        if len(self.sizes) > 1 and since_s < least_s:
+            what = f"the world is about to grow {since_s:.1f} s after it got another size, {least_s} s are the least"
+            self._world.fail(Invariant.SIZE_FITS, what)
+
+    def _is_as_large_as_it_can_be(self, size: int) -> None:
+        """No smaller than the policy allows, no larger than asked, and no node is left idle that it could use."""
+        world, state = self._world, self._world.machine.state.world
+        asked, least = world.setting.size, world.policy.scale.min_nodes
+        nodes = len(state.named(NodeState.ACTIVE, NodeState.SPARE))
+        if least is None or not least * world.ranks_per_node <= size <= asked:
+            world.fail(Invariant.SIZE_FITS, f"a world of {size} ranks, {asked} were asked for, {least} nodes are least")
+        if size != min(asked, nodes * world.ranks_per_node):
+            world.fail(Invariant.SIZE_FITS, f"a world of {size} ranks, and {nodes} nodes are there for it")
+
+    def _survivors_have_saved(self) -> None:
+        """Nothing lost: what is whole on processes that nothing has happened to is on the disk."""
+        world, size = self._world, self.sizes[-1]
+        if self._disturbed or world.saving.failures > self._failures or not world.network.is_no_excuse:
+            return
+        survivors = [process for process in world.living() if process.world_size == size and self._is_well(process)]
+        newest = max((process.loop.count for process in survivors), default=0)
+        current = [process for process in survivors if process.loop.count == newest]
+        shards = {shard for process in current for shard in process.holds}
+        own = {copy.rank for process in survivors for copy in process.seat.copies() if copy.step == newest}
+        whole = own >= set(range(size)) and all(shards.issuperset(world.shards(rank, size)) for rank in range(size))
+        saved = max(world.disk, default=0)
+        if whole and newest > saved and newest <= self._trusted:
+            who = [process.rank for process in current]
+            what = f"a world of another size starts, and step {newest} is whole on ranks {who}, not on disk"
+            world.fail(Invariant.NOTHING_LOST, f"{what}, where the newest is {saved}")
+
+    def _is_well(self, process: "Process") -> bool:
+        agent = process.seat.agent
+        told = agent.alive and not agent.harmed and not (agent.deaf_until_s or agent.mute_until_s)
+        doing = process.clean and not process.struck and not process.hung and not process.suspended
+        return told and doing and not process.harmed and self._world.watch.held(process)
+
+    def _nobody_is_left_behind(self) -> None:
+        """Nothing left: the processes of a world of another size have been told to end."""
+        world, now = self._world, self._world.timeline.now
+        told_s = LOSSY_S if world.setting.loss else QUIET_S
+        if len(self.sizes) == 1 or now < max(self._changed_s, self._started_s) + told_s:
+            return
+        for process in world.living():
+            agent = process.seat.agent
+            reachable = world.network.is_no_excuse and not (agent.deaf_until_s or agent.mute_until_s)
+            if process.world_size != self.sizes[-1] and reachable:
+                what = (
+                    f"pid {process.pid}, rank {process.rank} of {process.world_size}, lives in a world of {world.size}"
+                )
+                world.fail(Invariant.NOTHING_LEFT, what)
+
+    def _the_checkpoint_is_loaded(self, rejoins: Sequence[Rejoin]) -> None:
+        """Nothing lost: a world that starts anew goes on from the newest checkpoint."""
+        if not rejoins or RestoreSource.CHECKPOINT not in self._world.policy.restore:
+            return
+        target = rejoins[0].part.target_step
+        if target < self._on_disk:
+            what = f"the world starts from step {target}, and a checkpoint of step {self._on_disk} was there"
+            self._world.fail(Invariant.NOTHING_LOST, what)

@@ -1,0 +1,47 @@
+"""Struck memory that a process and a detector both tell of, in either order, is one fault: nobody is replaced."""
+
+import random
+
+from midstep.controller.recovery.state import Phase
+from midstep.protocol.types import RestoreSource, Rung
+from midstep.simulation.process_faults import strike_and_tell
+from midstep.simulation.world import World
+
+from .mutants import Mutant, applied
+
+SEEDS = 250
+
+
+def jobs_that_can_mend() -> list[World]:
+    """Return jobs in which nothing else happens, and nothing keeps a process from mending itself, played to the end."""
+
+    def plan(world: World, chance: random.Random, focus: Phase | None) -> None:
+        world.strikes.when_well(strike_and_tell)
+
+    jobs = []
+    for seed in range(SEEDS):
+        world = World(seed, plan=plan)
+        setting, policy = world.setting, world.policy
+        allowed = policy.rung(Rung.RETRY_STEP) is not None and RestoreSource.REPLICA in policy.restore
+        copies = setting.size > 1 and setting.replicas >= setting.size and not setting.plain
+        heard = setting.loss == 0.0 and setting.delay_s < 0.01 and not setting.checkpoint_every
+        if allowed and copies and heard and setting.total_steps >= 20:
+            world.run()
+            jobs.append(world)
+    return jobs
+
+
+def test_nobody_is_replaced_for_struck_memory_that_a_detector_sees_too() -> None:
+    jobs = jobs_that_can_mend()
+    incidents = [incident for world in jobs for incident in world.machine.incidents]
+    assert {incident.rung for incident in incidents} == {Rung.RETRY_STEP}
+    assert {incident.replaced for incident in incidents} == {()}
+    seen_by = {report.seen_by.partition("/")[0] for incident in incidents for report in incident.reports}
+    assert seen_by == {"node", "rank"}
+
+
+def test_a_machine_that_does_not_wait_for_the_process_is_caught() -> None:
+    module = "midstep.controller.recovery.own_word"
+    with applied(Mutant("", module, "return holder.resilient and", "return False and")):
+        jobs = jobs_that_can_mend()
+    assert any(incident.replaced for world in jobs for incident in world.machine.incidents)
