@@ -150,7 +150,7 @@ def draw_setting(chance: random.Random, focus: Phase | None = None) -> Setting:
         changes = {
             "nodes": max(2, nodes),
             "spares": 2,
-            "replicas": 2 * size,
+            "replicas": chance.choice((1, 2 * size)),
             "total_steps": max(20, setting.total_steps),
             "plain": False,
         }

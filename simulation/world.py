@@ -32,7 +32,7 @@ AFTERMATH_S = 60.0  # for everybody to hear that the job is over
 class World:
     """One simulated job. What is drawn from `seed` is the same every time.
 
-    With a `focus` most faults wait for that phase of the job. `plan` draws them.
+    With a `focus` most faults wait for that phase of the job. `plan` draws them, if not as usual.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class World:
         *,
         focus: Phase | None = None,
         whole_transcript: bool = False,
-        plan: Callable[["World", random.Random, Phase | None], None] = faults.plan,
+        plan: Callable[["World", random.Random, Phase | None], None] | None = None,
     ) -> None:
         self.seed = seed
         self.chance = chance = random.Random(seed)
@@ -67,7 +67,7 @@ class World:
         self.controller = Controller(self)
         self.agents: dict[str, Agent] = {}
         self.platform = Platform(self, setting.capacity)
-        plan(self, chance, focus)
+        (plan or faults.plan)(self, chance, focus)
         for number in range(setting.nodes + setting.spares):
             self.timeline.after(chance.uniform(0.0, 1.0), lambda name=f"node{number}": self.add_agent(name))  # type: ignore[misc]
         self.controller.start()

@@ -7,6 +7,7 @@ the first new step.
 
 from ...protocol.errors import StateLost
 from ...protocol.messages import (
+    CheckpointSaved,
     RankFinished,
     RankJoined,
     RankQuiesced,
@@ -19,8 +20,10 @@ from ...protocol.messages import (
 from ...protocol.types import RepairPlan, RestoreSource, Rung, rank_address
 from ..repair import plan_repair
 from ..world import Holder, RankState, World
+from .boundary import before_boundary
 from .deciding import rung_failed
 from .ending import ready_to_save
+from .handover import part_saved
 from .planning import all_finished, rank_stopped
 from .state import JobState, Phase
 
@@ -54,6 +57,9 @@ def on_rank_quiesced(state: JobState, event: RankQuiesced, now: float) -> None:
     if holder is None or event.generation != state.generation or holder.state is not RankState.QUIESCING:
         state.ignore("quiesced in another generation")
         return
+    if state.phase is Phase.PAUSING and before_boundary(state, event.report.committed):
+        state.ignore("quiesced before the boundary")
+        return
     holder.state, holder.report = RankState.QUIESCED, event.report
     holder.committed = max(holder.committed, event.report.committed)
     state.committed = max(state.committed, event.report.committed)
@@ -64,6 +70,13 @@ def on_rank_quiesced(state: JobState, event: RankQuiesced, now: float) -> None:
         return
     if state.phase is Phase.PAUSING:
         rank_stopped(state, now)
+    if state.phase is Phase.QUIESCING:
+        barrier_one(state, now)
+
+
+def on_part_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
+    """A rank has written what goes with those that leave at the boundary."""
+    part_saved(state, event, now)
     if state.phase is Phase.QUIESCING:
         barrier_one(state, now)
 

@@ -92,6 +92,15 @@ def stopped(state: JobState, now: float) -> None:
     state.spent += plan.charges
 
 
+def before_boundary(state: JobState, committed: int) -> bool:
+    """Whether a rank that has committed so many steps has yet to reach the boundary.
+
+    Only there does it stop in this generation: what it says of an earlier stop is an old word, of how it came into it.
+    """
+    plan = state.plans.current
+    return plan is not None and plan.after_step is not None and committed < plan.after_step
+
+
 def late(state: JobState, now: float) -> bool:
     """The boundary is overdue: look who has not reached it, and then go no further. False if that was done before."""
     plan = state.plans.current
@@ -137,6 +146,7 @@ def give_up(state: JobState, why: str, now: float, *, failed: bool = False) -> N
     if plan is None:
         return
     end_newcomers(state, plan)
+    state.saving.clear()
     state.awaiting_progress.clear()
     state.plans.due_s = now + AGAIN_S
     unwell = state.plans.unwell.get(plan.node)

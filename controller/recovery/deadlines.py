@@ -7,9 +7,11 @@ import msgspec
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
 from ..events import DeadlinePassed
 from ..world import NodeState
+from .barriers import barrier_one
 from .boundary import late
 from .deciding import blame, decide, rung_failed
 from .ending import conclude, end, ready_to_save
+from .handover import overdue as handover_overdue
 from .nodes import nodes_missing
 from .openings import nodes_needed, overdue, release_held, wait_for_nodes
 from .planning import overdue as overdue_plan
@@ -68,7 +70,9 @@ def _quiescing(state: JobState, now: float) -> None:
 
 
 def _pausing(state: JobState, now: float) -> None:
-    if not late(state, now):
+    if handover_overdue(state, now):
+        barrier_one(state, now)
+    elif not late(state, now):
         _quiescing(state, now)
 
 

@@ -12,7 +12,6 @@ from ...protocol.errors import StateLost
 from ...protocol.messages import NewcomerWaiting, Quiesce, StartProcess
 from ...protocol.types import (
     FaultReport,
-    RestoreSource,
     Rung,
     RunningProcess,
     StepReport,
@@ -23,7 +22,7 @@ from ..repair import plan_repair
 from ..world import NodeState, RankState
 from .boundary import end_newcomers, give_up, read_clocks
 from .openings import natural, open_generation, start_command, vacate
-from .planned import Newcomer, Plan, Stage, Unwell
+from .planned import AT_THE_BOUNDARY, Newcomer, Plan, Stage, Unwell
 from .state import JobState, Phase
 
 # What keeps a node without ranks from being chosen.
@@ -52,7 +51,7 @@ def well_again(state: JobState, name: str | None, now: float) -> None:
         return
     del state.plans.unwell[name]
     plan = state.plans.current
-    if plan is not None and plan.node == name and plan.stage is not Stage.STOPPING:
+    if plan is not None and plan.node == name and plan.stage not in AT_THE_BOUNDARY:
         give_up(state, "it is well again", now)
         state.plans.due_s = None
     elif state.world.nodes[name].state is NodeState.ISOLATED and not state.world.on(name):
@@ -139,7 +138,7 @@ def newcomer_failed(state: JobState, rank: int | None, incarnation: int, why: st
     plan, newcomer = state.plans.current, newcomer_of(state, rank, incarnation)
     if plan is None or newcomer is None:
         return False
-    if plan.stage is Stage.STOPPING:
+    if plan.stage in AT_THE_BOUNDARY:
         del plan.newcomers[newcomer.rank]  # all stop anyhow: the rank is started anew on the spare node then
     else:
         give_up(state, f"the new process of rank {rank} on {plan.spare} failed: {why}", now, failed=True)
@@ -159,18 +158,19 @@ def on_newcomer_waiting(state: JobState, event: NewcomerWaiting, now: float) -> 
         read_clocks(state, plan, now)
 
 
+def stay(state: JobState, plan: Plan, why_not: str, now: float) -> None:
+    """The ranks of the node cannot leave it after all: everybody goes on where it is."""
+    give_up(state, why_not, now, failed=True)
+    if plan.node in state.plans.unwell and spare_of(state, plan):
+        state.plans.unwell[plan.node].failures = FAILURES  # who holds what does not change by waiting
+    state.plans.remark = sub_health.stays(plan.node, why_not)
+    open_generation(state, (), now)
+
+
 def switch(state: JobState, plan: Plan, now: float) -> None:
-    """All ranks have stopped: hand the ranks of the node to the newcomers, and open the next generation."""
+    """Nothing goes with the old processes: hand the ranks of the node to the newcomers, and open a generation."""
     moved = [holder.rank for holder in state.world.on(plan.node)]
-    spare = _spare(state, plan)
-    why_not = _kept_back(state, moved) if spare else "the spare node is gone"
-    if why_not is not None:
-        give_up(state, why_not, now, failed=True)
-        if spare and plan.node in state.plans.unwell:
-            state.plans.unwell[plan.node].failures = FAILURES  # who holds what does not change by waiting
-        state.plans.remark = sub_health.stays(plan.node, why_not)
-        open_generation(state, (), now)
-        return
+    spare = spare_of(state, plan)
     if spare != plan.spare:
         end_newcomers(state, plan)
     state.plans.current, state.plans.due_s = None, None
@@ -189,19 +189,20 @@ def switch(state: JobState, plan: Plan, now: float) -> None:
         state.send(rank_address(rank), Quiesce(rank, state.generation))
 
 
-def _spare(state: JobState, plan: Plan) -> str:
+def spare_of(state: JobState, plan: Plan) -> str:
     """Return the node that the newcomers are on, or another spare one if that is gone; empty: there is none."""
     spares = state.world.named(NodeState.SPARE)
     return plan.spare if plan.spare in spares else min(spares, key=natural, default="")
 
 
-def _kept_back(state: JobState, moved: list[int]) -> str | None:
-    """Say whose state would go with the old processes; None when the others hold a copy of all of it."""
+def kept_back(state: JobState, plan: Plan) -> str | None:
+    """Say what would go with the old processes; None when the others, or a checkpoint of this step, have all of it."""
     reports = {holder.rank: holder.report for holder in state.world.holders if holder.report is not None}
+    leaving = {holder.rank for holder in state.world.on(plan.node)}
     gone = {
         rank: StepReport(0, ready=False, clean=False, needs=report.needs, checkpoints=report.checkpoints)
         for rank, report in reports.items()
-        if rank in moved
+        if rank in leaving
     }
     places, restore = state.world.places(), state.policy.restore
     try:
@@ -209,6 +210,4 @@ def _kept_back(state: JobState, moved: list[int]) -> str | None:
         after = plan_repair({**reports, **gone}, places, restore)
     except StateLost as lost:
         return str(lost)
-    if after.restore is not RestoreSource.REPLICA or after.target_step < before.target_step:
-        return "; ".join(after.reasons)
-    return None
+    return "; ".join(after.reasons) if after.target_step < before.target_step else None

@@ -73,22 +73,28 @@ def ready_to_save(state: JobState, now: float, *, overdue: bool = False) -> None
     """When all survivors are parked (or overdue), have those at the newest committed step save."""
     if state.awaiting_quiesced and not overdue:
         return
+    why_not = start_saving(state)
+    if why_not is None:
+        state.enter(Phase.SAVING, now, SAVE_S)
+    else:
+        conclude(state, f"no emergency checkpoint: {why_not}", now)
+
+
+def start_saving(state: JobState) -> str | None:
+    """Ask the parked ranks at the newest committed step to write a checkpoint of it; return why there can be none."""
     whole = _whole(state)
     step = max(whole.values(), default=0)
     writers = [rank for rank, committed in whole.items() if committed == step]
     if not writers or step == 0:
-        conclude(state, "no emergency checkpoint: nobody holds clean state that can be trusted", now)
-        return
+        return "nobody holds clean state that can be trusted"
     lost = _needed(state) - _shards_to_write(state, writers).keys()
     if lost:
-        reason = f"no emergency checkpoint: no clean copy of {', '.join(sorted(lost))} is left"
-        conclude(state, reason, now)
-        return
+        return f"no clean copy of {', '.join(sorted(lost))} is left"
     state.saving = [*sorted(writers), *_own_state_writers(state, step, set(writers))]
     state.committed = step
-    state.enter(Phase.SAVING, now, SAVE_S)
     for rank in state.saving[1:] or state.saving:
         _ask_to_save(state, rank)
+    return None
 
 
 def _whole(state: JobState) -> dict[int, int]:
@@ -134,16 +140,23 @@ def _own_state_writers(state: JobState, step: int, others: set[int]) -> list[int
 
 def on_checkpoint_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
     """One rank has saved; the last one publishes, then the job ends."""
-    if event.generation != state.generation or event.rank not in state.saving:
-        state.ignore("checkpoint of another generation")
+    if not take_saved(state, event):
         return
-    state.saving.remove(event.rank)
     if event.error:
         conclude(state, f"the emergency checkpoint failed: {event.error}", now)
     elif not state.saving:
         conclude(state, f"an emergency checkpoint of step {event.step} is at {event.path}", now)
-    elif len(state.saving) == 1:
+
+
+def take_saved(state: JobState, event: CheckpointSaved) -> bool:
+    """Note that a rank has saved, and ask the one that publishes when it is its turn; False: nobody waits for it."""
+    if event.generation != state.generation or event.rank not in state.saving:
+        state.ignore("checkpoint of another generation")
+        return False
+    state.saving.remove(event.rank)
+    if not event.error and len(state.saving) == 1:
         _ask_to_save(state, state.saving[0])
+    return True
 
 
 def outstanding_saves(state: JobState) -> list[int]:

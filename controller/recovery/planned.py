@@ -17,6 +17,11 @@ class Stage(enum.StrEnum):
     PREPARING = "preparing"  # newcomers are started, beside those whose ranks they will hold
     READING = "reading"  # the step clocks are read, to choose the boundary
     STOPPING = "stopping"  # the ranks have been told where to stop
+    HANDING_OVER = "handing over"  # all have stopped, and write what only those that leave hold
+
+
+# The way back from here is an incident of its own.
+AT_THE_BOUNDARY = frozenset({Stage.STOPPING, Stage.HANDING_OVER})
 
 
 @dataclass

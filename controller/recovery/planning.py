@@ -3,9 +3,10 @@
 from ...protocol.incidents import NodeStatus
 from ..world import Node, NodeState
 from .boundary import READINGS, give_up, read_clocks, stopped
-from .draining import begin, switch
+from .draining import begin
 from .ending import save_first
-from .planned import Stage
+from .handover import leave
+from .planned import AT_THE_BOUNDARY, Stage
 from .scaling import consider_growth
 from .state import JobState, Phase
 
@@ -36,7 +37,7 @@ def _watch(state: JobState, now: float) -> None:
     assert plan is not None
     if state.phase not in _QUIET:
         give_up(state, f"the job is {state.phase}", now)
-    elif plan.stage is Stage.STOPPING:
+    elif plan.stage in AT_THE_BOUNDARY:
         return
     elif not _all_train(state):
         give_up(state, "training is about to finish", now)
@@ -74,7 +75,7 @@ def rank_stopped(state: JobState, now: float) -> None:
         state.plans.current, state.plans.due_s = None, None
         save_first(state, now)
     else:
-        switch(state, plan, now)
+        leave(state, plan, now)
 
 
 def node_status(state: JobState, node: Node, failures: int) -> NodeStatus:

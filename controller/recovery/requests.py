@@ -99,7 +99,7 @@ def _allow_time(state: JobState, now: float) -> None:
         Phase.WAITING: limits.nodes_s,
         Phase.SUSPECTING: limits.suspect_s,
         Phase.QUIESCING: limits.quiesce_s,
-        Phase.PAUSING: limits.quiesce_s,
+        Phase.PAUSING: SAVE_S if state.saving else limits.quiesce_s,
         Phase.REJOINING: limits.rejoin_s,
         Phase.RESUMING: limits.first_step_s,
         Phase.SAVING: SAVE_S if state.saving else limits.quiesce_s,

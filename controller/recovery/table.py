@@ -28,6 +28,7 @@ class Row(msgspec.Struct, frozen=True):
 
 P = Phase
 ALIVE = tuple(phase for phase in Phase if phase is not Phase.ENDED)
+NOT_PAUSING = tuple(phase for phase in ALIVE if phase is not Phase.PAUSING)
 AT_WORK = tuple(phase for phase in ALIVE if phase is not Phase.WAITING)
 # Where a decision can lead: on with survivors, with a new world, to wait for nodes, or to the stop. Never straight to
 # rejoining: whatever is decided, somebody has to answer first.
@@ -61,8 +62,10 @@ ROWS: tuple[Row, ...] = (
         barriers.on_rank_finished,
         (P.RUNNING, P.FINISHING),
     ),
+    Row((P.PAUSING,), m.CheckpointSaved, barriers.on_part_saved, (*BARRIER_ONE, P.QUIESCING)),
     Row((P.SAVING,), m.CheckpointSaved, ending.on_checkpoint_saved, (P.STARTING, P.WAITING, P.ENDED)),
-    Row(ALIVE, DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.SUSPECTING)),
+    Row((P.PAUSING,), DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.REJOINING)),
+    Row(NOT_PAUSING, DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.SUSPECTING)),
     Row(tuple(Phase), ControllerStarted, requests.on_controller_started),
     Row(AT_WORK, InjectRequested, requests.on_inject_requested),
     Row(ALIVE, KillNodeRequested, requests.on_kill_node_requested),

@@ -11,9 +11,11 @@ from midstep.controller.recovery.boundary import READINGS
 from midstep.controller.recovery.draining import FAILURES
 from midstep.controller.recovery.state import Phase
 from midstep.controller.routes import Routes
+from midstep.controller.world import RankState
 from midstep.policies.schema import Policy, SubHealthAction, default_policy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
+    CheckpointSaved,
     FaultReported,
     NewcomerWaiting,
     NodeJoined,
@@ -25,6 +27,7 @@ from midstep.protocol.messages import (
     RankFinished,
     RankQuiesced,
     Rejoin,
+    SaveCheckpoint,
     StartProcess,
     StepCommitted,
     StopProcess,
@@ -36,6 +39,7 @@ from midstep.protocol.types import (
     FaultLevel,
     FaultReport,
     RankProgress,
+    RestoreSource,
     Rung,
     RunningProcess,
     StepReport,
@@ -168,15 +172,115 @@ def test_at_the_boundary_the_newcomers_take_over(cluster: Draining) -> None:
     assert states == {"node0": "active", "node1": "isolated", "node2": "active"}
 
 
-def test_what_only_the_leaving_processes_hold_keeps_them(cluster: Draining) -> None:
+def test_an_old_word_of_an_earlier_stop_in_this_generation_is_none_about_the_boundary(cluster: Draining) -> None:
+    """The rank quiesced for this generation once, when it was opened."""
+    cluster.prepare()
+    assert cluster.feed(cluster.quiesced(0, 2)) == []
+    assert cluster.holder(0).state is RankState.QUIESCING
+    cluster.feed(*(cluster.stopped(rank) for rank in range(4)))
+    assert cluster.machine.phase is Phase.QUIESCING
+
+
+NO_CHECKPOINT = Policy(restore=(RestoreSource.REPLICA,))
+
+
+def test_what_only_the_leaving_processes_hold_keeps_them_where_no_checkpoint_is_allowed() -> None:
     """Their state would go with them: nobody is ended, all go on from the boundary, and the record says why."""
+    cluster = under(NO_CHECKPOINT)
     cluster.prepare()
     bodies = cluster.feed(*(cluster.stopped(rank, sharded=True) for rank in range(4)))
     assert {(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)} == {(2, 2), (3, 2)}
     assert {rejoin.part.target_step for rejoin in only(bodies, Rejoin)} == {BOUNDARY}
     (incident,) = cluster.machine.incidents
     assert "node node1 is not left: no clean copy of shard shard2 is left" in incident.repair_reasons[0]
+    assert "restore is without checkpoint" in incident.repair_reasons[0]
     assert cluster.machine.state.plans.unwell["node1"].failures == FAILURES
+
+
+def hand_over(cluster: Draining) -> list[Any]:
+    """All have stopped at the boundary, and each alone holds what it needs; return the orders to write it."""
+    cluster.prepare()
+    bodies = cluster.feed(*(cluster.stopped(rank, sharded=True) for rank in range(4)))
+    assert only(bodies, StopProcess) == []
+    cluster.expect(Phase.PAUSING)
+    return only(bodies, SaveCheckpoint)
+
+
+def saved(cluster: Draining, rank: int, error: str = "") -> CheckpointSaved:
+    """A rank has written its part."""
+    return CheckpointSaved(rank, cluster.machine.generation, BOUNDARY, "/ck", error)
+
+
+def test_what_only_the_leaving_processes_hold_is_written_before_they_go(cluster: Draining) -> None:
+    """Those that stay keep their processes, all load the checkpoint of the boundary, and no step is repeated."""
+    saves = hand_over(cluster)
+    assert [(save.rank, save.step, save.shards, save.publish) for save in saves] == [
+        (rank, BOUNDARY, (f"shard{rank}",), False) for rank in (1, 2, 3)
+    ]
+    last = cluster.feed(*(saved(cluster, rank) for rank in (1, 2, 3)))
+    assert [(save.rank, save.publish) for save in only(last, SaveCheckpoint)] == [(0, True)]
+    bodies = cluster.feed(saved(cluster, 0))
+    assert [(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)] == [(2, 1), (3, 1)]
+    joined = [cluster.joined(rank) for rank in MOVED]
+    reports = [msgspec.structs.replace(each.report, checkpoints=(BOUNDARY,)) for each in joined]
+    rejoins = only(
+        cluster.feed(*(msgspec.structs.replace(j, report=r) for j, r in zip(joined, reports, strict=True))), Rejoin
+    )
+    assert {(each.part.restore, each.part.target_step) for each in rejoins} == {(RestoreSource.CHECKPOINT, BOUNDARY)}
+    cluster.holder(2).pid, cluster.holder(3).pid = 202, 203
+    cluster.pass_barrier_two(BOUNDARY)
+    (incident,) = cluster.machine.incidents
+    assert (incident.rung, incident.outcome, incident.steps_lost) == (Rung.RECOVER, Outcome.RESUMED, 0)
+    assert incident.replaced == MOVED
+    assert incident.healthy_pids_kept
+    assert incident.repair_reasons[0].startswith(f"a checkpoint of step {BOUNDARY} was written first")
+
+
+def test_a_checkpoint_that_cannot_be_written_keeps_the_leaving_processes(cluster: Draining) -> None:
+    """All go on where they are, from the boundary."""
+    hand_over(cluster)
+    bodies = cluster.feed(saved(cluster, 2, error="disk full"))
+    assert {(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)} == {(2, 2), (3, 2)}
+    assert {rejoin.part.target_step for rejoin in only(bodies, Rejoin)} == {BOUNDARY}
+    assert "the checkpoint failed: disk full" in cluster.machine.incidents[0].repair_reasons[0]
+    assert cluster.feed(saved(cluster, 1)) == []
+
+
+def test_a_checkpoint_that_takes_too_long_keeps_the_leaving_processes(cluster: Draining) -> None:
+    hand_over(cluster)
+    bodies = cluster.overdue()
+    assert {rejoin.part.target_step for rejoin in only(bodies, Rejoin)} == {BOUNDARY}
+    assert "was not written within" in cluster.machine.incidents[0].repair_reasons[0]
+
+
+def test_a_rank_that_dies_while_the_checkpoint_is_written_is_an_ordinary_fault(cluster: Draining) -> None:
+    """The drain is given up; who has stopped is stopped already."""
+    hand_over(cluster)
+    bodies = cluster.feed(cluster.exited(1))
+    cluster.expect(Phase.QUIESCING)
+    assert [start.rank for start in only(bodies, StartProcess)] == [1]
+    assert only(bodies, Quiesce) == []
+    assert cluster.machine.state.plans.current is None
+
+
+def test_a_restarted_controller_asks_again_for_the_checkpoint(cluster: Draining) -> None:
+    saves = hand_over(cluster)
+    again = only(cluster.feed(ControllerStarted(term=2)), SaveCheckpoint)
+    assert again == saves
+
+
+def test_a_checkpoint_of_the_boundary_that_is_there_already_is_enough(cluster: Draining) -> None:
+    """The periodic one may have been due at just this step."""
+    cluster.prepare()
+    stopped = [cluster.stopped(rank, sharded=True) for rank in range(4)]
+    bodies = cluster.feed(
+        *(
+            msgspec.structs.replace(each, report=msgspec.structs.replace(each.report, checkpoints=(BOUNDARY,)))
+            for each in stopped
+        )
+    )
+    assert only(bodies, SaveCheckpoint) == []
+    assert [(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)] == [(2, 1), (3, 1)]
 
 
 def test_without_a_spare_node_it_is_written_down_and_a_node_that_comes_is_used() -> None:
@@ -394,12 +498,14 @@ def test_a_rank_without_a_clock_puts_the_boundary_off(cluster: Draining) -> None
     assert cluster.machine.phase is Phase.RUNNING
 
 
-def test_reports_of_ranks_that_are_not_clean_are_no_source(cluster: Draining) -> None:
+def test_reports_of_ranks_that_are_not_clean_are_no_source() -> None:
     """Only whole copies count when it is asked whether the old processes may end."""
+    cluster = under(NO_CHECKPOINT)
     cluster.prepare()
     for rank in (0, 1):
         event = cluster.stopped(rank)
-        report = StepReport(0, ready=False, clean=False, needs=event.report.needs, own_states=event.report.own_states)
+        needs, own_states = event.report.needs, event.report.own_states
+        report = StepReport(BOUNDARY, ready=False, clean=False, needs=needs, own_states=own_states)
         cluster.feed(msgspec.structs.replace(event, report=report))
     bodies = cluster.feed(cluster.stopped(2), cluster.stopped(3))
     assert {(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)} == {(2, 2), (3, 2)}
