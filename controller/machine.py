@@ -51,6 +51,8 @@ class RecoveryMachine:
         """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nobody is waited for."""
         state = self._state
         planned = (state.plans.due_s, state.plans.grow_due_s) if state.phase is Phase.RUNNING else ()
+        if state.has_put_off:
+            return state.now
         due = [at for at in (state.due_s, state.newcomers_due_s, state.devices_due_s, *planned) if at is not None]
         return min(due, default=None)
 

@@ -20,6 +20,7 @@ class Invariant(enum.StrEnum):
     AT_MOST_ONCE = "at most once"  # no message is taken in twice
     BY_THE_TABLE = "by the table"  # no transition that the table does not have
     SIZE_FITS = "the size fits"  # a world has the ranks that its nodes can hold, within what was asked and is allowed
+    SOUND_NODES = "ranks run on sound nodes"  # not where a fault stands that asks for the node to be left
     UNDERSTOOD = "understood"  # nobody gets an order that it cannot carry out
     NOTHING_LEFT = "nothing is left behind"  # no process outlives its job
 

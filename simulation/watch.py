@@ -13,6 +13,7 @@ from ..processor.session import Stage
 from ..protocol.incidents import Outcome
 from ..protocol.messages import Rejoin, Resume, StartProcess, StopProcess
 from ..protocol.types import Decision, RestoreSource, Rung
+from . import hardware_watch
 from .excuses import Excuses
 from .invariants import Invariant
 from .scaling_watch import ScalingWatch
@@ -115,6 +116,7 @@ class Watch:
         orders = [action.body for action in actions if isinstance(action, Send)]
         self._nobody_is_killed_for_nothing(orders)
         self.scaling.handled(event, before, actions)
+        hardware_watch.check(self._world)
         holders = self._world.controller.machine.state.world.holders
         self._before = {holder.rank: (holder.incarnation, holder.state) for holder in holders}
         self._all_are_ready([order for order in orders if isinstance(order, Resume)])

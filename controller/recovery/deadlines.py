@@ -15,13 +15,16 @@ from .handover import overdue as handover_overdue
 from .nodes import nodes_missing
 from .openings import nodes_needed, overdue, release_held, wait_for_nodes
 from .planning import overdue as overdue_plan
+from .reports import take_up
 from .state import JobState, Phase
 from .suspicion import resolve_suspicion, suspect
 
 
 def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
     """The present phase is over time."""
-    if state.newcomers_due_s is not None and state.newcomers_due_s <= now:
+    if state.has_put_off:
+        take_up(state, now)
+    elif state.newcomers_due_s is not None and state.newcomers_due_s <= now:
         state.newcomers_due_s = None
         what = "has not reached its train function"
         _blame_all(state, overdue(state, state.awaiting_joined, FaultKind.START_FAILED, what, now), now)

@@ -16,6 +16,8 @@ from .openings import release_held, wait_for_nodes
 from .state import JobState, Phase
 
 # What keeps a node in use from getting new processes.
+MAX_PUT_OFF = 1000  # faults that wait for a world; the oldest goes
+
 _CLOSED = frozenset({Treatment.LEAVE, Treatment.CLOSE})
 
 
@@ -119,6 +121,25 @@ def _hurts(state: JobState, report: FaultReport) -> bool:
     if node is None or node.state is not NodeState.ACTIVE:
         return False
     return report.rank is not None or (report.device is None and bool(state.world.on(node.name)))
+
+
+def asks_to_leave(report: FaultReport) -> bool:
+    """Whether nothing may run where the fault is, whichever process it is."""
+    return TREATMENTS[report.level] is Treatment.LEAVE and report.assertion is not Assertion.RECOVER
+
+
+def put_off(state: JobState, report: FaultReport) -> None:
+    """Nothing can be done now: keep what will have to be left, for when there is a world again."""
+    state.ignore(f"fault while {state.phase}")
+    if asks_to_leave(report) and (state.phase is Phase.WAITING or state.resizing):
+        state.put_off = [*state.put_off[-MAX_PUT_OFF + 1 :], report]
+
+
+def stands(state: JobState, report: FaultReport) -> FaultReport | None:
+    """Return a fault that was put off as one of the rank that is there now; None: it is gone, or hurts nobody."""
+    report = located(state, msgspec.structs.replace(report, rank=None, incarnation=0))
+    standing = report.node and state.book.on(report.node, frozenset({Treatment.LEAVE}), report.device)
+    return report if standing and _hurts(state, report) else None
 
 
 def _what(fault: FaultReport) -> str:

@@ -4,13 +4,14 @@ from ...protocol.messages import (
     FaultReported,
     ProcessExited,
     ProcessStarted,
+    StopProcess,
 )
 from ...protocol.types import FaultKind, FaultReport, node_address
 from ..faults import SUSPICIONS, describe_exit
 from ..world import GONE, RankState
 from . import own_word
 from .deciding import blame, decide
-from .detected import sort_out
+from .detected import asks_to_leave, put_off, sort_out, stands
 from .draining import newcomer_failed, newcomer_started
 from .ending import end, lost_while_saving
 from .state import OVER, JobState, Phase
@@ -31,7 +32,7 @@ def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None
 def take_fault(state: JobState, report: FaultReport, now: float) -> None:
     """The one door for faults: drop what is stale, remember the rest, decide or wait for the culprit."""
     if state.phase in OVER or state.phase is Phase.WAITING:
-        state.ignore(f"fault while {state.phase}")
+        put_off(state, report)
         return
     stale = _stale(state, report)
     if stale is not None:
@@ -54,14 +55,24 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
     decide(state, now)
 
 
+def take_up(state: JobState, now: float) -> None:
+    """There is a world again: faults that came while there was none, and that stand where it is now, are its faults."""
+    reports, state.put_off = state.put_off, []
+    for report in reports:
+        still = stands(state, report)
+        if still is not None:
+            take_fault(state, still, now)
+
+
 def _stale(state: JobState, report: FaultReport) -> str | None:
     """Say why a report is about what is no longer there, or is known; None when it is news."""
     if report.rank is None:
         return None
     holder = state.world.holders[report.rank] if report.rank < state.world.size else None
-    if holder is None or (report.incarnation and report.incarnation != holder.incarnation):
+    earlier = holder is None or (report.incarnation and report.incarnation != holder.incarnation)
+    if earlier and not asks_to_leave(report):  # what is wrong with a device is so for each process on it
         return "fault of an earlier process"
-    if report.node and holder.node and report.node != holder.node:
+    if holder is None or (report.node and holder.node and report.node != holder.node):
         return "fault on a node that the rank has left"
     if own_word.is_known(state, report):
         return "fault of memory that its process has reported"
@@ -72,9 +83,11 @@ def on_process_started(state: JobState, event: ProcessStarted, now: float) -> No
     """An agent has started a process."""
     if newcomer_started(state, event.process):
         return
-    holder = state.world.holder(event.process.rank)
-    if holder is None or event.process.incarnation != holder.incarnation:
-        state.ignore("start of an earlier process")
+    process = event.process
+    holder = state.world.holder(process.rank)
+    if holder is None or process.incarnation != holder.incarnation:
+        state.ignore("start of an earlier process")  # the order to end it may have come before the one to start it
+        state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))
         return
     holder.pid = event.process.pid
 

@@ -55,6 +55,7 @@ class JobState:
     due_s: float | None = None  # when the present phase is over time
     newcomers_due_s: float | None = None  # when replacements must have joined
     devices_due_s: float | None = None  # when the devices of `held` must be well again
+    put_off: list[FaultReport] = field(default_factory=list)  # came while there was no world to recover
     held: set[int] = field(default_factory=set)  # ranks whose next process waits for its device
     # who still has to answer; sets, so that one answer costs the same in a world of any size
     awaiting_quiesced: set[int] = field(default_factory=set)
@@ -132,6 +133,11 @@ class JobState:
         """The job is over."""
         self.exit_code, self.reason = exit_code, reason
         self.actions.append(Finish(exit_code, reason))
+
+    @property
+    def has_put_off(self) -> bool:
+        """Whether faults that were put off can be taken up now."""
+        return bool(self.put_off) and self.phase not in {Phase.WAITING, *OVER}
 
     def clear_incident(self) -> None:
         """Forget what belongs to the incident that has just ended."""

@@ -125,6 +125,24 @@ MUTANTS = (
     ),
     Mutant("let the world grow at once", "midstep.controller.recovery.scaling", "if now < earliest_s:", "if False:"),
     Mutant(
+        "forget what breaks while there is no world",
+        "midstep.controller.recovery.detected",
+        "if asks_to_leave(report) and (",
+        "if False and (",
+    ),
+    Mutant(
+        "stay on a device that broke under an earlier process",
+        "midstep.controller.recovery.reports",
+        "if earlier and not asks_to_leave(report):",
+        "if earlier:",
+    ),
+    Mutant(
+        "let a process live that starts after its end was ordered",
+        "midstep.controller.recovery.reports",
+        "        state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))\n",
+        "",
+    ),
+    Mutant(
         "give nodes back once only",
         "midstep.controller.recovery.requests",
         "for name in given_back(state):",

@@ -1,0 +1,94 @@
+"""Faults that ask for a node to be left are dealt with whenever they come; strays of orders out of order end."""
+
+import msgspec
+import pytest
+
+from midstep.controller.events import DeadlinePassed
+from midstep.controller.recovery.state import Phase
+from midstep.protocol.messages import FaultReported, NodeLost, ProcessStarted, StartProcess, StopProcess
+from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung, RunningProcess
+
+from .test_machine import Cluster, job, only
+from .test_scaling import Scaling
+
+
+def broken(cluster: Cluster, node: str, assertion: Assertion = Assertion.OCCUR) -> FaultReported:
+    """A detector says that the first device of a node is to be separated, or is well again."""
+    return FaultReported(
+        FaultReport(
+            FaultKind.DEVICE, cluster.now, "detector/files", "", node=node, device=0, level=FaultLevel.SEPARATE_NPU,
+            code="A1", assertion=assertion,
+        )
+    )  # fmt: skip
+
+
+def waiting() -> Cluster:
+    """A job of two nodes that has lost one, and waits for its replacement."""
+    cluster = Cluster(job(spares=0), creates=True)
+    cluster.start()
+    cluster.feed(NodeLost("node1", "gone", cluster.now))
+    cluster.expect(Phase.WAITING)
+    return cluster
+
+
+def test_a_node_that_breaks_while_another_is_waited_for_is_left_when_the_world_starts() -> None:
+    """It was reported once, and is not forgotten until then."""
+    cluster = waiting()
+    assert cluster.feed(broken(cluster, "node0")) == []
+    cluster.feed(cluster.node("node2"))
+    cluster.expect(Phase.STARTING)
+    due_s = cluster.machine.next_deadline()
+    assert due_s is not None
+    assert due_s <= cluster.now
+    cluster.feed(DeadlinePassed())
+    decision = cluster.machine.incidents[-1].decisions[-1]
+    assert decision.rung is Rung.RESCHEDULE_POD
+    assert "node0" in decision.reason
+    assert cluster.machine.state.world.nodes["node0"].given_back
+
+
+def test_a_node_that_is_well_again_before_the_world_starts_is_used() -> None:
+    cluster = waiting()
+    cluster.feed(broken(cluster, "node0"), broken(cluster, "node0", Assertion.RECOVER))
+    cluster.feed(cluster.node("node2"))
+    decisions = len(cluster.machine.incidents[-1].decisions)
+    assert cluster.feed(DeadlinePassed()) == []
+    assert len(cluster.machine.incidents[-1].decisions) == decisions
+    assert not cluster.machine.state.world.nodes["node0"].given_back
+
+
+def test_a_node_that_breaks_while_the_world_is_saved_to_get_smaller_is_not_forgotten() -> None:
+    cluster = Scaling()
+    cluster.lose()
+    cluster.feed(broken(cluster, "node0"))
+    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster.feed(cluster.saved(1), cluster.saved(0))
+    cluster.expect(Phase.STARTING)
+    cluster.feed(DeadlinePassed())
+    assert "node0" in cluster.machine.incidents[-1].decisions[-1].reason
+    assert len(cluster.machine.incidents[-1].decisions) > 1
+
+
+@pytest.mark.parametrize("life", [0, 1])
+def test_a_device_that_is_reported_after_its_process_was_restarted_is_left(life: int) -> None:
+    """The process died of it first; whether the report names that life does not matter to the device."""
+    cluster = Cluster(job())
+    cluster.start()
+    cluster.feed(cluster.exited(2))
+    assert cluster.holder(2).incarnation == 2
+    report = msgspec.structs.replace(broken(cluster, "node1").report, rank=2, incarnation=life)
+    bodies = cluster.feed(FaultReported(report))
+    assert cluster.machine.incidents[-1].rung is Rung.RECOVER
+    assert {start.rank for start in only(bodies, StartProcess)} == {2, 3}
+    assert {cluster.holder(rank).node for rank in (2, 3)} == {"node2"}
+
+
+def test_a_process_that_starts_after_it_was_told_to_end_is_told_again() -> None:
+    """On its way the order to end it may overtake the one to start it, and finds nobody to end."""
+    cluster = Cluster(job())
+    cluster.start()
+    cluster.feed(cluster.exited(2))
+    late = RunningProcess(2, 999, 1, 1)
+    assert cluster.feed(ProcessStarted("node1", late, warm=True)) == [StopProcess(2, 1, grace_s=0.0)]
+    nobody = RunningProcess(7, 999, 1, 1)
+    assert cluster.feed(ProcessStarted("node1", nobody, warm=True)) == [StopProcess(7, 1, grace_s=0.0)]
