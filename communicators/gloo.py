@@ -293,7 +293,11 @@ class GlooCommunicator:
         self._retire([group.unseat(gone)])
 
     def _retire(self, backends: list[Connected | None]) -> None:
-        """Drop the last references in a thread: destroying a gloo group waits for its threads."""
+        """Drop the last references in a thread: destroying a gloo group waits for its threads.
+
+        That takes milliseconds, but for a collective that gloo does not tell that its connection is gone (the write of
+        its own thread was the first to fail): it stays until the collective's timeout, and so does this thread.
+        """
         self._retirements = [thread for thread in self._retirements if thread.is_alive()]
         if any(backends):
             thread = threading.Thread(target=backends.clear, name="midstep-retirement", daemon=True)
