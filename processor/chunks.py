@@ -88,6 +88,11 @@ class ShardMemory:
         """All bytes of the shard."""
         return sum(self.sizes)
 
+    @property
+    def on_host(self) -> bool:
+        """Whether all of it lies in memory of the CPU."""
+        return all(flat.device.type == "cpu" for flat in self._flat)
+
     def direct(self, chunk: Chunk) -> torch.Tensor | None:
         """Return the chunk's own memory if it can be sent from or received into, else None."""
         if len(chunk.pieces) > 1 or self._flat[chunk.pieces[0].tensor].device.type != "cpu":

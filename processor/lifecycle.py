@@ -90,6 +90,18 @@ class Framework(Protocol):
 
 
 @runtime_checkable
+class Expectant(Protocol):
+    """A framework that can get memory for a shard before the shard's source is there."""
+
+    def expect_shard(self, shard_id: str, size_bytes: int) -> None:
+        """A shard of so many bytes will arrive: start to get the memory that is not there yet, and return at once.
+
+        In rebuild, at a destination, while the links come up.
+        """
+        ...
+
+
+@runtime_checkable
 class Rescalable(Protocol):
     """A framework whose state does not depend on the number of ranks, so that a world can go on with fewer or more."""
 

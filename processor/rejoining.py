@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from ..protocol.messages import Rejoin
 from ..protocol.types import Moment, RestoreSource, StepReport
 from . import checkpoint
 from .checkpoints import forget_after
-from .lifecycle import Rescalable
+from .lifecycle import Expectant, Rescalable
 from .transfer import run_transfers
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Rejoining:
             self.assess(runtime.device.clean())  # an attempt before this one may have left it stopped
             if self._struck != planned_for:
                 raise StateLost(f"rank {runtime.rank}: memory was struck after the repair was planned")
+            self._expect(order)
             self._run(Moment.REBUILD, order, lambda: self._rebuild(order))
             runtime.step_clock.generation(order.generation)
         with phases.phase(Moment.REPAIR):
@@ -143,6 +145,17 @@ class Rejoining:
             runtime.communicator.reseat(order.generation, order.store, runtime.settings.link_up_s)
         runtime.device.rebuilt()
         self._framework.rebuilt()
+
+    def _expect(self, order: Rejoin) -> None:
+        """Have memory got ready for what will arrive, beside the link-up."""
+        if not isinstance(self._framework, Expectant):
+            return
+        arriving: Counter[str] = Counter()
+        for transfer in order.part.transfers:
+            if transfer.destination == self._runtime.rank:
+                arriving[transfer.shard_id] += transfer.length_bytes
+        for shard_id, size_bytes in arriving.items():
+            self._framework.expect_shard(shard_id, size_bytes)
 
     def _about_to_change(self, order: Rejoin) -> None:
         """What is overwritten now is not whole until all of it has come."""

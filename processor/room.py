@@ -1,14 +1,16 @@
-"""Memory for state that arrives, in big pages where the kernel has them at hand.
+"""Memory for state that arrives, got from the kernel beside other work.
 
 What a process has never written to has no memory behind it: the kernel finds and clears a page when it is first
 written. For the optimizer state of a newcomer that costs as much time as its transfer, in pages of 4 KiB; in pages of
-2 MiB it is little. But where free memory is scattered the kernel can take long to find a big one, so it is asked for
-one after the other, before the transfer, and only for as long as each comes quickly.
+2 MiB it is little. So a thread asks for the memory ahead of whoever writes to it, as soon as the size is known, and in
+big pages for as long as each is found quickly: where free memory is scattered the kernel can take long.
 """
 
 import contextlib
+import ctypes
 import math
 import mmap
+import threading
 import time
 
 import torch
@@ -17,41 +19,60 @@ LEAST_BYTES = 8 * 1024 * 1024  # less is not worth the trouble
 _ALIGNED_BYTES = 64
 _PIECE_BYTES = 2 * 1024 * 1024
 _SLOW_S = 0.001  # several times what a big page takes, and more than 2 MiB in small ones
+_MADV_POPULATE_WRITE = 23  # Python has no name for it: get the memory, leave what is in it
+_STOP_S = 5.0  # a piece takes milliseconds
+
+# Not mmap.madvise, which keeps all other Python threads waiting meanwhile.
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Room:
     """Memory that is given out once, from front to back."""
 
     def __init__(self, size_bytes: int) -> None:
-        """Reserve `size_bytes`, and get as much as comes quickly."""
-        self._size_bytes = size_bytes
+        """Reserve `size_bytes`, and start to get them. The tensors given out may be written to meanwhile."""
+        self.size_bytes = size_bytes
         self._used = 0
         self._memory: mmap.mmap | None = None  # lives on as long as a tensor in it does
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
         if size_bytes >= LEAST_BYTES:
             self._memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with contextlib.suppress(OSError):  # a kernel without big pages
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
-                self._get(self._memory)
+            self._thread = threading.Thread(target=self._get, args=(self._memory,), name="midstep-room", daemon=True)
+            self._thread.start()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor with nothing of worth in it; from elsewhere when it does not fit."""
         count = math.prod(shape)
         length = count * dtype.itemsize
-        if self._memory is None or not count or self._used + length > self._size_bytes:
+        if self._memory is None or not count or self._used + length > self.size_bytes:
             return torch.empty(shape, dtype=dtype)
         tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._used).view(shape)
         self._used += aligned(length)
         return tensor
 
+    def close(self) -> None:
+        """End the thread: what it has not got by now comes when it is written. Tensors given out stay good."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+
     def _get(self, memory: mmap.mmap) -> None:
-        for start in range(0, self._size_bytes, _PIECE_BYTES):
-            began_s = time.monotonic()
-            memory[start] = 0
-            if time.monotonic() - began_s > _SLOW_S:
-                rest = start + _PIECE_BYTES
-                if rest < self._size_bytes:
-                    memory.madvise(mmap.MADV_NOHUGEPAGE, rest)
-                return
+        """Get the memory piece by piece, until all is there, nobody wants it, or the kernel cannot."""
+        start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        with contextlib.suppress(OSError):  # a kernel without big pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        quick = True
+        for offset in range(0, self.size_bytes, _PIECE_BYTES):
+            # The thread's own time: that others had the core meanwhile says nothing about the pages.
+            began_s = time.thread_time()
+            length = min(_PIECE_BYTES, self.size_bytes - offset)
+            if self._stopped.is_set() or _madvise(start + offset, length, _MADV_POPULATE_WRITE) != 0:
+                return  # a kernel before 5.14, or no memory: whoever writes first will see
+            if quick and time.thread_time() - began_s > _SLOW_S and offset + length < self.size_bytes:
+                quick = False
+                memory.madvise(mmap.MADV_NOHUGEPAGE, offset + length)
 
 
 def aligned(length: int) -> int:

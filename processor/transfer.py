@@ -6,14 +6,15 @@ sent from, and received into, the tensor's own memory.
 
 Why it cannot deadlock: everything small (headers, own states) is sent first, and no rank waits before it has sent all
 of its own. The ranges then move in rounds: in round k each rank goes through its transfers in the one global order,
-waits for chunk k and posts chunk k + IN_FLIGHT. Whoever waits for another rank is therefore at least IN_FLIGHT rounds
-ahead of it, which cannot hold around a circle; and two transfers between one pair are posted in the same order at both
-ends.
+waits for chunk k and posts chunk k + n, where n is how many it has under way. Whoever waits for another rank is
+therefore ahead of it by more rounds than that rank's n, which cannot hold around a circle; and two transfers between
+one pair are posted in the same order at both ends, as a rank has one n for all of its transfers.
 
 Every wait ends with the communicator's own deadline, or when it is aborted.
 """
 
 import dataclasses
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -26,7 +27,13 @@ from . import tree
 from .chunks import Chunk, ShardMemory, cut
 from .lifecycle import Framework, OpenShard
 
-IN_FLIGHT = 16  # chunks of one transfer under way at once
+# Chunks of one transfer under way at once. So many that a busy machine, on which a thread may wait some milliseconds
+# for its core, still has something to send; fewer where each needs host memory beside the device's.
+IN_FLIGHT = 64
+IN_FLIGHT_OF_DEVICE = 16
+FIRST_BYTES = 16 * 1024  # of a letter: most need no second message
+
+_HEAD = struct.Struct("<QQ")
 
 ReadOwnState = Callable[[int, int], bytes | None]
 
@@ -115,7 +122,7 @@ def _own_states(
 
 
 class _Letters:
-    """Small messages of unknown length: size and checksum go ahead of each."""
+    """Small messages of unknown length: a first one of fixed size, with length and checksum, and a rest if need be."""
 
     def __init__(self, rank: int, links: Links) -> None:
         self._rank = rank
@@ -125,23 +132,29 @@ class _Letters:
 
     def send(self, data: bytes, rank: int) -> None:
         """Start sending; never waits."""
-        head = torch.tensor([len(data), _signed(xxhash.xxh3_64_intdigest(data))], dtype=torch.int64)
-        body = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)
-        for tensor in (head, body):
-            self._sent.append((self._links.isend(tensor, rank), tensor))
+        letter = _HEAD.pack(len(data), xxhash.xxh3_64_intdigest(data)) + data
+        whole = torch.frombuffer(bytearray(letter.ljust(FIRST_BYTES, b"\0")), dtype=torch.uint8)
+        for tensor in (whole[:FIRST_BYTES], whole[FIRST_BYTES:]):
+            if tensor.numel():
+                self._sent.append((self._links.isend(tensor, rank), tensor))
 
     def receive(self, rank: int, what: str) -> bytes:
         """Return what `rank` sends next. Raises ChecksumMismatch."""
-        head = torch.empty(2, dtype=torch.int64)
-        self._links.irecv(head, rank).wait()
-        length, digest = head.tolist()
-        body = torch.empty(max(length, 1), dtype=torch.uint8)
-        self._links.irecv(body, rank).wait()
-        data = body.numpy().tobytes()[:length]
+        first = self._take(FIRST_BYTES, rank)
+        length, digest = _HEAD.unpack_from(first)
+        end = _HEAD.size + length
+        data = first[_HEAD.size : end]
+        if end > FIRST_BYTES:
+            data += self._take(end - FIRST_BYTES, rank)
         self.bytes_received += length
-        if _signed(xxhash.xxh3_64_intdigest(data)) != digest:
+        if xxhash.xxh3_64_intdigest(data) != digest:
             raise ChecksumMismatch(f"{what}, {length} bytes from rank {rank} to rank {self._rank}, arrived changed")
         return data
+
+    def _take(self, length: int, rank: int) -> bytes:
+        tensor = torch.empty(length, dtype=torch.uint8)
+        self._links.irecv(tensor, rank).wait()
+        return bytes(tree.memory_of(tensor))
 
     def finish(self) -> None:
         """Wait until everything sent has left."""
@@ -153,8 +166,9 @@ class _Letters:
 class _Range:
     """One transfer under way: its chunks in order, then a message with the checksum over them."""
 
-    def __init__(self, transfer: ShardTransfer, rank: int, links: Links, memory: ShardMemory) -> None:
+    def __init__(self, transfer: ShardTransfer, rank: int, links: Links, memory: ShardMemory, in_flight: int) -> None:
         self.transfer = transfer
+        self._in_flight = in_flight
         self.matches = True
         self._sending = transfer.source == rank
         self._peer = transfer.destination if self._sending else transfer.source
@@ -211,8 +225,8 @@ class _Range:
         self._pending[index] = (start(buffer, self._peer), buffer)
 
     def _stage(self, index: int, chunk: Chunk) -> torch.Tensor:
-        # Message `index - IN_FLIGHT` is done when this one is posted, so its buffer is free.
-        place, held = index % IN_FLIGHT, self._staging.get(index % IN_FLIGHT)
+        place = index % self._in_flight  # who had it is done when this one is posted
+        held = self._staging.get(place)
         if held is None or held.numel() < chunk.length:
             held = self._staging[place] = torch.empty(chunk.length, dtype=torch.uint8)
         return held[: chunk.length]
@@ -229,16 +243,19 @@ def _move(
     sources = {shard_id: ShardMemory(shard.tensors) for shard_id, shard in opened.items()}
     targets = {shard_id: ShardMemory(shard.tensors) for shard_id, shard in accepted.items()}
     _covered(transfers, rank, targets)
+    on_host = all(memory.on_host for memory in (*sources.values(), *targets.values()))
+    in_flight = IN_FLIGHT if on_host else IN_FLIGHT_OF_DEVICE
     ranges = [
-        _Range(t, rank, links, sources[t.shard_id] if t.source == rank else targets[t.shard_id]) for t in transfers
+        _Range(t, rank, links, sources[t.shard_id] if t.source == rank else targets[t.shard_id], in_flight)
+        for t in transfers
     ]
-    for index in range(IN_FLIGHT):
+    for index in range(in_flight):
         for item in ranges:
             item.post(index)
     for index in range(max((item.rounds for item in ranges), default=0)):
         for item in ranges:
             item.complete(index)
-            item.post(index + IN_FLIGHT)
+            item.post(index + in_flight)
     for item in ranges:
         if not item.matches:
             t = item.transfer

@@ -100,10 +100,15 @@ def slots(skeleton: bytes) -> tuple[TensorSlot, ...]:
     return tuple(_decode(skeleton)[0])
 
 
+def slots_and_outline(skeleton: bytes) -> tuple[tuple[TensorSlot, ...], Any]:
+    """Return what `slots` and `outline` return, for less than both."""
+    found, root = _decode(skeleton)
+    return tuple(found), _rebuild(root, found.__getitem__, lambda index, _dtype, _shape: found[index])
+
+
 def outline(skeleton: bytes) -> Any:
     """Return the structure with a TensorSlot wherever a tensor or numpy array belongs."""
-    found, root = _decode(skeleton)
-    return _rebuild(root, found.__getitem__, lambda index, _dtype, _shape: found[index])
+    return slots_and_outline(skeleton)[1]
 
 
 def tensor_names(skeleton: bytes) -> list[str]:

@@ -19,6 +19,7 @@ from ...processor.shard import Shard
 from ...protocol.errors import RecoveryError
 
 SHARD_ID = "replicated"
+ENTRIES = 8  # tensors that optimizers keep for each parameter; with more of them the last ones find no room
 
 
 class ReplicatedState:
@@ -32,6 +33,7 @@ class ReplicatedState:
         self._registry = registry
         self._synced = synced_buffers
         self._optimizers = {name: OptimizerState(name, item) for name, item in registry.optimizers.items()}
+        self._room: Room | None = None  # from `expect` until `adopt`
 
     def open(self) -> Shard:
         """Open this rank's state as a source. Raises UnsupportedState for what cannot be carried."""
@@ -47,12 +49,20 @@ class ReplicatedState:
         skeleton, tensors = tree.flatten(content, SHARD_ID)
         return Shard(skeleton, [tensor.contiguous() for tensor in tensors])
 
+    def expect(self, size_bytes: int) -> None:
+        """Start to get memory for a shard of so many bytes, as far as `accept` will not find it in live tensors."""
+        parameters = [parameter for module in self._registry.modules.values() for parameter in module.parameters()]
+        if all(parameter.device.type == "cpu" for parameter in parameters):
+            lacking = max(0, size_bytes - self.open().size_bytes)
+            # Each tensor begins at a round address; how many there will be is not known yet.
+            self._take_room(lacking + ENTRIES * len(parameters) * aligned(1) if lacking else 0)
+
     def accept(self, header: bytes) -> Shard:
         """Make room for a shard that arrives. Raises RecoveryError when it does not fit this rank's modules."""
-        slots = tree.slots(header)
+        slots, outline = tree.slots_and_outline(header)
         tensors: list[torch.Tensor | None] = [None] * len(slots)
         fresh: list[tree.TensorSlot] = []
-        for place, slot, live, device in self._targets(tree.outline(header)):
+        for place, slot, live, device in self._targets(outline):
             if live is not None and (live.shape != slot.shape or live.dtype != slot.dtype):
                 raise RecoveryError(
                     f"{place} arrives as {slot.dtype} {list(slot.shape)}, but here it is {live.dtype} "
@@ -64,9 +74,12 @@ class ReplicatedState:
                 fresh.append(slot)
             else:
                 tensors[slot.index] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
-        room = Room(sum(aligned(slot.size_bytes) for slot in fresh))
+        needed = sum(aligned(slot.size_bytes) for slot in fresh)
+        if self._room is None or self._room.size_bytes < needed:
+            self._take_room(needed)
+        assert self._room is not None
         for slot in fresh:
-            tensors[slot.index] = room.empty(slot.shape, slot.dtype)
+            tensors[slot.index] = self._room.empty(slot.shape, slot.dtype)
         filled = [
             torch.empty(slot.shape, dtype=slot.dtype) if tensor is None else tensor
             for slot, tensor in zip(slots, tensors, strict=True)
@@ -85,6 +98,16 @@ class ReplicatedState:
         self._registry.adopt_small_replicated(content["small"])
         for name, state in self._optimizers.items():
             state.adopt(content["optimizers"][name])
+        self._leave_room()
+
+    def _take_room(self, size_bytes: int) -> None:
+        self._leave_room()
+        self._room = Room(size_bytes)
+
+    def _leave_room(self) -> None:
+        if self._room is not None:
+            self._room.close()
+        self._room = None
 
     def _baseline(self) -> dict[str, torch.Tensor]:
         return {

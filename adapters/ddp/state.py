@@ -147,6 +147,11 @@ class TrainState:
         _known(shard_id)
         return self._replicated.open()
 
+    def expect_shard(self, shard_id: str, size_bytes: int) -> None:
+        """Get memory for what the replicated shard brings and this rank does not have yet."""
+        _known(shard_id)
+        self._replicated.expect(size_bytes)
+
     def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
         """Make room for the replicated shard. From here until `adopt_shard` this rank's state is not whole."""
         _known(shard_id)

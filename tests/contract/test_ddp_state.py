@@ -1,5 +1,6 @@
 """The train state of plain PyTorch: what one process captures, another one continues with."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -54,6 +55,22 @@ def _carry(source: _Script, target: _Script, blob: bytes) -> None:
     target.state.adopt_shard("replicated", accepted)
     target.state.restore_own(blob)
     target.state.rolled_back(0)
+
+
+def test_memory_for_a_newcomers_optimizer_is_got_before_its_state_arrives() -> None:
+    """What is expected is enough for what is accepted, is used for it, and its thread ends when it is adopted."""
+    source, newcomer = _Script(1, width=1_000_000), _Script(2, width=1_000_000)
+    source.train(1)
+    (hold,) = source.state.shards()
+    before = set(threading.enumerate())
+    newcomer.state.expect_shard(hold.shard_id, hold.size_bytes)
+    (room,) = set(threading.enumerate()) - before
+    _carry(source, newcomer, source.state.capture_own())
+    assert not room.is_alive()
+    assert set(threading.enumerate()) == before
+    for theirs, mine in zip(source.model.parameters(), newcomer.model.parameters(), strict=True):
+        for key, value in source.optimizer.state[theirs].items():
+            assert torch.equal(newcomer.optimizer.state[mine][key], value)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lbfgs"])

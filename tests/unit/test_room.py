@@ -1,6 +1,7 @@
 """Memory for state that arrives: apart from each other, and not searched for when it is written."""
 
 import mmap
+import resource
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def test_all_that_was_reserved_can_be_given_out() -> None:
     room = Room(sum(aligned(4 * torch.Size(shape).numel()) for shape in shapes))
     assert room._memory is not None
     tensors = [room.empty(shape, torch.float32) for shape in shapes]
-    assert room._used == room._size_bytes
+    assert room._used == room.size_bytes
     assert [tuple(tensor.shape) for tensor in tensors] == shapes
 
 
@@ -49,6 +50,36 @@ def test_little_memory_comes_as_ever(size: int) -> None:
     assert room.empty((2, 2), torch.float32).shape == (2, 2)
 
 
+def test_memory_is_there_before_it_is_written() -> None:
+    room = Room(16 * MIB)
+    assert room._thread is not None
+    room._thread.join()
+    tensor = room.empty((16 * MIB,), torch.uint8)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    tensor.fill_(1)
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 16 * MIB // mmap.PAGESIZE // 10
+
+
+def test_what_is_written_while_memory_is_being_got_stays() -> None:
+    room = Room(64 * MIB)
+    assert room._thread is not None
+    tensors = [room.empty((MIB,), torch.uint8) for _ in range(64)]
+    for number, tensor in enumerate(reversed(tensors)):  # towards the thread
+        tensor.fill_(number)
+    room._thread.join()
+    assert all((tensor == number).all() for number, tensor in enumerate(reversed(tensors)))
+
+
+def test_a_closed_room_has_no_thread_and_leaves_its_tensors_good() -> None:
+    room = Room(64 * MIB)
+    tensor = room.empty((64 * MIB,), torch.uint8)
+    room.close()
+    assert room._thread is not None
+    assert not room._thread.is_alive()
+    del room
+    assert (tensor.fill_(3) == 3).all()
+
+
 def test_a_kernel_that_is_slow_to_find_big_pages_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
@@ -62,8 +93,9 @@ def test_a_kernel_that_is_slow_to_find_big_pages_is_not_asked_again(monkeypatch:
         def madvise(self, *how: int) -> None:
             advice.append(how)
 
-    monkeypatch.setattr("midstep.processor.room.time.monotonic", slow_clock)
+    monkeypatch.setattr("midstep.processor.room.time.thread_time", slow_clock)
     monkeypatch.setattr("midstep.processor.room.mmap.mmap", Memory)
-    Room(16 * MIB)
-    assert len(asked) == 2  # one piece
+    room = Room(16 * MIB)
+    assert room._thread is not None
+    room._thread.join()
     assert advice == [(mmap.MADV_HUGEPAGE,), (mmap.MADV_NOHUGEPAGE, 2 * MIB)]

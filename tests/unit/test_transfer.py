@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from midstep.processor import tree
-from midstep.processor.chunks import CHUNK_BYTES
-from midstep.processor.transfer import Transferred, run_transfers
+from midstep.processor import transfer, tree
+from midstep.processor.chunks import CHUNK_BYTES, ShardMemory
+from midstep.processor.transfer import FIRST_BYTES, Transferred, run_transfers
 from midstep.protocol.errors import ChecksumMismatch, RecoveryError, StateLost
 from midstep.protocol.types import OwnStateTransfer, RepairPart, RestoreSource, ShardTransfer
 
@@ -128,7 +128,7 @@ def _run(
         except BaseException as error:
             results[rank] = error
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(frameworks))]
+    threads = [threading.Thread(target=work, args=(rank,), name=f"rank{rank}") for rank in range(len(frameworks))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -163,8 +163,17 @@ def test_a_shard_striped_over_three_sources_arrives_whole() -> None:
     assert _equal(frameworks[3].held["a"], tensors)
 
 
-def test_ranks_that_send_and_receive_around_a_circle_do_not_deadlock() -> None:
-    """Every rank is source and destination at once, of several shards and with both neighbours."""
+@pytest.mark.parametrize("on_device", [(), ("rank1",), ("rank0", "rank2", "rank3")])
+def test_ranks_that_send_and_receive_around_a_circle_do_not_deadlock(
+    monkeypatch: pytest.MonkeyPatch, on_device: tuple[str, ...]
+) -> None:
+    """Every rank is source and destination at once, of several shards and with both neighbours.
+
+    Some have more under way than others, as device memory needs staging.
+    """
+    monkeypatch.setattr(transfer, "IN_FLIGHT", 4)
+    monkeypatch.setattr(transfer, "IN_FLIGHT_OF_DEVICE", 1)
+    monkeypatch.setattr(ShardMemory, "on_host", property(lambda _: threading.current_thread().name not in on_device))
     ranks = 4
     shards = {f"s{i}": _tensors(i) for i in range(ranks)}
     frameworks = [_Framework({f"s{i}": [t.clone() for t in shards[f"s{i}"]]}) for i in range(ranks)]
@@ -185,6 +194,14 @@ def test_two_lost_ranks_get_their_own_states_back_from_where_the_copies_are() ->
     own = [OwnStateTransfer(2, 0), OwnStateTransfer(1, 1)]
     results = _run([], own, [_Framework() for _ in range(3)], copies)
     assert [getattr(result, "own_state", result) for result in results] == [None, b"mine", copies[0][2]]
+
+
+@pytest.mark.parametrize("length", [0, 1, FIRST_BYTES - 17, FIRST_BYTES - 16, FIRST_BYTES - 15, 100_000])
+def test_an_own_state_of_any_length_arrives(length: int) -> None:
+    """In one message or in two."""
+    blob = bytes(range(256)) * (length // 256 + 1)
+    results = _run([], [OwnStateTransfer(1, 0)], [_Framework(), _Framework()], {0: {1: blob[:length]}})
+    assert results[1] == Transferred(length, blob[:length])
 
 
 def test_a_changed_bit_is_found_and_named() -> None:
