@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from ..protocol.codec import decode, encode
-from ..protocol.errors import WireError
+from ..protocol.errors import RecoveryError, WireError
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import Envelope, Message
 from ..protocol.nonblocking import wait
@@ -46,7 +46,12 @@ class Client:
         self._thread.start()
 
     def post(self, body: Message, generation: int) -> None:
-        """Send a report to the controller, reliably. From any thread; returns at once."""
+        """Send a report to the controller, reliably. From any thread; returns at once.
+
+        Raises RecoveryError when the client was closed.
+        """
+        if self._stopping.is_set():
+            raise RecoveryError(f"{type(body).__name__} cannot be reported any more: this process is about to end")
         self._quiet.clear()
         self._outbox.put((body, generation), timeout=IDLE_S)
         os.eventfd_write(self._wake, 1)

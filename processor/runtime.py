@@ -3,6 +3,7 @@
 Made once, by the first call into midstep, from the environment that the agent has set.
 """
 
+import atexit
 import logging
 import os
 import threading
@@ -70,6 +71,7 @@ class Runtime:
         self.communicator.watch(self.step_clock)
         self.callbacks = Callbacks(self.rank)
         self._environment = environment
+        self._pid = os.getpid()
         self._stopping = threading.Lock()
         self._shielded = False
         self.own_states = OwnStates(
@@ -99,6 +101,9 @@ class Runtime:
                     f"Unset {env.JOB}, or start the script with `midstep run`."
                 )
             cls._current = cls(os.environ)
+            # Not when the train function is over: what the script does then may wait for a peer that is gone, and the
+            # control thread is what wakes it.
+            atexit.register(cls._current.close)
         return cls._current
 
     def init_process_group(self) -> None:
@@ -226,8 +231,13 @@ class Runtime:
         self._client.flush(FLUSH_S)
 
     def close(self) -> None:
-        """End the control thread."""
-        self._client.close()
+        """End the control thread and its line to the agent, when the process exits, whatever the way. Idempotent.
+
+        Groups, device and black box are not touched: threads of torch use them up to the last moment, and they end with
+        the process. A process that was forked from this one closes nothing, as nothing is its own.
+        """
+        if os.getpid() == self._pid:
+            self._client.close()
 
     def _hear(self, envelope: Envelope) -> None:
         """A command has arrived (control thread)."""

@@ -14,7 +14,7 @@ from midstep.protocol.types import Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ROOMY, Job, Record, hurt
+from .jobs import PATIENCE_S, ROOMY, Job, Record, hurt
 
 pytestmark = pytest.mark.chaos
 
@@ -25,7 +25,7 @@ SETTLED_S = 8.0  # until standbys that were taken are replaced, and threads with
 READINGS, BETWEEN_READINGS_S = 5, 0.3
 # Gloo can fail to tell a collective that its connection is gone. The collective then stays until this limit, and the
 # group it belongs to cannot be destroyed before: a thread that waits in it, and one that waits for that one.
-COLLECTIVE_S = 30.0
+COLLECTIVE_S = PATIENCE_S + 10  # the least that a job with gates may have
 RANKS_KILLED = (1, 2, 3)
 GROWTH_BYTES = 8 << 20  # of one process; slower growth than this goes unseen
 
