@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from ..controller.actions import Action, Finish, Send
 from ..controller.events import DeadlinePassed, Event
 from ..controller.machine import RecoveryMachine
-from ..controller.world import NodeState, RankState
+from ..controller.world import Holder, NodeState, RankState
 from ..protocol.messages import (
     CheckpointSaved,
     CreateNode,
@@ -56,12 +56,15 @@ class Fleet:
         self.hung: dict[int, int] = {}  # rank -> the incarnation that hangs
         self.gone: set[str] = set()
         self.finish: Finish | None = None
-        self._size = machine.state.world.size
-        self._shards = max(1, self._size // model.replicas)
         self._nodes_to_come = nodes_to_come
         self._handled = handled
         self._heap: list[tuple[float, int, Callable[[], Iterable[Event]]]] = []
         self._count = 0
+
+    @property
+    def size(self) -> int:
+        """How many ranks the world has now: fewer than asked for, where the policy allows it."""
+        return self.machine.state.world.size
 
     def after(self, delay_s: float, events: Callable[[], Iterable[Event]]) -> None:
         """Have events happen; what they are is asked when their time has come."""
@@ -114,8 +117,8 @@ class Fleet:
     def _start(self, orders: list[StartProcess]) -> None:
         def joined() -> Iterable[Event]:
             for order in orders:
-                if self._holds(order.rank, order.incarnation, RankState.STARTING):
-                    holder = self.machine.state.world.holders[order.rank]
+                holder = self._holds(order.rank, order.incarnation, RankState.STARTING)
+                if holder is not None:
                     process = RunningProcess(order.rank, self._pid(order), order.incarnation, order.generation)
                     yield ProcessStarted(holder.node, process, warm=True)
                     report = self._report(order.rank, clean=order.seated, step=0)
@@ -125,14 +128,14 @@ class Fleet:
         self.after(self.model.start_s, joined)
 
     def _pid(self, order: StartProcess) -> int:
-        return order.rank + order.incarnation * self._size
+        return order.rank + order.incarnation * self.machine.state.job.world_size
 
     def _quiesce(self, orders: list[Quiesce]) -> None:
         def quiesced() -> Iterable[Event]:
             wards = self._wards()
             for order in orders:
-                holder = self.machine.state.world.holders[order.rank]
-                if holder.state is RankState.QUIESCING and not self._hangs(order.rank):
+                holder = self.machine.state.world.holder(order.rank)
+                if holder is not None and holder.state is RankState.QUIESCING and not self._hangs(order.rank):
                     report = self._report(order.rank, clean=True, step=self.step, ward=wards.get(order.rank))
                     yield RankQuiesced(order.rank, order.generation, holder.incarnation, report, {})
 
@@ -210,16 +213,21 @@ class Fleet:
 
     # --- state --------------------------------------------------------------------------------------------------
 
-    def _holds(self, rank: int, incarnation: int, state: RankState) -> bool:
-        holder = self.machine.state.world.holders[rank]
-        usable = self.machine.state.world.nodes[holder.node].state is NodeState.ACTIVE and holder.node not in self.gone
-        return holder.incarnation == incarnation and holder.state is state and usable
+    def _holds(self, rank: int, incarnation: int, state: RankState) -> Holder | None:
+        """Return the holder of a rank if it is in this state, in this life, on a node that can be used."""
+        world = self.machine.state.world
+        holder = world.holder(rank)
+        if holder is None or holder.incarnation != incarnation or holder.state is not state:
+            return None
+        usable = world.nodes[holder.node].state is NodeState.ACTIVE and holder.node not in self.gone
+        return holder if usable else None
 
     def _hangs(self, rank: int) -> bool:
-        return self.hung.get(rank) == self.machine.state.world.holders[rank].incarnation
+        holder = self.machine.state.world.holder(rank)
+        return holder is not None and self.hung.get(rank) == holder.incarnation
 
     def _report(self, rank: int, *, clean: bool, step: int, ward: int | None = None) -> StepReport:
-        shard = f"shard{rank % self._shards}"
+        shard = f"shard{rank % max(1, self.size // self.model.replicas)}"
         copies = [OwnStateCopy(rank, self.step if not clean else step)]
         if ward is not None:
             copies.append(OwnStateCopy(ward, self.step))
@@ -231,7 +239,7 @@ class Fleet:
     def _wards(self) -> dict[int, int]:
         """Return whose own state each rank keeps a copy of, on the next node."""
         shift = self.machine.state.world.ranks_per_node
-        return {(rank + shift) % self._size: rank for rank in range(self._size)}
+        return {(rank + shift) % self.size: rank for rank in range(self.size)}
 
 
 _ANSWERS: dict[type, Callable[[Fleet, list], None]] = {  # type: ignore[type-arg]

@@ -14,9 +14,10 @@ from ..controller.events import Event
 from ..controller.machine import RecoveryMachine
 from ..controller.recovery.state import Phase
 from ..controller.world import NodeState
+from ..policies.fault_levels import TREATMENTS, Treatment
 from ..policies.schema import Policy
 from ..protocol.incidents import Outcome
-from ..protocol.messages import FaultReported, NodeLost, ProcessExited, StartProcess
+from ..protocol.messages import FaultReported, NodeJoined, NodeLost, ProcessExited, StartProcess
 from ..protocol.types import (
     FaultKind,
     FaultReport,
@@ -29,6 +30,7 @@ from ..protocol.types import (
 )
 from .fault_trace import FaultTrace, Kind, TimedFault, faults_of
 from .fleet import Fleet
+from .machines import Machines
 from .outlook import Loss, Outlook, Stop, Took
 
 HOUR_S = 3600.0
@@ -63,6 +65,7 @@ class Forecast:
         self._trained_from_s = 0.0
         self._part_s = 0.0  # of a step, trained when the last fault came
         self._reached = 0  # the most steps before the last fault
+        self._machines = Machines(cluster.nodes + cluster.spares + cluster.more_nodes, self._model.node_repair_s)
         self._begin(0.0, 0)
 
     def run(self, heard: Callable[[float], None] = lambda hours: None) -> Outlook:
@@ -97,21 +100,27 @@ class Forecast:
             max_restarts=0, settings=JobSettings(),
         )  # fmt: skip
         self._machine = RecoveryMachine(self._policy, job, can_create_nodes=cluster.more_nodes > 0)
-        self._fleet = Fleet(self._machine, self._model, nodes_to_come=cluster.more_nodes, handled=self._handled)
+        whole = self._machines.whole(at_s)
+        names = [f"node{number}" for number in range(min(cluster.nodes + cluster.spares, whole))]
+        more = min(cluster.more_nodes, whole - len(names))
+        self._fleet = Fleet(self._machine, self._model, nodes_to_come=more, handled=self._handled)
         self._fleet.now = at_s
         self._fleet.checkpoint = checkpoint
         self._incidents_closed = self._seen_decisions = 0
         self._broken = 0
         self._running = self._training = False
-        fleet, names = self._fleet, [f"node{number}" for number in range(cluster.nodes + cluster.spares)]
+        fleet = self._fleet
         fleet.after(0.0, lambda: [fleet.join(name) for name in names])
+        for repaired_s in self._machines.to_come(at_s):
+            fleet.after(repaired_s - at_s, lambda: (self._repaired(),))
 
     def _after_stop(self, at_s: float) -> None:
         """Where the job has stopped, count the time until somebody starts it again."""
         while self._fleet.finish is not None and self._fleet.now < at_s:
             stopped_s, finish = self._fleet.now, self._fleet.finish
             self._close_incidents()
-            again_s = min(stopped_s + self._model.resubmit_s, self._end_s)
+            again_s = self._machines.enough_at(self._cluster.nodes, stopped_s + self._model.resubmit_s)
+            again_s = min(again_s, self._end_s)
             self.outlook.stops.append(Stop(stopped_s / HOUR_S, finish.reason))
             self.outlook.lost_s[Loss.STOPPED] += again_s - stopped_s
             if again_s > at_s:
@@ -143,6 +152,9 @@ class Forecast:
         pause_s = model.checkpoint_s / every if every else 0.0
         steps = int(trained_s / (model.step_s + pause_s))
         self._part_s = max(0.0, trained_s - steps * (model.step_s + pause_s))
+        missing = 1 - fleet.size / self._cluster.ranks
+        self.outlook.lost_s[Loss.FEWER] += missing * steps * model.step_s
+        self.outlook.smaller_hours += trained_s / HOUR_S if missing else 0.0
         fleet.step += steps
         self.outlook.steps_done += steps
         self.outlook.lost_s[Loss.CHECKPOINT] += steps * pause_s
@@ -155,9 +167,9 @@ class Forecast:
     def _strike(self, fault: TimedFault) -> None:
         fleet, model, world = self._fleet, self._model, self._machine.state.world
         rank, now = fault.rank or 0, fleet.now
-        holder = world.holders[rank]
+        holder = world.holder(rank)
         self.outlook.faults[fault.kind] += 1
-        if not holder.pid:
+        if holder is None or not holder.pid:
             self.outlook.faults_missed += 1
             return
         if fault.kind is not Kind.DEVICE:  # from now on everybody waits; a device may still do its work
@@ -174,7 +186,7 @@ class Forecast:
             yield ProcessExited(node, process, -9, now, expected=False)
 
         def hung() -> Iterable[Event]:
-            current = world.holders[rank].incarnation == life and self._machine.phase is Phase.RUNNING
+            current = holder.incarnation == life and self._machine.phase is Phase.RUNNING
             return (report(FaultKind.STALL, "no step for too long"),) if current else ()
 
         stall_s = self._policy.stall.factor * model.step_s + self._policy.stall.grace_s
@@ -190,23 +202,32 @@ class Forecast:
             fleet.after(0.02, lambda: (report(FaultKind.COMMUNICATION, "a collective failed"),))
         elif fault.kind is Kind.DEVICE:
             fleet.after(model.device_seen_s, lambda: (report(FaultKind.DEVICE, "seen by a detector"),))
+            if fault.level is not None and TREATMENTS[fault.level] is Treatment.LEAVE:
+                self._machines.break_one(now)
             self._repair_later(node)
         else:
             fleet.gone.add(node)
+            self._machines.break_one(now)
             silent_s = heartbeat.interval_s * heartbeat.missed
             fleet.after(silent_s, lambda: (NodeLost(node, f"no word for {silent_s:g} s", now),))
             self._repair_later(node)
 
     def _repair_later(self, name: str) -> None:
-        """A broken node comes back as a new one, if the job has left it by then."""
+        """A broken node comes back as a new one, if the job has left it; one given back, if it is short of nodes."""
         fleet, world = self._fleet, self._machine.state.world
 
         def repaired() -> Iterable[Event]:
-            if world.nodes[name].state in {NodeState.LOST, NodeState.ISOLATED} and not world.nodes[name].given_back:
-                self._broken += 1
-                yield fleet.join(f"repaired{self._broken}")
+            node = world.nodes[name]
+            wanted = not node.given_back or world.size < self._cluster.ranks
+            if node.state in {NodeState.LOST, NodeState.ISOLATED} and wanted:
+                yield self._repaired()
 
         fleet.after(self._model.node_repair_s, repaired)
+
+    def _repaired(self) -> NodeJoined:
+        """A machine that was broken is back."""
+        self._broken += 1
+        return self._fleet.join(f"repaired{self._broken}")
 
     # --- the count ----------------------------------------------------------------------------------------------
 
@@ -264,5 +285,5 @@ class Forecast:
     def _conclude(self) -> None:
         self._close_incidents()
         outlook = self.outlook
-        useful = outlook.steps_done - outlook.steps_lost
-        outlook.goodput = min(1.0, useful * self._model.step_s / self._end_s) if self._end_s else 1.0
+        useful_s = (outlook.steps_done - outlook.steps_lost) * self._model.step_s - outlook.lost_s[Loss.FEWER]
+        outlook.goodput = min(1.0, max(0.0, useful_s / self._end_s)) if self._end_s else 1.0

@@ -16,6 +16,7 @@ class Loss(enum.StrEnum):
     RECOVERY = "recovery"  # from the report to the resumed step
     REPEATED = "repeated steps"  # committed, and lost again
     CHECKPOINT = "checkpoints"  # training stands still for them
+    FEWER = "fewer ranks"  # the share of the work that the missing ranks of a smaller world would have done
     STOPPED = "stopped"  # until somebody starts the job again
 
 
@@ -39,8 +40,8 @@ class Stop(msgspec.Struct, frozen=True):
 class Outlook(msgspec.Struct, kw_only=True):
     """The whole forecast. `goodput`: the part of the time that went into steps that were not lost again.
 
-    `spent` counts how often a rung was passed over because a budget was spent; `faults_missed` are those that struck
-    a rank without a process.
+    `smaller_hours`: how long it trained with fewer ranks than asked for. `spent` counts how often a rung was passed
+    over because a budget was spent; `faults_missed` are those that struck a rank without a process.
     """
 
     seed: int
@@ -53,6 +54,7 @@ class Outlook(msgspec.Struct, kw_only=True):
     steps_done: int = 0
     steps_lost: int = 0
     faults_missed: int = 0
+    smaller_hours: float = 0.0
     faults: Counter[Kind] = msgspec.field(default_factory=Counter)
     lost_s: dict[Loss, float] = msgspec.field(default_factory=lambda: dict.fromkeys(Loss, 0.0))
     timeline: list[Took] = msgspec.field(default_factory=list)
@@ -82,7 +84,7 @@ class Outlook(msgspec.Struct, kw_only=True):
             "incidents": self.incidents, "dismissed": self.dismissed, "violations": self.violations, "rungs": rungs,
             "faults": {kind.value: count for kind, count in self.faults.items()},
             "faults_missed": self.faults_missed, "budgets_spent": self.spent,
-            "steps_done": self.steps_done, "steps_lost": self.steps_lost,
+            "steps_done": self.steps_done, "steps_lost": self.steps_lost, "smaller_hours": self.smaller_hours,
             "lost_s": {loss.value: self.lost_s[loss] for loss in Loss},
             "stops": msgspec.to_builtins(self.stops), "timeline": msgspec.to_builtins(self.timeline),
         }  # fmt: skip

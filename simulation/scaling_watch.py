@@ -46,7 +46,7 @@ class ScalingWatch:
             self._is_as_large_as_it_can_be(seated[0].world_size)
             self._survivors_have_saved()
             self.sizes.append(seated[0].world_size)
-            self._changed_s = self._world.timeline.now
+            self._changed_s = self._world.machine.state.plans.scaled_s
         if seated:
             self._on_disk = max((step for step in self._world.disk if step <= self._trusted), default=0)
         self._the_checkpoint_is_loaded([order for order in orders if isinstance(order, Rejoin) and order.seated])

@@ -27,6 +27,8 @@ def outlook_tables(outlook: Outlook, cluster: Cluster) -> Iterator[RenderableTyp
     )
     yield _by_rung(outlook)
     yield _losses(outlook)
+    if outlook.smaller_hours:
+        yield Text(f"{outlook.smaller_hours:.1f} h were trained with fewer ranks than asked for", style="yellow")
     if outlook.spent:
         yield Text(f"A rung was passed over {outlook.spent} times because a budget of it was spent.", style="yellow")
     for stop in outlook.stops[:STOPS_SHOWN]:

@@ -63,11 +63,15 @@ def located(state: JobState, report: FaultReport) -> FaultReport:
     """Fill in what follows: the node and device of a rank, or the rank on a device of a node in use."""
     world = state.world
     if report.rank is not None:
-        if not 0 <= report.rank < world.size:
-            return report
-        holder = world.holders[report.rank]
+        holder = world.holder(report.rank)
         device = report.rank % world.ranks_per_node if report.device is None else report.device
-        return msgspec.structs.replace(report, node=report.node or holder.node, device=device)
+        where = report.node or (holder.node if holder is not None else None)
+        if holder is not None and (where == holder.node or not asks_to_leave(report)):
+            return msgspec.structs.replace(report, node=where, device=device)
+        if holder is None and not (where and asks_to_leave(report)):
+            return report
+        # Another rank is there by now, and what is wrong with the device is so for each.
+        report = msgspec.structs.replace(report, rank=None, incarnation=0, device=device)
     if report.node is None or report.device is None:
         return report
     held = [holder for holder in world.on(report.node) if holder.rank % world.ranks_per_node == report.device]

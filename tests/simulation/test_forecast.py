@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from midstep.cli.main import main
-from midstep.policies.schema import Budget, Policy, RungPolicy, default_policy
+from midstep.policies.schema import Budget, Policy, RungPolicy, ScalePolicy, default_policy
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.types import FaultLevel, Rung
 from midstep.simulation.fault_trace import FaultTrace, Kind, Model, TimedFault, faults_of, load_trace
@@ -74,10 +74,42 @@ def test_a_spent_budget_stops_the_job_and_it_is_submitted_again() -> None:
     assert outlook.lost_s[Loss.STOPPED] == Model().resubmit_s
 
 
-def test_what_is_trained_and_what_is_lost_make_up_the_time() -> None:
+ELASTIC = Policy(scale=ScalePolicy(min_nodes=1, min_interval_s=600.0))
+ALONE = Cluster(nodes=2, ranks_per_node=2, spares=0)
+
+
+def test_a_smaller_world_trains_on_until_its_machine_is_repaired() -> None:
+    """Half of the ranks do half of the work, from the loss until the node is back."""
+    trace = FaultTrace(faults=(TimedFault(3.0, Kind.NODE),))
+    outlook = Forecast(ELASTIC, ALONE, trace, hours=24.0, seed=1).run()
+    assert [took.rung for took in outlook.timeline] == [Rung.RESCHEDULE_POD, Rung.RESCHEDULE_POD]
+    assert outlook.stops == []
+    repair_h = Model().node_repair_s / 3600
+    assert outlook.smaller_hours == pytest.approx(repair_h, rel=0.02)
+    assert outlook.lost_s[Loss.FEWER] == pytest.approx(repair_h * 3600 / 2, rel=0.02)
+    stiff = Forecast(default_policy(), ALONE, trace, hours=24.0, seed=1).run()
+    assert outlook.goodput > stiff.goodput
+    assert outlook.violations == stiff.violations == []
+
+
+def test_a_job_that_needs_every_machine_waits_for_the_repair() -> None:
+    trace = FaultTrace(faults=(TimedFault(3.0, Kind.NODE),))
+    outlook = Forecast(default_policy(), ALONE, trace, hours=24.0, seed=1).run()
+    assert len(outlook.stops) == 1
+    assert outlook.lost_s[Loss.STOPPED] == pytest.approx(Model().node_repair_s, rel=0.01)
+
+
+def test_a_fault_of_a_rank_that_a_smaller_world_does_not_have_strikes_nobody() -> None:
+    faults = (TimedFault(3.0, Kind.NODE), TimedFault(4.0, Kind.PROCESS, rank=3))
+    outlook = Forecast(ELASTIC, ALONE, FaultTrace(faults=faults), hours=5.0, seed=1).run()
+    assert outlook.faults_missed == 1
+
+
+@pytest.mark.parametrize("policy", [default_policy(), ELASTIC], ids=["default", "elastic"])
+def test_what_is_trained_and_what_is_lost_make_up_the_time(policy: Policy) -> None:
     """Nothing is counted twice and nothing forgotten, but for the job's starts and the fractions of steps."""
     trace = FaultTrace(mtbf_h=1.0)
-    outlook = Forecast(default_policy(), Cluster(4, 4, 2, 2), trace, hours=200, seed=3).run()
+    outlook = Forecast(policy, Cluster(4, 4, 2, 2), trace, hours=200, seed=3).run()
     assert outlook.incidents > 100
     told_s = (outlook.steps_done - outlook.steps_lost) * Model().step_s + sum(outlook.lost_s.values())
     assert told_s == pytest.approx(200 * 3600, rel=0.01)

@@ -83,6 +83,19 @@ def test_a_device_that_is_reported_after_its_process_was_restarted_is_left(life:
     assert {cluster.holder(rank).node for rank in (2, 3)} == {"node2"}
 
 
+def test_a_device_that_is_reported_with_a_rank_that_has_moved_is_a_fault_of_the_rank_that_is_there_now() -> None:
+    """The world got smaller while the report was on its way: node1 has ranks 0 and 1 now."""
+    cluster = Scaling()
+    report = msgspec.structs.replace(broken(cluster, "node1").report, rank=2, incarnation=1)
+    cluster.lose("node0")
+    cluster.feed(cluster.quiesced(2, 5, wards=[0]), cluster.quiesced(3, 5, wards=[1]))
+    cluster.feed(cluster.saved(3), cluster.saved(2))
+    cluster.expect(Phase.STARTING)
+    assert {cluster.holder(rank).node for rank in (0, 1)} == {"node1"}
+    cluster.feed(FaultReported(report))
+    assert cluster.machine.incidents[-1].reports[-1].rank == 0
+
+
 def test_a_process_that_starts_after_it_was_told_to_end_is_told_again() -> None:
     """On its way the order to end it may overtake the one to start it, and finds nobody to end."""
     cluster = Cluster(job())
