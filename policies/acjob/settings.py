@@ -4,6 +4,8 @@ import enum
 
 import msgspec
 
+from ...protocol.types import Rung
+
 API_VERSION = "mindxdl.gitee.com/v1"
 KIND = "AscendJob"
 MIN_WAIT_S, MAX_WAIT_S = 30, 270  # of wait-reschedule-timeout
@@ -11,6 +13,8 @@ MIN_ACTION_S, MAX_ACTION_S = 30, 1800  # of TTP_NORMAL_ACTION_TIME_LIMIT
 RECOVER_POLICY_PATH = "huawei.com/recover_policy_path"
 ACTION_TIME_LIMIT = "TTP_NORMAL_ACTION_TIME_LIMIT"
 INT32_MOST = 2**31 - 1
+PODS_ANEW = (Rung.RECOVER, Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB)  # rungs for which MindCluster starts pods anew
+WAITS_FOR_PROCESSES = frozenset({"graceExit", "hotSwitch"})  # of subHealthyStrategy: those that do not kill at once
 
 
 class Strategy(enum.StrEnum):
@@ -72,3 +76,24 @@ class AscendJob(msgspec.Struct, frozen=True, kw_only=True):
         """The setting that limits restarts of the world: the lower of the two, as in MindCluster; None: no limit."""
         limits = [each for each in (self.fault_retry_times, self.backoff_limit) if each is not None and each.number > 0]
         return min(limits, key=lambda each: each.number, default=None)
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether MindCluster would reschedule nothing of this job."""
+        return self.fault_scheduling is None or self.fault_scheduling.value == "off"
+
+    @property
+    def paused(self) -> bool:
+        """Whether process-level recovery is set up, and switched off for now."""
+        return self.process_recover is not None and self.process_recover.value != "on"
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it may go on with fewer nodes."""
+        return not self.left_alone and not self.paused and Strategy.ELASTIC_TRAINING in self.strategies
+
+    @property
+    def stop_grace(self) -> Setting | None:
+        """How long a stopped process may take, where that has a meaning."""
+        graceful = self.fault_scheduling is not None and self.fault_scheduling.value == "grace"
+        return self.grace_period if graceful else None

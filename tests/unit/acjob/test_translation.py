@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from midstep.policies.acjob.translation import NoteKind, Translation, translate
+from midstep.policies.acjob.notes import NoteKind
+from midstep.policies.acjob.translation import Translation, translate
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import Budget, Deadlines, SubHealthAction, default_policy
 from midstep.protocol.types import Rung
