@@ -28,6 +28,13 @@ class _Way(msgspec.Struct, frozen=True):
     run_directory: Path | None = None
 
 
+class _Watched(msgspec.Struct, frozen=True):
+    """What a file detector looks at, and the nodes of machines that are named by their serial number there."""
+
+    sources: tuple[Path, ...]
+    serials: dict[str, str]
+
+
 @click.command("detect", short_help="Report faults of devices and nodes to a job.")
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option(
@@ -37,6 +44,13 @@ class _Way(msgspec.Struct, frozen=True):
     type=click.Path(path_type=Path),
     metavar="PATH",
     help="A file or directory with documents of detectors, to be watched. Repeatable.",
+)
+@click.option(
+    "--serial",
+    "serials",
+    multiple=True,
+    metavar="SN=NODE",
+    help="The node of the machine with this serial number, for PublicFault documents that have no name. Repeatable.",
 )
 @click.option("--lines", is_flag=True, help="Read reports from standard input, one JSON object a line, to its end.")
 @click.option("--name", metavar="NAME", help="The detector's name.  [default: files, or lines with --lines]")
@@ -51,6 +65,7 @@ def command(
     *,
     job: str | None,
     sources: tuple[Path, ...],
+    serials: tuple[str, ...],
     lines: bool,
     name: str | None,
     controller: str | None,
@@ -84,22 +99,30 @@ def command(
         raise click.UsageError("--controller and --keys go together: both name what is on another machine.")
     if controller is not None and job is None:
         raise click.UsageError("with --controller, name the job: nothing of it is on this machine.")
+    nodes = dict(_node_by_serial(serial) for serial in serials)
     chosen = name or ("lines" if lines else "files")
     try:
-        sys.exit(_detect(job, sources, chosen, controller, keys, only_keys=make_keys))
+        sys.exit(_detect(job, _Watched(sources, nodes), chosen, controller, keys, only_keys=make_keys))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         sys.exit(0)
 
 
+def _node_by_serial(text: str) -> tuple[str, str]:
+    serial, _, node = text.partition("=")
+    if not serial or not node:
+        raise click.UsageError(f"--serial {text}: a serial number and the name of its node, e.g. 2102312=node1.")
+    return serial, node
+
+
 def _detect(
-    job: str | None, sources: tuple[Path, ...], name: str, controller: str | None, keys: Path | None, *, only_keys: bool
+    job: str | None, watched: _Watched, name: str, controller: str | None, keys: Path | None, *, only_keys: bool
 ) -> int:
     from ..protocol.keys import JobKeys
 
     if controller is not None and keys is not None:
-        return asyncio.run(_run(_Way(job or "", controller, keys), name, sources))
+        return asyncio.run(_run(_Way(job or "", controller, keys), name, watched))
     job_directory = find_job(job)
     run_directory = run_directory_of(job_directory)
     if run_directory is None or not run_directory.is_dir():
@@ -115,26 +138,28 @@ def _detect(
         raise ConfigurationError(f"{run_directory}: no controller has come up yet. Try again.")
     # The run directory has the job's name, whatever its job directory is called.
     way = _Way(run_directory.name, endpoint, run_directory / KEYS_NAME, run_directory)
-    return asyncio.run(_run(way, name, sources))
+    return asyncio.run(_run(way, name, watched))
 
 
-async def _run(way: _Way, name: str, sources: tuple[Path, ...]) -> int:
+async def _run(way: _Way, name: str, watched: _Watched) -> int:
     from ..detectors.files import FileDetector
     from ..detectors.lines import MAX_LINE_BYTES, LineDetector
     from ..detectors.reporter import FaultReporter
 
     async with FaultReporter(way.job, way.controller, name, way.keys) as reporter:
-        if sources:
+        if watched.sources:
             state = None if way.run_directory is None else way.run_directory / f"detect-{name}.state"
-            watching = asyncio.create_task(FileDetector(name, sources, state).watch(reporter.tell))
+            watching = asyncio.create_task(
+                FileDetector(name, watched.sources, state, watched.serials).watch(reporter.tell)
+            )
             await _while_it_runs(watching, way.run_directory)
             return 0
         stream = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
-        detector = LineDetector(name, stream)
-        await _while_it_runs(asyncio.create_task(detector.watch(reporter.tell)), way.run_directory)
+        lines = LineDetector(name, stream)
+        await _while_it_runs(asyncio.create_task(lines.watch(reporter.tell)), way.run_directory)
         await reporter.flush()
-        return EXIT_SKIPPED if detector.refused else 0
+        return EXIT_SKIPPED if lines.refused else 0
 
 
 async def _while_it_runs(watching: "asyncio.Task[None]", run_directory: Path | None) -> None:

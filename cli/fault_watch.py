@@ -30,6 +30,8 @@ async def watch_faults(job: Job) -> None:
         while len(starts) < RESTARTS or time.monotonic() - starts[0] > RESTARTS_WINDOW_S:
             starts.append(time.monotonic())
             sources = [argument for source in job.fault_sources for argument in ("--source", str(source))]
+            for serial, node in job.policy.faults.node_serials.items():
+                sources += ["--serial", f"{serial}={node}"]
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "midstep.cli.main", "detect", *sources, "--", str(job.job_directory)),
                 stdin=subprocess.DEVNULL,

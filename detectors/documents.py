@@ -4,7 +4,7 @@ A file is raw JSON, a ConfigMap as `kubectl get -o yaml` or `-o json` prints it,
 mounted ConfigMap.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -14,7 +14,7 @@ import yaml
 from ..protocol.errors import DocumentError
 from .device_info import DEVICES, SEPARATED, SWITCHES, device_readings, separated_readings, switch_readings
 from .node_info import NODE, node_readings
-from .public_fault import PUBLIC, public_readings
+from .public_fault import NO_SERIALS, PUBLIC, public_readings
 from .reading import MAX_DOCUMENT_BYTES, Reading, node_name, shown
 
 PARSERS: dict[str, Callable[[str, str], tuple[Reading, ...]]] = {
@@ -46,13 +46,16 @@ class Document(msgspec.Struct, frozen=True):
     snapshot: bool = True
 
 
-def documents_in(path: PurePath, data: bytes) -> tuple[Document, ...]:
-    """Return every document of the file at `path` that has `data`. Never raises: mistakes are documents, too."""
+def documents_in(path: PurePath, data: bytes, serials: Mapping[str, str] = NO_SERIALS) -> tuple[Document, ...]:
+    """Return every document of the file at `path` that has `data`. Never raises: mistakes are documents, too.
+
+    `serials`: the nodes of machines that a document may name by their serial number.
+    """
     try:
         pieces = list(_pieces(path, data))
     except DocumentError as error:
         return (Document(str(path), error.key, error=str(error)),)
-    return tuple(_document(path, key, value, name) for key, value, name in pieces)
+    return tuple(_document(path, key, value, name, serials) for key, value, name in pieces)
 
 
 def is_document(path: PurePath) -> bool:
@@ -112,13 +115,13 @@ def _known(data: Any, name: str, where: str) -> Iterator[_Piece]:
     yield from known
 
 
-def _document(path: PurePath, key: str, value: Any, name: str) -> Document:
+def _document(path: PurePath, key: str, value: Any, name: str, serials: Mapping[str, str]) -> Document:
     snapshot = key != PUBLIC
     whole = f"{path}:{name}:{key}"
     try:
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        node = "" if key == PUBLIC else _node(name)
-        return Document(whole, key, PARSERS[key](text, node), snapshot=snapshot)
+        readings = public_readings(text, "", serials) if key == PUBLIC else PARSERS[key](text, _node(name))
+        return Document(whole, key, readings, snapshot=snapshot)
     except DocumentError as error:
         return Document(whole, error.key or key, error=str(error), snapshot=snapshot)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -8,7 +8,7 @@ mounted ConfigMap hangs on, or written in place.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from watchfiles import awatch
@@ -16,6 +16,7 @@ from watchfiles import awatch
 from ..protocol.types import FaultReport, detector_address
 from .detector import Tell
 from .documents import Document, documents_in, is_document
+from .public_fault import NO_SERIALS
 from .reading import MAX_DOCUMENT_BYTES
 from .snapshots import Snapshots
 
@@ -30,8 +31,18 @@ _Stamp = tuple[int, int, int]
 class FileDetector:
     """Watches files, and directories with files or with directories of files. Use as `await watch(tell)`."""
 
-    def __init__(self, name: str, sources: Sequence[Path], state: Path | None = None) -> None:
-        """`state`: a file in which a detector that is started again finds what it has told of."""
+    def __init__(
+        self,
+        name: str,
+        sources: Sequence[Path],
+        state: Path | None = None,
+        serials: Mapping[str, str] = NO_SERIALS,
+    ) -> None:
+        """`state`: a file in which a detector that is started again finds what it has told of.
+
+        `serials`: the nodes of machines that a document may name by their serial number.
+        """
+        self._serials = serials
         self._sources = tuple(source.absolute() for source in sources)
         self._state = state
         self._snapshots = Snapshots(detector_address(name))
@@ -98,7 +109,7 @@ class FileDetector:
                 data = file.read(MAX_DOCUMENT_BYTES + 1)
         except OSError as error:
             return (Document(str(path), "", error=f"cannot be read: {error.strerror or error}"),)
-        documents = documents_in(path, data)
+        documents = documents_in(path, data, self._serials)
         for document in documents:
             if document.error:
                 _log.error("%s is skipped: %s", document.name, document.error)

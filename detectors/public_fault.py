@@ -4,15 +4,18 @@ Unlike the other documents this is a message and no state: each fault says itsel
 what is no longer in the document has not recovered. One fault can have many devices on many nodes.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind
-from .reading import Reading, bounded, decoded, node_name, seconds
+from .reading import Reading, bounded, decoded, node_name, seconds, shown
 
 PUBLIC = "PublicFault"
+NO_SERIALS: Mapping[str, str] = MappingProxyType({})
 _MAX_DEVICE = 4096
 
 
@@ -73,8 +76,11 @@ class Message(msgspec.Struct, frozen=True):
     faults: list[Fault]
 
 
-def public_readings(text: str, node: str = "") -> tuple[Reading, ...]:
-    """Return what a PublicFault document says; `node` is not looked at, it names its nodes. Raises DocumentError."""
+def public_readings(text: str, node: str = "", serials: Mapping[str, str] = NO_SERIALS) -> tuple[Reading, ...]:
+    """Return what a PublicFault document says; `node` is not looked at, it names its nodes. Raises DocumentError.
+
+    `serials`: the nodes of machines that are named by their serial number only.
+    """
     message = decoded(PUBLIC, text, Message)
     readings: list[Reading] = []
     for index, fault in enumerate(message.faults):
@@ -82,14 +88,12 @@ def public_readings(text: str, node: str = "") -> tuple[Reading, ...]:
         if not fault.fault_code.strip():
             raise DocumentError(f"{key}.faultCode", "is empty")
         for number, place in enumerate(fault.influence):
-            readings += _at(f"{key}.influence[{number}]", fault, place, message.resource)
+            readings += _at(f"{key}.influence[{number}]", fault, place, message.resource, serials)
     return bounded(PUBLIC, readings)
 
 
-def _at(key: str, fault: Fault, place: Influence, resource: str) -> list[Reading]:
-    if not place.node_name:
-        raise DocumentError(f"{key}.nodeName", "is missing; a node is found by its name, not by its serial number")
-    name = node_name(f"{key}.nodeName", place.node_name)
+def _at(key: str, fault: Fault, place: Influence, resource: str, serials: Mapping[str, str]) -> list[Reading]:
+    name = node_name(f"{key}.nodeName", place.node_name) if place.node_name else _by_serial(key, place, serials)
     if not all(0 <= device <= _MAX_DEVICE for device in place.device_ids):
         raise DocumentError(f"{key}.deviceIds", f"found a number that is no device; known: 0 to {_MAX_DEVICE}")
     # A fault of a network or of storage is one of its devices where they are named.
@@ -109,3 +113,14 @@ def _at(key: str, fault: Fault, place: Influence, resource: str) -> list[Reading
         )
         for device in devices
     ]
+
+
+def _by_serial(key: str, place: Influence, serials: Mapping[str, str]) -> str:
+    """Return the node whose machine has the serial number."""
+    if not place.node_sn:
+        raise DocumentError(f"{key}.nodeName", "is missing, and so is nodeSN")
+    name = serials.get(place.node_sn)
+    if name is None:
+        known = "name its node in faults.node_serials of the policy, or with midstep detect --serial SN=NODE"
+        raise DocumentError(f"{key}.nodeSN", f"no node is known by the serial number {shown(place.node_sn)}; {known}")
+    return node_name(f"{key}.nodeSN", name)

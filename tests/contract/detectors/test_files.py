@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from midstep.detectors.files import FileDetector
+from midstep.detectors.public_fault import NO_SERIALS
 from midstep.protocol.types import Assertion, FaultKind, FaultReport
 
 PATIENCE_S = 30.0
@@ -77,10 +78,12 @@ class Heard:
 
 
 @contextlib.asynccontextmanager
-async def watching(*sources: Path, state: Path | None = None) -> AsyncIterator[Heard]:
+async def watching(
+    *sources: Path, state: Path | None = None, serials: Mapping[str, str] = NO_SERIALS
+) -> AsyncIterator[Heard]:
     """Watch for as long as the context lasts."""
     heard = Heard()
-    task = asyncio.create_task(FileDetector("files", sources, state).watch(heard.reports.append))
+    task = asyncio.create_task(FileDetector("files", sources, state, serials).watch(heard.reports.append))
     try:
         yield heard
     finally:
@@ -178,6 +181,19 @@ def test_a_watch_that_is_started_again_goes_on_where_the_last_one_was(tmp_path: 
         state.write_bytes(b"what is this")
         async with watching(path, state=state) as heard:
             await heard.until(lambda told: told == [("B", OCCUR)])
+
+    run(story)
+
+
+def test_a_machine_that_is_named_by_its_serial_number_is_told_of_as_its_node(tmp_path: Path) -> None:
+    async def story() -> None:
+        fault = {"faultId": "f", "faultType": "Node", "faultCode": "A", "faultTime": 1, "assertion": "occur"}
+        message = {"id": "m", "timestamp": 1, "version": "1.0", "resource": "bmc"}
+        text = json.dumps({**message, "faults": [{**fault, "influence": [{"nodeSN": "2102312"}]}]})
+        (tmp_path / "fault.json").write_text(text)
+        async with watching(tmp_path, serials={"2102312": "node1"}) as heard:
+            await heard.until(lambda told: told == [("A", OCCUR)])
+        assert heard.reports[0].node == "node1"
 
     run(story)
 

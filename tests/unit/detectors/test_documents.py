@@ -5,6 +5,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+import yaml
 
 from midstep.detectors.documents import Document, documents_in, is_document
 from midstep.detectors.reading import Reading
@@ -207,7 +208,11 @@ def public(**changes: Any) -> bytes:
         ({"assertion": "maybe"}, "Invalid enum value 'maybe' - at `$.faults[0].assertion`"),
         ({"faultType": "npu"}, "Invalid enum value 'npu' - at `$.faults[0].faultType`"),
         ({"faultCode": ""}, "PublicFault.faults[0].faultCode: is empty"),
-        ({"influence": [{"nodeSN": "123"}]}, "influence[0].nodeName: is missing; a node is found by its name"),
+        (
+            {"influence": [{"nodeSN": "123"}]},
+            'influence[0].nodeSN: no node is known by the serial number "123"; name its node in faults.node_serials',
+        ),
+        ({"influence": [{"deviceIds": [1]}]}, "influence[0].nodeName: is missing, and so is nodeSN"),
         ({"influence": [{"nodeName": "a b"}]}, 'influence[0].nodeName: "a b" is no name of a node'),
         ({"influence": [{"nodeName": "a", "deviceIds": [-1]}]}, "deviceIds: found a number that is no device"),
         ({"faultId": "x" * 1000}, "is longer than a code can be"),
@@ -216,6 +221,19 @@ def public(**changes: Any) -> bytes:
 def test_a_public_fault_that_is_wrong_is_refused_with_the_place(changes: dict[str, Any], complaint: str) -> None:
     (document,) = documents_in(PurePath("p.json"), public(**changes))
     assert complaint in document.error
+
+
+def test_a_machine_that_a_public_fault_names_by_its_serial_number_is_the_node_that_is_known_for_it() -> None:
+    """The name comes first where both are there."""
+    data = public(influence=[{"nodeSN": "123", "deviceIds": [1]}, {"nodeSN": "123", "nodeName": "worker-9"}])
+    (document,) = documents_in(PurePath("p.json"), data, {"123": "worker-7"})
+    assert document.error == ""
+    assert [(reading.node, reading.device) for reading in document.readings] == [("worker-7", 1), ("worker-9", None)]
+
+
+def test_a_serial_number_that_leads_to_no_name_of_a_node_is_told() -> None:
+    (document,) = documents_in(PurePath("p.json"), public(influence=[{"nodeSN": "123"}]), {"123": "a b"})
+    assert 'influence[0].nodeSN: "a b" is no name of a node' in document.error
 
 
 def test_one_wrong_configmap_of_a_list_is_refused_and_the_others_are_read() -> None:
@@ -242,3 +260,21 @@ def test_one_wrong_configmap_of_a_list_is_refused_and_the_others_are_read() -> N
 )
 def test_files_of_a_directory_are_chosen_by_name(name: str, looked_at: bool) -> None:
     assert is_document(PurePath("/x") / name) is looked_at
+
+
+@pytest.mark.parametrize(
+    ("name", "mounted", "key"),
+    [
+        ("deviceinfo.yaml", "mindx-dl-deviceinfo-worker-0", "DeviceInfoCfg"),
+        ("deviceinfo.yaml", "mindx-dl-deviceinfo-worker-0", "SwitchInfoCfg"),
+        ("deviceinfo.yaml", "mindx-dl-deviceinfo-worker-0", "ManuallySeparateNPU"),
+        ("nodeinfo.json", "mindx-dl-nodeinfo-worker-1", "NodeInfo"),
+        ("publicfault.yaml", "mindx-dl-publicinfo", "PublicFault"),
+    ],
+)
+def test_each_document_says_the_same_in_a_mount_as_in_its_configmap(name: str, mounted: str, key: str) -> None:
+    configmap = yaml.safe_load((DOCUMENTS / name).read_text())
+    (document,) = documents_in(PurePath(mounted) / key, configmap["data"][key].encode())
+    assert document.error == ""
+    assert document.readings
+    assert document.readings == by_key(name)[key]
