@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from ..controller.journal import Journal, journal_path
-from ..devices import rank_environment
+from ..devices import one_node_on_a_machine, rank_environment
 from ..policies.files import load_policy, render
 from ..policies.roles import beyond
 from ..policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
@@ -63,6 +63,12 @@ def found(start: Start) -> Job:
         )
     policy = _on_device(load_policy(start.policy_file) if start.policy_file else default_policy(), start.device)
     needed = {name: value for name, value in rank_environment(policy.device).items() if name not in os.environ}
+    if one_node_on_a_machine(policy.device) and start.nodes + start.spare_nodes > 1:
+        raise ConfigurationError(
+            f"--nnodes {start.nodes} --spares {start.spare_nodes} with the device {policy.device}: all nodes of the "
+            "local platform are on this machine, and their ranks would take the same devices. Use --nnodes 1, without "
+            "spares."
+        )
     out_of_range = beyond(policy, start.nodes * start.ranks_per_node)
     if out_of_range is not None:
         raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")

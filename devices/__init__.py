@@ -37,6 +37,11 @@ def rank_environment(name: str) -> "Mapping[str, str]":
     return {} if _HOMES.get(name, _HOMES["cpu"])[2] is None else DEFAULTS
 
 
+def one_node_on_a_machine(name: str) -> bool:
+    """Say whether only one node of a machine can have such devices: the ranks take them by their local rank."""
+    return _HOMES.get(name, _HOMES["cpu"])[2] == "torch_npu"
+
+
 def _driver(name: str, driver: str) -> object:
     try:
         return import_module(driver, __name__)

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from midstep.cli.job_start import Start, found
 from midstep.cli.main import main
 from midstep.cli.run import command
+from midstep.policies.schema import DeviceName
 from midstep.protocol.errors import ConfigurationError
 
 
@@ -28,6 +29,19 @@ def test_a_job_s_name_cannot_lead_out_of_the_directory_of_jobs(
 
     with pytest.raises(ConfigurationError, match="is no name for a job; allowed: up to 64 letters"):
         found(Start(command=(str(script),), job=name))
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.parametrize(("nodes", "spares"), [(2, 0), (1, 1)])
+def test_npus_of_one_machine_are_not_given_out_twice(nodes: int, spares: int, script: Path, tmp_path: Path) -> None:
+    """A second node of the machine would begin with device 0 again."""
+    start = Start(
+        command=(str(script),), nodes=nodes, spare_nodes=spares, device=DeviceName.NPU, job_directory=tmp_path / "job"
+    )
+
+    with pytest.raises(ConfigurationError, match="would take the same devices"):
+        found(start)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
 

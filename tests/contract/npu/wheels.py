@@ -69,6 +69,7 @@ class Wheel:
 
     def __init__(self, version: str, path: Path) -> None:
         self.version = version
+        self.path = path
         self._archive = zipfile.ZipFile(path)
 
     @cached_property
