@@ -4,7 +4,8 @@ Nothing of megatron-core is imported before the decorator is used.
 """
 
 from .data import FromSample
+from .pretraining import resilient_pretrain
 from .replicas import Replica
 from .resilient import resilient
 
-__all__ = ["FromSample", "Replica", "resilient"]
+__all__ = ["FromSample", "Replica", "resilient", "resilient_pretrain"]

@@ -123,7 +123,7 @@ def refuse_scaling(settings: JobSettings) -> None:
         raise ConfigurationError(
             f"{SCALING} is not possible with Megatron: which parameters and optimizer pieces a rank holds, and how "
             "batches are divided, follow from the number of ranks. Leave scale.min_nodes out of the policy; have spare "
-            "nodes instead (--spare-nodes), or change the size between two runs with a checkpoint of Megatron's own"
+            "nodes instead (--spares), or change the size between two runs with a checkpoint of Megatron's own"
         )
 
 

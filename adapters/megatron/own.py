@@ -30,6 +30,7 @@ class OwnState:
         self._increment = increment
         self._buffers = BufferWatch({f"model{index}": chunk.module for index, chunk in enumerate(parts.chunks)})
         self._random = RandomState()
+        self.first = parts.first  # a newcomer may have begun at another iteration than the job
         self.consumed = parts.first_consumed
         self._expected: int | None = None
         self._expects = False
@@ -78,6 +79,7 @@ class OwnState:
                 "scheduler": _scheduler_state(parts.scheduler),
                 "advance": self._expected if self._expects else None,
                 "calculator": _calculator_state(),
+                "first": self.first,
                 "consumed": self.consumed,
                 "iterators": {name: _positions(item) for name, item in parts.iterators.items()},
                 "rerun": _rerun_state(),
@@ -103,7 +105,7 @@ class OwnState:
         _restore_scheduler(parts.scheduler, own["scheduler"], own["advance"])
         self._expected, self._expects = None, False
         _restore_calculator(own["calculator"])
-        self.consumed = own["consumed"]
+        self.first, self.consumed = own["first"], own["consumed"]
         for name, item in parts.iterators.items():
             _put(item, own["iterators"][name], self.consumed)
         _restore_rerun(own["rerun"])

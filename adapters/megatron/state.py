@@ -40,7 +40,7 @@ class MegatronState:
     def iteration(self) -> int:
         """The iteration where the train function goes on."""
         assert self._ledger is not None
-        return self._parts.first + self._ledger.count
+        return self._own.first + self._ledger.count
 
     @property
     def consumed_samples(self) -> int:
