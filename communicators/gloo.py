@@ -1,6 +1,5 @@
 """The communicator for CPU tensors: gloo, made abortable and re-seatable."""
 
-import os
 import threading
 import time
 from collections import Counter
@@ -8,8 +7,6 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed, LinkUpFailed
 from ..protocol.types import StoreEndpoint
@@ -18,15 +15,15 @@ from .group import BACKEND, Group, group_name, group_names, orphaned
 from .life import Life, cause, settle
 from .links import Links, cut_connections
 from .neighbours import Neighbours
+from .registration import Registration
 from .seating import Abandoned, Attempt, Connected, StoreLine, Table
 
 _WORLD = "world"
 _TAG = 0x6D73  # apart from the tags that a user's own sends use
 _CLOSE_S = 0.8
 _LEAST_S = 0.001  # torch takes 0 for no limit
-BARRIER_VARIABLE = "TORCH_DIST_INIT_BARRIER"
 
-_owner: "GlooCommunicator | None" = None  # the communicator that makes the groups of this process
+_REGISTRATION = Registration(BACKEND)
 
 
 class _Built(NamedTuple):
@@ -38,13 +35,6 @@ class _Built(NamedTuple):
     neighbours: Neighbours
 
 
-def _create(options: Any, _: Any) -> Group:
-    """Make a group for torch: the backend's creator function."""
-    if _owner is None:
-        raise CommunicatorError(f"backend {BACKEND} is used without a communicator; call midstep.init_process_group")
-    return _owner.make_group(options)
-
-
 class GlooCommunicator:
     """See Communicator. All groups share one gloo device, and one life."""
 
@@ -52,8 +42,7 @@ class GlooCommunicator:
 
     def __init__(self) -> None:
         """Register the backend with torch."""
-        if not hasattr(dist.Backend, BACKEND.upper()):
-            dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        _REGISTRATION.register(["cpu"])
         self.generation = 0
         self.observer: CollectiveObserver | None = None
         self._lock = threading.RLock()  # held by an abort until the sockets are down
@@ -98,13 +87,7 @@ class GlooCommunicator:
 
     def _make_world(self, timeout: timedelta) -> None:
         """Make torch's default group, which asks `make_group` for it."""
-        global _owner  # noqa: PLW0603 - torch calls a function for a backend's name, and knows no object
-        _owner = self
-        # The seating is a rendezvous of its own. Torch's barrier would wait in a store that nobody shares.
-        os.environ[BARRIER_VARIABLE] = "0"
-        dist.init_process_group(
-            BACKEND, store=HashStore(), rank=self._rank, world_size=len(self._members), timeout=timeout
-        )
+        _REGISTRATION.make_world(self, self._rank, len(self._members), timeout)
 
     def make_group(self, options: Any) -> Group:
         """Make a group that torch asks for; seat it at once if the others are. Raises as `reseat` does."""
@@ -308,8 +291,7 @@ class GlooCommunicator:
         """Abort, destroy the groups, and wait a moment for their threads."""
         end = time.monotonic() + _CLOSE_S
         self.abort("the communicator was closed")
-        if _owner is self and dist.is_initialized():
-            dist.destroy_process_group()
+        _REGISTRATION.leave_world(self)
         for group in list(self._groups):
             self.forget(group)
         self._leave_neighbours()

@@ -14,7 +14,6 @@ attempt rebuilds.
 
 import json
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -24,18 +23,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch._C._distributed_c10d import PrefixStore
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed, LinkUpFailed
 from ..protocol.types import StoreEndpoint
 from .base import CollectiveObserver, Transfer
-from .gloo import BARRIER_VARIABLE
 from .group import group_name, group_names, orphaned
 from .hccl_group import BACKEND, HcclGroup
 from .host_lines import HostLines
 from .library import Library, build
 from .life import Life, cause
 from .movable_store import MovableStore
+from .registration import Registration
 from .seating import Abandoned, Attempt, StoreLine
 
 _log = logging.getLogger("midstep")
@@ -44,7 +43,7 @@ NEVER = -1
 _PREFIX = "midstep/hccl/g{generation}"
 _CLOSE_S = 0.5
 
-_owner: "HcclCommunicator | None" = None
+_REGISTRATION = Registration(BACKEND)
 
 
 class _Word(NamedTuple):
@@ -52,13 +51,6 @@ class _Word(NamedTuple):
 
     groups: list[str]
     linked: int  # the generation in which all its communicators were last up, or NEVER
-
-
-def _create(options: Any, _: Any) -> HcclGroup:
-    """Make a group for torch: the backend's creator function."""
-    if _owner is None:
-        raise CommunicatorError(f"backend {BACKEND} is used without a communicator; call midstep.init_process_group")
-    return _owner.make_group(options)
 
 
 class HcclCommunicator:
@@ -69,8 +61,7 @@ class HcclCommunicator:
         self.name = name
         self._library = library
         self._device = torch.device(library.device)
-        if not hasattr(dist.Backend, BACKEND.upper()):
-            dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=[library.device])
+        _REGISTRATION.register([library.device])
         self.generation = 0
         self.observer: CollectiveObserver | None = None
         self.link_up_s: dict[str, float] = {}  # of each group, in the last rebuild
@@ -102,8 +93,6 @@ class HcclCommunicator:
         link_up_s: float,
     ) -> None:
         """Make the default process group of torch.distributed; seat it if there is a `store`."""
-        global _owner  # noqa: PLW0603 - torch calls a function for a backend's name, and knows no object
-        _owner = self
         self._rank = rank
         self._members = tuple(range(world_size))
         self.generation = generation
@@ -115,9 +104,7 @@ class HcclCommunicator:
             collective_s=collective_s,
             link_up_s=link_up_s,
         )
-        os.environ[BARRIER_VARIABLE] = "0"  # the seating is a rendezvous of its own
-        timeout = timedelta(seconds=collective_s)
-        dist.init_process_group(BACKEND, store=HashStore(), rank=rank, world_size=world_size, timeout=timeout)
+        _REGISTRATION.make_world(self, rank, world_size, timedelta(seconds=collective_s))
         if store is not None:
             self.reseat(generation, store, link_up_s)
 
@@ -275,8 +262,7 @@ class HcclCommunicator:
     def close(self) -> None:
         """Abort, destroy the groups, and leave the hosts' lines."""
         self.abort("the communicator was closed")
-        if _owner is self and dist.is_initialized():
-            dist.destroy_process_group()
+        _REGISTRATION.leave_world(self)
         for group in list(self._groups):
             self.forget(group)
         self._host.close()
