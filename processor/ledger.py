@@ -1,12 +1,6 @@
-"""The step ledger: what this rank has committed, and the order that makes a step consistent.
+"""The step ledger of a training process: it takes the train thread through the order of a step, and waits.
 
-A step ends in this order: all its collectives, then `ready`, then the commit barrier, then the purely local update,
-then `committed`. So at any fault all survivors have committed step s, or hold its final gradients, or are still
-computing it; there is never more than one step of skew, and never half an update.
-
-With the commit barrier each rank's own state (random numbers, data position) goes to a buddy on another node. Nobody
-commits before everybody has entered the barrier, and nobody enters before its ward's state is here; so whoever dies,
-the state that was his alone is at hand for the step that will be repeated.
+What comes next and what it means for the rank is said by `step_order.py` and `standing.py`, which wait for nothing.
 """
 
 import statistics
@@ -18,23 +12,21 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from ..protocol.errors import CommunicatorError, Interrupted, ProtocolViolation
+from ..protocol.errors import CommunicatorError, ProtocolViolation
 from ..protocol.types import Activity, Moment
+from .step_order import Act, Orders, StepOrder
 
 if TYPE_CHECKING:
     from .lifecycle import Framework
     from .moments import Moments
+    from .standing import Standing
     from .step_clock import StepClock
 
 HISTORY_STEPS = 31
 
 
-class Surroundings(Protocol):
+class Surroundings(Orders, Protocol):
     """What the ledger needs of its process. The runtime is one; a script without midstep around it has another."""
-
-    def interrupted(self) -> bool:
-        """Whether the controller wants the train thread to stop."""
-        ...
 
     def step_done(self) -> None:
         """Return when the device has done all that was queued: until then a collective may still fail.
@@ -47,12 +39,16 @@ class Surroundings(Protocol):
         """Likewise for the update: until then its last operators may still fail."""
         ...
 
-    def begins(self, step: int) -> bool:
-        """Whether the step may be begun; False where all ranks are to stop between two steps."""
+    def keep_own(self, step: int, blob: bytes) -> bytes:
+        """Keep the own state as of `step` updates where it outlives the process; return what is to be swapped."""
         ...
 
-    def exchange_own(self, step: int, blob: bytes) -> None:
-        """Keep the own state, hand it to the buddy, take the ward's; return when every rank has done so."""
+    def swap_own(self, step: int, blob: bytes) -> None:
+        """Hand the own state to the buddy; return when the ward's is here. Raises CommunicatorError."""
+        ...
+
+    def meet(self, index: int) -> None:
+        """Return when every rank has come so far, and the update of a step may begin. Raises CommunicatorError."""
         ...
 
     def hold_at_barrier(self) -> bool:
@@ -110,27 +106,42 @@ class Ledger:
         framework: "Framework",
         moments: "Moments",
         step_clock: "StepClock",
+        *,
+        standing: "Standing",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._surroundings = surroundings
         self._framework = framework
         self._moments = moments
         self._step_clock = step_clock
+        self._standing = standing
+        self.order = StepOrder(standing, surroundings)
         self._clock = clock
         self._durations: deque[float] = deque(maxlen=HISTORY_STEPS)
         self._began_s = 0.0
+        self._own = b""  # between capture and swap
+        self._acts: dict[Act, Callable[[int], bool]] = {
+            Act.FINISH: self._finish,
+            Act.CAPTURE: self._capture,
+            Act.SWAP: self._swap,
+            Act.MEET: self._meet,
+            Act.HOLD: lambda index: surroundings.hold_at_barrier(),
+            Act.PUBLISH: self._publish,
+        }
         self.median_step_s = 0.0  # of the last steps; 0 before the first
-        self.count = 0  # updates applied, so also the index of the next step
-        self.ready = False  # the gradients of step `count` are final
-        self.updating = False
-        self.leave_after_update = False  # orders are waiting: the update was applied for them
+
+    @property
+    def count(self) -> int:
+        """Updates applied, so also the index of the next step."""
+        return self._standing.count
 
     def steps(self, total: int) -> Iterator[Step]:
         """Yield the steps that are left of `total`, from the one to be repeated."""
-        while self.count < total:
+        standing = self._standing
+        while standing.count < total:
             index = self.begin()
             yield Step(self, index)
-            if self.count == index:
+            if standing.count == index:
                 raise ProtocolViolation(
                     f"step {index} ended without `with step.update():` around the optimizer's step. "
                     "Put it there, after all collectives of the step."
@@ -145,15 +156,9 @@ class Ledger:
         finally:
             self._step_clock.doing(Activity.COMPUTING)
 
-    def reset(self, count: int) -> None:
-        """Stand at `count` committed updates, in rollback."""
-        self.count, self.ready, self.updating, self.leave_after_update = count, False, False, False
-
     def begin(self) -> int:
         """Begin the next step and return its index; for a loop that is not `steps`. Raises Interrupted."""
-        index = self.count
-        if self.leave_after_update or self._surroundings.interrupted() or not self._surroundings.begins(index):
-            raise Interrupted
+        index = self.order.begin()
         self._began_s = self._clock()
         self._step_clock.begin_step(index, self.median_step_s)
         if self._moments.armed:
@@ -167,39 +172,55 @@ class Ledger:
 
     def enter_update(self, index: int) -> None:
         """Pass the commit barrier of a step. Raises Interrupted when the step has to be repeated."""
-        if index != self.count:
-            raise ProtocolViolation(f"step {index} is updated a second time, or out of turn (at {self.count}).")
-        if self._surroundings.interrupted():
-            raise Interrupted
+        end, acts = self.order.end(index), self._acts
+        act = next(end)
         self._step_clock.doing(Activity.COMMITTING)
-        self._surroundings.step_done()
-        blob = self._framework.capture_own()
-        self.ready = True
-        self._moments.reached(Moment.BARRIER, index)
         try:
-            self._surroundings.exchange_own(index + 1, blob)
-        except CommunicatorError:
-            broken = True
-        else:
-            broken = False
-        # Outside the except block: what it holds would keep the dead step's groups alive while orders are awaited.
-        if broken:
-            if not self._surroundings.hold_at_barrier():
-                raise Interrupted
-            self.leave_after_update = True
-        else:
-            self._surroundings.barrier_passed()
-        self.updating = True
+            while True:
+                act = end.send(acts[act](index))
+        except StopIteration:  # all is done
+            pass
         self._step_clock.doing(Activity.UPDATING)
         self._moments.reached(Moment.UPDATE, index)
 
     def leave_update(self, index: int) -> None:
         """The update is applied: the step is committed."""
         self._surroundings.update_done()
-        self.count, self.ready, self.updating = index + 1, False, False
+        goes_on = self.order.commit()
+        count = self._standing.count
         self._durations.append(self._clock() - self._began_s)
         self.median_step_s = statistics.median(self._durations)
-        self._step_clock.committed(self.count, self.median_step_s)
+        self._step_clock.committed(count, self.median_step_s)
         # What the loop does after its update (logging, say) still runs; orders are followed before the next step.
-        if not self.leave_after_update:
-            self._surroundings.committed(self.count, self.median_step_s)
+        if goes_on:
+            self._surroundings.committed(count, self.median_step_s)
+
+    # --- the acts of a step's end -------------------------------------------------------------------------------
+
+    def _finish(self, index: int) -> bool:
+        self._surroundings.step_done()
+        return True
+
+    def _capture(self, index: int) -> bool:
+        self._own = self._surroundings.keep_own(index + 1, self._framework.capture_own())
+        return True
+
+    def _swap(self, index: int) -> bool:
+        own, self._own = self._own, b""
+        self._moments.reached(Moment.BARRIER, index)
+        try:
+            self._surroundings.swap_own(index + 1, own)
+        except CommunicatorError:  # what it holds would keep the dead step's groups alive, were it kept
+            return False
+        return True
+
+    def _meet(self, index: int) -> bool:
+        try:
+            self._surroundings.meet(index)
+        except CommunicatorError:
+            return False
+        return True
+
+    def _publish(self, index: int) -> bool:
+        self._surroundings.barrier_passed()
+        return True

@@ -18,10 +18,11 @@ from .lifecycle import Expectant, Rescalable
 from .transfer import run_transfers
 
 if TYPE_CHECKING:
-    from .ledger import Ledger
     from .lifecycle import Framework
     from .own_parts import OwnParts
     from .runtime import Runtime
+    from .standing import Standing
+    from .step_order import StepOrder
 
 _log = logging.getLogger("midstep")
 
@@ -51,16 +52,22 @@ class _Repaired:
 
 
 class Rejoining:
-    """Carries out Rejoin orders, and remembers whether what this rank holds is whole."""
+    """Carries out Rejoin orders, and tells the standing what has become of what this rank holds."""
 
-    def __init__(self, runtime: "Runtime", framework: "Framework", ledger: "Ledger", own: "OwnParts") -> None:
+    def __init__(
+        self,
+        runtime: "Runtime",
+        framework: "Framework",
+        own: "OwnParts",
+        *,
+        standing: "Standing",
+        step_order: "StepOrder",
+    ) -> None:
         self._runtime = runtime
         self._framework = framework
-        self._ledger = ledger
         self._own = own
-        # A world that starts together holds its initial state; a single newcomer holds nothing of worth.
-        self.clean = runtime.seated
-        self._struck: frozenset[str] = frozenset()  # shards that are lost, while the rest is clean
+        self._standing = standing
+        self._step_order = step_order
 
     def assess(self, damage: Damage) -> None:
         """Take note of what became of the device's memory. Runs in clean.
@@ -76,31 +83,17 @@ class Rejoining:
         for shard_id in struck:  # all have been asked: shards can share memory, and it is unlocked as a whole
             device.mended(tensors[shard_id])  # from here on it counts as lost, until a replica has overwritten it
         _log.warning("memory was struck: %s", ", ".join(sorted(struck)) or "in no known place, so nothing is trusted")
-        self._struck |= struck or frozenset(ids)
+        self._standing.strike(struck or ids)
 
     def clean_up(self) -> None:
         """Make the device usable again and drop what the step has left. Midstep's own **clean**."""
         self.assess(self._runtime.device.clean())
         self._framework.clean()
 
-    def torn(self) -> None:
-        """An update has ended halfway: nothing that this rank holds is of one step."""
-        self.clean = False
-
     def report(self) -> StepReport:
         """Say where this rank stands, for barrier one."""
-        runtime, ledger = self._runtime, self._ledger
-        shards = self._framework.shards()
-        held = tuple(shard for shard in shards if shard.held and self.clean and shard.shard_id not in self._struck)
-        return StepReport(
-            committed=ledger.count,
-            ready=ledger.ready and self.clean and not self._struck,  # gradients are memory, too
-            clean=self.clean,
-            holds=held,
-            needs=tuple(shard.shard_id for shard in shards),
-            own_states=runtime.black_box.copies(),
-            checkpoints=self._readable_checkpoints(),
-        )
+        shards, own_states = self._framework.shards(), self._runtime.black_box.copies()
+        return self._standing.report(shards, own_states, self._readable_checkpoints())
 
     def _readable_checkpoints(self) -> tuple[int, ...]:
         directory = self._runtime.settings.checkpoint_directory
@@ -120,20 +113,19 @@ class Rejoining:
         """
         runtime = self._runtime
         with phases.phase(Moment.REBUILD):
-            planned_for = self._struck
             self.assess(runtime.device.clean())  # an attempt before this one may have left it stopped
-            if self._struck != planned_for:
+            if self._standing.struck_since:
                 raise StateLost(f"rank {runtime.rank}: memory was struck after the repair was planned")
             self._expect(order)
             self._run(Moment.REBUILD, order, lambda: self._rebuild(order))
             runtime.step_clock.generation(order.generation)
         with phases.phase(Moment.REPAIR):
-            self._about_to_change(order)
+            self._standing.repairing(order.part, runtime.rank)
             done = _Repaired()
             self._run(Moment.REPAIR, order, lambda: self._repair(order, done))
         with phases.phase(Moment.ROLLBACK):
             self._roll_back(order, done.own)
-            self.clean, self._struck = True, frozenset()
+            self._standing.whole_again()
         return done.received_bytes
 
     def _run(self, phase: Moment, order: Rejoin, default: Callable[[], None]) -> None:
@@ -156,15 +148,6 @@ class Rejoining:
                 arriving[transfer.shard_id] += transfer.length_bytes
         for shard_id, size_bytes in arriving.items():
             self._framework.expect_shard(shard_id, size_bytes)
-
-    def _about_to_change(self, order: Rejoin) -> None:
-        """What is overwritten now is not whole until all of it has come."""
-        part = order.part
-        arriving = {transfer.shard_id for transfer in part.transfers if transfer.destination == self._runtime.rank}
-        if arriving and part.target_step == self._ledger.count and self.clean:
-            self._struck |= arriving  # the rest is of the same step, and stays
-        elif arriving or part.restore is RestoreSource.CHECKPOINT:
-            self.clean = False
 
     def _repair(self, order: Rejoin, done: "_Repaired") -> None:
         runtime, framework, part = self._runtime, self._framework, order.part
@@ -211,7 +194,7 @@ class Rejoining:
         blob = own if own is not None else runtime.own_states.read(runtime.rank, step)
         if blob is None:
             raise StateLost(f"rank {runtime.rank} has no copy of its own state as of step {step}")
-        self._ledger.reset(step)
+        self._step_order.rolled_back(step)
         self._run(Moment.ROLLBACK, order, lambda: self._own.restore(blob, step))
         runtime.own_states.keep(step, blob)
         runtime.own_states.swap(step, blob)

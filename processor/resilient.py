@@ -15,6 +15,7 @@ from .ledger import Ledger
 from .moments import Moments
 from .runtime import Runtime
 from .session import Stage
+from .standing import Standing
 from .step_clock import StepClock
 from .train_thread import TrainThread
 
@@ -60,7 +61,8 @@ def resilient(
         def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             runtime = Runtime.current()
             if runtime is None:
-                state.bind(Ledger(Alone(), state, Moments(0, 0), StepClock(None, Moments(0, 0), 0)))
+                moments, standing = Moments(0, 0), Standing(clean=True)
+                state.bind(Ledger(Alone(), state, moments, StepClock(None, moments, 0), standing=standing))
                 return train(*args, **kwargs)
             if runtime.session.stage is not Stage.BOOTING:
                 raise ConfigurationError("a process can call one resilient train function, and only once")
@@ -88,8 +90,15 @@ class Alone:
         """Nobody plans anything."""
         return True
 
-    def exchange_own(self, step: int, blob: bytes) -> None:
+    def keep_own(self, step: int, blob: bytes) -> bytes:
+        """Nobody would read it."""
+        return blob
+
+    def swap_own(self, step: int, blob: bytes) -> None:
         """Nobody else would need it."""
+
+    def meet(self, index: int) -> None:
+        """Nobody else is there."""
 
     def hold_at_barrier(self) -> bool:
         """There is no barrier."""

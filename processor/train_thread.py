@@ -33,6 +33,8 @@ from .own_parts import OwnParts
 from .rejoining import Phases, Rejoining
 from .runtime import Runtime
 from .session import Order, Stage
+from .standing import Standing
+from .step_order import Leave
 from .verdicts import Verdicts
 
 if TYPE_CHECKING:
@@ -49,10 +51,11 @@ class TrainThread:
     def __init__(self, runtime: Runtime, framework: "Framework", lifecycle: Lifecycle | None = None) -> None:
         self._runtime = runtime
         self._framework = framework
-        self._ledger = ledger = Ledger(self, framework, runtime.moments, runtime.step_clock)
-        runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: ledger.count)
+        self._standing = standing = Standing(clean=runtime.seated)
+        self._ledger = Ledger(self, framework, runtime.moments, runtime.step_clock, standing=standing)
+        runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: standing.count)
         self._own = OwnParts(framework, runtime.device)
-        self._rejoining = Rejoining(runtime, framework, self._ledger, self._own)
+        self._rejoining = Rejoining(runtime, framework, self._own, standing=standing, step_order=self._ledger.order)
         self._checkpoints = Checkpoints(runtime, framework)
         self._verdicts = Verdicts(runtime)
         self._phases = self._new_phases()
@@ -80,14 +83,21 @@ class TrainThread:
         self._at_boundary = not self._runtime.begins(step)
         return not self._at_boundary
 
-    def exchange_own(self, step: int, blob: bytes) -> None:
-        """The commit barrier: own state to the buddy, the ward's kept, everybody here. Then the update begins."""
+    def keep_own(self, step: int, blob: bytes) -> bytes:
+        """The own state, with the device's part, goes to the black box."""
         whole = self._own.whole(blob)
         self._runtime.own_states.keep(step, whole)
-        self._runtime.own_states.swap(step, whole)
+        return whole
+
+    def swap_own(self, step: int, blob: bytes) -> None:
+        """The own state goes to the buddy, the ward's is kept."""
+        self._runtime.own_states.swap(step, blob)
+
+    def meet(self, index: int) -> None:
+        """The commit barrier: everybody is here. From now on the update must not end halfway."""
         self._runtime.communicator.barrier()
         self._runtime.shield()
-        self._verdicts.update_begins(step - 1)
+        self._verdicts.update_begins(index)
 
     def barrier_passed(self) -> None:
         """What every rank wrote for the last checkpoint is there: it can be made complete."""
@@ -193,11 +203,13 @@ class TrainThread:
                 runtime.flush()
                 raise
             reported = what_now is Reaction.REPORT
-        if finished and self._held is None and not runtime.interrupted():
+        way = self._ledger.order.leave(finished=finished, failed=reported)
+        if way is Leave.FINISHED:
             runtime.session.reach(Stage.FINISHED)
             runtime.step_clock.doing(Activity.FINISHED)
-            runtime.post(RankFinished(runtime.rank, runtime.generation, runtime.incarnation, self._ledger.count))
-        elif self._held is None:
+            runtime.post(RankFinished(runtime.rank, runtime.generation, runtime.incarnation, self._standing.count))
+        elif way is Leave.STOP:
+            self._held = None
             self._stop(reported=reported)
             self._clean()
         return last
@@ -217,13 +229,12 @@ class TrainThread:
         with self._phases.phase(Moment.STOP), self._or_leave():
             runtime.unshield()
             runtime.stop(reason)
-            if self._ledger.updating:
-                self._rejoining.torn()
         runtime.step_clock.doing(Activity.RECOVERING)
 
     def _clean(self) -> None:
         with self._phases.phase(Moment.CLEAN), self._or_leave():
             self._runtime.callbacks.run(Moment.CLEAN, self._runtime.generation, self._rejoining.clean_up)
+        self._standing.gradients_dropped()
 
     @contextmanager
     def _or_leave(self) -> Iterator[None]:
@@ -241,22 +252,15 @@ class TrainThread:
             self._stop()
             self._clean()
         runtime.session.reach(Stage.PARKED)
-        runtime.post(
-            RankQuiesced(
-                runtime.rank,
-                runtime.generation,
-                runtime.incarnation,
-                self._rejoining.report(),
-                self._phases.seconds,
-            )
-        )
+        report, seconds = self._rejoining.report(), self._phases.seconds
+        runtime.post(RankQuiesced(runtime.rank, runtime.generation, runtime.incarnation, report, seconds))
 
     def _rejoin(self, order: Rejoin) -> None:
         runtime = self._runtime
         runtime.session.reach(Stage.REJOINING)
         self._phases = self._new_phases()
         self._checkpoints.publish_pending()  # of a boundary: all ranks have parked there, and have written their parts
-        if self._ledger.leave_after_update or self._ledger.ready:
+        if self._ledger.order.held:
             self._clean()  # held at the barrier until now, with the gradients
         received, failed = 0, True
         try:
@@ -272,16 +276,8 @@ class TrainThread:
         if runtime.interrupted():
             return
         runtime.session.reach(Stage.READY)
-        runtime.post(
-            RankReady(
-                runtime.rank,
-                order.generation,
-                runtime.incarnation,
-                self._ledger.count,
-                self._phases.seconds,
-                received,
-            )
-        )
+        count, seconds = self._standing.count, self._phases.seconds
+        runtime.post(RankReady(runtime.rank, order.generation, runtime.incarnation, count, seconds, received))
 
     def _obey_parked(self, order: Order) -> None:
         if not isinstance(order, SaveCheckpoint):
@@ -298,4 +294,4 @@ class TrainThread:
         return held if held is not None else self._runtime.wait_order()
 
     def _new_phases(self) -> Phases:
-        return Phases(lambda moment: self._runtime.moments.reached(moment, self._ledger.count))
+        return Phases(lambda moment: self._runtime.moments.reached(moment, self._standing.count))

@@ -27,6 +27,7 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
     (3, processes.raise_in_rank),
     (3, processes.strike_rank),
     (2, processes.strike_and_tell),
+    (1, processes.tear_update),
     (4, processes.lie),
     (3, processes.cut_link),
     (1, processes.freeze_collectives),

@@ -1,12 +1,10 @@
-"""A training process: the real session under a played train thread.
-
-What a shard holds is played by one number, the count of updates in it, so that mixed-up state shows.
-"""
+"""A training process: the real session, standing and step order under a played train thread."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..processor.session import Order, Session, Stage
+from ..processor.standing import Standing
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import (
     ArmFault,
@@ -37,10 +35,11 @@ from ..protocol.types import (
     rank_address,
 )
 from .lies import Lie, tell
+from .memory import Memory
 from .network import Endpoint
 from .plain_script import PlainScript
 from .played_thread import PlayedThread
-from .train_loop import TrainLoop
+from .train_loop import Place, TrainLoop
 from .way_back import WayBack
 
 if TYPE_CHECKING:
@@ -66,13 +65,11 @@ class Process(PlayedThread):
         mailbox = Mailbox(job=world.job.job, address=rank_address(self.rank), session=order.incarnation)
         self.endpoint = Endpoint(mailbox, world.timeline, transmit=self._transmit, take=self._hear, complain=world.fail)
         self.raising = False  # the next step raises
-        self.hit: FaultKind | None = None  # what strikes it in the next step, and can be mended
-        self.struck: set[str] = set()  # shards that are gone, while the process lives
+        self.hits: dict[Place, FaultKind] = {}  # what strikes it in the next step, and where
         self.harmed = False  # something was done to it, so it may be replaced
         self.lie: Lie | None = None  # what will be wrong with what it says next
-        self.clean = order.seated
-        self.holds = dict.fromkeys(world.shards(self.rank, self.world_size), 0)
-        self.own = 0
+        self.memory = Memory(world.shards(self.rank, self.world_size), seated=order.seated)
+        self.standing = Standing(clean=order.seated)
         self.loop = TrainLoop(self)
         self.wayback = WayBack(self)
         self._seated, self._store, self._early = order.seated, order.store, order.early
@@ -143,9 +140,7 @@ class Process(PlayedThread):
         """Report something wrong in this rank."""
         now, name = self.world.timeline.now, rank_address(self.rank)
         node, generation = self.seat.agent.name, self.session.generation
-        report = FaultReport(
-            kind, now, name, detail, self.rank, node, generation, self.incarnation, mendable=mendable
-        )  # fmt: skip
+        report = FaultReport(kind, now, name, detail, self.rank, node, generation, self.incarnation, mendable=mendable)
         self.post(FaultReported(report))
 
     def progress(self) -> RankProgress:
@@ -211,6 +206,9 @@ class Process(PlayedThread):
     def obey(self, order: Order) -> None:
         """Do as ordered."""
         if isinstance(order, Rejoin):
+            self.loop.publish()  # of a boundary: all ranks have parked there, and have written their parts
+            if self.loop.order.held:
+                self.clean()
             self.wayback.begin(order)
         elif isinstance(order, Resume):
             self.session.reach(Stage.TRAINING)
@@ -219,9 +217,11 @@ class Process(PlayedThread):
         elif isinstance(order, Quiesce):
             if self.session.stage is Stage.FINISHED:
                 self.abort("the step is given up")
+                self.clean()
             self.report_quiesced(self.next_order)
         elif isinstance(order, Release):
             self.session.reach(Stage.RELEASED)
+            self.loop.publish()
             self.doing(Activity.FINISHED)
             self.flush_and_exit(0)
         else:
@@ -284,8 +284,17 @@ class Process(PlayedThread):
 
     def report(self) -> StepReport:
         """Say where this rank stands, for barrier one."""
-        shards = tuple(ShardHold(shard, SHARD_BYTES) for shard in self.holds if shard not in self.struck)
-        return StepReport(
-            committed=self.loop.count, ready=self.loop.ready, clean=self.clean, holds=shards if self.clean else (),
-            needs=tuple(self.holds), own_states=self.seat.copies(), checkpoints=tuple(sorted(self.world.disk)),
-        )  # fmt: skip
+        shards, copies = [ShardHold(each, SHARD_BYTES) for each in self.memory.shards], self.seat.copies()
+        report = self.standing.report(shards, copies, tuple(sorted(self.world.disk)))
+        self.world.watch.steps.reports(self, report)
+        return report
+
+    def assess(self) -> None:
+        """Ask the device what was struck."""
+        self.standing.strike(set(self.memory.shards) - set(self.memory.left))
+
+    def clean(self) -> None:
+        """Drop what the interrupted step has left behind."""
+        self.assess()
+        self.memory.gradients = None
+        self.standing.gradients_dropped()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.types import Activity, FaultKind, FaultLevel
 from .lies import Lie
+from .train_loop import MENDABLE, Place
 
 if TYPE_CHECKING:
     from .process import Process
@@ -89,12 +90,22 @@ def raise_in_rank(world: "World", chance: random.Random) -> str:
 
 
 def strike_rank(world: "World", chance: random.Random) -> str:
-    """Memory or a link of a rank is hit in its next step, and its process can mend that."""
+    """Memory or a link of a rank is hit somewhere in its next step, and its process can mend that."""
     process = victim(world, chance)
     if process is None:
         return "nobody to strike"
-    process.hit, process.harmed = chance.choice((FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK)), True
-    return f"rank {process.rank} will be struck: {process.hit}"
+    kind, place = chance.choice(sorted(MENDABLE)), chance.choice((Place.COMPUTING, *Place))
+    process.hits[place], process.harmed = kind, True
+    return f"rank {process.rank} will be struck {place.value}: {kind}"
+
+
+def tear_update(world: "World", chance: random.Random) -> str:
+    """The next update of a rank raises, halfway."""
+    process = victim(world, chance)
+    if process is None:
+        return "nobody to raise"
+    process.hits[Place.UPDATE], process.harmed = FaultKind.EXCEPTION, True
+    return f"rank {process.rank} will raise in its update"
 
 
 def strike_and_tell(world: "World", chance: random.Random) -> str:
@@ -103,7 +114,8 @@ def strike_and_tell(world: "World", chance: random.Random) -> str:
     if process is None:
         return "nobody to strike"
     agent, rank = process.seat.agent, process.rank
-    process.hit, process.harmed, agent.harmed = FaultKind.MEMORY, True, True
+    process.hits[chance.choice((Place.COMPUTING, *Place))] = FaultKind.MEMORY
+    process.harmed = agent.harmed = True
     level = chance.choice((FaultLevel.RESTART_REQUEST, FaultLevel.RESTART_BUSINESS))
     told_s = chance.choice((0.0, 0.1, 0.3, 2.0))
     world.timeline.after(told_s, lambda: agent.report_device(FaultKind.MEMORY, level, rank) if agent.alive else None)

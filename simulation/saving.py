@@ -21,7 +21,8 @@ class Saving:
 
     def write(self, process: "Process", order: SaveCheckpoint) -> str:
         """Write what a rank was told to, and every own state of the step that it has; return what went wrong."""
-        wrong = {shard: process.holds.get(shard) for shard in order.shards if process.holds.get(shard) != order.step}
+        held = process.memory.shards
+        wrong = {shard: held.get(shard) for shard in order.shards if held.get(shard) != order.step}
         if wrong:
             what = f"rank {process.rank} writes {wrong} into a checkpoint of step {order.step}"
             process.world.fail(Invariant.SAME_NUMBERS, what)

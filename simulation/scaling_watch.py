@@ -105,9 +105,10 @@ class ScalingWatch:
         if self._disturbed or world.saving.failures > self._failures or not world.network.is_no_excuse:
             return
         survivors = [process for process in world.living() if process.world_size == size and self._is_well(process)]
-        newest = max((process.loop.count for process in survivors), default=0)
-        current = [process for process in survivors if process.loop.count == newest]
-        shards = {shard for process in current for shard in process.holds}
+        stands = [(process.memory.stands or 0, process) for process in survivors]
+        newest = max((step for step, _ in stands), default=0)
+        current = [process for step, process in stands if step == newest]
+        shards = {shard for process in current for shard in process.memory.left}
         own = {copy.rank for process in survivors for copy in process.seat.copies() if copy.step == newest}
         whole = own >= set(range(size)) and all(shards.issuperset(world.shards(rank, size)) for rank in range(size))
         saved = max(world.disk, default=0)
@@ -119,7 +120,9 @@ class ScalingWatch:
     def _is_well(self, process: "Process") -> bool:
         agent = process.seat.agent
         told = agent.alive and not agent.harmed and not (agent.deaf_until_s or agent.mute_until_s)
-        doing = process.clean and not process.struck and not process.hung and not process.suspended
+        memory = process.memory
+        whole = memory.stands is not None and len(memory.left) == len(memory.shards)
+        doing = whole and not process.hung and not process.suspended
         return told and doing and not process.harmed and self._world.watch.held(process)
 
     def _nobody_is_left_behind(self) -> None:

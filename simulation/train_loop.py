@@ -1,56 +1,89 @@
-"""The train loop of a process: computing, collectives, the commit barrier, the update; and how it is left."""
+"""The train loop of a process: the acts of the real step order, played; computing, the update, and how it is left."""
 
+import enum
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
+from ..processor.exceptions import Finding, Reaction, reaction
 from ..processor.session import Order, Stage
+from ..processor.step_order import Act, Leave, StepOrder
+from ..protocol.errors import Interrupted
 from ..protocol.messages import Quiesce, Rejoin, SaveCheckpoint, StepCommitted
-from ..protocol.types import Activity, FaultKind
+from ..protocol.types import Activity, FaultKind, FaultLevel
 from .invariants import Invariant
 
 if TYPE_CHECKING:
     from .process import Process
 
 CLEAN_S = 0.01
-GONE = -1  # the count of updates in a shard that was struck
+EXIT_RAISED = 1
+MENDABLE = frozenset({FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK})
+
+
+class Place(enum.Enum):
+    """Where in a step something can strike."""
+
+    COMPUTING = "while it computes"
+    BARRIER = "at the commit barrier"
+    MET = "between commit barrier and update"
+    UPDATE = "in its update"
 
 
 class TrainLoop:
-    """What the ledger and the resilient loop do, as a chain of calls."""
+    """What happens between two orders of the controller, as a chain of calls. `order` says what comes next."""
 
     def __init__(self, process: "Process") -> None:
         self._process = process
         self._world = process.world
-        self.count = 0
-        self.ready = False
+        self.order = StepOrder(process.standing, self)
         self.held: Order | None = None
-        self.leave_after_update = False
         self._first_step = False
+        self._at_boundary = False
         self._to_publish = 0
+        self._end: Generator[Act, bool, None] | None = None
+        self._acts: dict[Act, Callable[[], None]] = {
+            Act.FINISH: lambda: self._done(True),
+            Act.CAPTURE: self._capture,
+            Act.SWAP: self._swap,
+            Act.MEET: self._meet,
+            Act.HOLD: self._hold,
+            Act.PUBLISH: self._publish,
+        }
 
-    def reset(self, count: int) -> None:
-        """Stand at `count` updates, in rollback."""
-        self.count, self.ready, self.leave_after_update = count, False, False
-        self._to_publish = 0
+    @property
+    def count(self) -> int:
+        """The updates that this process says it has applied."""
+        return self._process.standing.count
+
+    def interrupted(self) -> bool:
+        """Whether the controller wants the train thread to stop."""
+        return self._process.session.quiescing
+
+    def begins(self, step: int) -> bool:
+        """Whether a step may be begun; False at a boundary at which all ranks stop."""
+        self._at_boundary = not self._process.session.begins(step)
+        return not self._at_boundary
 
     def train(self) -> None:
         """The train function is called."""
         self._first_step = True
         self._begin()
 
+    def publish(self) -> None:
+        """What every rank has written for the last checkpoint is complete."""
+        if self._to_publish:
+            self._world.disk.add(self._to_publish)
+            self._to_publish = 0
+
     def _begin(self) -> None:
         process = self._process
         if self.count >= self._world.setting.total_steps:
-            if self.held is None and not process.session.quiescing:
-                process.finished()
-            else:
-                self._leave()
+            self._leave(finished=True)
             return
-        if self.leave_after_update or process.session.quiescing:
+        try:
+            self.order.begin()
+        except Interrupted:
             self._leave()
-            return
-        if not process.session.begins(self.count):
-            process.doing(Activity.RECOVERING)  # nothing is in flight, and nothing is aborted
-            process.later(CLEAN_S, process.next_order)
             return
         process.doing(Activity.COMPUTING)
         process.step_since_s = self._world.timeline.now
@@ -62,76 +95,111 @@ class TrainLoop:
         process = self._process
         if process.raising:
             process.raising = False
-            if process.session.quiescing or process.failed is not None:
-                self._leave()  # collateral
-                return
-            process.report_fault(FaultKind.EXCEPTION, "ValueError: made up")
-            process.flush_and_exit(1)
-            return
-        if process.hit is not None:
-            self._strike(process.hit)
-            return
-        process.block(Activity.COLLECTIVE, self._leave)
-        assert process.group is not None
-        process.group.enter(("gradients", self.count), process, process.still(self._reduced))
-
-    def _strike(self, kind: FaultKind) -> None:
-        """Something hits the process that it outlives; what memory held is gone."""
-        process = self._process
-        process.hit = None
-        if kind is not FaultKind.LINK:
-            process.struck = set(process.holds)
-            process.holds = dict.fromkeys(process.holds, GONE)
-        if not process.session.quiescing:
-            process.report_fault(kind, "made up", mendable=True)
-        self._leave()
+            self._raise(FaultKind.EXCEPTION)
+        elif not self._strikes(Place.COMPUTING):
+            process.block(Activity.COLLECTIVE, self._leave)
+            assert process.group is not None
+            process.group.enter(("gradients", self.count), process, process.still(self._reduced))
 
     def _reduced(self) -> None:
-        process, step = self._process, self.count + 1
+        process = self._process
         process.broken = None
-        if process.session.quiescing:
+        process.memory.gradients = self.count + 1
+        self._end = self.order.end(self.count)
+        self._go_on(next)
+
+    # --- the end of a step: what is to be done, and how it went --------------------------------------------------
+
+    def _done(self, well: bool) -> None:
+        self._go_on(lambda end: end.send(well))
+
+    def _go_on(self, next_of: Callable[[Generator[Act, bool, None]], Act]) -> None:
+        assert self._end is not None
+        try:
+            act = next_of(self._end)
+        except StopIteration:
+            self._update()
+        except Interrupted:
             self._leave()
-            return
-        self.ready = True
-        process.seat.keep_own(step, step)
+        else:
+            self._acts[act]()
+
+    def _capture(self) -> None:
+        step = self.count + 1
+        self._process.seat.keep_own(step, step)
+        self._done(True)
+
+    def _swap(self) -> None:
+        process, step = self._process, self.count + 1
         self._world.reached("ready")
-        process.block(Activity.COMMITTING, self._hold)
+        if self._strikes(Place.BARRIER):
+            return
+        process.block(Activity.COMMITTING, lambda: self._done(False))
         group = process.group
         assert group is not None
         group.post(("own", step, process.rank), step)
         ward = self._world.ward(process.rank, process.world_size)
         if ward == process.rank:
-            self._enter_barrier()
+            self._done(True)
         else:
             group.receive(("own", step, ward), process.still_with(lambda blob: self._swapped(ward, step, blob)))
 
     def _swapped(self, ward: int, step: int, blob: int) -> None:
         self._process.seat.keep_ward(ward, step, blob)
-        self._enter_barrier()
+        self._done(True)
 
-    def _enter_barrier(self) -> None:
+    def _meet(self) -> None:
         process = self._process
         assert process.group is not None
-        process.group.enter(("commit", self.count), process, process.still(self._passed))
+        self._world.watch.steps.meets(process)
+        process.group.enter(("commit", self.count), process, process.still(self._met))
 
-    def _passed(self) -> None:
+    def _met(self) -> None:
         self._process.broken = None
-        self._publish()
-        self._update()
+        if not self._strikes(Place.MET):
+            self._done(True)
+
+    def _publish(self) -> None:
+        self.publish()
+        self._done(True)
+
+    def _hold(self) -> None:
+        self._stop()
+        self._process.assess()
+        self._process.wait_order(self._obey_held)
+
+    def _obey_held(self, order: Order) -> None:
+        process = self._process
+        if isinstance(order, Quiesce):
+            process.report_quiesced(lambda: process.wait_order(self._obey_held))
+        elif isinstance(order, Rejoin):
+            assert process.session.stage is Stage.PARKED
+            self.held = order
+            self._done(order.part.finish_update)
+        elif isinstance(order, SaveCheckpoint):
+            process.save(order, lambda: process.wait_order(self._obey_held))
+        else:
+            self._world.fail(
+                Invariant.UNDERSTOOD, f"{type(order).__name__} reached a rank that holds at the commit barrier"
+            )
+
+    # --- the update ---------------------------------------------------------------------------------------------
 
     def _update(self) -> None:
         process = self._process
         process.doing(Activity.UPDATING)
+        self._world.watch.steps.updating(process)
         self._world.reached("updating")
         process.later(self._world.chance.uniform(0.001, 0.02), self._updated)
 
     def _updated(self) -> None:
         process, world = self._process, self._world
-        self.count, self.ready = self.count + 1, False
-        process.holds = dict.fromkeys(process.holds, self.count)
-        process.own = self.count
+        if self._strikes(Place.UPDATE):
+            return
+        process.memory.update()
+        goes_on = self.order.commit()
         world.watch.committed(process)
-        if not self.leave_after_update:
+        if goes_on:
             if self._first_step:
                 self._first_step = False
                 incarnation, generation = process.incarnation, process.session.generation
@@ -145,50 +213,58 @@ class TrainLoop:
                 return
         self._begin()
 
-    def _publish(self) -> None:
-        if self._to_publish:
-            self._world.disk.add(self._to_publish)
-            self._to_publish = 0
-
     # --- the ways out -------------------------------------------------------------------------------------------
 
-    def _leave(self) -> None:
-        """The train function is left: stop, clean, wait for orders (if none is held already)."""
-        if self.held is not None:
-            self._process.next_order()
-            return
-        self._stop()
-        self._process.later(CLEAN_S, self._process.next_order)
+    def _strikes(self, place: Place) -> bool:
+        """Let come what was to come at this place: the train function raises over it."""
+        process = self._process
+        if place not in process.hits:
+            return False
+        kind = process.hits.pop(place)
+        if place is Place.UPDATE:
+            process.memory.tear()
+        if kind in {FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT}:
+            process.memory.strike()
+        self._raise(kind)
+        return True
 
-    def _stop(self) -> None:
+    def _raise(self, kind: FaultKind) -> None:
+        process = self._process
+        mendable = kind in MENDABLE
+        finding = Finding("made up", kind, FaultLevel.SOFTWARE, mendable, "", "made up")
+        what_now = reaction(finding, collateral=process.session.quiescing or process.failed is not None)
+        if what_now is not Reaction.WAIT:
+            process.report_fault(kind, "made up", mendable=mendable)
+        if what_now is Reaction.LEAVE:
+            process.flush_and_exit(EXIT_RAISED)
+        else:
+            self._leave(reported=what_now is Reaction.REPORT)
+
+    def _leave(self, *, finished: bool = False, reported: bool = False) -> None:
+        process = self._process
+        way = self.order.leave(finished=finished, failed=reported)
+        if way is Leave.FINISHED:
+            process.finished()
+        elif way is Leave.HELD:
+            process.next_order()
+        else:
+            self.held = None
+            self._stop(reported=reported)
+            process.later(CLEAN_S, self._clean)
+
+    def _stop(self, *, reported: bool = False) -> None:
         process = self._process
         process.broken = None
-        failed = process.failed
-        if not process.session.quiescing and failed is not None:
-            process.report_fault(FaultKind.COMMUNICATION, failed)
-        process.abort(failed or "the step is given up")
+        if self._at_boundary:  # nothing is in flight, and nothing is aborted
+            self._at_boundary = False
+        else:
+            self._to_publish = 0
+            failed = process.failed
+            if not reported and not self.interrupted() and failed is not None:
+                process.report_fault(FaultKind.COMMUNICATION, failed)
+            process.abort(failed or "the step is given up")
         process.doing(Activity.RECOVERING)
 
-    def _hold(self) -> None:
-        """The commit barrier broke while this rank had final gradients."""
-        self._stop()
-        self._process.wait_order(self._obey_held)
-
-    def _obey_held(self, order: Order) -> None:
-        process = self._process
-        if isinstance(order, Quiesce):
-            process.report_quiesced(lambda: process.wait_order(self._obey_held))
-        elif isinstance(order, Rejoin):
-            assert process.session.stage is Stage.PARKED
-            self.held = order
-            if order.part.finish_update:
-                self.leave_after_update = True
-                self._update()
-            else:
-                process.next_order()
-        elif isinstance(order, SaveCheckpoint):
-            process.save(order, lambda: process.wait_order(self._obey_held))
-        else:
-            self._world.fail(
-                Invariant.UNDERSTOOD, f"{type(order).__name__} reached a rank that holds at the commit barrier"
-            )
+    def _clean(self) -> None:
+        self._process.clean()
+        self._process.next_order()

@@ -17,6 +17,7 @@ from . import hardware_watch
 from .excuses import Excuses
 from .invariants import Invariant
 from .scaling_watch import ScalingWatch
+from .step_watch import StepWatch
 
 if TYPE_CHECKING:
     from .process import Process
@@ -32,6 +33,7 @@ class Watch:
         self._world = world
         self._excuses = Excuses(world)
         self.scaling = ScalingWatch(world)
+        self.steps = StepWatch(world)
         self.steps_of: dict[int, int] = {}  # generation -> the step that it resumes at
         self.commits: Counter[int] = Counter()  # how many ranks have committed a step in the present line of history
         self._resumed_generation = 0
@@ -54,11 +56,10 @@ class Watch:
             self._world.fail(
                 Invariant.ONE_GENERATION, f"rank {process.rank} computes in generation {generation} after {newer}"
             )
-        if process.loop.count != process.own or set(process.holds.values()) != {process.loop.count}:
-            self._world.fail(
-                Invariant.SAME_NUMBERS,
-                f"rank {process.rank} computes with mixed state {process.holds}, own {process.own}",
-            )
+        memory = process.memory
+        if not memory.is_of(process.loop.count):
+            what = f"rank {process.rank} computes step {process.loop.count} with {memory.shards}, own {memory.own}"
+            self._world.fail(Invariant.SAME_NUMBERS, what)
 
     def resumed(self, process: "Process", order: Resume) -> None:
         """Same step: all ranks resume at one step, and all stand there."""
@@ -80,12 +81,15 @@ class Watch:
     def committed(self, process: "Process") -> None:
         """A rank has applied an update."""
         self.commits[process.loop.count] += 1
+        if process.memory.stands != process.loop.count:
+            what = f"rank {process.rank} says {process.loop.count} updates, and holds {process.memory.shards}"
+            self._world.fail(Invariant.SAME_NUMBERS, what)
         if process.session.generation < self._resumed_generation and not self._excuses.computing(process):
             self._world.fail(Invariant.ONE_GENERATION, f"rank {process.rank} commits in a generation that is over")
 
     def finished(self, process: "Process") -> None:
         """A train function has returned."""
-        if set(process.holds.values()) == {self._world.setting.total_steps}:
+        if process.memory.is_of(self._world.setting.total_steps):
             self._finished.add(process.rank)
 
     def finished_plainly(self, process: "Process") -> None:
@@ -95,11 +99,10 @@ class Watch:
     def ready(self, process: "Process", order: Rejoin) -> None:
         """Same numbers: whoever is ready holds everything as of the target, and nothing else."""
         target = order.part.target_step
-        if process.loop.count != target or process.own != target or set(process.holds.values()) != {target}:
-            self._world.fail(
-                Invariant.SAME_NUMBERS,
-                f"rank {process.rank} is ready for step {target} with {process.holds}, own state of {process.own}",
-            )
+        memory = process.memory
+        if process.loop.count != target or not memory.is_of(target):
+            what = f"rank {process.rank} is ready for step {target} with {memory.shards}, own state of {memory.own}"
+            self._world.fail(Invariant.SAME_NUMBERS, what)
 
     # --- what the machine does --------------------------------------------------------------------------------------
 
@@ -139,18 +142,17 @@ class Watch:
         """Nothing lost: with a clean copy of every shard and own state alive, the newest committed step is kept."""
         world, target = self._world, rejoins[0].part.target_step
         everywhere = max((step for step, count in self.commits.items() if count >= world.size), default=0)
-        holders = [process for process in world.living() if self._is_current(process) and process.clean]
-        newest = max((process.loop.count for process in holders), default=0)
-        current = [process for process in holders if process.loop.count == newest]
-        finishing = {
-            process.rank
-            for process in holders
-            if process.loop.ready and process.loop.count == newest - 1 and not process.struck
+        holding = {
+            process: process.memory.stands
+            for process in world.living()
+            if self._is_current(process) and process.memory.stands is not None
         }
-        able = current + [process for process in holders if process.rank in finishing]
-        shards = {shard for process in able for shard in process.holds if shard not in process.struck}
+        newest = max(holding.values(), default=0)
+        current = [process for process, step in holding.items() if step == newest]
+        finishing = [process for process in holding if process.memory.gradients == newest]
+        shards = {shard for process in current + finishing for shard in process.memory.left}
         needed = {shard for rank in range(world.size) for shard in world.shards(rank, world.size)}
-        behind = set(range(world.size)) - {process.rank for process in current} - finishing
+        behind = set(range(world.size)) - {process.rank for process in current + finishing}
         own = {
             (copy.rank, copy.step)
             for process in world.living()

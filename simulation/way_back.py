@@ -58,19 +58,23 @@ class WayBack:
 
     def _rebuilt(self, order: Rejoin) -> None:
         process, part, group = self._process, order.part, self._group
+        if process.standing.struck_since:
+            self._state_lost("memory was struck after the repair was planned")
+            return
+        process.standing.repairing(part, process.rank)
         if part.restore is RestoreSource.CHECKPOINT:
-            process.clean = False
             self._load(order)
             return
         incoming: list[tuple[Key, Callable[[int], None]]] = []
         for transfer in part.transfers:
             key: Key = ("shard", transfer.shard_id, transfer.offset_bytes, transfer.source, transfer.destination)
             if transfer.source == process.rank:
-                if not process.clean or transfer.shard_id in process.struck:
-                    self._world.fail(Invariant.SAME_NUMBERS, f"rank {process.rank} is a source and not clean")
-                group.post(key, process.holds[transfer.shard_id])
+                held = process.memory.shards[transfer.shard_id]
+                if held != part.target_step:
+                    what = f"rank {process.rank} is a source of step {part.target_step} and holds {held}"
+                    self._world.fail(Invariant.SAME_NUMBERS, what)
+                group.post(key, held)
             else:
-                process.clean = False
                 incoming.append((key, self._adopter(transfer)))
         self._own = process.seat.own(part.target_step)
         for move in part.own_states:
@@ -98,8 +102,7 @@ class WayBack:
 
     def _adopter(self, transfer: ShardTransfer) -> Callable[[int], None]:
         def adopt(value: int) -> None:
-            self._process.holds[transfer.shard_id] = value
-            self._process.struck.discard(transfer.shard_id)
+            self._process.memory.shards[transfer.shard_id] = value
 
         return adopt
 
@@ -113,9 +116,7 @@ class WayBack:
             if not process.alive or process.suspended or process.hung or epoch != process.epoch:
                 return
             if self._world.corrupt():
-                process.broken = None
-                process.harmed = True
-                self._failed(FaultKind.CORRUPTION, "wrong checksum")
+                self._state_lost("wrong checksum")
                 return
             adopt(value)
             self._missing -= 1
@@ -130,18 +131,17 @@ class WayBack:
             self._world.fail(
                 Invariant.NOTHING_LOST, f"rank {process.rank} is told to load step {step}, which no checkpoint has"
             )
-        process.holds = dict.fromkeys(process.holds, step)
-        process.struck.clear()
+        process.memory.load(step)
         self._own = step
         process.later(0.05, lambda: self._roll_back(order))
 
     def _roll_back(self, order: Rejoin) -> None:
         process, step = self._process, order.part.target_step
         if self._own is None:
-            process.end(1)  # StateLost
+            self._state_lost(f"no copy of the own state as of step {step}")
             return
-        process.own = self._own
-        process.loop.reset(step)
+        process.memory.own = self._own
+        process.loop.order.rolled_back(step)
         process.seat.keep_own(step, self._own)
         self._world.reached("rollback")
         ward = self._world.ward(process.rank, process.world_size)
@@ -161,10 +161,11 @@ class WayBack:
     def _ready(self, order: Rejoin) -> None:
         process = self._process
         process.broken = None
-        process.clean = True
+        process.standing.whole_again()
+        process.memory.come_back(order.part.target_step)
         if not process.session.quiescing:
             process.session.reach(Stage.READY)
-            step = process.loop.count
+            step = process.standing.count
             self._world.watch.ready(process, order)
             process.post(RankReady(process.rank, order.generation, process.incarnation, step, {"rebuild": 0.01}))
         process.next_order()
@@ -179,6 +180,11 @@ class WayBack:
             process.next_order()
         else:
             self._failed(FaultKind.COMMUNICATION, process.failed)
+
+    def _state_lost(self, why: str) -> None:
+        self._process.broken = None
+        self._process.harmed = True
+        self._failed(FaultKind.CORRUPTION, why)
 
     def _link_up_failed(self) -> None:
         self._process.broken = None

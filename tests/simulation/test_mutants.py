@@ -15,6 +15,9 @@ QUICK = (
     "take messages twice",
     "go back one step more than needed",
     "forget a budget",
+    "update without the commit barrier",
+    "never be ready",
+    "report a step too few",
 )
 SEEDS = 150
 

@@ -8,6 +8,7 @@ import pytest
 from midstep.processor.ledger import HISTORY_STEPS, Ledger, Step
 from midstep.processor.lifecycle import Framework
 from midstep.processor.moments import Moments
+from midstep.processor.standing import Standing
 from midstep.processor.step_clock import StepClock
 from midstep.protocol.blackbox import BlackBox
 from midstep.protocol.errors import CommunicatorAborted, InjectedFault, Interrupted, ProtocolViolation
@@ -21,10 +22,10 @@ class Journey:
         self.went: list[str] = []
         self.stop = False
         self.boundary: int | None = None
-        self.barrier_breaks = False
+        self.swap_breaks = self.barrier_breaks = False
         self.finish_update = False
         self.device_fails_in = ""
-        self.ledger: Ledger | None = None
+        self.standing = Standing(clean=True)
 
     def interrupted(self) -> bool:
         return self.stop
@@ -40,15 +41,22 @@ class Journey:
     def begins(self, step: int) -> bool:
         return step != self.boundary
 
-    def exchange_own(self, step: int, blob: bytes) -> None:
-        assert self.ledger is not None
-        self.went.append(f"barrier {step} {blob.decode()} ready={self.ledger.ready}")
+    def keep_own(self, step: int, blob: bytes) -> bytes:
+        self.went.append(f"keep {step} {blob.decode()} ready={self.standing.ready}")
+        return blob
+
+    def swap_own(self, step: int, blob: bytes) -> None:
+        self.went.append(f"swap {step} {blob.decode()} ready={self.standing.ready}")
+        if self.swap_breaks:
+            raise CommunicatorAborted("the buddy is gone")
+
+    def meet(self, index: int) -> None:
+        self.went.append(f"meet at {index}")
         if self.barrier_breaks:
             raise CommunicatorAborted("a peer is gone")
 
     def hold_at_barrier(self) -> bool:
-        assert self.ledger is not None
-        self.went.append(f"hold at {self.ledger.count} ready={self.ledger.ready}")
+        self.went.append(f"hold at {self.standing.count} ready={self.standing.ready}")
         return self.finish_update
 
     def committed(self, committed: int, median_step_s: float) -> None:
@@ -70,8 +78,8 @@ def ledger_of(journey: Journey, *armed: ArmedFault, clock: Callable[[], float] =
     """A ledger without a black box."""
     moments = Moments(0, 1, armed)
     framework = cast(Framework, journey)
-    journey.ledger = Ledger(journey, framework, moments, StepClock(None, moments, 1), clock)
-    return journey.ledger
+    step_clock = StepClock(None, moments, 1)
+    return Ledger(journey, framework, moments, step_clock, standing=journey.standing, clock=clock)
 
 
 @pytest.fixture
@@ -85,15 +93,17 @@ def test_a_step_ends_in_one_order(journey: Journey) -> None:
     ledger = ledger_of(journey)
     for step in ledger.steps(1):
         with step.update():
-            journey.went.append(f"update, count {ledger.count}, updating {ledger.updating}")
+            journey.went.append(f"update, count {ledger.count}, updating {journey.standing.updating}")
     assert journey.went == [
         "capture",
-        "barrier 1 own ready=True",
+        "keep 1 own ready=False",
+        "swap 1 own ready=True",
+        "meet at 0",
         "passed",
         "update, count 0, updating True",
         "committed 1",
     ]
-    assert (ledger.count, ledger.ready, ledger.updating) == (1, False, False)
+    assert (ledger.count, journey.standing.ready, journey.standing.updating) == (1, False, False)
 
 
 def test_all_steps_are_counted(journey: Journey) -> None:
@@ -115,7 +125,16 @@ def test_a_broken_barrier_holds_and_repeats_the_step(journey: Journey) -> None:
     with pytest.raises(Interrupted):
         ledger.enter_update(0)
     assert journey.went[-1] == "hold at 0 ready=True"
-    assert (ledger.count, ledger.updating) == (0, False)
+    assert (ledger.count, journey.standing.updating) == (0, False)
+
+
+def test_a_swap_that_breaks_meets_nobody_and_holds(journey: Journey) -> None:
+    """Without the ward's own state here no barrier is entered, so that nobody can commit."""
+    ledger = ledger_of(journey)
+    journey.swap_breaks = True
+    with pytest.raises(Interrupted):
+        ledger.enter_update(0)
+    assert journey.went[-2:] == ["swap 1 own ready=True", "hold at 0 ready=True"]
 
 
 def test_a_broken_barrier_can_finish_the_update(journey: Journey) -> None:
@@ -127,7 +146,7 @@ def test_a_broken_barrier_can_finish_the_update(journey: Journey) -> None:
         _run(ledger, 5, update=lambda: journey.went.append("update"), after=after.append)
     assert after == [0]
     assert journey.went[-2:] == ["hold at 0 ready=True", "update"]
-    assert (ledger.count, ledger.ready, ledger.leave_after_update) == (1, False, True)
+    assert (ledger.count, journey.standing.ready, ledger.order.held) == (1, False, True)
 
 
 def test_the_last_step_finished_at_a_broken_barrier_ends_the_loop(journey: Journey) -> None:
@@ -138,7 +157,7 @@ def test_the_last_step_finished_at_a_broken_barrier_ends_the_loop(journey: Journ
         with step.update():
             pass
     assert ledger.count == 1
-    assert ledger.leave_after_update
+    assert ledger.order.held
 
 
 def test_an_interruption_before_the_step_does_not_begin_it(journey: Journey) -> None:
@@ -158,7 +177,7 @@ def test_an_interruption_before_the_barrier_does_not_enter_it(journey: Journey) 
     with pytest.raises(Interrupted), step.update():
         journey.went.append("update")
     assert journey.went == []
-    assert not ledger.ready
+    assert not journey.standing.ready
 
 
 def test_an_interruption_in_the_update_lets_it_finish(journey: Journey) -> None:
@@ -184,7 +203,7 @@ def test_a_reset_ledger_goes_on_at_the_interrupted_index(journey: Journey) -> No
     """After the rollback the step is begun again, by its index."""
     ledger = ledger_of(journey)
     journey.stop = True
-    ledger.reset(4)
+    ledger.order.rolled_back(4)
     journey.stop = False
     assert [step.index for step in _run(ledger, 6)] == [4, 5]
 
@@ -195,8 +214,9 @@ def test_a_reset_forgets_the_interrupted_step(journey: Journey) -> None:
     journey.barrier_breaks = journey.finish_update = True
     ledger.enter_update(0)
     ledger.leave_update(0)
-    ledger.reset(1)
-    assert (ledger.count, ledger.ready, ledger.updating, ledger.leave_after_update) == (1, False, False, False)
+    ledger.order.rolled_back(1)
+    standing = journey.standing
+    assert (standing.count, standing.ready, standing.updating, ledger.order.held) == (1, False, False, False)
 
 
 def test_a_step_without_an_update_is_a_violation(journey: Journey) -> None:
@@ -228,7 +248,7 @@ def test_the_median_is_of_the_last_steps_only(journey: Journey) -> None:
     assert ledger.median_step_s == 1.0
 
 
-@pytest.mark.parametrize(("moment", "last"), [(Moment.BARRIER, "capture"), (Moment.UPDATE, "passed")])
+@pytest.mark.parametrize(("moment", "last"), [(Moment.BARRIER, "keep 1 own ready=False"), (Moment.UPDATE, "passed")])
 def test_a_fault_armed_in_the_ledger_comes_at_its_moment(journey: Journey, moment: Moment, last: str) -> None:
     """At the barrier before it is entered, at the update after it was passed."""
     ledger = ledger_of(journey, ArmedFault(0, Injury.RAISE, moment, step=0))
@@ -267,7 +287,7 @@ def _run(
 def test_the_clock_goes_on_after_a_pause_that_raised(journey: Journey) -> None:
     """An evaluation that fails, and is caught, leaves no announced pause behind."""
     moments, box = Moments(1, 1), BlackBox.create(1, 4096)
-    ledger = Ledger(journey, journey, moments, StepClock(box, moments, 1))  # type: ignore[arg-type]
+    ledger = Ledger(journey, journey, moments, StepClock(box, moments, 1), standing=journey.standing)  # type: ignore[arg-type]
 
     def evaluate() -> None:
         with ledger.paused():
@@ -293,7 +313,7 @@ def test_a_step_is_not_ready_before_the_device_has_done_it(journey: Journey) -> 
     journey.device_fails_in = "step"
     with pytest.raises(RuntimeError, match="UCE"):
         ledger.enter_update(0)
-    assert (ledger.ready, ledger.updating, journey.went) == (False, False, [])
+    assert (journey.standing.ready, journey.standing.updating, journey.went) == (False, False, [])
 
 
 def test_an_update_is_not_committed_before_the_device_has_done_it(journey: Journey) -> None:
@@ -303,7 +323,7 @@ def test_an_update_is_not_committed_before_the_device_has_done_it(journey: Journ
     ledger.enter_update(0)
     with pytest.raises(RuntimeError, match="UCE"):
         ledger.leave_update(0)
-    assert (ledger.count, ledger.updating) == (0, True)
+    assert (ledger.count, journey.standing.updating) == (0, True)
 
 
 def test_a_boundary_is_left_between_two_steps(journey: Journey) -> None:
@@ -312,5 +332,5 @@ def test_a_boundary_is_left_between_two_steps(journey: Journey) -> None:
     journey.boundary = 2
     with pytest.raises(Interrupted):
         _run(ledger, 5)
-    assert (ledger.count, ledger.ready) == (2, False)
+    assert (ledger.count, journey.standing.ready) == (2, False)
     assert journey.went[-1] == "committed 2"

@@ -15,6 +15,7 @@ from midstep.devices.cpu import CpuDevice
 from midstep.devices.fake_chip import CHIP, Chip
 from midstep.devices.npu import NpuDevice
 from midstep.processor.rejoining import Rejoining
+from midstep.processor.standing import Standing
 from midstep.protocol.errors import ConfigurationError, RecoveryError
 from midstep.protocol.injuries import DEVICE_INJURIES, Injury
 from midstep.protocol.types import ShardHold
@@ -182,8 +183,9 @@ def test_every_shard_in_struck_memory_counts_as_lost(device: NpuDevice) -> None:
     box = SimpleNamespace(copies=tuple)
     settings = SimpleNamespace(checkpoint_directory=None)
     runtime: Any = SimpleNamespace(device=device, seated=True, black_box=box, settings=settings)
-    ledger: Any = SimpleNamespace(count=7, ready=False)
-    rejoining = Rejoining(runtime, cast("Any", framework), ledger, cast("Any", None))
+    nothing: Any = None
+    standing = Standing(clean=True)
+    rejoining = Rejoining(runtime, cast("Any", framework), nothing, standing=standing, step_order=nothing)
     CHIP.strike(flat[50:])
     device.stop()
     rejoining.assess(device.clean())

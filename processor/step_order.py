@@ -1,0 +1,116 @@
+"""The order of a step, and where it may be left: pure. It says what comes next; others do it, and wait for it.
+
+A step ends in this order: all its collectives, then `ready`, then the commit barrier, then the purely local update,
+then it is committed. So at any fault all survivors have committed step s, or hold its final gradients, or are still
+computing it; there is never more than one step of skew, and never half an update.
+
+With the commit barrier each rank's own state (random numbers, data position) goes to a buddy on another node. Nobody
+commits before everybody has entered the barrier, and nobody enters before its ward's state is here; so whoever dies,
+the state that was his alone is at hand for the step that will be repeated.
+
+The ledger of a training process goes by it (`ledger.py`), and so does each process of the simulation.
+"""
+
+import enum
+from collections.abc import Generator
+from typing import Protocol
+
+from ..protocol.errors import Interrupted, ProtocolViolation
+from .standing import Standing
+
+
+class Orders(Protocol):
+    """What is known of the controller's wishes, without waiting."""
+
+    def interrupted(self) -> bool:
+        """Whether the controller wants the train thread to stop."""
+        ...
+
+    def begins(self, step: int) -> bool:
+        """Whether the step may be begun; False where all ranks are to stop between two steps."""
+        ...
+
+
+class Act(enum.Enum):
+    """What the end of a step consists of. Each act may take its time; its answer is whether it went well."""
+
+    FINISH = "finish"  # the device does all that was queued: until then a collective may still fail
+    CAPTURE = "capture"  # the own state is taken down, and kept where it outlives the process
+    SWAP = "swap"  # the own state is handed to the buddy; the ward's is here
+    MEET = "meet"  # everybody has come so far
+    HOLD = "hold"  # swap or meeting broke: report, wait for orders; the answer is whether to apply the update
+    PUBLISH = "publish"  # every rank has everything of the step before: its checkpoint can be made complete
+
+
+class Leave(enum.Enum):
+    """How a train function is left."""
+
+    FINISHED = "finished"
+    HELD = "held"  # an order that was taken at the broken barrier comes next
+    STOP = "stop"  # stop, clean, and wait for orders
+
+
+class StepOrder:
+    """One rank's way through its steps. `held`: the commit barrier broke, and orders were taken there."""
+
+    def __init__(self, standing: Standing, orders: Orders) -> None:
+        self._standing = standing
+        self._orders = orders
+        self.held = False
+
+    def begin(self) -> int:
+        """Begin the next step and return its index. Raises Interrupted where orders come first."""
+        index = self._standing.count
+        if self.held or self._orders.interrupted() or not self._orders.begins(index):
+            raise Interrupted
+        return index
+
+    def end(self, index: int) -> Generator[Act, bool, None]:
+        """Yield the acts that end a step, up to its update, which may begin when there are no more.
+
+        Is sent how each went. Raises Interrupted when the step has to be repeated, ProtocolViolation out of turn.
+        """
+        standing = self._standing
+        if index != standing.count:
+            raise ProtocolViolation(f"step {index} is updated a second time, or out of turn (at {standing.count}).")
+        if self._orders.interrupted():
+            raise Interrupted
+        yield Act.FINISH
+        yield Act.CAPTURE
+        standing.ready = True
+        if (yield Act.SWAP) and (yield Act.MEET):
+            yield Act.PUBLISH
+        else:
+            finish = yield Act.HOLD
+            self.held = True
+            if not finish:
+                raise Interrupted
+        standing.updating = True
+
+    def commit(self) -> bool:
+        """The update is whole, so the step is committed. Return whether the loop goes on as if nothing had been.
+
+        Otherwise orders are waiting, and the update was applied for them: nobody is told, and nothing is saved.
+        """
+        standing = self._standing
+        standing.count, standing.ready, standing.updating = standing.count + 1, False, False
+        return not self.held
+
+    def leave(self, *, finished: bool, failed: bool = False) -> Leave:
+        """Say how the train function is left: `finished` when it has returned, `failed` when this process reports why.
+
+        An update that has begun by then is torn. What was ordered at the barrier was ordered for a rank that would
+        finish it, and for the state of then: after a failure of its own the rank has to report anew.
+        """
+        if self._standing.updating:
+            self._standing.update_torn()
+            failed = True
+        if self.held and not failed:
+            return Leave.HELD
+        self.held = False
+        return Leave.FINISHED if finished and not failed and not self._orders.interrupted() else Leave.STOP
+
+    def rolled_back(self, step: int) -> None:
+        """Everything is as of `step` updates; what was held back is over."""
+        self._standing.rolled_back(step)
+        self.held = False
