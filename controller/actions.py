@@ -26,4 +26,10 @@ class Finish(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action = Send | Forget | Finish
+class Log(msgspec.Struct, frozen=True):
+    """Write a line into the controller's log: what was decided, and why."""
+
+    text: str
+
+
+Action = Send | Forget | Finish | Log

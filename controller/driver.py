@@ -18,7 +18,7 @@ from ..protocol.errors import JournalError, JournalSuperseded, MidstepError
 from ..protocol.incidents import JobStatus
 from ..protocol.messages import DeleteNode, EndJob, FaultReported, NodeHeartbeat, NodeLost
 from ..protocol.types import CONTROLLER, FaultReport, node_address
-from .actions import Action, Finish, Forget, Send
+from .actions import Action, Finish, Forget, Log, Send
 from .clock import Clock
 from .doors.control_requests import Reply
 from .doors.control_socket import ControlServer
@@ -270,6 +270,8 @@ class Driver:
                 self._wire.send(action.receiver, action.body, action.generation, now)
             elif isinstance(action, Forget):
                 self._wire.forget(action.receiver)
+            elif isinstance(action, Log):
+                _log.info("%s", action.text)
             elif not self._drain_until_s:
                 self._conclude(action, now)
 

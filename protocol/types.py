@@ -227,3 +227,8 @@ class Decision(msgspec.Struct, frozen=True):
     reason: str
     skipped: tuple[SkippedRung, ...] = ()
     roles: tuple[str, ...] = ()  # whose ranks were at fault; empty: ranks without a role, or nobody
+
+    def in_words(self) -> list[str]:
+        """Say why each cheaper rung was not taken, and then why this one was, a line each."""
+        passed_over = [f"not {skipped.rung}: {skipped.reason}" for skipped in self.skipped]
+        return [*passed_over, f"{self.rung}: {self.reason}"]

@@ -185,7 +185,7 @@ class Controller:
             self._endpoint.post(action.body, action.receiver)
         elif isinstance(action, Forget):
             self._endpoint.mailbox.forget(action.receiver)
-        elif self.finish is None:
+        elif isinstance(action, Finish) and self.finish is None:
             self.finish = action
 
     def _learn(self, event: Event, actions: list[Action]) -> None:

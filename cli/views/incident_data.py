@@ -59,8 +59,7 @@ def reasons(incident: Incident) -> list[str]:
     how the state was repaired, then why it ended as it did."""
     said: list[str] = []
     for decision in incident.decisions:
-        said.extend(f"not {skipped.rung}: {skipped.reason}" for skipped in decision.skipped)
-        said.append(f"{decision.rung}: {decision.reason}")
+        said.extend(decision.in_words())
     said.extend(incident.repair_reasons)
     if incident.ended_reason:
         said.append(incident.ended_reason)

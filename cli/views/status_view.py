@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...policies.fault_levels import TREATMENTS, Treatment
-from ...protocol.incidents import JobStatus, NodeStatus, RankStatus, StandingFault
+from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
 from ...protocol.types import DETECTOR_PREFIX, FaultReport
 from .job_text import budget_table, job_line, overview, summary_line
 from .wording import ABSENT, count_text, duration_text, numbers_text, telling_line
@@ -31,6 +31,7 @@ def status_view(status: JobStatus) -> RenderableType:
     parts.extend((Rule(style="dim", characters="-"), budget_table(status)))
     if status.incidents:
         parts.extend((Text(""), overview(status.incidents[-INCIDENTS:], status.at_s)))
+        parts.extend(_decision(status.incidents[-1]))
     if status.refused:
         counted = ", ".join(f"{reason}: {count}" for reason, count in sorted(status.refused.items()))
         parts.append(Text(f"messages refused: {counted}", style="yellow"))
@@ -45,6 +46,14 @@ def _figures(status: JobStatus) -> Text:
         )
     text.append(f"{count_text(status.committed, 'step')} committed, ")
     return text.append(f"median step {duration_text(status.median_step_s or None)}")
+
+
+def _decision(incident: Incident) -> list[Text]:
+    """Say what is being done about an incident that is open, and why, in the words of the decision."""
+    if incident.outcome is not Outcome.OPEN or not incident.decisions:
+        return []
+    *passed_over, taken = incident.decisions[-1].in_words()
+    return [*(Text(line, style="dim") for line in passed_over), Text(taken)]
 
 
 def rank_table(ranks: tuple[RankStatus, ...]) -> RenderableType:

@@ -86,7 +86,7 @@ def stopped(state: JobState, now: float) -> None:
     if plan is None or state.history.open is not None:
         return
     state.history.plan(plan.report, state.world.pids(), now, state.committed)
-    state.history.decided(plan.decision)
+    state.decided(plan.decision)
     state.history.entered(state.phase.value, state.generation, now)
     state.attempt, state.charged = [plan.decision.rung], len(plan.charges)
     state.spent += plan.charges

@@ -86,7 +86,7 @@ def decide(state: JobState, now: float) -> None:
         state.dealt.clear()
     facts = gather(state, now)
     decision = state.ladder.decide(facts)
-    state.history.decided(decision)
+    state.decided(decision)
     _charge(state, state.ladder.charges(facts, decision.rung))
     if decision.rung not in state.attempt:
         state.attempt.append(decision.rung)

@@ -11,8 +11,8 @@ from ...policies.facts import NodeFailure, Spent
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.messages import Command
-from ...protocol.types import FaultReport, JobSpec, RepairPlan, Rung, rank_address
-from ..actions import Action, Finish, Forget, Send
+from ...protocol.types import Decision, FaultReport, JobSpec, RepairPlan, Rung, rank_address
+from ..actions import Action, Finish, Forget, Log, Send
 from ..fault_book import FaultBook
 from ..world import World
 from .history import History
@@ -124,6 +124,13 @@ class JobState:
         """Add a fault to the open incident, or open one with it; say whether one was opened."""
         pids = {} if self.history.open else self.world.pids()
         return self.history.report(report, pids, now, self.committed)
+
+    def decided(self, decision: Decision) -> None:
+        """Remember what was decided, and have it said in the log in the same words."""
+        self.history.decided(decision)
+        incident = self.history.open
+        if incident is not None:
+            self.actions += [Log(f"incident {incident.number}: {text}") for text in decision.in_words()]
 
     def ignore(self, why: str) -> None:
         """Count a report that changes nothing."""

@@ -1,10 +1,14 @@
 """What `midstep policy explain` says is what the machine decides, word for word: same facts, same text."""
 
+import io
+
 import msgspec
 import pytest
+from rich.console import Console
 
 from midstep.cli.views.incident_data import status_json
 from midstep.cli.views.status_view import status_view
+from midstep.controller.actions import Log
 from midstep.policies.explain import SupposedWorld, Supposition, answer, parse_fault
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import Policy
@@ -97,14 +101,23 @@ def test_what_failed_in_the_incident_is_explained_alike() -> None:
     assert decided.rung is spoken.rung is Rung.RECOVER
 
 
-def test_status_and_report_show_the_words_of_the_decision_and_the_role() -> None:
+def test_status_report_and_log_show_the_words_of_the_decision_and_the_role() -> None:
     """One source: what was decided is stored, and shown as it is."""
     rules = parse_policy(ROLES, "job.yaml")
     cluster = Named(rules)
-    decided = cluster.suffer(parse_fault("kind=exit,rank=0"))
+    fault = parse_fault("kind=exit,rank=0")
+    decided = cluster.suffer(fault)
+    spoken = explained(rules, fault, SupposedWorld(spares=1, can_create_nodes=False))
+    assert spoken == decided
+    words = decided.in_words()
+    logged = [action.text for action in cluster.log if isinstance(action, Log)]
+    assert logged == [f"incident 1: {each}" for each in words]
     status = cluster.machine.status(cluster.now)
-    assert status_view(status)
+    console = Console(file=io.StringIO(), width=1000)
+    with console.capture() as captured:
+        console.print(status_view(status))
+    assert all(each in captured.get() for each in words)
     (incident,) = status_json(status)["incidents"]
-    assert f"{decided.rung}: {decided.reason}" in incident["reasons"]
+    assert incident["reasons"][: len(words)] == words
     assert incident["decisions"][0]["roles"] == ["trainer"]
     assert [rank.role for rank in status.ranks] == ["trainer", "trainer", "trainer", "evaluator"]
