@@ -3,7 +3,7 @@
 What a process has never written to has no memory behind it: the kernel finds and clears a page when it is first
 written. For the optimizer state of a newcomer that costs as much time as its transfer, in pages of 4 KiB; in pages of
 2 MiB it is little. So a thread asks for the memory ahead of whoever writes to it, as soon as the size is known, and in
-big pages for as long as each is found quickly: where free memory is scattered the kernel can take long.
+big pages for as long as they are found quickly: where free memory is scattered the kernel can take long.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ import torch
 LEAST_BYTES = 8 * 1024 * 1024  # less is not worth the trouble
 _ALIGNED_BYTES = 64
 _PIECE_BYTES = 2 * 1024 * 1024
-_SLOW_S = 0.001  # several times what a big page takes, and more than 2 MiB in small ones
+_SLOW_S = 0.001  # several times what a big page takes, and about as much as 2 MiB in small ones
+_STALLED_S = 0.02  # by how much big pages may be slower in all, as one now and then has to be pieced together
 _MADV_POPULATE_WRITE = 23  # Python has no name for it: get the memory, leave what is in it
 _STOP_S = 5.0  # a piece takes milliseconds
 
@@ -63,14 +64,15 @@ class Room:
         start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
         with contextlib.suppress(OSError):  # a kernel without big pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        quick = True
+        quick, left_s = True, _STALLED_S
         for offset in range(0, self.size_bytes, _PIECE_BYTES):
             # The thread's own time: that others had the core meanwhile says nothing about the pages.
             began_s = time.thread_time()
             length = min(_PIECE_BYTES, self.size_bytes - offset)
             if self._stopped.is_set() or _madvise(start + offset, length, _MADV_POPULATE_WRITE) != 0:
                 return  # a kernel before 5.14, or no memory: whoever writes first will see
-            if quick and time.thread_time() - began_s > _SLOW_S and offset + length < self.size_bytes:
+            left_s += _SLOW_S - (time.thread_time() - began_s)
+            if quick and left_s < 0 and offset + length < self.size_bytes:
                 quick = False
                 memory.madvise(mmap.MADV_NOHUGEPAGE, offset + length)
 
