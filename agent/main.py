@@ -231,10 +231,8 @@ class Agent:
             _clear_after_launcher(self._folder.parent)
 
     async def _say_last_words(self) -> None:
-        deadline = time.monotonic() + LAST_WORDS_S
-        while self._link.mailbox.next_due() is not None and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)  # the last acknowledgement leaves through zmq's own thread
+        await self._link.flush(LAST_WORDS_S)
+        await asyncio.sleep(0.01)  # the last acknowledgement leaves through zmq's own thread, which tells nobody
 
     def _die(self) -> None:
         """End as a node that loses power: at once, with everything on it."""
@@ -260,7 +258,7 @@ async def _kill_leftovers() -> None:
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # orphans of those that were killed appear here without a word
     _log.error("processes that do not end: %s", [child.pid for child in psutil.Process().children()])
 
 

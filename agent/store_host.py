@@ -72,6 +72,7 @@ class StoreHost:
 
     async def _start(self) -> None:
         try:
+            # One that ends at once must not take a core.
             await asyncio.sleep(RETRY_S * max(0, self._lost_young - 1))
             standby = await self._nursery.take(early=True)
             order = orders.StoreOrder(host=self.endpoint.host, port=self.endpoint.port)

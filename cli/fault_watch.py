@@ -48,5 +48,5 @@ async def watch_faults(job: Job) -> None:
                         process.kill()
                     await process.wait()
             _log.warning("the watch over fault sources ended with status %d; starting it again", status)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(PAUSE_S)  # one that ends at once must not take a core
     _log.error("nobody watches the fault sources any more: it has ended %d times; see %s", RESTARTS, log.name)

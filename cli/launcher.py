@@ -15,6 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
+
+from watchfiles import awatch
 
 from ..agent.kernel import die_with_parent
 from ..controller.doors.notices import Result, read_endpoint, read_result
@@ -25,7 +29,9 @@ from .job_start import Job
 
 _log = logging.getLogger(__name__)
 
+# Status and new lines of logs are for a reader's eyes: nobody tells of them, and more often than this is not seen.
 LOOK_S = 0.2
+FILE_LOOK_MS = 100  # a file system that tells of no changes is looked at this often
 START_S = 60.0
 STOP_MARGIN_S = 10.0
 RESTARTS = 10  # of the controller, within RESTARTS_WINDOW_S
@@ -87,12 +93,13 @@ class Launcher:
             shutil.rmtree(self._job.run_directory, ignore_errors=True)
 
     async def _endpoint(self, supervising: "asyncio.Task[Result]") -> str:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline and not supervising.done():
-            endpoint = read_endpoint(self._job.run_directory)
-            if endpoint is not None:
-                return endpoint
-            await asyncio.wait([supervising], timeout=0.02)
+        written = asyncio.create_task(_written_endpoint(self._job.run_directory))
+        try:
+            await asyncio.wait([supervising, written], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            if written.done():
+                return written.result()
+        finally:
+            await _cancelled(written)
         log = self._job.job_directory / "logs" / "controller.log"
         raise PlatformError(f"the controller does not come up; see {log}")
 
@@ -136,7 +143,20 @@ class Launcher:
                 self._controller.kill()
 
 
-async def _cancelled(task: "asyncio.Task[None] | None") -> None:
+async def _written_endpoint(run_directory: Path) -> str:
+    """Return where the controller listens as soon as it has written that down."""
+    changes = awatch(
+        run_directory, watch_filter=None, step=5, rust_timeout=FILE_LOOK_MS, yield_on_timeout=True, recursive=False
+    )
+    async with contextlib.aclosing(changes):
+        while True:
+            endpoint = read_endpoint(run_directory)
+            if endpoint is not None:
+                return endpoint
+            await anext(changes)
+
+
+async def _cancelled(task: "asyncio.Task[Any] | None") -> None:
     if task is not None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -107,7 +107,7 @@ def _looks(job_directory: Path, every_s: float) -> Iterator[tuple[JobStatus, str
             yield status, note
             if status.exit_code is not None:
                 return
-            time.sleep(every_s)
+            time.sleep(every_s)  # a screen for a reader, drawn as often as was asked for
     except KeyboardInterrupt:
         return
 

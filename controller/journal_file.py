@@ -192,6 +192,7 @@ class Lock:
                         f"{self._path}: another controller is active on this journal ({self._holder(file)}). "
                         "It has to end first; one job has one active controller."
                     ) from None
+                # The kernel has no wait for a lock with a deadline, and its holder may be on another machine.
                 time.sleep(LOCK_POLL_S)
         with explained(self._path, "write the lock file"):
             file.seek(0)

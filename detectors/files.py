@@ -59,7 +59,7 @@ class FileDetector:
                 await self._until_they_change(watched, tell)
             except (OSError, RuntimeError) as error:  # a directory went away while it was being watched
                 _log.warning("watching %s: %s", ", ".join(map(str, watched)), error)
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(LOOK_S)  # it may be there again, or be gone for long
 
     async def _until_they_change(self, watched: list[Path], tell: Tell) -> None:
         """Look at every change in these directories, and now and then, until others are to be watched."""

@@ -1,6 +1,5 @@
 """A detector's connection to the controller of a job: as its own identity, with keys that let it report faults only."""
 
-import asyncio
 import logging
 import time
 from pathlib import Path
@@ -45,21 +44,13 @@ class FaultReporter:
         """Send a report; its `seen_by` must be this detector."""
         self._link.post(FaultReported(report))
 
-    @property
-    def outstanding(self) -> bool:
-        """Whether reports wait to be acknowledged."""
-        return self._link.mailbox.next_due() is not None
-
     async def flush(self, limit_s: float = FLUSH_S) -> None:
         """Wait until all is acknowledged. Raises NotTaken when it is not within `limit_s`."""
-        give_up = time.monotonic() + limit_s
-        while self.outstanding:
-            if time.monotonic() > give_up:
-                raise NotTaken(
-                    f"the controller has not taken in what was reported within {limit_s:g} s. It may be gone, or it "
-                    "refuses these reports: `midstep status` counts what it refuses."
-                )
-            await asyncio.sleep(0.02)
+        if not await self._link.flush(limit_s):
+            raise NotTaken(
+                f"the controller has not taken in what was reported within {limit_s:g} s. It may be gone, or it "
+                "refuses these reports: `midstep status` counts what it refuses."
+            )
 
     def close(self) -> None:
         """Drop the connection. Idempotent."""

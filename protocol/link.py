@@ -46,6 +46,8 @@ class ControllerLink:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._quiet = asyncio.Event()  # nothing waits to be acknowledged
+        self._quiet.set()
         socket.attach(self._loop, self._received)
 
     def post(self, body: Message, *, reliable: bool = True) -> None:
@@ -66,6 +68,15 @@ class ControllerLink:
         """Send bytes of somebody else's envelope on, unchanged."""
         if not self._closed:
             self._socket.send(data)
+
+    async def flush(self, limit_s: float) -> bool:
+        """Wait until all that was posted is acknowledged, or given up; False when `limit_s` passes first."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """Stop talking. Idempotent."""
@@ -118,6 +129,10 @@ class ControllerLink:
 
     def _schedule(self) -> None:
         due_s = self.mailbox.next_due()
+        if due_s is None:
+            self._quiet.set()
+        else:
+            self._quiet.clear()
         if self._closed or due_s is None:
             return
         if self._timer is not None:
