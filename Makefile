@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo demo-megatron test lint sim mutants chaos bench docs clean
+.PHONY: demo demo-megatron test lint sim mutants chaos nightly-megatron bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -28,7 +28,10 @@ mutants: $(INSTALLED)  ## break the machine on purpose, piece by piece: the simu
 	$(BIN)/python tests/simulation/mutants.py
 
 chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS="--device fake" for all on the fake device
-	$(BIN)/python -m pytest tests/chaos $(TESTS)
+	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)
+
+nightly-megatron: $(INSTALLED)  ## every shape of Megatron job, every rank killed at every moment; TESTS="-k 'expert'" for some
+	$(BIN)/python -m pytest -v -m nightly tests/chaos/megatron $(TESTS)
 
 bench: $(INSTALLED)  ## recovery time next to torchrun, and the cost per step
 	mkdir -p out

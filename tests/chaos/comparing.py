@@ -5,9 +5,9 @@ from typing import Any
 from .jobs import RANKS, Job, Record
 
 
-def assert_same_numbers(record: Record, undisturbed: Record) -> None:
+def assert_same_numbers(record: Record, undisturbed: Record, *, ranks: int = RANKS) -> None:
     """Every rank ended, and every step that was done, once or again, gave the bits of the undisturbed run."""
-    assert sorted(record.ends) == list(range(RANKS)), "not every rank has come to its end"
+    assert sorted(record.ends) == list(range(ranks)), "not every rank has come to its end"
     for rank, end in record.ends.items():
         differing = [key for key, value in undisturbed.ends[rank].items() if key != "pid" and end[key] != value]
         assert not differing, f"rank {rank} ended with other {', '.join(differing)}"
@@ -21,13 +21,13 @@ def assert_same_steps(record: Record, undisturbed: Record) -> None:
         assert not other, f"rank {rank} computed something else in steps {other}"
 
 
-def assert_nobody_harmed(incident: dict[str, Any], replaced: set[int]) -> None:
+def assert_nobody_harmed(incident: dict[str, Any], replaced: set[int], *, ranks: int = RANKS) -> None:
     """The incident was mended by replacing just these ranks; nobody else lost a process, nobody a step."""
     assert incident["outcome"] == "resumed", incident
     assert set(incident["replaced"]) == replaced, incident
     before, after = incident["pids_before"], incident["pids_after"]
     kept = {rank for rank in before if before[rank] == after.get(rank)}
-    assert kept == {str(rank) for rank in range(RANKS)} - {str(rank) for rank in replaced}, incident
+    assert kept == {str(rank) for rank in range(ranks)} - {str(rank) for rank in replaced}, incident
     assert incident["healthy_pids_kept"], incident
     assert incident["steps_lost"] == 0, incident
     assert incident["restore"] == "replica", incident

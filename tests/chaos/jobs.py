@@ -147,9 +147,9 @@ class Job:
         reply = self.ask(StatusRequest())
         return reply.status if isinstance(reply, StatusReply) else None
 
-    def until(self, holds: Callable[[JobStatus], bool], what: str) -> JobStatus:
+    def until(self, holds: Callable[[JobStatus], bool], what: str, limit_s: float = PATIENCE_S) -> JobStatus:
         """Wait until the job's live status is as wanted, and return it."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + limit_s
         while True:
             status = self.status()
             if status is not None and holds(status):
@@ -180,13 +180,13 @@ class Job:
         """Return what the ranks wrote down."""
         return read_record(self.records)
 
-    def held_at(self, step: int) -> JobStatus:
+    def held_at(self, step: int, limit_s: float = PATIENCE_S) -> JobStatus:
         """Wait until all ranks stand at the gate of a step, with no incident open."""
 
         def held(status: JobStatus) -> bool:
             return status.phase == "running" and all(rank.step == step for rank in status.ranks)
 
-        return self.until(held, f"all ranks at the gate of step {step}")
+        return self.until(held, f"all ranks at the gate of step {step}", limit_s)
 
     def open_gate(self, step: int) -> None:
         """Let the ranks go on into a step."""
@@ -256,11 +256,13 @@ def _shared_memory() -> set[Path]:
 
 def _unused(paths: set[Path]) -> set[Path]:
     """Return those that no living process has mapped or open: what others are using is not ours."""
-    used: set[str] = set()
+    unused = {path for path in paths if path.exists()}
     for process in psutil.process_iter():
+        if not unused:  # to ask all processes of a machine takes a while
+            break
         with contextlib.suppress(psutil.Error):
-            used |= set(_held(process))
-    return {path for path in paths if str(path) not in used and path.exists()}
+            unused -= {Path(path) for path in _held(process)}
+    return {path for path in unused if path.exists()}
 
 
 def _held(process: psutil.Process) -> Iterator[str]:

@@ -21,7 +21,9 @@ PRELOAD = [
     "megatron.core.optimizer",
 ]
 POLICY: dict[str, Any] = {**ROOMY, "standby": {"preload": PRELOAD}}
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0  # for a job to start and to train, which takes ten seconds, or minutes on a busy machine
+PATIENCE_PER_INCIDENT_S = 30.0  # for each recovery, which takes one second on a quiet machine
+NODES = 2
 StartMegatron = Callable[..., Job]
 
 
@@ -33,7 +35,7 @@ def start_megatron(tmp_path_factory: pytest.TempPathFactory, device: str) -> Ite
     def start(shape: Shape, faults: tuple[ArmedFault, ...] = (), **options: Any) -> Job:
         root = tmp_path_factory.mktemp("megatron")
         arguments = [str(root / "records"), msgspec.json.encode(shape).decode()]
-        given = {"policy": POLICY, "device": device, **options}
+        given = {"policy": POLICY, "device": device, "nodes": NODES, "ranks_per_node": shape.world // NODES, **options}
         jobs.append(Job(root, script=TRAINING, arguments=arguments, faults=faults, **given))
         return jobs[-1]
 
@@ -44,7 +46,7 @@ def start_megatron(tmp_path_factory: pytest.TempPathFactory, device: str) -> Ite
             job.close()
 
 
-def run_to_its_end(job: Job) -> dict[str, Any]:
-    """Wait for a job that has to end well, and return its report."""
-    assert job.wait(PATIENCE_S) == 0, job.said()
+def run_to_its_end(job: Job, *, incidents: int = 1) -> dict[str, Any]:
+    """Wait for a job that has to end well after so many incidents, and return its report."""
+    assert job.wait(PATIENCE_S + incidents * PATIENCE_PER_INCIDENT_S) == 0, job.said()
     return finish(job)

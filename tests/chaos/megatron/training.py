@@ -31,6 +31,7 @@ warnings.filterwarnings("ignore")
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """How to train."""
 
+    world: int = 4
     tensor: int = 1
     pipeline: int = 1
     virtual: int | None = None
