@@ -29,6 +29,7 @@ from .work import Promise, SilentWork
 
 BACKEND = "fake_hccl"
 PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
+OTHER_DEVICE = "HCCL function error: tensors on device {device}, communicator on device {chip}, error code is 2"
 NOT_UP = "HCCL function error: HcclCommInitRootInfoConfig, error code is 9"
 _HERE = StoreEndpoint("127.0.0.1", 1)  # only the route to it matters
 _TICK_S = 0.005
@@ -92,6 +93,7 @@ class FakeHcclGroup(dist.ProcessGroup):
 
     def resume_hccl_comm(self, device_id: int) -> None:
         """Have the communicator use its links again."""
+        self._refuse_other_device(device_id)
         if self._comm is not None:
             self._comm = None
             self._number -= 1
@@ -116,8 +118,14 @@ class FakeHcclGroup(dist.ProcessGroup):
 
     def queue(self, op: str, args: Any, kwargs: Any) -> "FakeWork":
         """Queue a collective."""
+        self._refuse_other_device(calls.current_device())
         tensors = [tensor for argument in args[:2] for tensor in _tensors_in(argument)]
         return FakeWork(CHIP.submit(lambda task: self._do(task, op, args, kwargs), tensors), tensors)
+
+    def _refuse_other_device(self, device_id: int) -> None:
+        """Every thread has a current device, on which it makes things: at first device 0, not its process's."""
+        if device_id != CHIP.index:
+            raise RuntimeError(told(OTHER_DEVICE.format(device=device_id, chip=CHIP.index)))
 
     def _do(self, task: Task, op: str, args: Any, kwargs: Any) -> Any:
         """Carry out a collective. In the chip's thread."""

@@ -74,6 +74,8 @@ class HcclCommunicator:
         self._seated = False
         self._linked = NEVER
         self._attempt: Attempt[Any] | None = None
+        self._inside = threading.Lock()  # held by the one thread that is in the library to rebuild
+        self._index = 0  # of this process's device
         self._rank = 0
         self._members: tuple[int, ...] = ()
 
@@ -94,6 +96,7 @@ class HcclCommunicator:
     ) -> None:
         """Make the default process group of torch.distributed; seat it if there is a `store`."""
         self._rank = rank
+        self._index = self._library.calls.npu.current_device()
         self._members = tuple(range(world_size))
         self.generation = generation
         self._host.init(
@@ -169,7 +172,6 @@ class HcclCommunicator:
         self, attempt: Attempt[Any], generation: int, store: StoreEndpoint, life: Life, linked: int
     ) -> list[HcclGroup]:
         """Run a rebuild in the attempt's thread; return the groups that all their members have."""
-        calls = self._library.calls
         line = StoreLine(store, attempt.go_on())
         names = group_names(self._groups)
         words = self._meet(attempt, line, generation, _Word(names, linked))
@@ -181,7 +183,28 @@ class HcclCommunicator:
             if missing:
                 group.end(orphaned(missing, generation))
         resume = linked != NEVER and all(word.linked == linked for word in words)
-        attempt.go_on()
+        attempt.stage = "an attempt that was given up is still inside the library"
+        if not self._inside.acquire(timeout=attempt.go_on()):
+            raise Abandoned
+        try:
+            self._renew(attempt, kept, line, generation, life, resume=resume)
+        finally:
+            self._inside.release()
+        return [group for group, _ in kept]
+
+    def _renew(
+        self,
+        attempt: Attempt[Any],
+        kept: Sequence[tuple[HcclGroup, str]],
+        line: StoreLine,
+        generation: int,
+        life: Life,
+        *,
+        resume: bool,
+    ) -> None:
+        """Resume or rebuild the communicators, and use them. One thread at a time: it cannot be interrupted inside."""
+        calls = self._library.calls
+        calls.npu.set_device(self._index)  # a thread begins on device 0, and so would all that it does
         # Keys of the communicators that are dropped are deleted where they were written, so the store moves afterwards.
         if resume:
             attempt.stage = "the communicators are not resumed"
@@ -200,7 +223,6 @@ class HcclCommunicator:
                 group.revive(life)
         self._link_up(attempt, kept)
         _log.info("generation %d: %s %d groups", generation, "resumed" if resume else "rebuilt", len(kept))
-        return [group for group, _ in kept]
 
     def _link_up(self, attempt: Attempt[Any], groups: Sequence[tuple[HcclGroup, str]]) -> None:
         """Use every group once, in order; in all ranks that is the same order for the groups that they share."""

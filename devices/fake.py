@@ -5,6 +5,7 @@ of a recovery and not the device. What it adds is `harm`, by which faults are ca
 """
 
 import gc
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from .fake_chip import CHIP, told
 __version__ = "2.13.0"
 DEVICE = torch.device("cpu")
 default_generators = (torch.Generator(),)  # a script that draws on the device draws from here, and not from torch's
+_thread = threading.local()
 _LATE_US = 150_000  # how old an error is that is noticed late
 _RUN, _STOP = 1, 2  # what torch-npu tells the watchdog
 
@@ -30,13 +32,13 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """As torch_npu.npu.current_device."""
-    return CHIP.index
+    """As torch_npu.npu.current_device: the calling thread's, and 0 in one that has not chosen."""
+    return int(getattr(_thread, "device", 0))
 
 
 def set_device(device: int) -> None:
     """As torch_npu.npu.set_device."""
-    CHIP.index = device
+    CHIP.index = _thread.device = device
 
 
 def synchronize(device: int | None = None) -> None:
@@ -116,7 +118,7 @@ def reinit_process_group(group: Any = None, rebuild_link: bool = True) -> Any:
     group = group if group is not None else c10d._world.default_pg
     if not rebuild_link:
         for backend in _backends():
-            backend.resume_hccl_comm(CHIP.index)
+            backend.resume_hccl_comm(current_device())
         return None
     if "hccl" in c10d._world.pg_map[group][0]:
         group._get_backend(DEVICE)._delete_tcpstore_key()

@@ -53,7 +53,9 @@ class NpuDevice:
             if self.stopped:
                 return
             self.stopped = True
-            answer = self._library.npu.stop_device(self._here())
+            here = self._here()
+            self._library.npu.set_device(here)  # the thread that stops it may have had no device, which means device 0
+            answer = self._library.npu.stop_device(here)
         if answer:
             raise RecoveryError(f"device {self._here()} could not be stopped: stop_device answered {answer}")
 
