@@ -15,6 +15,8 @@ from .scaling import start_anew
 from .state import JobState, Phase
 
 SAVE_S = 300.0
+# A process that stands here has not trained since the job last stood at the step that the controller knows.
+UNTRAINED = frozenset({RankState.STARTING, RankState.JOINED, RankState.REJOINING, RankState.READY})
 
 
 def begin_stop(state: JobState, reason: str, now: float, exit_code: int = 1) -> None:
@@ -51,7 +53,8 @@ def lost_while_saving(state: JobState, rank: int, detail: str, now: float) -> No
 
 def _save(state: JobState, now: float) -> None:
     survivors = [holder for holder in state.world.holders if holder.resilient and holder.rank not in state.guilty]
-    if not survivors or state.committed == 0:
+    nothing_yet = state.committed == 0 and all(holder.state in UNTRAINED for holder in survivors)
+    if not survivors or nothing_yet:
         conclude(state, "", now)
         return
     state.generation += 1
@@ -85,8 +88,10 @@ def start_saving(state: JobState) -> str | None:
     whole = _whole(state)
     step = max(whole.values(), default=0)
     writers = [rank for rank, committed in whole.items() if committed == step]
-    if not writers or step == 0:
+    if not writers:
         return "nobody holds clean state that can be trusted"
+    if step == 0:
+        return "no step has been committed"
     lost = _needed(state) - _shards_to_write(state, writers).keys()
     if lost:
         return f"no clean copy of {', '.join(sorted(lost))} is left"

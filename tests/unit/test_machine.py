@@ -153,6 +153,11 @@ class Cluster:
 
     def start(self) -> None:
         """Bring the job to RUNNING at step 0."""
+        self.join()
+        self.pass_barrier_two(0)
+
+    def join(self) -> None:
+        """Bring the job to where all are about to rejoin for the first time."""
         for number in range(self.job.nodes + self.job.spare_nodes):
             self.feed(self.node(f"node{number}"))
         ranks = range(self.job.world_size)
@@ -161,7 +166,6 @@ class Cluster:
             process = RunningProcess(rank, 100 + rank, holder.incarnation, 1)
             self.feed(ProcessStarted(holder.node, process, warm=True))
         self.feed(*(self.joined(rank, fresh=True, own=0) for rank in ranks))
-        self.pass_barrier_two(0)
 
     def recover(self, step: int) -> None:
         """Everybody who is waited for at barrier one answers; survivors keep copies of all own states."""

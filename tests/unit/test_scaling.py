@@ -73,6 +73,19 @@ class Scaling(Draining):
         self.resume(2, 5)
 
 
+def test_the_very_first_step_is_saved_too_though_nobody_has_told_of_it() -> None:
+    """A node is lost right after the first resume: the others may have committed a step that is still to be reported."""
+    cluster = Draining(job(spares=0), SCALES)
+    cluster.join()
+    cluster.feed(*(cluster.ready(rank, 0) for rank in range(4)))
+    cluster.expect(Phase.RESUMING)
+    bodies = cluster.feed(NodeLost("node1", "its agent ended", cluster.now))
+    assert [body.rank for body in only(bodies, Quiesce)] == [0, 1]
+    cluster.expect(Phase.SAVING)
+    bodies = cluster.feed(cluster.quiesced(0, 1, wards=[2]), cluster.quiesced(1, 1, wards=[3]))
+    assert [(body.rank, body.step) for body in only(bodies, SaveCheckpoint)] == [(1, 1)]  # rank 0 comes last
+
+
 def test_survivors_save_before_the_world_gets_smaller() -> None:
     """Nobody is started before what they hold is on the disk; then the world has the ranks of the nodes left."""
     cluster = Scaling()
