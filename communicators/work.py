@@ -177,10 +177,10 @@ class GroupWork(dist.Work):
             value = told.value()
         except Exception as error:  # the backend's; what the reducer's thread gets says which collective
             failure = self._life.fail(self._op, error)
-        promise.settle(failure, value)
         if observer is not None:
             self._observer = None
             observer.left(self._op)
+        promise.settle(failure, value)  # last: whoever waits for it wants the interpreter next
 
     def is_completed(self) -> bool:
         """Say whether `wait` would return or raise at once."""
@@ -230,32 +230,46 @@ class SilentGroupWork(GroupWork):
 
 
 class Promise:
-    """A future that can be failed.
+    """A future that can be failed. One is made for each of DDP's buckets in each step, so it does little.
 
     Future.set_exception would store the exception as the value, and DDP's reducer would read it as tensors and crash.
-    A callback that raises makes a true error, so the future handed out is one that follows another.
+    So a failed future holds a Failure, at which nobody can look without being told.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._settled = False
-        self._first: torch.futures.Future[Any] = torch.futures.Future()
-        self.future: torch.futures.Future[Any] = self._first.then(_unwrap)
+        self.future: torch.futures.Future[Any] = torch.futures.Future()
+        self.future._set_unwrap_func(_look)  # for those that ask from Python
+        self._unsettled = [self.future]
 
     def settle(self, error: BaseException | None, value: Any) -> None:
-        """Complete the future; the first call counts."""
-        with self._lock:
-            if self._settled:
-                return
-            self._settled = True
+        """Complete the future; the first call counts. Any thread."""
+        try:
+            future = self._unsettled.pop()  # one of two threads gets it
+        except IndexError:
+            return
         # No exception object goes into the future: its traceback would hold frames that hold the future, a circle
         # through C++ that no garbage collector sees, with the collective's tensors in it.
-        self._first.set_result((None if error is None else (type(error), str(error)), value))
+        future.set_result(value if error is None else Failure(type(error), str(error)))
 
 
-def _unwrap(first: "torch.futures.Future[Any]") -> Any:
-    failure, value = first.value()
-    if failure is not None:
-        kind, text = failure
-        raise kind(text)
-    return value
+class Failure:
+    """What a failed future holds in place of tensors. Every way to get at the tensors raises what went wrong.
+
+    DDP's reducer finds tensors in a value by pickling it, in torch's own pickler.
+    """
+
+    def __init__(self, kind: type[BaseException], text: str) -> None:
+        """Stand for an error of this kind."""
+        self._kind = kind
+        self._text = text
+
+    def tell(self, *_: Any) -> Any:
+        """Raise it."""
+        raise self._kind(self._text)
+
+    __reduce_ex__ = __iter__ = __getitem__ = __len__ = tell
+
+
+def _look(value: Any) -> None:
+    if type(value) is Failure:
+        value.tell()

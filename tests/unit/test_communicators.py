@@ -8,12 +8,13 @@ import time
 import weakref
 
 import pytest
+from torch._jit_internal import _extract_tensors
 
 from midstep.communicators import communicator_named
 from midstep.communicators.life import Life, cause
 from midstep.communicators.seating import Abandoned, Attempt
 from midstep.communicators.waiters import Waiters
-from midstep.communicators.work import Promise
+from midstep.communicators.work import Failure, Promise
 from midstep.devices import device_named
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError
 
@@ -191,9 +192,32 @@ def test_a_failed_future_does_not_keep_what_failed_alive() -> None:
 
     promise = Promise()
     kept = backend_fails(promise)
-    with pytest.raises(RuntimeError, match="connection closed"):
+    with pytest.raises(CommunicatorFailed, match="connection closed"):
         promise.future.wait()
     del promise
     gc.collect()
 
     assert kept() is None
+
+
+@pytest.mark.parametrize("look", ["wait", "value"])
+def test_whoever_looks_at_a_failed_future_is_told_why(look: str) -> None:
+    """By its type and its text."""
+    promise = Promise()
+    promise.settle(CommunicatorAborted("the test said so"), None)
+    with pytest.raises(CommunicatorAborted, match="the test said so"):
+        getattr(promise.future, look)()
+
+
+def test_the_reducer_finds_no_tensors_in_a_failure() -> None:
+    """It pickles what a future holds, whatever that is."""
+    with pytest.raises(CommunicatorAborted, match="the test said so"):
+        _extract_tensors(Failure(CommunicatorAborted, "the test said so"))  # type: ignore[no-untyped-call]
+
+
+def test_the_first_to_settle_a_future_counts() -> None:
+    """An abort that comes after the completion changes nothing."""
+    promise = Promise()
+    promise.settle(None, [1])
+    promise.settle(CommunicatorAborted("too late"), None)
+    assert promise.future.wait() == [1]

@@ -108,8 +108,8 @@ def test_an_abort_from_another_thread_wakes_a_blocked_rank(pair: Ranks, op: str)
     (kind, text), woken_s, failed, refused = pair.hear(0)
     pair.say("next", 1)
     assert 0 <= woken_s < SOON_S
-    if op in ("ddp backward", "future"):
-        assert issubclass(kind, RuntimeError)  # torch carries an error out of a future by its text only
+    if op == "ddp backward":
+        assert issubclass(kind, RuntimeError)  # torch carries an error out of the reducer by its text only
     else:
         assert kind is CommunicatorAborted
     assert "the test said so" in text
