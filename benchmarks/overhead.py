@@ -5,11 +5,17 @@ precise and does not see what agents and controller take beside the ranks; a sec
 *Jobs*: whole jobs by turns, plain DDP under torchrun and the resilient script under midstep, which sees all and wants
 a quiet machine. On a machine that is not quiet the ratio of CPU time says more than that of step times: who waits for
 others there gives its core away.
+
+A ratio is taken step by step, over the mean of the two plain models in the same step; what is shown is the median of
+all steps of all repetitions, with the interval that holds it in 95 of 100 such runs. Repetitions differ by more than
+that, so their least and greatest median stand beside it.
 """
 
 import json
+import math
 import statistics
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +31,33 @@ JOB_SCRIPT = "recovery_job.py"
 KINDS = ("plain", "control", "resilient")
 NOBODY = "-1"  # is killed
 WARM_UP_STEPS = 6
+STEPS_IN_PARTS = 12
+SPREAD_OF_MEDIAN = 0.98  # half of 1.96: how far 95 of 100 medians lie from the middle, in roots of the sample's size
+USES = {
+    "cpu_s": ("CPU time, ms", 1000),
+    "train_cpu_s": ("of it the train thread's, ms", 1000),
+    "waits": ("cores given away", 1),
+    "preemptions": ("cores taken away", 1),
+    "page_faults": ("page faults", 1),
+}
 
 Notes = dict[str, float]
 
 
-def paired(ranks: int, steps: int, number: int, folder: Path) -> tuple[Notes, Notes]:
-    """Run one job of all kinds of steps; return the median step times, and those of the parts, over all ranks."""
-    arguments = [str(folder), str(steps + WARM_UP_STEPS), str(number)]
+def paired(ranks: int, steps: int, number: int, folder: Path) -> tuple[list[Notes], Notes]:
+    """Run one job of all kinds of steps; return what each step took, and the medians of the parts, over all ranks."""
+    counts = (steps + WARM_UP_STEPS, STEPS_IN_PARTS, number)
+    arguments = [str(folder), *map(str, counts)]
     launching.midstep(PAIRED_SCRIPT, arguments, ranks=ranks, job_directory=folder / "job", limit_s=LIMIT_S)
-    by_rank = [json.loads((folder / f"rank-{rank}.json").read_text())[WARM_UP_STEPS:] for rank in range(ranks)]
+    by_rank = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    of_parts = [note["parts"] for notes in by_rank for note in notes[-STEPS_IN_PARTS:]]
+    names = [f"{kind}_{use}" for kind in KINDS for use in ("s", *USES)]
     # Over the ranks the mean: what one waits for another has worked.
-    times = {
-        name: statistics.median(statistics.fmean(note[name] for note in notes) for notes in zip(*by_rank, strict=True))
-        for name in (f"{kind}{clock}" for kind in KINDS for clock in ("_s", "_cpu_s"))
-    }
-    return times, figures.medians([note["parts"] for notes in by_rank for note in notes])
+    of_steps = [
+        {name: statistics.fmean(note[name] for note in notes) for name in names}
+        for notes in list(zip(*by_rank, strict=True))[WARM_UP_STEPS:-STEPS_IN_PARTS]
+    ]
+    return of_steps, figures.medians(of_parts)
 
 
 def job(system: str, ranks: int, steps: int, folder: Path) -> float:
@@ -84,23 +102,42 @@ def repetition(ranks: int, steps: int, number: int, *, with_jobs: bool) -> dict[
     return notes
 
 
+def plain_of(step: Notes, use: str) -> float:
+    """Return what a step took of something with plain DDP: the mean of the two."""
+    return statistics.fmean((step[f"plain_{use}"], step[f"control_{use}"]))
+
+
+def ratios(repetitions: list[list[Notes]], over: Callable[[Notes], float]) -> dict[str, float]:
+    """Return the median ratio of all steps, the interval it lies in, and the medians of single repetitions."""
+    values = sorted(over(step) for steps in repetitions for step in steps)
+    reach = math.ceil(SPREAD_OF_MEDIAN * math.sqrt(len(values)))
+    middle = len(values) // 2
+    return {
+        "low": values[max(0, middle - reach)],
+        "high": values[min(len(values) - 1, middle + reach)],
+        **figures.spread([statistics.median(over(step) for step in steps) for steps in repetitions]),
+        "median": statistics.median(values),
+    }
+
+
 def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians and spreads, seconds; `ratio` is resilient to plain, repetition by repetition.
+    """Return medians and spreads, seconds; a ratio is resilient to plain, step by step.
 
     `control_ratio` is one plain model to the other: what a ratio is when there is no difference.
     """
-    pairs = [notes["paired"] for notes in repetitions]
-    plain = [statistics.fmean((pair["plain_s"], pair["control_s"])) for pair in pairs]
-    plain_cpu = [statistics.fmean((pair["plain_cpu_s"], pair["control_cpu_s"])) for pair in pairs]
+    runs: list[list[Notes]] = [notes["paired"] for notes in repetitions]
     result: dict[str, Any] = {
-        "plain_s": figures.spread(plain),
-        "resilient_s": figures.spread([pair["resilient_s"] for pair in pairs]),
-        "ratio": figures.spread([pair["resilient_s"] / base for pair, base in zip(pairs, plain, strict=True)]),
-        "cpu_ratio": figures.spread(
-            [pair["resilient_cpu_s"] / base for pair, base in zip(pairs, plain_cpu, strict=True)]
-        ),
-        "control_ratio": figures.spread([pair["control_s"] / pair["plain_s"] for pair in pairs]),
-        "control_cpu_ratio": figures.spread([pair["control_cpu_s"] / pair["plain_cpu_s"] for pair in pairs]),
+        "plain_s": figures.spread([statistics.median(plain_of(step, "s") for step in steps) for steps in runs]),
+        "resilient_s": figures.spread([statistics.median(step["resilient_s"] for step in steps) for steps in runs]),
+        "ratio": ratios(runs, lambda step: step["resilient_s"] / plain_of(step, "s")),
+        "cpu_ratio": ratios(runs, lambda step: step["resilient_cpu_s"] / plain_of(step, "cpu_s")),
+        "control_ratio": ratios(runs, lambda step: step["control_s"] / step["plain_s"]),
+        "control_cpu_ratio": ratios(runs, lambda step: step["control_cpu_s"] / step["plain_cpu_s"]),
+        "more": {
+            use: statistics.median(step[f"resilient_{use}"] - plain_of(step, use) for steps in runs for step in steps)
+            for use in USES
+        },
+        "uses": {use: statistics.median(plain_of(step, use) for steps in runs for step in steps) for use in USES},
         "parts_s": figures.medians([notes["parts"] for notes in repetitions]),
         "foreign_cores": figures.spread([notes["foreign_cores"] for notes in repetitions]),
         "repetitions": repetitions,
@@ -115,30 +152,58 @@ def summary(repetitions: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def ratio_text(found: Mapping[str, float] | None) -> str:
+    """Return a ratio with its interval, where it has one, and the least and greatest of the repetitions."""
+    if found is None:
+        return ""
+    interval = f" [{found['low']:.3f}, {found['high']:.3f}]" if "low" in found else ""
+    return f"{found['median']:.3f}{interval} ({found['min']:.3f}-{found['max']:.3f})"
+
+
 def table(result: dict[str, Any]) -> Table:
     """Show the step times."""
-    view = Table(title="A step without fault: milliseconds, median (least-greatest)", title_justify="left")
+    view = Table(
+        title="A step without fault: milliseconds, median [95 %] (least-greatest repetition)", title_justify="left"
+    )
     for column in ("ranks", "", "plain DDP", "resilient", "ratio", "ratio of CPU time", "foreign cores"):
         view.add_column(column, justify="right" if column else "left")
     for ranks, found in result.items():
         for name, times in (("paired", found), ("jobs", found.get("jobs"))):
             if times is not None:
                 steps = [figures.text(times[key], 1000, 1) for key in ("plain_s", "resilient_s")]
-                ratios = [figures.text(times[key], digits=3) if key in times else "" for key in ("ratio", "cpu_ratio")]
-                view.add_row(ranks, name, *steps, *ratios, figures.text(found["foreign_cores"]))
-        ratios = [figures.text(found[key], digits=3) for key in ("control_ratio", "control_cpu_ratio")]
-        view.add_row(ranks, "control", "", "", *ratios, "")
+                shown = [ratio_text(times.get(key)) for key in ("ratio", "cpu_ratio")]
+                view.add_row(ranks, name, *steps, *shown, figures.text(found["foreign_cores"]))
+        shown = [ratio_text(found[key]) for key in ("control_ratio", "control_cpu_ratio")]
+        view.add_row(ranks, "control", "", "", *shown, "")
+    return view
+
+
+def uses(result: dict[str, Any]) -> Table:
+    """Show what the processes used up in a step, with plain DDP and more than that."""
+    view = Table(title="Of a step, in one rank: plain DDP + what a resilient one takes more", title_justify="left")
+    view.add_column("use")
+    for ranks in result:
+        view.add_column(f"{ranks} ranks", justify="right")
+    for use, (name, factor) in USES.items():
+        shown = [f"{factor * found['uses'][use]:.2f} + {factor * found['more'][use]:.2f}" for found in result.values()]
+        view.add_row(name, *shown)
     return view
 
 
 def parts(result: dict[str, Any]) -> Table:
     """Show what the difference is made of."""
-    view = Table(title="Parts of a resilient step: microseconds, medians, waiting included", title_justify="left")
+    view = Table(
+        title="Parts of a resilient step: microseconds of time, waiting included / of CPU time", title_justify="left"
+    )
     view.add_column("part")
     for ranks in result:
         view.add_column(f"{ranks} ranks", justify="right")
-    for name in dict.fromkeys(name for found in result.values() for name in found["parts_s"]):
-        view.add_row(name, *(f"{1e6 * found['parts_s'].get(name, 0.0):.0f}" for found in result.values()))
+    names = dict.fromkeys(name.rpartition("/")[0] for found in result.values() for name in found["parts_s"])
+    for name in names:
+        shown = [
+            [1e6 * found["parts_s"].get(f"{name}/{kind}", 0.0) for kind in ("wall", "cpu")] for found in result.values()
+        ]
+        view.add_row(name, *(f"{wall:.0f} / {cpu:.0f}" for wall, cpu in shown))
     return view
 
 
@@ -156,8 +221,8 @@ def main(sizes: tuple[int, ...], repeat: int, steps: int, with_jobs: bool, file:
     """
     launching.end_jobs_on_sigterm()
     result = measure(sizes, repeat, steps, with_jobs=with_jobs)
-    out = Console(width=None if console.is_terminal else 120, highlight=False)
-    out.print(table(result), parts(result))
+    out = Console(width=None if console.is_terminal else 150, highlight=False)
+    out.print(table(result), uses(result), parts(result))
     if file is not None:
         file.write_text(json.dumps({"ranks": result, "machine": figures.machine()}, indent=2))
 

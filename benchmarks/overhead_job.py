@@ -4,18 +4,22 @@ Three equal models are trained side by side. Two are plain DDP, each over a gloo
 resilient, over midstep's group, with commit barrier and own states. Whatever disturbs the machine disturbs all alike,
 and how far the two plain ones differ says how much a difference means. Each step takes them in another order, each
 repetition builds them in another order, as neither who comes first nor whose memory lies where may decide.
+
+The parts are timed in steps of their own, behind the others: a clock around a part costs, too.
 """
 
+import ctypes
 import itertools
 import json
 import os
+import resource
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +29,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep
+from midstep.communicators.work import GroupWork
 from midstep.examples.gpt import GPT, TEN_MILLION
 from midstep.processor.runtime import Runtime
 
@@ -32,10 +37,34 @@ RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LIMIT = timedelta(seconds=60)
 PLAIN, CONTROL, RESILIENT = KINDS = ("plain", "control", "resilient")
 ORDERS = tuple(itertools.permutations(KINDS))
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's numbers for mallopt
+_MOST_MAPPED_BYTES = 32 * 1024 * 1024  # the most that glibc takes
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed, for all three models alike.
+
+    Else it hands the optimizer's temporary tensors back to the kernel in some steps and not in others, as its heap
+    happens to lie: up to 13,000 page faults a step, more than what is to be measured.
+    """
+    libc = ctypes.CDLL(None)
+    kept = libc.mallopt(_MMAP_THRESHOLD, _MOST_MAPPED_BYTES), libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    assert all(kept), "this C library has no such setting"
+
+
+class Reading(NamedTuple):
+    """What a process has used up."""
+
+    s: float
+    cpu_s: float
+    train_cpu_s: float  # of that the thread that trains
+    waits: float  # times that a thread gave its core away
+    preemptions: float  # times that it was taken
+    page_faults: float
 
 
 class Clocks:
-    """Sums up, step by step, what single functions take."""
+    """Sums up, step by step, what single functions take, in seconds and in seconds of their thread's computing."""
 
     def __init__(self) -> None:
         self._now: defaultdict[str, float] = defaultdict(float)
@@ -52,11 +81,12 @@ class Clocks:
 
     def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            began_s = time.perf_counter()
+            began_s, began_cpu_s = time.perf_counter(), time.thread_time()
             try:
                 return call(*args, **kwargs)
             finally:
-                self._now[name] += time.perf_counter() - began_s
+                self._now[f"{name}/cpu"] += time.thread_time() - began_cpu_s
+                self._now[f"{name}/wall"] += time.perf_counter() - began_s
 
         return timed
 
@@ -84,33 +114,42 @@ def backward(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, d
     model(*data).backward()
 
 
-def watched(state: midstep.TrainState, runtime: Runtime) -> Clocks:
+def watch(clocks: Clocks, state: midstep.TrainState, runtime: Runtime) -> None:
     """Time the parts of a resilient step from now on."""
-    clocks = Clocks()
+    assert dist.group.WORLD is not None
+    clocks.watch("all-reduces started, with gloo's own part", dist.group.WORLD, "allreduce")
+    clocks.watch("futures of all-reduces", GroupWork, "get_future")
+    clocks.watch("all-reduces done, in gloo's threads", GroupWork, "_told")
     clocks.watch("capture of the own state", state, "capture_own")
     clocks.watch("own state to the black box", runtime.own_states, "keep")
     clocks.watch("own states swapped", runtime.own_states, "swap")
     clocks.watch("commit barrier", runtime.communicator, "barrier")
-    clocks.watch("step clock", runtime.step_clock, "begin_step", "committed", "doing", "entered", "left")
-    return clocks
+    clocks.watch("step clock between collectives", runtime.step_clock, "begin_step", "doing")
 
 
-def now() -> tuple[float, float]:
-    """Read two clocks: seconds, and seconds that this process has computed."""
-    return time.perf_counter(), time.process_time()
+def now() -> Reading:
+    """Read all clocks of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return Reading(
+        time.perf_counter(), time.process_time(), time.thread_time(), used.ru_nvcsw, used.ru_nivcsw, used.ru_minflt
+    )
 
 
-def lasted(kind: str, *spans: tuple[tuple[float, float], tuple[float, float]]) -> dict[str, float]:
-    """Sum up spans between readings of the two clocks."""
+def lasted(kind: str, *spans: tuple[Reading, Reading]) -> dict[str, float]:
+    """Sum up spans between readings."""
     return {
-        f"{kind}_s": sum(end[0] - begin[0] for begin, end in spans),
-        f"{kind}_cpu_s": sum(end[1] - begin[1] for begin, end in spans),
+        f"{kind}_{name}": sum(getattr(end, name) - getattr(begin, name) for begin, end in spans)
+        for name in Reading._fields
     }
 
 
 def main() -> None:
-    """Take the folder for the notes, the number of steps and the repetition; leave the times of every step."""
-    directory, total, repetition = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    """Take the folder for the notes, the numbers of steps and of those with timed parts, and the repetition.
+
+    Leave what every step took.
+    """
+    directory, paired, in_parts, repetition = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    keep_freed_memory()
     midstep.init_process_group()
     trained = {
         kind: build(None if kind == RESILIENT else plain_group(kind)) for kind in ORDERS[repetition % len(ORDERS)]
@@ -119,13 +158,15 @@ def main() -> None:
     state = midstep.TrainState(model=model, optimizer=optimizer)
     runtime = Runtime.current()
     assert runtime is not None
-    clocks = watched(state, runtime)
+    clocks = Clocks()
     notes = []
 
     @midstep.resilient(state)
     def train() -> None:
         left = now()
-        for step in state.steps(total):
+        for step in state.steps(paired + in_parts):
+            if step.index == paired:
+                watch(clocks, state, runtime)
             # The way from one step to the next, through `steps`, belongs to the resilient one.
             note: dict[str, Any] = {}
             between = (left, now())
