@@ -2,8 +2,9 @@
 
 Whole jobs by turns, data parallel with a distributed optimizer, over models of several sizes: what midstep does in a
 step is partly the same for every model, and partly grows with it. On a machine that is not quiet the CPU time says more
-than the clock: who waits for others there gives its core away. The recovery is that of one kill in a forward pass,
-phase by phase, for each kind that keeps a copy.
+than the clock: who waits for others there gives its core away. Still more says what share of its own step the train
+thread spends in midstep's parts, since nothing of another job is in that. The recovery is that of one kill in a
+forward pass, phase by phase, for each kind that keeps a copy.
 """
 
 import json
@@ -12,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +50,20 @@ def job(kind: str, size: str, ranks: int, steps: int, folder: Path, *, kill_at: 
     return {
         "step_s": statistics.fmean(statistics.median(note["times_s"][WARM_UP_STEPS:]) for note in notes),
         "step_cpu_s": statistics.fmean(statistics.median(note["cpu_times_s"][WARM_UP_STEPS:]) for note in notes),
+        "thread_s": statistics.fmean(statistics.median(note["thread_times_s"][WARM_UP_STEPS:]) for note in notes),
+        "commit_s": statistics.fmean(part(note, lambda each: each["commit"] - each["arrive"]) for note in notes),
+        "exchange_s": statistics.fmean(part(note, lambda each: each["send"] + each["arrive"]) for note in notes),
+        "ward_s": statistics.fmean(part(note, lambda each: each["ward"]) for note in notes),
         **{
             name: statistics.fmean(note[name] for note in notes)
             for name in ("tensor_bytes", "resident_bytes", "parameters")
         },
     }
+
+
+def part(note: dict[str, Any], chosen: Callable[[dict[str, float]], float]) -> float:
+    """Return the median over steps of a part of a step."""
+    return statistics.median(chosen(each) for each in note["parts_s"][WARM_UP_STEPS:])
 
 
 def incident(directory: Path) -> dict[str, Any]:
@@ -79,6 +90,15 @@ def print_costs(size: str, costs: dict[str, Notes]) -> None:
             f"CPU {cost['step_cpu_s'] * 1e3:7.1f} ms, {cost['step_cpu_s'] / plain['step_cpu_s']:5.2f} x, "
             f"{(cost['step_cpu_s'] - plain['step_cpu_s']) * 1e3:+6.1f} ms; "
             f"tensors {cost['tensor_bytes'] / 1e6:6.2f} MB, {more_bytes / 1e6:+6.2f} MB",
+            flush=True,
+        )
+    for kind, cost in costs.items():
+        commit_s, exchange_s, ward_s = cost["commit_s"], cost["exchange_s"], cost["ward_s"]
+        rest_s = cost["thread_s"] - commit_s - exchange_s - ward_s
+        print(
+            f"  {kind:13} train thread {cost['thread_s'] * 1e3:6.1f} ms CPU: commit {commit_s * 1e3:.2f}, "
+            f"gradients {exchange_s * 1e3:.2f}, ward's update {ward_s * 1e3:.2f}; "
+            f"{cost['thread_s'] / rest_s:.3f} x the rest",
             flush=True,
         )
 

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .copy_times import CopyTimes
 from .shards import Piece, main_parameters
 from .ward import WardPiece
 
 _RATES = ("lr", "weight_decay")  # of a param group: what a scheduler changes between steps
 _RATE_BYTES = len(_RATES) * 8
+_GRADIENTS, _UPDATE = "waiting for gradients", "the ward's update"
 
 
 def piece_name(rank: int) -> str:
@@ -37,6 +39,7 @@ class Buddies:
         self._own = own
         self._under_way: tuple[Any, Any, torch.Tensor, torch.Tensor] | None = None
         self._arrived = False
+        self._times = CopyTimes((_GRADIENTS, _UPDATE))
 
     @property
     def elements(self) -> int:
@@ -63,8 +66,9 @@ class Buddies:
         if self._under_way is None:
             return
         (sending, receiving, _, incoming), self._under_way = self._under_way, None
-        receiving.wait()
-        sending.wait()
+        with self._times.spent(_GRADIENTS):
+            receiving.wait()
+            sending.wait()
         groups, parameters = list(self.piece.groups()), self.piece.parameters()
         rates = incoming[: len(groups) * _RATE_BYTES].cpu().view(torch.float64).view(-1, len(_RATES))
         for group, values in zip(groups, rates.tolist(), strict=True):
@@ -77,7 +81,9 @@ class Buddies:
     def update(self) -> None:
         """Do the ward's update of this step. In the update, after the commit barrier."""
         if self._arrived:
-            self.piece.update()
+            with self._times.spent(_UPDATE):
+                self.piece.update()
+            self._times.step_done()
         self._arrived = False
 
     def forget_step(self) -> None:

@@ -1,12 +1,12 @@
 """What a recovery does with a Megatron job: the Framework protocol, in Megatron's terms."""
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...processor.lifecycle import OpenShard
 from ...processor.passes import fire_in_backward, fire_in_forward
 from ...protocol.types import Moment, ShardHold
+from .copy_times import say
 from .hooks import StepHooks
 from .leftovers import drop_gradients, drop_handles, reset_globals
 from .live_groups import refuse_stale
@@ -17,9 +17,6 @@ from .shards import derive_parameters
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
-
-
-_log = logging.getLogger("midstep")
 
 
 class MegatronState:
@@ -55,8 +52,8 @@ class MegatronState:
         self._hooks.attach(ledger)
 
     def audit(self) -> tuple[str, ...]:
-        """Name the shards that the loss of one node would take away, and log what copies cost."""
-        _log.info("%s", self._replicas.cost())
+        """Name the shards that the loss of one node would take away, and say what copies cost."""
+        say(self._replicas.cost())
         return self._replicas.findings()
 
     def shards(self) -> tuple[ShardHold, ...]:
