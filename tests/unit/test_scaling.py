@@ -74,7 +74,7 @@ class Scaling(Draining):
 
 
 def test_the_very_first_step_is_saved_too_though_nobody_has_told_of_it() -> None:
-    """A node is lost right after the first resume: the others may have committed a step that is still to be reported."""
+    """A node is lost right after the first resume: others may have committed a step that is still to be reported."""
     cluster = Draining(job(spares=0), SCALES)
     cluster.join()
     cluster.feed(*(cluster.ready(rank, 0) for rank in range(4)))
