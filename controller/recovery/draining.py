@@ -54,8 +54,10 @@ def well_again(state: JobState, name: str | None, now: float) -> None:
     if plan is not None and plan.node == name and plan.stage not in AT_THE_BOUNDARY:
         give_up(state, "it is well again", now)
         state.plans.due_s = None
-    elif state.world.nodes[name].state is NodeState.ISOLATED and not state.world.on(name):
-        state.world.nodes[name].state = NodeState.UNFIT if state.book.on(name, UNFIT) else NodeState.SPARE
+        return
+    node = state.world.nodes[name]
+    if node.state is NodeState.ISOLATED and not node.given_back and not state.world.on(name):
+        node.state = NodeState.UNFIT if state.book.on(name, UNFIT) else NodeState.SPARE
 
 
 def _not_well(state: JobState, name: str) -> bool:

@@ -11,11 +11,12 @@ from midstep.controller.recovery.boundary import READINGS
 from midstep.controller.recovery.draining import FAILURES
 from midstep.controller.recovery.state import Phase
 from midstep.controller.routes import Routes
-from midstep.controller.world import RankState
+from midstep.controller.world import NodeState, RankState
 from midstep.policies.schema import Policy, SubHealthAction, default_policy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
     CheckpointSaved,
+    DeleteNode,
     FaultReported,
     NewcomerWaiting,
     NodeJoined,
@@ -125,6 +126,20 @@ def under(policy: Policy, spares: int = 1) -> Draining:
     running = Draining(job(spares=spares), policy)
     running.start()
     return running
+
+
+def test_a_node_that_is_well_again_is_not_used_when_it_was_given_back() -> None:
+    """The platform has been told to end it, and does so at any moment."""
+    cluster = Draining(job(nodes=1, ranks_per_node=1), creates=True)
+    cluster.start()
+    cluster.feed(cluster.unwell("node0"))
+    fault = FaultReport(
+        FaultKind.STORAGE, cluster.now, "d", "gone", node="node0", level=FaultLevel.SEPARATE_NPU, code="80E01801"
+    )
+    assert [order.node for order in only(cluster.feed(FaultReported(fault)), DeleteNode)] == ["node0"]
+    cluster.feed(cluster.unwell("node0", Assertion.RECOVER))
+    cluster.feed(FaultReported(msgspec.structs.replace(fault, assertion=Assertion.RECOVER)))
+    assert cluster.machine.state.world.nodes["node0"].state is NodeState.ISOLATED
 
 
 def test_newcomers_get_ready_while_training_goes_on(cluster: Draining) -> None:
