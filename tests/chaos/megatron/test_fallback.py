@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import psutil
 import pytest
 
+from midstep.protocol.types import Moment
+
 from ..comparing import assert_same_numbers
-from ..jobs import Job, Record
+from ..jobs import Job, Record, hurt
 from .conftest import PATIENCE_S, StartMegatron, run_to_its_end
 from .training import Shape
 
@@ -20,6 +23,7 @@ SHAPES: dict[str, tuple[Shape, tuple[int, int], str]] = {
         "optimizer.rank",
     ),
     "a rank and its buddy, data 4": (Shape(distributed=True, steps=18), (0, 2), "optimizer.rank"),
+    "one tensor coordinate, tensor 2 x data 2, plain": (Shape(tensor=2, steps=18), (0, 2), "dense.tp0.pp0"),
     "one piece in both instances, data 4, 2 instances": (
         Shape(distributed=True, instances=2, bf16=True, steps=18),
         (1, 3),
@@ -35,13 +39,25 @@ def test_when_all_holders_of_a_shard_are_lost_all_go_back_to_the_checkpoint(
     """Both holders die at once: the two others keep their processes, and the loss of steps is reported."""
     calm = calm_run(start_megatron, shape)
     job = start_megatron(shape, gates=[AT])
-    job.held_at(AT, PATIENCE_S)
-    for process in [job.rank_process(rank) for rank in holders]:
-        process.kill()
+    held = job.held_at(AT, PATIENCE_S)
+    for rank in holders:
+        psutil.Process(held.ranks[rank].pid).kill()
     job.open_gate(AT)
     incident = compared(job, calm)
     assert set(incident["replaced"]) == set(holders), incident
     assert f"no clean copy of shard {shard}" in " ".join(incident["reasons"]), incident
+
+
+def test_the_buddy_that_dies_while_it_hands_back_a_piece_takes_the_last_copy_along(
+    start_megatron: StartMegatron,
+) -> None:
+    """The loss of the first rank alone costs no step; that of its buddy in the repair sends all to the checkpoint."""
+    shape = Shape(tensor=2, distributed=True, bf16=True, steps=18)
+    calm = calm_run(start_megatron, shape)
+    job = start_megatron(shape, (hurt(1, Moment.BACKWARD, AT), hurt(3, Moment.REPAIR, AT)))
+    incident = compared(job, calm)
+    assert set(incident["replaced"]) == {1, 3}, incident
+    assert len(incident["generations"]) > 1, incident
 
 
 def calm_run(start_megatron: StartMegatron, shape: Shape) -> Record:
