@@ -9,7 +9,7 @@ import pytest
 from midstep.cli.device_faults import build
 from midstep.controller.doors.control_requests import Accepted, InjectRequest
 from midstep.policies.fault_levels import LevelName
-from midstep.protocol.types import ArmedFault, Injury
+from midstep.protocol.types import ArmedFault, FaultLevel, Injury
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
@@ -30,11 +30,13 @@ class Case(NamedTuple):
     written: bool = False  # in a document, as a cluster's device plugin writes it
 
 
+BY_CODE = "80E01801"  # RestartBusiness
+
 CASES = {
     case.what: case
     for case in (
         Case(LevelName.RESTART_REQUEST, 0, "recover_in_place", frozenset({0}), passes=True),
-        Case("80E01801", 3, "recover_in_place", frozenset({3}), passes=True),  # RestartBusiness, by its code
+        Case(BY_CODE, 3, "recover_in_place", frozenset({3}), passes=True),
         Case(LevelName.RESTART_BUSINESS, 2, "recover", frozenset({2, 3})),  # and the device does not become well
         Case(LevelName.FREE_RESTART_NPU, 1, "recover", frozenset({0, 1})),
         Case(LevelName.RESTART_NPU, 2, "recover", frozenset({2, 3})),
@@ -103,6 +105,13 @@ def test_a_device_fault_takes_the_rung_of_its_level(incidents: dict[str, dict[st
     (report,) = incident["reports"][:1]
     assert report["rank"] == case.rank
     assert case.dies or report["seen_by"] == ("detector/files" if case.written else "detector/inject")
+
+
+def test_no_level_of_a_device_is_left_out() -> None:
+    """Each is in the table above, is noted beside every case of it, or is drained in `test_draining`."""
+    of_devices = {name for name in LevelName if name.value in {level.value for level in FaultLevel}}
+    assert of_devices == {*map(LevelName, {*CASES} - {BY_CODE}), *NOTED, LevelName.SUB_HEALTH_FAULT}
+    assert len(of_devices) == 9  # MindCluster's eight, and ManuallySeparateNPU
 
 
 def test_a_process_on_a_device_that_is_to_be_left_comes_back_on_another_node(
