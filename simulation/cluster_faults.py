@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..controller.events import NodeReturned
 from ..controller.world import NodeState
+from ..policies.fault_levels import TREATMENTS, Treatment
 from ..protocol.types import Assertion, FaultKind, FaultLevel
 from .process_faults import victim
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 CUTS_S = (0.5, 2.0, 10.0, 100.0)
 HARMLESS_S = 2.0  # what is shorter than this must cost nobody his process
 LEVELS = tuple(level for level in FaultLevel if level not in {FaultLevel.SOFTWARE})
+_OF_THE_NODE = frozenset({Treatment.CLOSE, Treatment.LEAVE})  # then all who are there may be replaced
 DEVICE_KINDS = (FaultKind.DEVICE, FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK, FaultKind.OUT_OF_MEMORY)
 NODE_KINDS = (FaultKind.NODE, FaultKind.SWITCH, FaultKind.NETWORK, FaultKind.STORAGE)
 
@@ -88,7 +90,8 @@ def device_fault(world: "World", chance: random.Random) -> str:
         return "no device to report"
     kind, level = chance.choice(DEVICE_KINDS), chance.choice(LEVELS)
     node = process.seat.agent
-    node.harmed = True
+    node.harmed = node.harmed or TREATMENTS[level] in _OF_THE_NODE
+    process.harmed = process.harmed or TREATMENTS[level] is Treatment.RESTART
     node.report_device(kind, level, process.rank)
     return f"a device fault {kind} {level} of rank {process.rank} on {node.name}"
 
@@ -99,7 +102,7 @@ def node_fault(world: "World", chance: random.Random) -> str:
     if agent is None:
         return "no node to report"
     kind, level = chance.choice(NODE_KINDS), chance.choice(LEVELS)
-    agent.harmed = True
+    agent.harmed = agent.harmed or TREATMENTS[level] in _OF_THE_NODE | {Treatment.RESTART}
     agent.report_device(kind, level, None)
     return f"a node fault {kind} {level} of {agent.name}"
 

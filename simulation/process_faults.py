@@ -115,10 +115,17 @@ def strike_and_tell(world: "World", chance: random.Random) -> str:
         return "nobody to strike"
     agent, rank = process.seat.agent, process.rank
     process.hits[chance.choice((Place.COMPUTING, *Place))] = FaultKind.MEMORY
-    process.harmed = agent.harmed = True
+    process.harmed = True
     level = chance.choice((FaultLevel.RESTART_REQUEST, FaultLevel.RESTART_BUSINESS))
-    told_s = chance.choice((0.0, 0.1, 0.3, 2.0))
-    world.timeline.after(told_s, lambda: agent.report_device(FaultKind.MEMORY, level, rank) if agent.alive else None)
+
+    def tell() -> None:
+        present = agent.hosts(rank)
+        if present is not None:  # it may be another one by now, and is what the detector speaks of
+            present.harmed = True
+        if agent.alive:
+            agent.report_device(FaultKind.MEMORY, level, rank)
+
+    world.timeline.after(chance.choice((0.0, 0.1, 0.3, 2.0)), tell)
     return f"rank {rank} will be struck: {FaultKind.MEMORY}, and {agent.name} reports it"
 
 

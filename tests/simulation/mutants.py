@@ -125,6 +125,12 @@ MUTANTS = (
     ),
     Mutant("let the world grow at once", "midstep.controller.recovery.scaling", "if now < earliest_s:", "if False:"),
     Mutant(
+        "treat what is only to be noted",
+        "midstep.controller.recovery.detected",
+        "if treatment in {Treatment.NOTE, Treatment.CLOSE}:",
+        "if treatment is Treatment.CLOSE:",
+    ),
+    Mutant(
         "forget what breaks while there is no world",
         "midstep.controller.recovery.detected",
         "if asks_to_leave(report) and (",
