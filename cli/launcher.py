@@ -69,7 +69,9 @@ class Launcher:
                     run_directory=str(self._job.run_directory),
                     log_directory=str(self._job.job_directory / "logs"),
                     grace_s=spec.settings.stop_grace_s + STOP_MARGIN_S,
-                )
+                ),
+                # What an agent imports for its ranks it imports in their environment, and at once.
+                environment={**os.environ, **spec.environment},
             )
             platform.start(spec.nodes + spec.spare_nodes)
             if self._job.fault_sources:

@@ -1,9 +1,11 @@
-"""The random numbers of the device's own generator come back with a rank, and in all that repeat a step."""
+"""What a rank has from its device comes back with it: the random numbers of its generator, and its environment."""
 
 from pathlib import Path
 
+import psutil
 import pytest
 
+from midstep.devices import rank_environment
 from midstep.protocol.injuries import Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
@@ -37,3 +39,17 @@ def test_noise_of_the_device_is_the_same_after_a_recovery_and_only_if_its_genera
     assert_same_numbers(run(start_job, tmp_path, 1), calm)
     with pytest.raises(AssertionError, match="ended with other parameters"):
         assert_same_numbers(run(start_job, tmp_path, 2, "forget"), calm)
+
+
+def test_agents_have_the_variables_of_the_device_from_their_start(start_job: StartJob) -> None:
+    """What they import for their ranks they import in these, and once."""
+    job = start_job(device="fake", steps=6, gates=[3])
+    ranks = job.held_at(3).ranks
+    needed = rank_environment("fake")
+    assert needed
+    for rank in ranks:
+        agent = psutil.Process(rank.pid).parent()
+        assert agent is not None
+        assert needed.items() <= agent.environ().items()
+    job.open_gate(3)
+    finish(job)
