@@ -175,11 +175,12 @@ class Ledger:
         end, acts = self.order.end(index), self._acts
         act = next(end)
         self._step_clock.doing(Activity.COMMITTING)
-        try:
-            while True:
-                act = end.send(acts[act](index))
-        except StopIteration:  # all is done
-            pass
+        while True:
+            answer = acts[act](index)  # outside the try: a user's function may raise StopIteration itself
+            try:
+                act = end.send(answer)
+            except StopIteration:
+                break
         self._step_clock.doing(Activity.UPDATING)
         self._moments.reached(Moment.UPDATE, index)
 

@@ -137,6 +137,19 @@ def test_a_swap_that_breaks_meets_nobody_and_holds(journey: Journey) -> None:
     assert journey.went[-2:] == ["swap 1 own ready=True", "hold at 0 ready=True"]
 
 
+def test_a_capture_that_raises_whatever_it_raises_begins_no_update(journey: Journey) -> None:
+    """Also what generators use to say that there is no more: users register functions that are called here."""
+
+    def capture_own() -> bytes:
+        return next(iter(()))
+
+    ledger = ledger_of(journey)
+    journey.capture_own = capture_own  # type: ignore[method-assign]
+    with pytest.raises(StopIteration):
+        ledger.enter_update(0)
+    assert (journey.standing.ready, journey.standing.updating) == (False, False)
+
+
 def test_a_broken_barrier_can_finish_the_update(journey: Journey) -> None:
     """Where somebody has committed, the update is applied, not reported as a new step, and then the loop is left."""
     ledger = ledger_of(journey)
