@@ -37,6 +37,7 @@ DAILY: dict[str, Shape] = {
         tensor=2, bf16=True, distributed=True, replica="buddy_host"
     ),
     "context 2 x data 2, plain, bf16": Shape(context=2, bf16=True),
+    "tensor 2 x pipeline 2 x data 2, a buddy, bf16": Shape(world=8, tensor=2, pipeline=2, distributed=True, bf16=True),
 }
 A_FEW = tuple(zip(MOMENTS, (1, 2, 3, 0, 1, 2, 0), strict=True))
 
