@@ -21,7 +21,7 @@ checksum: a write that was cut short is never taken for a copy.
 import mmap
 import os
 import struct
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import xxhash
 
@@ -197,12 +197,7 @@ class BlackBox:
         A writer that was stopped or killed between two words leaves them as they are: the answer is then the
         words as they stand, since the clock of a process that hangs is what is wanted most.
         """
-        fields = _PROGRESS.unpack_from(self._memory, _PROGRESS_BYTES)
-        for _ in range(_READ_TRIES):
-            again = _PROGRESS.unpack_from(self._memory, _PROGRESS_BYTES)
-            if fields == again and not fields[0] & 1:
-                break
-            fields = again
+        fields, _ = self.read_clock()
         _, _, incarnation, generation, step, code, collectives, activity_began, step_began, median = fields
         if not 1 <= code <= len(_ACTIVITIES):
             return None
@@ -217,6 +212,16 @@ class BlackBox:
             step_age_s=max(0.0, now_s - step_began),
             median_step_s=median,
         )
+
+    def read_clock(self) -> tuple[tuple[Any, ...], bool]:
+        """Return the words of the step clock, and whether they belong together: no writer was in between them."""
+        fields = _PROGRESS.unpack_from(self._memory, _PROGRESS_BYTES)
+        for _ in range(_READ_TRIES):
+            again = _PROGRESS.unpack_from(self._memory, _PROGRESS_BYTES)
+            if fields == again and not fields[0] & 1:
+                return fields, True
+            fields = again
+        return fields, False
 
     # --- own states ------------------------------------------------------------
 
