@@ -52,6 +52,7 @@ class Holder:
     rank: int
     node: str = ""
     pid: int = 0
+    started_s: float = 0.0  # when its start was heard of
     incarnation: int = 0
     given: int = 0  # the highest incarnation that any process of the rank was started with
     state: RankState = RankState.ABSENT
@@ -69,8 +70,8 @@ class Holder:
 
     def lose(self) -> None:
         """Forget the process; the rank stays."""
-        self.state, self.resilient, self.report, self.pid = RankState.ABSENT, False, None, 0
-        self.seated = self.early = False
+        self.state, self.resilient, self.report = RankState.ABSENT, False, None
+        self.pid, self.started_s, self.seated, self.early = 0, 0.0, False, False
 
 
 @dataclass

@@ -24,9 +24,14 @@ def note(state: JobState, rank: int, report: FaultReport) -> None:
 
 
 def is_known(state: JobState, report: FaultReport) -> bool:
-    """Say whether a detector reports what the process has told already, and is mending or has mended."""
+    """Say whether a detector reports what the process has told already, or what struck the one before it.
+
+    A process that is hurt all the same says so itself: clocks of nodes that differ a little hide nothing.
+    """
     if report.rank is None or not _from_outside(report):
         return False
+    if report.at_s < state.world.holders[report.rank].started_s:
+        return True
     if report.rank in state.mending or report.rank in state.mended:
         return True
     incarnation, said_s = state.own_words.get(report.rank, (0, 0.0))

@@ -75,7 +75,7 @@ def _stale(state: JobState, report: FaultReport) -> str | None:
     if holder is None or (report.node and holder.node and report.node != holder.node):
         return "fault on a node that the rank has left"
     if own_word.is_known(state, report):
-        return "fault of memory that its process has reported"
+        return "fault of memory that its process has reported, or that is older than it"
     return None
 
 
@@ -85,11 +85,11 @@ def on_process_started(state: JobState, event: ProcessStarted, now: float) -> No
         return
     process = event.process
     holder = state.world.holder(process.rank)
-    if holder is None or process.incarnation != holder.incarnation:
+    if holder is None or process.incarnation != holder.incarnation or holder.state in GONE:
         state.ignore("start of an earlier process")  # the order to end it may have come before the one to start it
         state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))
         return
-    holder.pid = event.process.pid
+    holder.pid, holder.started_s = event.process.pid, now
 
 
 def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None:

@@ -7,7 +7,7 @@ nodes tell who holds up the others.
 import msgspec
 
 from ...protocol.messages import ProbeProgress, ProgressReported
-from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, node_address
+from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, RankProgress, node_address
 from ..faults import SUSPICIONS, describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
 from . import own_word
 from .barriers import go_on
@@ -55,8 +55,8 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
     state.awaiting_progress.clear()
     state.world.progress.clear()
-    if state.suspected_in in {Phase.RUNNING, Phase.RESUMING}:  # who has left its step waits for orders, not work
-        clocks = {rank: clock for rank, clock in clocks.items() if clock.activity is not Activity.RECOVERING}
+    if state.suspected_in in {Phase.RUNNING, Phase.RESUMING}:
+        clocks = {rank: clock for rank, clock in clocks.items() if not _waits_for_orders(clock)}
     median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
     # Less than what was allowed to the step: it may have been well for up to a median before it stood still.
     limit_s = (state.policy.stall.factor - 1) * median_s + state.policy.stall.grace_s
@@ -97,6 +97,11 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         _link_anew(state, suspicion, now)
     else:
         decide(state, now)
+
+
+def _waits_for_orders(clock: RankProgress) -> bool:
+    """Whether a rank has left its step, and is not to blame for doing nothing: unless the kernel has stopped it."""
+    return clock.activity is Activity.RECOVERING and not clock.suspended
 
 
 def _probe_nodes(state: JobState, now: float) -> None:

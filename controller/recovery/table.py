@@ -45,7 +45,7 @@ ROWS: tuple[Row, ...] = (
     Row((P.WAITING,), m.NodeRefused, nodes.on_node_refused, (P.STARTING, P.ENDED)),  # or it waits on, for other nodes
     Row(AT_WORK, m.NodeRefused, nodes.on_node_refused),
     Row(ALIVE, m.StoreMoved, nodes.on_store_moved),
-    Row(AT_WORK, m.ProcessStarted, reports.on_process_started),
+    Row(ALIVE, m.ProcessStarted, reports.on_process_started),
     Row((P.RUNNING, P.SUSPECTING), m.NewcomerWaiting, draining.on_newcomer_waiting),
     Row(ALIVE, m.ProcessExited, reports.on_process_exited, DECIDED),
     Row(ALIVE, m.FaultReported, reports.on_fault_reported, (*DECIDED, P.SUSPECTING)),

@@ -9,8 +9,8 @@ from midstep.controller.events import DeadlinePassed
 from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Budget, Deadlines, NodePolicy, Policy, RungPolicy
 from midstep.protocol.incidents import Outcome
-from midstep.protocol.messages import FaultReported, Quiesce, Rejoin, StartProcess
-from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung
+from midstep.protocol.messages import FaultReported, ProcessStarted, Quiesce, Rejoin, StartProcess
+from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung, RunningProcess
 
 from .test_machine import Cluster, job, only
 from .test_policies_ladder import LADDER, facts_of, fault, refusal
@@ -224,7 +224,21 @@ def test_a_detector_that_sees_struck_memory_after_the_process_changes_nothing(ov
         cluster.recover(5)
     cluster.expect(Phase.RUNNING)
     assert rungs(cluster) == [Rung.RETRY_STEP]
-    assert cluster.machine.status(cluster.now).refused == {"fault of memory that its process has reported": 1}
+    assert cluster.machine.status(cluster.now).refused == {
+        "fault of memory that its process has reported, or that is older than it": 1
+    }
+
+
+def test_what_struck_the_memory_of_an_earlier_process_is_not_the_next_ones_fault() -> None:
+    """A detector's report may come late, e.g. because there was no controller to take it."""
+    cluster = running()
+    report = seen_from_outside(cluster, 1)
+    cluster.feed(cluster.exited(1))
+    process = RunningProcess(1, 201, cluster.holder(1).incarnation, cluster.machine.generation)
+    cluster.feed(ProcessStarted(cluster.holder(1).node, process, warm=True))
+    cluster.recover(5)
+    assert cluster.feed(report) == []
+    cluster.expect(Phase.RUNNING)
 
 
 def test_a_process_that_dies_of_its_struck_memory_is_not_waited_for() -> None:

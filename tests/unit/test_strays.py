@@ -3,10 +3,10 @@
 import pytest
 
 from midstep.controller.recovery.state import Phase
-from midstep.protocol.messages import NodeJoined, NodeLost, StartProcess, StopProcess
+from midstep.protocol.messages import NodeJoined, NodeLost, ProcessStarted, StartProcess, StopProcess
 from midstep.protocol.types import RunningProcess, StoreEndpoint
 
-from .test_machine import Cluster, only
+from .test_machine import Cluster, job, only
 
 
 @pytest.fixture
@@ -66,3 +66,16 @@ def test_a_world_that_has_joined_before_must_join_again_in_time(cluster: Cluster
     all_exit(cluster, [0, 1, 2, 3])
     assert cluster.machine.phase is Phase.STARTING
     assert cluster.machine.next_deadline() is not None
+
+
+def test_a_start_that_is_heard_of_while_nodes_are_awaited_is_called_back() -> None:
+    """The order to end the process overtook the one to start it; its rank may not exist in the world that comes."""
+    cluster = Cluster(job(spares=0), creates=True)
+    cluster.start()
+    cluster.feed(cluster.exited(3))
+    given = cluster.holder(3).incarnation
+    cluster.feed(NodeLost("node0", "gone", cluster.now), cluster.exited(2))
+    cluster.expect(Phase.WAITING)
+    late = RunningProcess(3, 203, given, 2)
+    bodies = cluster.feed(ProcessStarted("node1", late, warm=True))
+    assert [(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)] == [(3, given)]

@@ -135,6 +135,18 @@ def test_who_has_left_the_first_step_after_a_resume_with_a_broken_collective_is_
     assert [order.rank for order in only(bodies, Quiesce)] == [0, 1, 2, 3]
 
 
+def test_who_was_stopped_before_it_heard_the_order_to_resume_is_blamed(cluster: Cluster) -> None:
+    """It left no step, and would wait for ever; the one that computes meanwhile holds up nobody."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    stands = RankProgress(3, 1, 1, 8, Activity.RECOVERING, 0, 60.0, 60.0, 0.1, suspended=True)
+    bodies = probed(
+        cluster,
+        *(clock(rank, Activity.COMPUTING, **RUNS) for rank in (0, 1, 2)),  # type: ignore[arg-type]
+        stands,
+    )
+    assert [order.rank for order in only(bodies, StartProcess)] == [3]
+
+
 def test_a_silent_node_is_blamed_in_the_end(cluster: Cluster) -> None:
     """Its ranks are replaced when the probe is over time, and the others quiesce."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
