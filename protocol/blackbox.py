@@ -14,18 +14,16 @@ Layout, native byte order and alignment (both ends are on one machine)::
            header      state, rank, step, length, write number, xxh3 of (rank, step, blob)
 
 One thread writes at a time. Each word is stored whole, and the sequence is odd while several of them change,
-so that a reader sees when it has to look again. A slot's header is written after its data and carries the
-checksum: a write that was cut short is never taken for a copy.
+so that a reader sees when it has to look again. The slots are in `slots.py`.
 """
 
 import mmap
 import os
 import struct
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import xxhash
-
-from .errors import AgentError, RecoveryError
+from .errors import AgentError
+from .slots import OWN_SLOTS, SLOTS, WARD_SLOTS, Slots, slot_bytes
 from .types import Activity, OwnStateCopy, RankProgress
 
 _MAGIC = 0x6D69_6473_7465_7031
@@ -35,11 +33,7 @@ _PROGRESS_BYTES = 64
 _PROGRESS = struct.Struct("@7q3d")
 _PROGRESS_FIELDS = struct.Struct("@6q3d")
 _SLOTS_BYTES = 256
-_SLOT_HEADER_BYTES = 64
-_SLOT_HEADER = struct.Struct("@5qQ")
-_SLOT_KEY = struct.Struct("@2q")
 _WORD_BYTES = 8
-_SLOT_EMPTY, _SLOT_WRITTEN = 0, 1
 _READ_TRIES = 100
 
 # Where each word of the progress area lies, in words from the start of the memory.
@@ -50,22 +44,6 @@ _ACTIVITY_BEGAN = _SEQUENCE + 7
 
 _ACTIVITIES = tuple(Activity)
 _ACTIVITY_CODES = {activity: code for code, activity in enumerate(_ACTIVITIES, start=1)}
-_OWN_SLOTS = (0, 1)
-_WARD_SLOTS = (2, 3)
-
-
-class _SlotHeader(NamedTuple):
-    """One slot's header as it was read."""
-
-    state: int
-    rank: int
-    step: int
-    length: int
-    number: int
-    checksum: int
-
-    def holds(self, rank: int, step: int) -> bool:
-        return self.state == _SLOT_WRITTEN and (self.rank, self.step) == (rank, step)
 
 
 class BlackBox:
@@ -81,6 +59,7 @@ class BlackBox:
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("q")
         self._floats = self._bytes.cast("d")
+        self._slots = Slots(memory, _SLOTS_BYTES, capacity_bytes)
         self.rank = rank
         self.capacity_bytes = capacity_bytes
 
@@ -91,7 +70,7 @@ class BlackBox:
         """
         fd = os.memfd_create(f"midstep-rank-{rank}", os.MFD_CLOEXEC)
         try:
-            size = _SLOTS_BYTES + 4 * _slot_bytes(capacity_bytes)
+            size = _SLOTS_BYTES + SLOTS * slot_bytes(capacity_bytes)
             os.ftruncate(fd, size)
             memory = mmap.mmap(fd, size)
         except OSError as error:
@@ -116,7 +95,7 @@ class BlackBox:
             raise AgentError(f"descriptor {fd} cannot be mapped as a black box: {error}") from error
         if size >= _SLOTS_BYTES:
             magic, version, rank, capacity_bytes = _IDENTITY.unpack_from(memory, 0)
-            expected = _SLOTS_BYTES + 4 * _slot_bytes(max(0, capacity_bytes))
+            expected = _SLOTS_BYTES + SLOTS * slot_bytes(max(0, capacity_bytes))
             if (magic, version, expected) == (_MAGIC, _VERSION, size):
                 return cls(fd, memory, rank, capacity_bytes)
         memory.close()
@@ -136,6 +115,7 @@ class BlackBox:
         """
         if self._fd < 0:
             return
+        self._slots.release()
         self._floats.release()
         self._words.release()
         self._bytes.release()
@@ -232,94 +212,20 @@ class BlackBox:
         Copies of later steps are dropped: they belong to updates that were rolled back. Raises RecoveryError
         when the blob is bigger than a slot.
         """
-        self._write(_OWN_SLOTS, self.rank, step, blob)
+        self._slots.write(OWN_SLOTS, self.rank, step, blob)
 
     def write_ward(self, rank: int, step: int, blob: bytes) -> None:
         """Keep a copy of the own state of `rank`, for which this rank is the buddy. Else as `write_own`."""
-        self._write(_WARD_SLOTS, rank, step, blob)
+        self._slots.write(WARD_SLOTS, rank, step, blob)
 
     def read_own(self, step: int) -> bytes | None:
         """Read this rank's own state as of `step`; None when no whole copy of it is here."""
-        return self._read(_OWN_SLOTS, self.rank, step)
+        return self._slots.read(OWN_SLOTS, self.rank, step)
 
     def read_ward(self, rank: int, step: int) -> bytes | None:
         """Read the copy of `rank`'s own state as of `step`; None when no whole copy of it is here."""
-        return self._read(_WARD_SLOTS, rank, step)
+        return self._slots.read(WARD_SLOTS, rank, step)
 
     def copies(self) -> tuple[OwnStateCopy, ...]:
         """Name the own states that can be read here whole, this rank's and its ward's. For barrier one."""
-        found = []
-        for slot in _OWN_SLOTS + _WARD_SLOTS:
-            header = self._header(slot)
-            if header.state == _SLOT_WRITTEN and self._blob(slot, header) is not None:
-                found.append(OwnStateCopy(rank=header.rank, step=header.step))
-        return tuple(sorted(found, key=lambda copy: (copy.rank, copy.step)))
-
-    def _write(self, slots: tuple[int, int], rank: int, step: int, blob: bytes) -> None:
-        if len(blob) > self.capacity_bytes:
-            raise RecoveryError(
-                f"the own state of rank {rank} at step {step} takes {len(blob)} bytes, and a slot of "
-                f"the black box {self.capacity_bytes}; raise `black_box_bytes` in the policy, or register "
-                "less as a rank's own"
-            )
-        headers = [self._header(slot) for slot in slots]
-        chosen = 0 if _worth(headers[0], rank, step) <= _worth(headers[1], rank, step) else 1
-        slot, other = slots[chosen], slots[1 - chosen]
-        self._set_state(slot, _SLOT_EMPTY)
-        start = self._slot_start(slot)
-        data = start + _SLOT_HEADER_BYTES
-        self._bytes[data : data + len(blob)] = blob
-        number = 1 + max(headers[0].number, headers[1].number)
-        checksum = _checksum(rank, step, blob)
-        _SLOT_HEADER.pack_into(self._memory, start, _SLOT_WRITTEN, rank, step, len(blob), number, checksum)
-        if headers[1 - chosen].step > step:
-            self._set_state(other, _SLOT_EMPTY)
-
-    def _read(self, slots: tuple[int, ...], rank: int, step: int) -> bytes | None:
-        for slot in slots:
-            header = self._header(slot)
-            if header.holds(rank, step):
-                blob = self._blob(slot, header)
-                if blob is not None:
-                    return blob
-        return None
-
-    def _header(self, slot: int) -> _SlotHeader:
-        return _SlotHeader(*_SLOT_HEADER.unpack_from(self._memory, self._slot_start(slot)))
-
-    def _blob(self, slot: int, header: _SlotHeader) -> bytes | None:
-        """Return the slot's bytes if they are what its header says, else None."""
-        if not 0 <= header.length <= self.capacity_bytes:
-            return None
-        data = self._slot_start(slot) + _SLOT_HEADER_BYTES
-        blob = bytes(self._bytes[data : data + header.length])
-        return blob if _checksum(header.rank, header.step, blob) == header.checksum else None
-
-    def _set_state(self, slot: int, state: int) -> None:
-        self._words[self._slot_start(slot) // _WORD_BYTES] = state
-
-    def _slot_start(self, slot: int) -> int:
-        return _SLOTS_BYTES + slot * _slot_bytes(self.capacity_bytes)
-
-
-def _slot_bytes(capacity_bytes: int) -> int:
-    """Size of a slot with its header, rounded up so that the next header is aligned to it."""
-    return _SLOT_HEADER_BYTES + -(-capacity_bytes // _SLOT_HEADER_BYTES) * _SLOT_HEADER_BYTES
-
-
-def _checksum(rank: int, step: int, blob: bytes) -> int:
-    digest = xxhash.xxh3_64(_SLOT_KEY.pack(rank, step))
-    digest.update(blob)
-    return digest.intdigest()
-
-
-def _worth(header: _SlotHeader, rank: int, step: int) -> tuple[int, int]:
-    """Order slots by what is given up first: the same step, an empty one or another rank's, the older write.
-
-    The same step comes first so that no second copy of it, outdated, stays behind.
-    """
-    if header.holds(rank, step):
-        return (0, header.number)
-    if header.state != _SLOT_WRITTEN or header.rank != rank:
-        return (1, header.number)
-    return (2, header.number)
+        return self._slots.copies()
