@@ -7,7 +7,7 @@ from ..controller.actions import Action, Send
 from ..controller.events import ControllerStarted, Event
 from ..controller.recovery.state import Phase
 from ..controller.world import NodeState
-from ..protocol.messages import Rejoin, SaveCheckpoint, StartProcess
+from ..protocol.messages import CheckpointSaved, Rejoin, SaveCheckpoint, StartProcess
 from ..protocol.types import RestoreSource, Rung
 from .invariants import Invariant
 
@@ -29,7 +29,7 @@ class ScalingWatch:
         self._growing = False
         self._on_disk = 0  # the newest checkpoint when the present world was started
         self._failures = 0  # of checkpoints, before the one under way
-        self._disturbed = False  # somebody ended while it was being written
+        self._disturbed = False  # somebody ended while it was being written, or said what was not true
         self._asked: set[int] = set()  # ranks that were asked to write
         self._saving = False
 
@@ -37,6 +37,8 @@ class ScalingWatch:
         """Check what can be seen after each event."""
         if isinstance(event, ControllerStarted):
             self._started_s = self._world.timeline.now
+        if isinstance(event, CheckpointSaved) and event.generation != self._world.machine.state.generation:
+            self._disturbed = True  # its answer cannot be believed, and no other comes
         orders = [action.body for action in actions if isinstance(action, Send)]
         self._note_the_checkpoint(orders)
         self._growth_is_in_time(before)
