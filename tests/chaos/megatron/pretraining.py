@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from midstep.tests.chaos.megatron.training import digest, held
+from training import digest, held  # type: ignore[import-not-found]  # beside this file, which runs as a script
 
 from midstep.adapters.megatron import resilient_pretrain
 from midstep.adapters.megatron.cpu import use_cpu
