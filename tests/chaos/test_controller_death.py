@@ -14,7 +14,7 @@ from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import Job, Record, hurt
 
-pytestmark = [pytest.mark.chaos, pytest.mark.both_devices, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 BUDGET = "recover_in_place per job"
 GATE = 15

@@ -14,7 +14,7 @@ from .conftest import StartJob
 from .jobs import RANKS, ROOMY, Record, hurt
 from .training import build_model, build_optimizer, build_scheduler, digest
 
-pytestmark = [pytest.mark.chaos, pytest.mark.both_devices, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
 ONE_EACH = {**ROOMY, "ladder": [{"rung": "recover_in_place", "budget": {"per_rank": 1}}, {"rung": "stop"}]}
 NO_NEW_NODES = {**ROOMY, "ladder": [{"rung": "recover_in_place"}, {"rung": "recover"}, {"rung": "stop"}]}

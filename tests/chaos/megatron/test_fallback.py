@@ -15,6 +15,7 @@ from .training import Shape
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 AT, CHECKPOINT = 15, 10
+NIGHTLY = {"a rank and its buddy, data 4", "one piece in both instances, data 4, 2 instances"}
 SHAPES: dict[str, tuple[Shape, tuple[int, int], str]] = {
     # Who holds it, and what it is called.
     "a rank and its buddy, tensor 2 x data 2, bf16": (
@@ -32,7 +33,13 @@ SHAPES: dict[str, tuple[Shape, tuple[int, int], str]] = {
 }
 
 
-@pytest.mark.parametrize(("shape", "holders", "shard"), SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "holders", "shard"),
+    [
+        pytest.param(*lost, id=name, marks=[pytest.mark.soak, pytest.mark.nightly] if name in NIGHTLY else [])
+        for name, lost in SHAPES.items()
+    ],
+)
 def test_when_all_holders_of_a_shard_are_lost_all_go_back_to_the_checkpoint(
     start_megatron: StartMegatron, shape: Shape, holders: tuple[int, int], shard: str
 ) -> None:
