@@ -15,7 +15,11 @@ from .training import Shape
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 AT, CHECKPOINT = 15, 10
-NIGHTLY = {"a rank and its buddy, data 4", "one piece in both instances, data 4, 2 instances"}
+NIGHTLY = {
+    "a rank and its buddy, data 4",
+    "one tensor coordinate, tensor 2 x data 2, plain",
+    "one piece in both instances, data 4, 2 instances",
+}
 SHAPES: dict[str, tuple[Shape, tuple[int, int], str]] = {
     # Who holds it, and what it is called.
     "a rank and its buddy, tensor 2 x data 2, bf16": (
