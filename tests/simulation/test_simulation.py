@@ -19,7 +19,7 @@ def test_the_invariants_hold_whatever_fails(campaign: Tally) -> None:
 
 
 @pytest.mark.parametrize("actions_done", [0, 1])
-@pytest.mark.parametrize("seed", [3, 5, 11])
+@pytest.mark.parametrize("seed", [3, 11, 17])
 def test_a_controller_that_dies_over_any_record_of_a_job_is_replaced(seed: int, actions_done: int) -> None:
     """With none of what follows from the record done, and with the first of it."""
     records = len(simulate(seed).controller.journal)

@@ -81,7 +81,8 @@ def main(wheel: zipfile.ZipFile) -> None:
     dist.Backend.register_backend("hccl", make_backend, extended_api=True, devices=["npu"])
     print("helper", patch_torch(wheel))
     core = types.SimpleNamespace(_npu_stopDevice=lambda device: 0, _npu_restart_device=lambda device: None)
-    library = types.SimpleNamespace(_C=core, npu=types.SimpleNamespace(_lazy_init=lambda: None))
+    npu = types.SimpleNamespace(_lazy_init=lambda: None, current_device=lambda: 0, set_device=lambda device: None)
+    library = types.SimpleNamespace(_C=core, npu=npu)
     given = {
         **vars(c10d),
         "torch": torch,
