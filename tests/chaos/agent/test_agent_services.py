@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from midstep.protocol.codec import decode, encode
@@ -195,6 +196,8 @@ def test_a_probe_is_answered_with_step_clocks_read_now_and_says_who_is_stopped(p
         started = await site.started(0)
         await site.says(0, "running")
         os.kill(started.process.pid, 19)
+        while psutil.Process(started.process.pid).status() != psutil.STATUS_STOPPED:  # the signal takes a moment
+            await asyncio.sleep(0.01)
         site.controller.order(ProbeProgress(probe=5))
 
         answer = await site.controller.until(ProgressReported)

@@ -20,11 +20,7 @@ PRELOAD = [
     "megatron.core.models.gpt",
     "megatron.core.optimizer",
 ]
-POLICY: dict[str, Any] = {
-    **ROOMY,
-    "standby": {"preload": PRELOAD},
-    "communicator": {"link_up_s": 10.0},  # Megatron makes many groups, and all are linked up before this is over
-}
+POLICY: dict[str, Any] = {**ROOMY, "standby": {"preload": PRELOAD}}
 PATIENCE_S = 600.0  # for a job to start and to train, which takes ten seconds, or minutes on a busy machine
 PATIENCE_PER_INCIDENT_S = 30.0  # for each recovery, which takes one second on a quiet machine
 NODES = 2
