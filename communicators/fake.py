@@ -25,12 +25,14 @@ from .group import SILENT, TOLD
 from .hccl import HcclCommunicator
 from .library import Library
 from .links import Links
+from .retirement import Retirement
 from .work import Promise, SilentWork
 
 BACKEND = "fake_hccl"
 PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
 OTHER_DEVICE = "HCCL function error: tensors on device {device}, communicator on device {chip}, error code is 2"
 NOT_UP = "HCCL function error: HcclCommInitRootInfoConfig, error code is 9"
+ABORTED = "aborted"
 _HERE = StoreEndpoint("127.0.0.1", 1)  # only the route to it matters
 _TICK_S = 0.005
 
@@ -67,6 +69,7 @@ class FakeLinks:
 
 
 LINKS = FakeLinks()
+_RETIREMENT = Retirement()
 
 
 class FakeHcclGroup(dist.ProcessGroup):
@@ -79,8 +82,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         self._place, self._size = options.group_rank, options.group_size
         self._longest_s = options.timeout.total_seconds()
         self._comm: Any = None
-        self._number = 0  # of the communicators that were built since the last drop
-        self._resumed = 0  # of the connections of the present one
+        self._resumed = 0  # times since the last drop: each has its own place in the store
         self._keys: list[str] = []
         self.watchdog = 1
 
@@ -88,16 +90,21 @@ class FakeHcclGroup(dist.ProcessGroup):
 
     def abort_hccl_comm(self, reason: str) -> None:
         """Drop the communicator."""
-        self._comm, self._number, self._resumed = None, 0, 0
+        self._let_go()
+        self._resumed = 0
         CHIP.link_broken = False
 
     def resume_hccl_comm(self, device_id: int) -> None:
         """Have the communicator use its links again."""
         self._refuse_other_device(device_id)
-        if self._comm is not None:
-            self._comm = None
-            self._number -= 1
-            self._resumed += 1
+        self._let_go()
+        self._resumed += 1  # used before or not: others may have used it, and all must meet in one place
+
+    def _let_go(self) -> None:
+        """Leave the gloo group, if there is one, without waiting for what may still be under way in it."""
+        left = [self._comm]
+        self._comm = None
+        _RETIREMENT.take(left)
 
     def _delete_tcpstore_key(self) -> None:
         for key in self._keys:
@@ -159,14 +166,14 @@ class FakeHcclGroup(dist.ProcessGroup):
         if CHIP.link_broken:
             raise RuntimeError(RETRY_FAILED)
         links = LINKS.up()
-        name = f"{self._number}.{self._resumed}"
+        name = f"{self._resumed}"
         key = f"{name}/{self._place}"
         self._store.set(key, json.dumps(links.listener))
         self._keys.append(key)
         others = [f"{name}/{place}" for place in range(self._size)]
         while not self._store.check(others):
             if task.over:
-                raise RuntimeError("aborted")
+                raise RuntimeError(ABORTED)
             time.sleep(_TICK_S)
         LINKS.know([_endpoint(self._store.get(other)) for other in others])
         options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -177,7 +184,8 @@ class FakeHcclGroup(dist.ProcessGroup):
         face = dist.ProcessGroup(store, self._place, self._size)
         face._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         face._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        self._number += 1
+        if task.over:  # nobody waits for it, and others may have been told to build another
+            raise RuntimeError(ABORTED)
         return face
 
 

@@ -16,6 +16,7 @@ from .life import Life, cause, settle
 from .links import Links, cut_connections
 from .neighbours import Neighbours
 from .registration import Registration
+from .retirement import Retirement
 from .seating import Abandoned, Attempt, Connected, StoreLine, Table
 
 _WORLD = "world"
@@ -54,7 +55,7 @@ class GlooCommunicator:
         self._table: Table | None = None
         self._store: StoreEndpoint | None = None
         self._attempt: Attempt[Any] | None = None
-        self._retirements: list[threading.Thread] = []
+        self._retirement = Retirement()
         self._rank = 0
         self._members: tuple[int, ...] = ()
         self._collective_s = 0.0
@@ -167,7 +168,7 @@ class GlooCommunicator:
             what = f"generation {generation} was not linked up within {link_up_s:g} s: {cause(error)}"
             life.end(CommunicatorFailed, what)
             self._cut()
-            self._retire([group.unseat(life) for group in self._groups])
+            self._retirement.take([group.unseat(life) for group in self._groups])
             if life.aborted:
                 raise life.error("reseat") from None
             raise LinkUpFailed(f"rank {self._rank}: {what}") from error
@@ -216,7 +217,7 @@ class GlooCommunicator:
             self._neighbours = result.neighbours
             if life.reason is not None:
                 result.neighbours.cut()
-        self._retire(retired)
+        self._retirement.take(retired)
 
     def _check_links(self, life: Life, deadline: float) -> None:
         """Pass the commit barrier, and add up ones in every group, all groups at once."""
@@ -273,19 +274,7 @@ class GlooCommunicator:
         self._groups = [other for other in self._groups if other is not group]
         gone = Life(self._cut)
         gone.end(CommunicatorAborted, "the group was destroyed")
-        self._retire([group.unseat(gone)])
-
-    def _retire(self, backends: list[Connected | None]) -> None:
-        """Drop the last references in a thread: destroying a gloo group waits for its threads.
-
-        That takes milliseconds, but for a collective that gloo does not tell that its connection is gone (the write of
-        its own thread was the first to fail): it stays until the collective's timeout, and so does this thread.
-        """
-        self._retirements = [thread for thread in self._retirements if thread.is_alive()]
-        if any(backends):
-            thread = threading.Thread(target=backends.clear, name="midstep-retirement", daemon=True)
-            thread.start()
-            self._retirements.append(thread)
+        self._retirement.take([group.unseat(gone)])
 
     def close(self) -> None:
         """Abort, destroy the groups, and wait a moment for their threads."""
@@ -296,5 +285,4 @@ class GlooCommunicator:
             self.forget(group)
         self._leave_neighbours()
         self._table = None
-        for thread in self._retirements:
-            thread.join(max(0.0, end - time.monotonic()))
+        self._retirement.wait(end)

@@ -367,13 +367,19 @@ def test_armed_faults_kill_and_stop_the_rank_they_name(play: Play) -> None:
 
 def test_a_killed_zygote_is_replaced_and_nobody_waits_for_it(play: Play) -> None:
     async def scenario(site: Any) -> None:
+        gate = site.root / "gate"
+        gate.touch()
+        (site.root / "slow.py").write_text(
+            f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
+        )
         await site.agent()
-        site.welcome("import torch; print('with torch')")
+        site.welcome("import torch; print('with torch')", settings=JobSettings(preload=("slow",)))
         site.start(0)
         assert (await site.started(0)).warm
         await site.exited(0)
         await site.eventually(lambda: site.below("standby"), "a standby")
         [killed], [standby] = site.below("zygote"), site.below("standby")
+        gate.unlink()  # the next zygote is not ready before the test says so
         killed.kill()
         standby.kill()
         await site.mentions("the zygote ended with status -9")
@@ -381,6 +387,7 @@ def test_a_killed_zygote_is_replaced_and_nobody_waits_for_it(play: Play) -> None
 
         assert not (await site.started(1)).warm
         assert (await site.exited(1)).status == 0
+        gate.touch()
         await site.eventually(lambda: site.below("standby"), "a new standby")
         site.start(0, incarnation=1)
         assert (await site.started(0, incarnation=1)).warm
