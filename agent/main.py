@@ -251,15 +251,14 @@ def _clear_after_launcher(run_directory: Path) -> None:
 async def _kill_leftovers() -> None:
     """Kill what is still below this process: what the ranks have started and left behind."""
     deadline = time.monotonic() + LEFTOVERS_S
-    while time.monotonic() < deadline:
-        children = psutil.Process().children(recursive=True)
-        if not children:
+    while children := psutil.Process().children(recursive=True):
+        if time.monotonic() > deadline:
+            _log.error("processes that do not end: %s", [child.pid for child in children])
             return
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         await asyncio.sleep(0.01)  # orphans of those that were killed appear here without a word
-    _log.error("processes that do not end: %s", [child.pid for child in psutil.Process().children()])
 
 
 async def serve(options: AgentOptions) -> int:
