@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+WORKERS ?= 2
 
 .PHONY: demo demo-megatron test lint sim mutants chaos nightly-megatron bench docs clean
 
@@ -13,7 +14,7 @@ demo-megatron: $(INSTALLED)  ## the same on megatron-core, with a second kill in
 	$(BIN)/midstep demo --megatron $(DEMO)
 
 test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the long ones
-	$(BIN)/python -m pytest -m "not soak" $(TESTS)
+	$(BIN)/python -m pytest -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(INSTALLED)  ## style, types and who may import whom
 	$(BIN)/ruff check .

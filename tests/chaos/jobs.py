@@ -224,7 +224,8 @@ class Job:
         assert not left, f"left behind: {[(each.pid, _command(each)) for each in left]}\n{self.said()}"
         place = self.run_directory
         assert not place.exists(), f"{place} is left behind: {sorted(map(str, place.rglob('*')))}"
-        shared = _unused(_shared_memory() - self._shared)
+        while (shared := _unused(_shared_memory() - self._shared)) and time.monotonic() < deadline:
+            time.sleep(0.05)  # another job's, that is being made or cleared away
         assert not shared, f"shared memory left behind: {shared}"
         temporary = list(self.temporary.iterdir())
         assert not temporary, f"temporary files left behind: {temporary}"
