@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 OWN = Path(__file__).with_name("own_callbacks.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_with_callbacks.py"
 BACK = ["rebuild", "repair", "rollback"]
+PHASES = ["stop", "clean", *BACK]
 
 
 def called(job: Job, rank: int) -> list[list[str]]:
@@ -34,27 +35,29 @@ def test_all_five_callbacks_run_in_the_order_of_a_recovery(start_job: StartJob, 
         calls = called(job, rank)
         assert [phase for phase, *_ in calls[:3]] == BACK, "when the job starts"
         phases = list(dict.fromkeys(phase for phase, *_ in calls[3:]))
-        assert phases == ["stop", "clean", *BACK]
+        assert phases == PHASES
         assert all(thread == "train" for phase, _, _, thread in calls if phase != "stop")
         assert [step for phase, _, step, _ in calls[3:] if phase in BACK] == ["12"] * 3
     assert [phase for phase, *_ in called(job, 1)] == [*BACK, *BACK], "its first life, and its second"
 
 
-@pytest.mark.parametrize("phase", ["stop", "clean", *BACK])
 def test_a_callback_that_raises_is_a_fault_with_its_name_and_phase(
-    start_job: StartJob, undisturbed: Record, tmp_path: Path, phase: str
+    start_job: StartJob, undisturbed: Record, tmp_path: Path
 ) -> None:
-    """The process that has it is replaced, the next one gets through, and not one bit is another."""
-    given = [str(tmp_path / "0" / "records"), str(STEPS), str(STEP_S), "2", phase]
-    job = start_job(script=OWN, arguments=given, faults=[hurt(1, Moment.FORWARD, 12)])
+    """In whatever phase: the process that has it is replaced, the next one gets through, not one bit is another."""
+    kills = dict(zip(PHASES, range(12, STEPS, 8), strict=False))
+    given = [str(tmp_path / "0" / "records"), str(STEPS), str(STEP_S), "2"]
+    given += [f"{phase}:{step - 4}" for phase, step in kills.items()]
+    faults = [hurt(1, Moment.FORWARD, step, life=life) for life, step in enumerate(kills.values(), start=1)]
+    job = start_job(script=OWN, arguments=given, faults=faults)
     incidents = finish(job)["incidents"]
-    assert len(incidents) == 1, [(found["cause"], found["reasons"]) for found in incidents]
-    (incident,) = incidents
-    assert set(incident["replaced"]) == {1, 2}, incident
-    assert incident["steps_lost"] == 0
-    told = " ".join(str(report) for report in incident["reports"])
-    assert f"of {phase} raised ValueError: this callback does not work" in told, told
-    assert "main.<locals>.callback" in told
+    assert len(incidents) == len(PHASES), [(found["cause"], found["reasons"]) for found in incidents]
+    for incident, phase in zip(incidents, PHASES, strict=True):
+        assert set(incident["replaced"]) == {1, 2}, incident
+        assert incident["steps_lost"] == 0
+        told = " ".join(str(report) for report in incident["reports"])
+        assert f"of {phase} raised ValueError: this callback does not work" in told, told
+        assert "main.<locals>.callback" in told
     assert_same_numbers(job.record(), undisturbed)
 
 

@@ -24,17 +24,15 @@ EVERY_STEPS = len(MOMENTS) * BETWEEN_KILLS  # between checkpoints: one comes whe
 FIRST = 2
 
 DAILY: dict[str, Shape] = {
-    "data 2, plain, fp32": Shape(world=2),
     "data 4, plain, fp32, batch size ramp-up": Shape(micro_batches=3, ramp_up=(8, 8, 96)),
     "data 4, 2 instances, fp16 with skipped steps": Shape(fp16=True, distributed=True, instances=2),
     "tensor 2 x data 2, 2 instances, bf16, overlap": Shape(
         tensor=2, bf16=True, overlap=True, distributed=True, instances=2
     ),
-    "tensor 2 x data 2, a buddy, bf16, overlap": Shape(tensor=2, bf16=True, overlap=True, distributed=True),
     "interleaved pipeline 2 x data 2, plain, fp32": Shape(pipeline=2, virtual=2, layers=4),
     "expert 2 x data 2, a buddy, fp32": Shape(expert=2, experts=4, distributed=True),
-    "tensor 2 x data 2, a buddy that keeps its copy in host memory, bf16": Shape(
-        tensor=2, bf16=True, distributed=True, replica="buddy_host"
+    "tensor 2 x data 2, a buddy that keeps its copy in host memory, bf16, overlap": Shape(
+        tensor=2, bf16=True, overlap=True, distributed=True, replica="buddy_host"
     ),
     "context 2 x data 2, plain, bf16": Shape(context=2, bf16=True),
     "tensor 2 x pipeline 2 x data 2, a buddy, bf16": Shape(world=8, tensor=2, pipeline=2, distributed=True, bf16=True),
