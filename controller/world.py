@@ -61,12 +61,17 @@ class Holder:
     early: bool = False  # it was started early, and joins when it is asked to quiesce
     joined_generation: int = 0
     report: StepReport | None = None
+    needs: tuple[str, ...] = ()  # the shards that its processes had to hold, known also when they are gone
     committed: int = 0  # the most that any life of the rank is known to have committed
 
     def next_incarnation(self) -> int:
         """Return a number for one more process of the rank. Agents take each number once."""
         self.given = max(self.given, self.incarnation) + 1
         return self.given
+
+    def reported(self, report: StepReport) -> None:
+        """Take note of what the process has said of itself."""
+        self.report, self.needs = report, report.needs
 
     def lose(self) -> None:
         """Forget the process; the rank stays."""
@@ -111,6 +116,8 @@ class World:
             self.retired[holder.rank] = holder
         more = range(len(self.holders), size)
         self.holders = self.holders[:size] + [self.retired.pop(rank, Holder(rank)) for rank in more]
+        for holder in self.holders:
+            holder.needs = ()  # state is divided in another way
         self.size = size
 
     def holder(self, rank: int) -> Holder | None:

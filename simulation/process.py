@@ -85,7 +85,6 @@ class Process(PlayedThread):
         if self.group is not None:
             self.group.leave(self)
         self.world.log(f"rank {self.rank}.{self.incarnation} pid {self.pid} ended with {status}")
-        self.world.watch.scaling.ended()
         self.seat.ended(self, status)
 
     @property

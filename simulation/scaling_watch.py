@@ -29,8 +29,7 @@ class ScalingWatch:
         self._growing = False
         self._on_disk = 0  # the newest checkpoint when the present world was started
         self._failures = 0  # of checkpoints, before the one under way
-        self._disturbed = False  # somebody ended while it was being written, or said what was not true
-        self._asked: set[int] = set()  # ranks that were asked to write
+        self._disturbed = False  # somebody said what was not true while it was being written
         self._saving = False
 
     def handled(self, event: Event, before: Phase, actions: Sequence[Action]) -> None:
@@ -55,10 +54,6 @@ class ScalingWatch:
         self._the_checkpoint_is_loaded([order for order in orders if isinstance(order, Rejoin) and order.seated])
         self._nobody_is_left_behind()
 
-    def ended(self) -> None:
-        """A process has ended."""
-        self._disturbed = self._disturbed or self._world.machine.phase is Phase.SAVING
-
     # --- inside -------------------------------------------------------------------------------------------------
 
     @property
@@ -77,8 +72,6 @@ class ScalingWatch:
         saving = self._world.machine.phase is Phase.SAVING
         if saving and not self._saving:
             self._failures, self._disturbed = self._world.saving.failures, False
-            self._asked.clear()
-        self._asked |= {order.rank for order in orders if isinstance(order, SaveCheckpoint)}
         self._saving = saving or any(isinstance(order, SaveCheckpoint) for order in orders)
 
     def _growth_is_in_time(self, before: Phase) -> None:
@@ -107,7 +100,7 @@ class ScalingWatch:
     def _survivors_have_saved(self) -> None:
         """Nothing lost: what is whole on processes that nothing has happened to is on the disk."""
         world, size = self._world, self.sizes[-1]
-        failed = self._disturbed or world.saving.failures > self._failures or self._a_writer_stands(size)
+        failed = self._disturbed or world.saving.failures > self._failures
         if failed or not world.network.is_no_excuse:
             return
         survivors = [process for process in world.living() if process.world_size == size and self._is_well(process)]
@@ -122,11 +115,6 @@ class ScalingWatch:
             who = [process.rank for process in current]
             what = f"a world of another size starts, and step {newest} is whole on ranks {who}, not on disk"
             world.fail(Invariant.NOTHING_LOST, f"{what}, where the newest is {saved}")
-
-    def _a_writer_stands(self, size: int) -> bool:
-        """Whether one that was asked to write hangs: as with one that ended, the job goes on without its part."""
-        asked = (each for each in self._world.living() if each.world_size == size and each.rank in self._asked)
-        return any(process.hung or process.suspended for process in asked)
 
     def _is_well(self, process: "Process") -> bool:
         agent = process.seat.agent

@@ -42,7 +42,8 @@ def on_rank_joined(state: JobState, event: RankJoined, now: float) -> None:
         state.ignore("joined twice or too late")
         return
     holder.state, holder.resilient, holder.pid = RankState.JOINED, True, event.pid
-    holder.report, holder.joined_generation = event.report, event.generation
+    holder.reported(event.report)
+    holder.joined_generation = event.generation
     state.awaiting_joined.discard(event.rank)
     state.ever_resilient = True
     state.history.rank_phases(state.generation, event.rank, {"join": event.join_s})
@@ -60,7 +61,8 @@ def on_rank_quiesced(state: JobState, event: RankQuiesced, now: float) -> None:
     if state.phase is Phase.PAUSING and before_boundary(state, event.report.committed):
         state.ignore("quiesced before the boundary")
         return
-    holder.state, holder.report = RankState.QUIESCED, event.report
+    holder.state = RankState.QUIESCED
+    holder.reported(event.report)
     holder.committed = max(holder.committed, event.report.committed)
     state.committed = max(state.committed, event.report.committed)
     state.awaiting_quiesced.discard(event.rank)

@@ -10,7 +10,7 @@ from ..world import NodeState
 from .barriers import barrier_one
 from .boundary import late
 from .deciding import blame, decide, rung_failed
-from .ending import conclude, end, ready_to_save
+from .ending import end, saving_overdue
 from .handover import overdue as handover_overdue
 from .nodes import nodes_missing
 from .openings import nodes_needed, overdue, release_held, wait_for_nodes
@@ -89,13 +89,6 @@ def _resuming(state: JobState, now: float) -> None:
     _over_time(state, f"no first step from {len(state.awaiting_step)} ranks in {limit_s:g} s", now)
 
 
-def _saving(state: JobState, now: float) -> None:
-    if state.saving:
-        conclude(state, "the emergency checkpoint was not written in time", now)
-    else:
-        ready_to_save(state, now, overdue=True)
-
-
 def _finishing(state: JobState, now: float) -> None:
     ranks = ", ".join(map(str, sorted(state.unfinished))) or "some"
     limit_s = state.policy.deadlines.finish_s
@@ -109,7 +102,7 @@ _OVERDUE: dict[Phase, Callable[[JobState, float], None]] = {
     Phase.PAUSING: _pausing,
     Phase.REJOINING: _rejoining,
     Phase.RESUMING: _resuming,
-    Phase.SAVING: _saving,
+    Phase.SAVING: saving_overdue,
     Phase.RUNNING: _finishing,
     Phase.FINISHING: _finishing,
 }

@@ -42,13 +42,32 @@ def conclude(state: JobState, remark: str, now: float) -> None:
 
 
 def lost_while_saving(state: JobState, rank: int, detail: str, now: float) -> None:
-    """A survivor died while the checkpoint was under way: the others may still hold everything."""
+    """A survivor died while the checkpoint was under way: the others may still hold everything, and begin anew."""
     state.world.holders[rank].lose()
     if rank in state.awaiting_quiesced:
         state.awaiting_quiesced.discard(rank)
         ready_to_save(state, now)
     elif rank in state.saving:
-        conclude(state, f"rank {rank} was lost while it saved: {detail}", now)
+        _save_again(state, f"rank {rank} was lost while it saved: {detail}", now)
+
+
+def saving_overdue(state: JobState, now: float) -> None:
+    """Some have not parked, or not written, in time: the others may hold everything."""
+    if not state.saving:
+        ready_to_save(state, now, overdue=True)
+        return
+    late = outstanding_saves(state)
+    for rank in late:
+        state.world.holders[rank].report = None  # what it holds is out of reach
+    ranks = ", ".join(map(str, sorted(late)))
+    _save_again(state, f"rank {ranks} did not write the emergency checkpoint in time", now)
+
+
+def _save_again(state: JobState, remark: str, now: float) -> None:
+    """Begin the checkpoint anew, apart from what has been written; each time with fewer ranks."""
+    state.saving.clear()
+    state.generation += 1
+    ready_to_save(state, now, overdue=True, remark=remark)
 
 
 def _save(state: JobState, now: float) -> None:
@@ -72,15 +91,18 @@ def _save(state: JobState, now: float) -> None:
     ready_to_save(state, now)
 
 
-def ready_to_save(state: JobState, now: float, *, overdue: bool = False) -> None:
-    """When all survivors are parked (or overdue), have those at the newest committed step save."""
+def ready_to_save(state: JobState, now: float, *, overdue: bool = False, remark: str = "") -> None:
+    """When all survivors are parked (or overdue), have those at the newest committed step save.
+
+    `remark`: what went wrong before, for the record if nothing comes of it.
+    """
     if state.awaiting_quiesced and not overdue:
         return
     why_not = start_saving(state)
     if why_not is None:
         state.enter(Phase.SAVING, now, SAVE_S)
     else:
-        conclude(state, f"no emergency checkpoint: {why_not}", now)
+        conclude(state, "; ".join(filter(None, (remark, f"no emergency checkpoint: {why_not}"))), now)
 
 
 def start_saving(state: JobState) -> str | None:
@@ -128,8 +150,8 @@ def _shards_to_write(state: JobState, writers: list[int]) -> dict[str, int]:
 
 
 def _needed(state: JobState) -> set[str]:
-    """Return all shards that the ranks are known to need."""
-    return {need for holder in state.world.holders if holder.report is not None for need in holder.report.needs}
+    """Return all shards that the ranks are known to need; those of ranks that are lost, too."""
+    return {need for holder in state.world.holders for need in holder.needs}
 
 
 def _own_state_writers(state: JobState, step: int, others: set[int]) -> list[int]:

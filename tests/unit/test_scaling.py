@@ -140,15 +140,6 @@ def test_a_checkpoint_that_cannot_be_written_does_not_keep_the_world_from_going_
     assert "disk full" in incident.repair_reasons[0]
 
 
-def test_a_survivor_that_dies_while_it_saves_does_not_either() -> None:
-    """The world starts on what is left."""
-    cluster = Scaling()
-    cluster.lose()
-    cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(1, 5))
-    starts = only(cluster.feed(cluster.exited(1)), StartProcess)
-    assert [start.rank for start in starts] == [0, 1]
-
-
 def test_a_world_below_the_least_size_stops() -> None:
     """The stop names the number of nodes that are left and the policy's."""
     cluster = Scaling(Policy(scale=ScalePolicy(min_nodes=2)))
