@@ -26,7 +26,7 @@ FAULTS = (
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 def test_tensor_and_expert_groups_come_back_resumed_and_rebuilt(start_megatron: StartMegatron, shape: Shape) -> None:
     """After a broken link, a killed rank and another broken link, every step is that of an undisturbed run."""
-    calm = start_megatron(shape, device="fake")
+    calm = start_megatron(shape, device="fake", nodes=1, ranks_per_node=shape.world)
     assert not run_to_its_end(calm)["incidents"], calm.said()
     job = start_megatron(shape, tuple(fault for fault, *_ in FAULTS), device="fake")
     incidents = run_to_its_end(job)["incidents"]
