@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 from ..devices import fake as calls
 from ..devices.fake_chip import CHIP, LINK_UP_S, RETRY_FAILED, Task, told
 from ..protocol.types import StoreEndpoint
-from .group import SILENT, TOLD
+from .group import GLOO_SOURCES, SILENT, TOLD
 from .hccl import HcclCommunicator
 from .library import Library
 from .links import Links
@@ -33,6 +33,8 @@ PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
 OTHER_DEVICE = "HCCL function error: tensors on device {device}, communicator on device {chip}, error code is 2"
 NOT_UP = "HCCL function error: HcclCommInitRootInfoConfig, error code is 9"
 ABORTED = "aborted"
+# They do not wait for each other: an NPU takes those that are made as a batch together.
+POINT_TO_POINT = ("send", "recv", "recv_anysource")
 _HERE = StoreEndpoint("127.0.0.1", 1)  # only the route to it matters
 _TICK_S = 0.005
 
@@ -138,7 +140,10 @@ class FakeHcclGroup(dist.ProcessGroup):
         """Carry out a collective. In the chip's thread."""
         if self._comm is None:
             self._comm = self._link_up(task)
-        work = getattr(self._comm, op)(*args, **kwargs)
+        try:
+            work = getattr(self._comm, op)(*args, **kwargs)
+        except RuntimeError as error:
+            raise RuntimeError(PEER_GONE if GLOO_SOURCES in str(error) else str(error)) from error
         inner: Any = work
         done = threading.Event()
         if op in SILENT:
@@ -146,15 +151,19 @@ class FakeHcclGroup(dist.ProcessGroup):
             inner.when_done(done.set)
         else:
             work.get_future().add_done_callback(lambda _: done.set())
+        if op in POINT_TO_POINT:
+            task.goes_on = True
+            task.when_over(lambda: _leave(inner))
+            inner.when_done(lambda: task.finish(_outcome(inner)))
+            return None
         task.when_over(done.set)
         done.wait()
-        if task.over:  # aborted: it may still touch its tensors for a moment
-            CHIP.leftovers.append(inner.is_completed)
+        if task.over:
+            _leave(inner)
             return None
-        try:
-            inner.wait()
-        except RuntimeError as error:  # gloo's words for a peer that is gone
-            raise RuntimeError(PEER_GONE) from error
+        wrong = _outcome(inner)
+        if wrong is not None:
+            raise RuntimeError(wrong)
         return work.get_future().value() if op not in SILENT else None
 
     def _link_up(self, task: Task) -> Any:
@@ -240,6 +249,21 @@ class FakeWork(dist.Work):
     def synchronize(self) -> None:
         """Wait for it."""
         self.wait()
+
+
+def _leave(inner: Any) -> None:
+    """It is over for its caller. If it was aborted, it may still touch its tensors for a moment."""
+    if not inner.is_completed():
+        CHIP.leftovers.append(inner.is_completed)
+
+
+def _outcome(inner: Any) -> str | None:
+    """Return what a complete collective of gloo has failed with."""
+    try:
+        inner.wait()
+    except RuntimeError:  # gloo's words for a peer that is gone
+        return PEER_GONE
+    return None
 
 
 def _tensors_in(argument: Any) -> list[torch.Tensor]:

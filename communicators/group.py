@@ -54,7 +54,7 @@ SILENT = (
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
 )
-_GLOO_SOURCES = "/gloo/"  # in the text of an error that comes from a link, and not from wrong arguments
+GLOO_SOURCES = "/gloo/"  # in the text of an error that comes from a link, and not from wrong arguments
 
 
 class Group(dist.ProcessGroup):
@@ -112,7 +112,7 @@ class Group(dist.ProcessGroup):
         except BaseException as error:
             if observer is not None:
                 observer.left(op)
-            if isinstance(error, RuntimeError) and _GLOO_SOURCES in str(error):
+            if isinstance(error, RuntimeError) and GLOO_SOURCES in str(error):
                 raise life.fail(op, error) from error
             raise
         if self._connected is None:

@@ -85,6 +85,14 @@ class HcclGroup(Group):
     def _get_backend(self, device: torch.device) -> Any:
         return self.backend
 
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Begin a batch: torch-npu makes one of what `batch_isend_irecv` is given."""
+        self._face._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        """Start the batch."""
+        return self._face._end_coalescing(device)  # type: ignore[no-any-return]
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Let the library's collectives take `timeout` from the next seating on."""
         self.timeout = timeout

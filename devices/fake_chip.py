@@ -40,6 +40,7 @@ class Task:
         self._over = threading.Event()
         self.error: str | None = None
         self.result: Any = None
+        self.goes_on = False  # beside the queue, when its run is over: somebody else finishes it
 
     @property
     def over(self) -> bool:
@@ -55,7 +56,8 @@ class Task:
         except Exception as error:  # told to whoever waits
             self.finish(str(error))
         else:
-            self.finish(None)
+            if not self.goes_on:
+                self.finish(None)
 
     def finish(self, error: str | None) -> None:
         """End it, well or with an error; the first word counts. Any thread."""
@@ -124,9 +126,11 @@ class Chip:
         return task
 
     def synchronize(self) -> None:
-        """Wait for everything queued. Raises RuntimeError."""
+        """Wait for everything queued, and what goes on beside the queue. Raises RuntimeError."""
         self.check()
         self.submit(lambda _: None).wait()
+        for task in list(self._open):
+            task.wait()
 
     def check(self) -> None:
         """Raise RuntimeError if nothing can be executed."""

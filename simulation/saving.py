@@ -32,9 +32,13 @@ class Saving:
         if not order.publish:
             return ""
         ranks = range(process.world_size)
-        needed: set[Part] = {*ranks, *(shard for rank in ranks for shard in process.world.shards(rank, len(ranks)))}
-        if needed - parts:
+        unsaid = sorted(set(ranks) - parts)  # the own states are what a process looks for before it publishes
+        if unsaid:
             self.failures += 1
-            return f"the checkpoint lacks {sorted(map(str, needed - parts))}"
+            return f"the checkpoint lacks the own states of ranks {unsaid}"
+        lost = {shard for rank in ranks for shard in process.world.shards(rank, len(ranks))} - parts
+        if lost:
+            what = f"rank {process.rank} publishes a checkpoint of step {order.step} without {sorted(lost)}"
+            process.world.fail(Invariant.NOTHING_LOST, what)
         self._disk.add(order.step)
         return ""

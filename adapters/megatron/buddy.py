@@ -7,7 +7,7 @@ ward's. So a copy is always of the step that its holder has committed, and no se
 kept. On one kind of device the same update of the same numbers gives the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class Buddies:
         self.same_node = self.buddy // ranks_per_node == rank // ranks_per_node
         self.piece = ward_piece
         self._own = own
-        self._under_way: tuple[Any, Any, torch.Tensor, torch.Tensor] | None = None
+        self._under_way: tuple[list[dist.Work], torch.Tensor, torch.Tensor] | None = None
         self._arrived = False
         self._times = CopyTimes((_GRADIENTS, _UPDATE))
 
@@ -59,16 +59,15 @@ class Buddies:
         size = sum(_RATE_BYTES for _ in self.piece.groups()) + sum(parameter.nbytes for parameter in wards)
         incoming = outgoing.new_empty(size)
         # Kept here until it is over: what is being sent must not be freed.
-        self._under_way = (dist.isend(outgoing, self.buddy), dist.irecv(incoming, self.ward), outgoing, incoming)
+        self._under_way = (_batch(outgoing, self.buddy, incoming, self.ward), outgoing, incoming)
 
     def arrive(self) -> None:
         """Wait for what `send` has started. Before the commit barrier; nothing to do when nothing was started."""
         if self._under_way is None:
             return
-        (sending, receiving, _, incoming), self._under_way = self._under_way, None
+        (works, _, incoming), self._under_way = self._under_way, None
         with self._times.spent(_GRADIENTS):
-            receiving.wait()
-            sending.wait()
+            _wait(works)
         groups, parameters = list(self.piece.groups()), self.piece.parameters()
         rates = incoming[: len(groups) * _RATE_BYTES].cpu().view(torch.float64).view(-1, len(_RATES))
         for group, values in zip(groups, rates.tolist(), strict=True):
@@ -93,35 +92,37 @@ class Buddies:
 
     def seed(self) -> None:
         """Hand pieces to buddies that have none yet. A collective; end of rollback."""
-        device = self.piece.device
-        wanted = torch.tensor([0 if self.piece.held else 1], device=device)
+        wanted = torch.tensor([0 if self.piece.held else 1], device=self.piece.device)
         asked = torch.empty_like(wanted)
-        _swap(wanted, self.ward, asked, self.buddy)
-        sends: list[tuple[Any, torch.Tensor]] = []
-        if asked.item():
-            shard = self._own.open()
-            header = torch.frombuffer(bytearray(shard.header), dtype=torch.uint8)
-            for tensor in (torch.tensor([header.numel()]), header, *shard.tensors):
-                if tensor.numel():
-                    there = tensor.to(device)
-                    sends.append((dist.isend(there, self.buddy), there))
+        _wait(_batch(wanted, self.ward, asked, self.buddy))
+        leaving = self._parts() if asked.item() else iter(())
         if wanted.item():
-            self._receive()
-        for sending, _ in sends:
-            sending.wait()
+            self._receive(leaving)
+        for part in leaving:
+            _wait(_batch(part, self.buddy))
 
-    def _receive(self) -> None:
-        device = self.piece.device
-        length = torch.empty(1, dtype=torch.int64, device=device)
-        dist.recv(length, self.ward)
-        header = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
-        dist.recv(header, self.ward)
+    def _parts(self) -> Iterator[torch.Tensor]:
+        """Yield what makes up this rank's own piece, in the order in which `_receive` takes it."""
+        device, shard = self.piece.device, self._own.open()
+        header = torch.frombuffer(bytearray(shard.header), dtype=torch.uint8)
+        for part in (torch.tensor([header.numel()]), header, *shard.tensors):
+            if part.numel():
+                yield part.to(device)
+
+    def _receive(self, leaving: Iterator[torch.Tensor]) -> None:
+        """Take the ward's piece part by part, and with each send one of `leaving`."""
+
+        def arriving(size: int, dtype: torch.dtype) -> torch.Tensor:
+            landing = torch.empty(size, dtype=dtype, device=self.piece.device)
+            _wait(_batch(next(leaving, None), self.buddy, landing, self.ward))
+            return landing
+
+        length = arriving(1, torch.int64)
+        header = arriving(int(length.item()), torch.uint8)
         shard = self.piece.accept(header.cpu().numpy().tobytes())
         for tensor in shard.tensors:
             if tensor.numel():
-                landing = torch.empty_like(tensor, device=device)
-                dist.recv(landing, self.ward)
-                tensor.copy_(landing)
+                tensor.copy_(arriving(tensor.numel(), tensor.dtype).view_as(tensor))
         self.piece.adopt(shard)
 
 
@@ -132,10 +133,15 @@ def _message(groups: Sequence[dict[str, Any]], device: torch.device) -> torch.Te
     return torch.cat([flat.view(torch.uint8) for flat in (rates.view(-1), *gradients)])
 
 
-def _swap(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
-    send = dist.isend(outgoing, to)
-    receive = dist.irecv(incoming, source)
-    assert send is not None
-    assert receive is not None
-    receive.wait()
-    send.wait()
+def _batch(
+    outgoing: torch.Tensor | None, to: int, incoming: torch.Tensor | None = None, source: int = -1
+) -> list[dist.Work]:
+    """Start to send and to receive, as one batch: on an NPU, two ranks that both sent first would wait for ever."""
+    sends = [] if outgoing is None else [dist.P2POp(dist.isend, outgoing, to)]
+    receives = [] if incoming is None else [dist.P2POp(dist.irecv, incoming, source)]
+    return dist.batch_isend_irecv([*sends, *receives])
+
+
+def _wait(works: list[dist.Work]) -> None:
+    for work in works:
+        work.wait()

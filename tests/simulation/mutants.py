@@ -22,7 +22,7 @@ from midstep.simulation.invariants import InvariantBroken
 from midstep.simulation.world import simulate
 
 MOST_SEEDS = 12_000
-FOCUSES = (None, Phase.RESUMING, None, Phase.REJOINING)  # in turn: where faults wait in the jobs that are played
+FOCUSES = (None, Phase.RESUMING, Phase.SAVING, Phase.REJOINING)  # in turn: where faults wait in a job
 
 
 class Mutant(NamedTuple):
@@ -47,6 +47,24 @@ class TextGone(Exception):
 
 
 MUTANTS = (
+    Mutant(
+        "give a checkpoint up when a writer dies",
+        "midstep.controller.recovery.ending",
+        '_save_again(state, f"rank {rank} was lost while it saved: {detail}", now)',
+        'conclude(state, "", now)',
+    ),
+    Mutant(
+        "give a checkpoint up when a writer hangs",
+        "midstep.controller.recovery.ending",
+        '_save_again(state, f"rank {ranks} did not write the emergency checkpoint in time", now)',
+        'conclude(state, "", now)',
+    ),
+    Mutant(
+        "forget what a lost rank needs",
+        "midstep.controller.recovery.ending",
+        "for need in holder.needs}",
+        "if holder.report is not None for need in holder.needs}",
+    ),
     Mutant("skip barrier one", "midstep.controller.recovery.barriers", "or state.awaiting_quiesced:", "and False:"),
     Mutant(
         "skip barrier two", "midstep.controller.recovery.barriers", "    if state.awaiting_ready:\n", "    if False:\n"

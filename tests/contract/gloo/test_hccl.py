@@ -230,3 +230,38 @@ def test_an_abort_ends_a_rebuild_and_the_next_generation_works(ranks: Ranks) -> 
     assert ranks.hear_all() == ["CommunicatorAborted"] * WORLD
     ranks.say(2)
     assert ranks.hear_all() == [("up", "")] * WORLD
+
+
+def swaps(rank: Rank) -> None:
+    """Send to both neighbours and receive from both, as one batch; then be stopped in a receive that nobody answers."""
+    setup = Setup(rank)
+    mine = torch.full((200_000,), float(rank.number))
+    left, right = (rank.number - 1) % WORLD, (rank.number + 1) % WORLD
+    theirs = {left: torch.empty_like(mine), right: torch.empty_like(mine)}
+    batch = [dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.isend, mine, left)]
+    batch += [dist.P2POp(dist.irecv, landing, source) for source, landing in theirs.items()]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    setup.device.finish()
+    rank.say({source: sorted(set(landing.tolist())) for source, landing in theirs.items()})
+    waiting = dist.irecv(mine, right)
+    assert waiting is not None
+    setup.stop_and_clean()
+    try:
+        waiting.wait()
+    except RuntimeError as error:
+        rank.say(str(error).splitlines()[0])
+    rank.say(setup.reseat())
+    setup.check()
+    setup.communicator.close()
+
+
+def test_a_batch_of_sends_and_receives_does_not_wait_for_itself_and_is_stopped_like_the_rest(ranks: Ranks) -> None:
+    """Everybody sends first, as pipelines and buddies do."""
+    ranks.start_all(WORLD, swaps)
+    for number in range(WORLD):
+        left, right = (number - 1) % WORLD, (number + 1) % WORLD
+        assert ranks.hear(number) == {left: [float(left)], right: [float(right)]}
+    assert all(text.startswith(("FORCE STOP", "HCCL function error")) for text in ranks.hear_all())
+    ranks.say(1)
+    assert ranks.hear_all() == [("up", "")] * WORLD
