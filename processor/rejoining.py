@@ -123,6 +123,7 @@ class Rejoining:
             self._standing.repairing(order.part, runtime.rank)
             done = _Repaired()
             self._run(Moment.REPAIR, order, lambda: self._repair(order, done))
+            self._standing.repaired()
         with phases.phase(Moment.ROLLBACK):
             self._roll_back(order, done.own)
             self._standing.whole_again()

@@ -60,6 +60,11 @@ class Standing:
         elif arriving or part.restore is RestoreSource.CHECKPOINT:
             self.clean = False
 
+    def repaired(self) -> None:
+        """All has come. Where only that was missing the rank holds one step again, whatever becomes of the rollback."""
+        if self.clean:
+            self.struck = frozenset()
+
     def rolled_back(self, step: int) -> None:
         """Everything is as of `step` updates: that is where the next step begins."""
         self.count, self.ready, self.updating = step, False, False

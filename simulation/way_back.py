@@ -137,6 +137,7 @@ class WayBack:
 
     def _roll_back(self, order: Rejoin) -> None:
         process, step = self._process, order.part.target_step
+        process.standing.repaired()
         if self._own is None:
             self._state_lost(f"no copy of the own state as of step {step}")
             return

@@ -183,6 +183,25 @@ def test_what_a_repair_overwrites_is_not_whole_meanwhile(part: RepairPart, clean
     assert (report.clean, [hold.shard_id for hold in report.holds]) == (clean, held)
 
 
+@pytest.mark.parametrize(
+    ("part", "clean", "held"),
+    [
+        (RepairPart(0, RestoreSource.REPLICA, transfers=(ShardTransfer("a", 0, 1, 1, 0),)), True, ["a", "b"]),
+        (RepairPart(1, RestoreSource.REPLICA, transfers=(ShardTransfer("a", 0, 1, 1, 0),)), False, []),
+    ],
+    ids=["one shard of the same step", "another step"],
+)
+def test_a_struck_shard_that_has_come_is_there_though_the_rollback_is_not_over(
+    part: RepairPart, clean: bool, held: list[str]
+) -> None:
+    """Its source may be lost in between: then this is the only copy."""
+    standing = Standing(clean=True)
+    standing.repairing(part, rank=0)
+    standing.repaired()
+    report = standing.report(HOLDS, (), ())
+    assert (report.clean, [hold.shard_id for hold in report.holds]) == (clean, held)
+
+
 class Ranks:
     """Some ranks side by side. Swaps and meetings complete where all who are needed have come, or break."""
 
