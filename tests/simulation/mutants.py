@@ -32,6 +32,7 @@ class Mutant(NamedTuple):
     module: str
     old: str
     new: str
+    focuses: tuple[Phase | None, ...] = FOCUSES
 
 
 class Caught(NamedTuple):
@@ -52,12 +53,14 @@ MUTANTS = (
         "midstep.controller.recovery.ending",
         '_save_again(state, f"rank {rank} was lost while it saved: {detail}", now)',
         'conclude(state, "", now)',
+        focuses=(Phase.SAVING,),
     ),
     Mutant(
         "give a checkpoint up when a writer hangs",
         "midstep.controller.recovery.ending",
         '_save_again(state, f"rank {ranks} did not write the emergency checkpoint in time", now)',
         'conclude(state, "", now)',
+        focuses=(Phase.SAVING,),
     ),
     Mutant(
         "forget what a lost rank needs",
@@ -334,7 +337,7 @@ def hunt(mutant: Mutant, most_seeds: int = MOST_SEEDS) -> Caught | None:
     with applied(mutant):
         for seed in range(most_seeds):
             try:
-                simulate(seed, focus=FOCUSES[seed % len(FOCUSES)])
+                simulate(seed, focus=mutant.focuses[seed % len(mutant.focuses)])
             except InvariantBroken as broken:
                 return Caught(seed, str(broken.invariant), broken.what)
             except Exception as error:  # the simulated world has come apart over it
