@@ -39,6 +39,7 @@ class HcclGroup(Group):
         self.timeout = timeout
         self.backend: Any = None  # the library's, once there is one
         self._device = device
+        self._batching = False
 
     @property
     def seated(self) -> bool:
@@ -62,7 +63,7 @@ class HcclGroup(Group):
         life = self._life
         if life.reason is not None:
             raise life.error(op)
-        observer = self._owner.observer if observed else None
+        observer = self._owner.observer if observed and not self._batching else None
         if observer is not None:
             observer.entered(op, self.members)
         try:
@@ -88,10 +89,12 @@ class HcclGroup(Group):
     def _start_coalescing(self, device: torch.device) -> None:
         """Begin a batch: torch-npu makes one of what `batch_isend_irecv` is given."""
         self._face._start_coalescing(device)
+        self._batching = True
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
-        """Start the batch."""
-        return self._face._end_coalescing(device)  # type: ignore[no-any-return]
+        """Start the batch. Its parts are not told to the observer one by one; the whole is."""
+        self._batching = False
+        return self.start("_end_coalescing", False, True, (device,))
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let the library's collectives take `timeout` from the next seating on."""

@@ -1,6 +1,7 @@
 """What torch-npu asks of a group in front of HCCL's, beyond the collectives, reaches HCCL's."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,28 +10,54 @@ import torch.distributed as dist
 from midstep.communicators.hccl_group import HcclGroup
 from midstep.communicators.life import Life
 
-BATCH = dist.Work()
 
-
-class Face:
-    """Takes note of what is called."""
+class Library:
+    """Takes note of what is called on its group."""
 
     def __init__(self) -> None:
-        self.called: list[Any] = []
+        self.called: list[str] = []
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self.called.append(("start", device.type))
+        self.called.append("start")
 
-    def _end_coalescing(self, device: torch.device) -> object:
-        self.called.append(("end", device.type))
-        return BATCH
+    def send(self, *_: Any) -> dist.Work:
+        self.called.append("send")
+        return dist.Work()
+
+    def _end_coalescing(self, device: torch.device) -> "Done":
+        self.called.append("end")
+        return Done()
 
 
-def test_a_batch_of_sends_and_receives_is_made_by_the_library() -> None:
+class Done(dist.Work):
+    """A batch that is over."""
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+
+class Observer:
+    """Takes note of what is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def entered(self, op: str, members: tuple[int, ...]) -> None:
+        self.told.append(f"entered {op}")
+
+    def left(self, op: str) -> None:
+        self.told.append(f"left {op}")
+
+
+def test_a_batch_of_sends_and_receives_is_made_by_the_library_and_watched_as_one() -> None:
     """Two ranks that each queued a send before its receive would wait for each other for ever."""
-    life, face = Life(lambda: None), Face()
-    group = HcclGroup(None, (0, 1), 0, life, timedelta(seconds=1), torch.device("cpu"))
-    group.serve(face, object(), life)
-    group._start_coalescing(torch.device("cpu"))
-    assert group._end_coalescing(torch.device("cpu")) is BATCH
-    assert face.called == [("start", "cpu"), ("end", "cpu")]
+    life, library, observer, cpu = Life(lambda: None), Library(), Observer(), torch.device("cpu")
+    group = HcclGroup(SimpleNamespace(observer=observer), (0, 1), 0, life, timedelta(seconds=1), cpu)
+    group.serve(library, object(), life)
+    group._start_coalescing(cpu)
+    group.send([torch.ones(1)], 1, 0)
+    work = group._end_coalescing(cpu)
+    assert library.called == ["start", "send", "end"]
+    assert observer.told == ["entered _end_coalescing"]
+    work.wait()
+    assert observer.told == ["entered _end_coalescing", "left _end_coalescing"]

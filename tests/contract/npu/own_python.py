@@ -45,6 +45,9 @@ class Backend(dist.ProcessGroupGloo):
     def _delete_tcpstore_key(self) -> None:
         called.append("delete keys")
 
+    def batch_isend_irecv(self, kinds: list[str], tensors: list[Any], ranks: list[int]) -> None:
+        called.append(f"batch {kinds} {ranks}")
+
 
 def make_backend(options: Any, _: Any) -> Backend:
     """Make what torch-npu would, for torch's registry of backends."""
@@ -72,6 +75,30 @@ def patch_torch(wheel: zipfile.ZipFile) -> bool:
                 c10d._new_process_group_helper = taken[HELPER]
                 return True
     return False
+
+
+def batches(wheel: zipfile.ZipFile, group: HcclGroup) -> None:
+    """Have torch-npu make a batch of a send and a receive, in both of its ways; print what came of it.
+
+    There is no memory of a device here, so the tensors only say that they are of one.
+    """
+    tensor = types.SimpleNamespace(device=torch.device("npu", 0))
+    for machine in ("Ascend310P3", "Ascend910B2"):
+        given = {
+            **vars(c10d),
+            "npu": types.SimpleNamespace(get_device_name=lambda machine=machine: machine),
+            "_CANN_VERSION": "8",
+            "FakeProcessGroup": types.SimpleNamespace,
+            "_check_p2p_op_list": lambda operators: None,
+        }
+        make = take(wheel, "torch_npu/distributed/distributed_c10d.py", ("_batch_isend_irecv",), given)
+        called.clear()
+        two = [types.SimpleNamespace(op=op, tensor=tensor, peer=0, group=group) for op in (dist.isend, dist.irecv)]
+        try:
+            make["_batch_isend_irecv"](two)
+        except RuntimeError as error:  # torch's, of a library that cannot do it
+            called.append(str(error))
+        print(machine, called)
 
 
 def main(wheel: zipfile.ZipFile) -> None:
@@ -114,6 +141,7 @@ def main(wheel: zipfile.ZipFile) -> None:
         called.clear()
         call()  # type: ignore[no-untyped-call]
         print(name, called)
+    batches(wheel, sub)
 
 
 if __name__ == "__main__":
