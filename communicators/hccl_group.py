@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .base import CollectiveObserver
 
 BACKEND = "midstep_hccl"  # torch-npu looks for hccl in the name
+_BATCH = "batch"  # of sends and receives
 
 
 class HcclGroup(Group):
@@ -48,11 +49,11 @@ class HcclGroup(Group):
 
     def serve(self, face: Any, backend: Any, life: Life) -> None:
         """Have `face` do the collectives, in this life."""
-        self._face, self.backend, self._life = face, backend, life
+        self._face, self.backend, self._life, self._batching = face, backend, life, False
 
     def revive(self, life: Life) -> None:
         """Begin another life with the same backend."""
-        self._life = life
+        self._life, self._batching = life, False
 
     def end(self, life: Life) -> None:
         """Let every collective raise as `life` has it, from now on."""
@@ -61,7 +62,7 @@ class HcclGroup(Group):
     def start(self, op: str, silent: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
         """Queue the collective `op`. Raises CommunicatorAborted or CommunicatorFailed, and what the device raises."""
         life = self._life
-        if life.reason is not None:
+        if life.reason is not None and not self._batching:
             raise life.error(op)
         observer = self._owner.observer if observed and not self._batching else None
         if observer is not None:
@@ -87,14 +88,27 @@ class HcclGroup(Group):
         return self.backend
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Begin a batch: torch-npu makes one of what `batch_isend_irecv` is given."""
+        """Begin a batch: torch-npu makes one of what `batch_isend_irecv` is given. Raises as `start`."""
+        if self._life.reason is not None:
+            raise self._life.error(_BATCH)
         self._face._start_coalescing(device)
         self._batching = True
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
-        """Start the batch. Its parts are not told to the observer one by one; the whole is."""
+        """Start the batch. Raises as `start`, but not before the library's batch is closed: it would stay open."""
+        observer, life = self._owner.observer, self._life
         self._batching = False
-        return self.start("_end_coalescing", False, True, (device,))
+        if observer is not None:
+            observer.entered(_BATCH, self.members)
+        try:
+            work = self._face._end_coalescing(device)
+            if life.reason is not None:
+                raise life.error(_BATCH)
+        except BaseException:
+            if observer is not None:
+                observer.left(_BATCH)
+            raise
+        return work if observer is None else WatchedWork(work, _BATCH, observer)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let the library's collectives take `timeout` from the next seating on."""

@@ -4,11 +4,13 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from midstep.communicators.hccl_group import HcclGroup
 from midstep.communicators.life import Life
+from midstep.protocol.errors import CommunicatorAborted
 
 
 class Library:
@@ -49,15 +51,39 @@ class Observer:
         self.told.append(f"left {op}")
 
 
+CPU = torch.device("cpu")
+
+
+def group_of(library: Library, observer: Observer, life: Life) -> HcclGroup:
+    """Return a group that the library serves."""
+    group = HcclGroup(SimpleNamespace(observer=observer), (0, 1), 0, life, timedelta(seconds=1), CPU)
+    group.serve(library, object(), life)
+    return group
+
+
 def test_a_batch_of_sends_and_receives_is_made_by_the_library_and_watched_as_one() -> None:
     """Two ranks that each queued a send before its receive would wait for each other for ever."""
-    life, library, observer, cpu = Life(lambda: None), Library(), Observer(), torch.device("cpu")
-    group = HcclGroup(SimpleNamespace(observer=observer), (0, 1), 0, life, timedelta(seconds=1), cpu)
-    group.serve(library, object(), life)
-    group._start_coalescing(cpu)
+    library, observer = Library(), Observer()
+    group = group_of(library, observer, Life(lambda: None))
+    group._start_coalescing(CPU)
     group.send([torch.ones(1)], 1, 0)
-    work = group._end_coalescing(cpu)
+    work = group._end_coalescing(CPU)
     assert library.called == ["start", "send", "end"]
-    assert observer.told == ["entered _end_coalescing"]
+    assert observer.told == ["entered batch"]
     work.wait()
-    assert observer.told == ["entered _end_coalescing", "left _end_coalescing"]
+    assert observer.told == ["entered batch", "left batch"]
+
+
+def test_an_abort_in_the_middle_of_a_batch_is_told_when_the_library_has_closed_it() -> None:
+    """It would take what comes in the next generation for more of it. The next batch is not begun any more."""
+    library, observer, life = Library(), Observer(), Life(lambda: None)
+    group = group_of(library, observer, life)
+    group._start_coalescing(CPU)
+    life.end(CommunicatorAborted, "a peer is gone")
+    group.send([torch.ones(1)], 1, 0)
+    with pytest.raises(CommunicatorAborted):
+        group._end_coalescing(CPU)
+    with pytest.raises(CommunicatorAborted):
+        group._start_coalescing(CPU)
+    assert library.called == ["start", "send", "end"]
+    assert observer.told == ["entered batch", "left batch"]
