@@ -14,7 +14,7 @@ _HAPPENED = {
     FaultKind.COMMUNICATION: "had a collective fail",
     FaultKind.LINK_UP: "could not build its communicators",
     FaultKind.UNRESPONSIVE: "did not answer in time",
-    FaultKind.CORRUPTION: "got bytes with a wrong checksum",
+    FaultKind.CORRUPTION: "came back with corrupt state",
     FaultKind.NODE_LOST: "went away",
     FaultKind.START_FAILED: "could not be started",
     FaultKind.DEVICE: "had a device fault",

@@ -17,11 +17,11 @@ from ...protocol.messages import (
     Resume,
     StepCommitted,
 )
-from ...protocol.types import RepairPlan, RestoreSource, Rung, rank_address
+from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RepairPlan, RestoreSource, Rung, rank_address
 from ..repair import plan_repair
 from ..world import Holder, RankState, World
 from .boundary import before_boundary
-from .deciding import rung_failed
+from .deciding import blame, decide, rung_failed
 from .ending import ready_to_save
 from .handover import part_saved
 from .planning import all_finished, rank_stopped
@@ -137,12 +137,7 @@ def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
         return
     assert state.plan is not None
     if event.step != state.plan.target_step:
-        rung_failed(
-            state,
-            None,
-            f"rank {event.rank} came back at step {event.step}, all others go to {state.plan.target_step}",
-            now,
-        )
+        _came_back_wrong(state, holder, event.step, state.plan.target_step, now)
         return
     holder.state, holder.committed = RankState.READY, event.step
     state.awaiting_ready.discard(event.rank)
@@ -159,6 +154,23 @@ def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
     state.awaiting_step = set(range(state.world.size))
     state.unfinished = set(range(state.world.size))
     state.enter(Phase.RESUMING, now, limit_s)
+
+
+def _came_back_wrong(state: JobState, holder: Holder, step: int, target_step: int, now: float) -> None:
+    """A rank is not where it was told to go: it is at fault, and nobody else."""
+    report = FaultReport(
+        kind=FaultKind.CORRUPTION,
+        at_s=now,
+        seen_by=CONTROLLER,
+        detail=f"it came back at step {step}, all others go to {target_step}",
+        rank=holder.rank,
+        node=holder.node,
+        generation=state.generation,
+        incarnation=holder.incarnation,
+    )
+    state.remember(report, now)
+    blame(state, report)
+    decide(state, now)
 
 
 def _first_step_limit_s(state: JobState) -> float:
