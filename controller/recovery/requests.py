@@ -70,6 +70,8 @@ def on_controller_started(state: JobState, event: ControllerStarted, now: float)
     if state.phase is Phase.ENDED:
         for name in state.world.named(*REACHABLE):
             state.send(node_address(name), EndJob(state.exit_code or 0, state.reason))
+        for name in given_back(state):
+            state.send(PLATFORM, DeleteNode(name))
         state.send(PLATFORM, EndJob(state.exit_code or 0, state.reason))
         state.finish(state.exit_code or 0, state.reason)
         return

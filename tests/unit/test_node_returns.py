@@ -2,7 +2,7 @@
 
 import msgspec
 
-from midstep.controller.events import ControllerStarted, NodeReturned
+from midstep.controller.events import ControllerStarted, NodeReturned, StopRequested
 from midstep.controller.progress import ProgressBoard
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import (
@@ -135,3 +135,6 @@ def test_a_restarted_controller_gives_nodes_back_once_more() -> None:
     separated = msgspec.structs.replace(fault, level=FaultLevel.SEPARATE_NPU)
     assert only(cluster.feed(FaultReported(separated)), DeleteNode) == [DeleteNode("node0")]
     assert only(cluster.feed(ControllerStarted(term=3)), DeleteNode) == [DeleteNode("node0")]
+    cluster.feed(StopRequested("enough"), StopRequested("enough"))
+    assert cluster.machine.phase is Phase.ENDED
+    assert only(cluster.feed(ControllerStarted(term=4)), DeleteNode) == [DeleteNode("node0")], "after the job, too"
