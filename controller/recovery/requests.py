@@ -68,12 +68,7 @@ def on_controller_started(state: JobState, event: ControllerStarted, now: float)
         _allow_time(state, now)
     state.term = event.term
     if state.phase is Phase.ENDED:
-        for name in state.world.named(*REACHABLE):
-            state.send(node_address(name), EndJob(state.exit_code or 0, state.reason))
-        for name in given_back(state):
-            state.send(PLATFORM, DeleteNode(name))
-        state.send(PLATFORM, EndJob(state.exit_code or 0, state.reason))
-        state.finish(state.exit_code or 0, state.reason)
+        _end_once_more(state)
         return
     for name in state.world.named(*REACHABLE):  # each answers with what runs there: strays are told to stop then
         state.send(node_address(name), WelcomeNode(state.job))
@@ -93,6 +88,16 @@ def on_controller_started(state: JobState, event: ControllerStarted, now: float)
         command = _outstanding(state, holder)
         if command is not None:
             state.send(rank_address(holder.rank), command)
+
+
+def _end_once_more(state: JobState) -> None:
+    order = EndJob(state.exit_code or 0, state.reason)
+    for name in state.world.named(*REACHABLE):
+        state.send(node_address(name), order)
+    for name in given_back(state):
+        state.send(PLATFORM, DeleteNode(name))
+    state.send(PLATFORM, order)
+    state.finish(order.exit_code, order.reason)
 
 
 def _allow_time(state: JobState, now: float) -> None:
