@@ -22,7 +22,7 @@ from midstep.simulation.invariants import InvariantBroken
 from midstep.simulation.world import simulate
 
 MOST_SEEDS = 12_000
-FOCUSES = (None, Phase.RESUMING, None, Phase.REJOINING)  # in turn: where faults wait in the jobs that are played
+FOCUSES = (None, Phase.RESUMING, Phase.SAVING, Phase.REJOINING)  # in turn: where faults wait in a job
 
 
 class Mutant(NamedTuple):
@@ -143,6 +143,7 @@ MUTANTS = (
         "midstep.controller.recovery.scaling",
         "if state.ladder.refusals(question, Rung.RESCHEDULE_POD):",
         "if False:",
+        focuses=(None,),
     ),
     Mutant("let the world grow at once", "midstep.controller.recovery.scaling", "if now < earliest_s:", "if False:"),
     Mutant(
