@@ -28,6 +28,7 @@ class ScalingWatch:
         self._changed_s = self._started_s = 0.0  # when the world got its size, and when its controller took over
         self._growing = False
         self._on_disk = 0  # the newest checkpoint when the present world was started
+        self._started_generation = 0
         self._failures = 0  # of checkpoints, before the one under way
         self._disturbed = False  # somebody said what was not true while it was being written
         self._saving = False
@@ -49,7 +50,8 @@ class ScalingWatch:
             self._survivors_have_saved()
             self.sizes.append(seated[0].world_size)
             self._changed_s = self._world.machine.state.plans.scaled_s
-        if seated:
+        if seated and seated[0].generation != self._started_generation:  # and not when they are only asked for again
+            self._started_generation = seated[0].generation
             self._on_disk = max((step for step in self._world.disk if step <= self._trusted), default=0)
         self._the_checkpoint_is_loaded([order for order in orders if isinstance(order, Rejoin) and order.seated])
         self._nobody_is_left_behind()

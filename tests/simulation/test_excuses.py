@@ -84,3 +84,11 @@ def test_who_could_hear_all_the_time_is_not_excused(world: World) -> None:
         _pass_the_quiesce_deadline(world)
         with pytest.raises(InvariantBroken, match=r"rank 1 pid \d+ is healthy and is replaced"):
             world.run()
+
+
+def test_what_a_world_that_was_given_up_still_writes_is_not_asked_of_the_next_one() -> None:
+    """Its checkpoint came after the first of the next world had said what it can read; then all were asked again."""
+    world = World(120060116)
+    world.run()
+    assert 15 in world.disk
+    assert world.watch.scaling.sizes == [2]
