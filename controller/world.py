@@ -52,7 +52,7 @@ class Holder:
     rank: int
     node: str = ""
     pid: int = 0
-    started_s: float = 0.0  # when its start was heard of
+    started_s: float = 0.0  # when it was first heard of
     incarnation: int = 0
     given: int = 0  # the highest incarnation that any process of the rank was started with
     state: RankState = RankState.ABSENT
@@ -68,6 +68,11 @@ class Holder:
         """Return a number for one more process of the rank. Agents take each number once."""
         self.given = max(self.given, self.incarnation) + 1
         return self.given
+
+    def heard(self, pid: int, now: float) -> None:
+        """Take note of a sign of life, by whatever message it came."""
+        if pid != self.pid:
+            self.pid, self.started_s = pid, now
 
     def reported(self, report: StepReport) -> None:
         """Take note of what the process has said of itself."""

@@ -41,7 +41,8 @@ def on_rank_joined(state: JobState, event: RankJoined, now: float) -> None:
     if holder is None or holder.state is not RankState.STARTING:
         state.ignore("joined twice or too late")
         return
-    holder.state, holder.resilient, holder.pid = RankState.JOINED, True, event.pid
+    holder.state, holder.resilient = RankState.JOINED, True
+    holder.heard(event.pid, now)
     holder.reported(event.report)
     holder.joined_generation = event.generation
     state.awaiting_joined.discard(event.rank)

@@ -89,7 +89,7 @@ def on_process_started(state: JobState, event: ProcessStarted, now: float) -> No
         state.ignore("start of an earlier process")  # the order to end it may have come before the one to start it
         state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))
         return
-    holder.pid, holder.started_s = event.process.pid, now
+    holder.heard(event.process.pid, now)
 
 
 def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None:

@@ -229,13 +229,15 @@ def test_a_detector_that_sees_struck_memory_after_the_process_changes_nothing(ov
     }
 
 
-def test_what_struck_the_memory_of_an_earlier_process_is_not_the_next_ones_fault() -> None:
-    """A detector's report may come late, e.g. because there was no controller to take it."""
+@pytest.mark.parametrize("start_is_told", [True, False])
+def test_what_struck_the_memory_of_an_earlier_process_is_not_the_next_ones_fault(start_is_told: bool) -> None:
+    """A detector's report may come late, e.g. because there was no controller to take it, nor word of the start."""
     cluster = running()
     report = seen_from_outside(cluster, 1)
     cluster.feed(cluster.exited(1))
-    process = RunningProcess(1, 201, cluster.holder(1).incarnation, cluster.machine.generation)
-    cluster.feed(ProcessStarted(cluster.holder(1).node, process, warm=True))
+    if start_is_told:
+        process = RunningProcess(1, 201, cluster.holder(1).incarnation, cluster.machine.generation)
+        cluster.feed(ProcessStarted(cluster.holder(1).node, process, warm=True))
     cluster.recover(5)
     assert cluster.feed(report) == []
     cluster.expect(Phase.RUNNING)
