@@ -33,7 +33,7 @@ PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
 OTHER_DEVICE = "HCCL function error: tensors on device {device}, communicator on device {chip}, error code is 2"
 NOT_UP = "HCCL function error: HcclCommInitRootInfoConfig, error code is 9"
 ABORTED = "aborted"
-# They do not wait for each other: an NPU takes those that are made as a batch together.
+# They never wait for each other. An NPU is known to take only those of one batch together (docs/npu.md).
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
 _HERE = StoreEndpoint("127.0.0.1", 1)  # only the route to it matters
 _TICK_S = 0.005

@@ -136,7 +136,7 @@ def _message(groups: Sequence[dict[str, Any]], device: torch.device) -> torch.Te
 def _batch(
     outgoing: torch.Tensor | None, to: int, incoming: torch.Tensor | None = None, source: int = -1
 ) -> list[dist.Work]:
-    """Start to send and to receive, as one batch: on an NPU, two ranks that both sent first would wait for ever."""
+    """Start to send and to receive, as one batch: where a send waits for its receive, both ranks would wait."""
     sends = [] if outgoing is None else [dist.P2POp(dist.isend, outgoing, to)]
     receives = [] if incoming is None else [dist.P2POp(dist.irecv, incoming, source)]
     return dist.batch_isend_irecv([*sends, *receives])

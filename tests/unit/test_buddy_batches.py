@@ -1,0 +1,70 @@
+"""Buddies hand over what they send and what they receive together: a device that takes one after the other would stop.
+
+No fake does that (docs/npu.md), so what is handed to torch is looked at.
+"""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from midstep.adapters.megatron.buddy import Buddies
+
+HEADER = b"what is in it"
+BUDDY, WARD = 1, 2  # of rank 0, in a world of three
+
+
+class Piece:
+    """One tensor, as this rank's own piece, and room for the ward's."""
+
+    device = torch.device("cpu")
+    held = False
+
+    def __init__(self) -> None:
+        self.shard = SimpleNamespace(header=HEADER, tensors=[torch.ones(3)])
+
+    def open(self) -> Any:
+        return self.shard
+
+    def accept(self, header: bytes) -> Any:
+        assert header == HEADER
+        return SimpleNamespace(header=header, tensors=[torch.zeros(2)])
+
+    def adopt(self, shard: Any) -> None:
+        self.adopted = shard
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[str, int]]]]:
+    """What is handed to torch, batch by batch; the ward sends a piece of two sevens. What goes alone is refused."""
+    arriving = iter([torch.tensor([1]), torch.tensor([len(HEADER)]), torch.tensor(list(HEADER)), torch.full((2,), 7.0)])
+    found: list[list[tuple[str, int]]] = []
+
+    def batch(operators: list[dist.P2POp]) -> list[dist.Work]:
+        found.append([(each.op.__name__, each.peer) for each in operators])
+        for each in operators:
+            if each.op is dist.irecv:
+                each.tensor.copy_(next(arriving))
+        return []
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=3)
+    group = type(dist.distributed_c10d._get_default_group())
+    for alone in ("send", "recv"):
+        monkeypatch.setattr(group, alone, lambda *_: pytest.fail("a send or a receive of its own"))
+    monkeypatch.setattr(dist, "batch_isend_irecv", batch)
+    yield found
+    dist.destroy_process_group()
+
+
+def test_pieces_are_handed_on_and_taken_in_batches(batches: list[list[tuple[str, int]]]) -> None:
+    """Each rank of a ring sends and receives at once: length, header and tensors, one after the other."""
+    piece: Any = Piece()
+    buddies = Buddies(Piece(), piece, rank=0, world_size=3, ranks_per_node=1)  # type: ignore[arg-type]
+    buddies.seed()
+    assert batches[0] == [("isend", WARD), ("irecv", BUDDY)]
+    assert batches[1:] == [[("isend", BUDDY), ("irecv", WARD)]] * 3
+    assert piece.adopted.tensors[0].tolist() == [7.0, 7.0]
