@@ -21,7 +21,7 @@ from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RepairPlan, Re
 from ..repair import plan_repair
 from ..world import Holder, RankState, World
 from .boundary import before_boundary
-from .deciding import blame, decide, rung_failed
+from .deciding import blame_and_decide, rung_failed
 from .ending import ready_to_save
 from .handover import part_saved
 from .planning import all_finished, rank_stopped
@@ -169,9 +169,7 @@ def _came_back_wrong(state: JobState, holder: Holder, step: int, target_step: in
         generation=state.generation,
         incarnation=holder.incarnation,
     )
-    state.remember(report, now)
-    blame(state, report)
-    decide(state, now)
+    blame_and_decide(state, [report], now)
 
 
 def _first_step_limit_s(state: JobState) -> float:

@@ -9,7 +9,7 @@ from ..events import DeadlinePassed
 from ..world import NodeState
 from .barriers import barrier_one
 from .boundary import late
-from .deciding import blame, decide, rung_failed
+from .deciding import blame, blame_and_decide, rung_failed
 from .ending import end, saving_overdue
 from .handover import overdue as handover_overdue
 from .nodes import nodes_missing
@@ -27,7 +27,7 @@ def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
     elif state.newcomers_due_s is not None and state.newcomers_due_s <= now:
         state.newcomers_due_s = None
         what = "has not reached its train function"
-        _blame_all(state, overdue(state, state.awaiting_joined, FaultKind.START_FAILED, what, now), now)
+        blame_and_decide(state, overdue(state, state.awaiting_joined, FaultKind.START_FAILED, what, now), now)
     elif state.devices_due_s is not None and state.devices_due_s <= now:
         state.devices_due_s = None
         _devices_not_well(state, now)
@@ -69,7 +69,7 @@ def _waiting(state: JobState, now: float) -> None:
 
 def _quiescing(state: JobState, now: float) -> None:
     late = overdue(state, state.awaiting_quiesced, FaultKind.UNRESPONSIVE, "did not quiesce", now)
-    _blame_all(state, late, now)
+    blame_and_decide(state, late, now)
 
 
 def _pausing(state: JobState, now: float) -> None:
@@ -106,14 +106,6 @@ _OVERDUE: dict[Phase, Callable[[JobState, float], None]] = {
     Phase.RUNNING: _finishing,
     Phase.FINISHING: _finishing,
 }
-
-
-def _blame_all(state: JobState, reports: list[FaultReport], now: float) -> None:
-    for report in reports:
-        state.remember(report, now)
-        blame(state, report)
-    if reports:
-        decide(state, now)
 
 
 def _over_time(state: JobState, detail: str, now: float) -> None:

@@ -93,6 +93,15 @@ def decide(state: JobState, now: float) -> None:
     _carry_out(state, decision.rung, decision.reason, facts, now)
 
 
+def blame_and_decide(state: JobState, reports: list[FaultReport], now: float) -> None:
+    """Take faults for what they are: remember them, hold whom they name at fault, choose a rung. None: do nothing."""
+    for report in reports:
+        state.remember(report, now)
+        blame(state, report)
+    if reports:
+        decide(state, now)
+
+
 def _widens(state: JobState) -> bool:
     """Whether further ranks have failed while the attempt under way still gathers everybody: it takes them in.
 

@@ -10,7 +10,7 @@ from ...protocol.types import FaultKind, FaultReport, node_address
 from ..faults import SUSPICIONS, describe_exit
 from ..world import GONE, RankState
 from . import own_word
-from .deciding import blame, decide
+from .deciding import blame_and_decide
 from .detected import asks_to_leave, put_off, sort_out, stands
 from .draining import newcomer_failed, newcomer_started
 from .ending import end, lost_while_saving
@@ -47,12 +47,11 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
     if report.rank in state.guilty:
         state.ignore("fault of a rank that is being replaced")
         return
-    state.remember(report, now)
     if report.kind in SUSPICIONS or own_word.is_awaited(state, report):
+        state.remember(report, now)
         suspect(state, report, now)
         return
-    blame(state, report)
-    decide(state, now)
+    blame_and_decide(state, [report], now)
 
 
 def take_up(state: JobState, now: float) -> None:
