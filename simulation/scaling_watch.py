@@ -7,7 +7,7 @@ from ..controller.actions import Action, Send
 from ..controller.events import ControllerStarted, Event
 from ..controller.recovery.state import Phase
 from ..controller.world import NodeState
-from ..protocol.messages import CheckpointSaved, Rejoin, SaveCheckpoint, StartProcess
+from ..protocol.messages import Rejoin, SaveCheckpoint, StartProcess
 from ..protocol.types import RestoreSource, Rung
 from .invariants import Invariant
 
@@ -30,15 +30,12 @@ class ScalingWatch:
         self._on_disk = 0  # the newest checkpoint when the present world was started
         self._started_generation = 0
         self._failures = 0  # of checkpoints, before the one under way
-        self._disturbed = False  # somebody said what was not true while it was being written
         self._saving = False
 
     def handled(self, event: Event, before: Phase, actions: Sequence[Action]) -> None:
         """Check what can be seen after each event."""
         if isinstance(event, ControllerStarted):
             self._started_s = self._world.timeline.now
-        if isinstance(event, CheckpointSaved) and event.generation != self._world.machine.state.generation:
-            self._disturbed = True  # its answer cannot be believed, and no other comes
         orders = [action.body for action in actions if isinstance(action, Send)]
         self._note_the_checkpoint(orders)
         self._growth_is_in_time(before)
@@ -73,7 +70,7 @@ class ScalingWatch:
     def _note_the_checkpoint(self, orders: Sequence[object]) -> None:
         saving = self._world.machine.phase is Phase.SAVING
         if saving and not self._saving:
-            self._failures, self._disturbed = self._world.saving.failures, False
+            self._failures = self._world.saving.failures
         self._saving = saving or any(isinstance(order, SaveCheckpoint) for order in orders)
 
     def _growth_is_in_time(self, before: Phase) -> None:
@@ -102,8 +99,7 @@ class ScalingWatch:
     def _survivors_have_saved(self) -> None:
         """Nothing lost: what is whole on processes that nothing has happened to is on the disk."""
         world, size = self._world, self.sizes[-1]
-        failed = self._disturbed or world.saving.failures > self._failures
-        if failed or not world.network.is_no_excuse:
+        if world.saving.failures > self._failures or not world.network.is_no_excuse:
             return
         survivors = [process for process in world.living() if process.world_size == size and self._is_well(process)]
         stands = [(process.memory.stands or 0, process) for process in survivors]
