@@ -52,13 +52,15 @@ class PlayedThread:
         """Set the step clock's activity."""
         self.activity, self.since_s = activity, self.timeline.now
 
-    def block(self, activity: Activity, broken: Callable[[], None]) -> None:
-        """Enter a collective: `broken` is where its failure leads."""
+    def block(self, activity: Activity, broken: Callable[[], None]) -> bool:
+        """Enter a collective, and return whether it is entered: `broken` is where its failure leads, now or later."""
         self.doing(activity)
         self.collectives += 1
         self.broken = broken
-        if self.failed is not None:
-            self._tear(0.001)
+        if self.failed is None:
+            return True
+        self._tear(0.001)
+        return False
 
     def abort(self, reason: str) -> None:
         """Abort the communicators (any thread). A train thread in a collective fails out of it."""

@@ -96,8 +96,7 @@ class TrainLoop:
         if process.raising:
             process.raising = False
             self._raise(FaultKind.EXCEPTION)
-        elif not self._strikes(Place.COMPUTING):
-            process.block(Activity.COLLECTIVE, self._leave)
+        elif not self._strikes(Place.COMPUTING) and process.block(Activity.COLLECTIVE, self._leave):
             assert process.group is not None
             process.group.enter(("gradients", self.count), process, process.still(self._reduced))
 
@@ -134,7 +133,8 @@ class TrainLoop:
         self._world.reached("ready")
         if self._strikes(Place.BARRIER):
             return
-        process.block(Activity.COMMITTING, lambda: self._done(False))
+        if not process.block(Activity.COMMITTING, lambda: self._done(False)):
+            return
         group = process.group
         assert group is not None
         group.post(("own", step, process.rank), step)
