@@ -6,7 +6,8 @@ A shard is played by one number, the count of updates in it, so that mixed-up st
 from collections.abc import Iterable
 
 GONE = -1  # the count of updates in a shard that was struck
-TORN = -2  # and in one whose update ended halfway
+TORN = -2  # in one whose update ended halfway
+ARRIVING = -3  # and in one that is being overwritten by a repair
 
 
 class Memory:
@@ -22,13 +23,18 @@ class Memory:
     @property
     def stands(self) -> int | None:
         """The count of updates in everything that is left here; None where that is of no one step."""
-        whole = all(count in {self._updates, GONE} for count in self.shards.values())
+        whole = all(count in {self._updates, GONE, ARRIVING} for count in self.shards.values())
         return self._updates if whole else None
 
     @property
     def left(self) -> list[str]:
-        """The shards that were not struck."""
-        return [shard for shard, count in self.shards.items() if count != GONE]
+        """The shards that are neither lost nor on their way back."""
+        return [shard for shard, count in self.shards.items() if count not in {GONE, ARRIVING}]
+
+    @property
+    def struck(self) -> list[str]:
+        """The shards of which the device would say that they are lost."""
+        return [shard for shard, count in self.shards.items() if count == GONE]
 
     def is_of(self, step: int) -> bool:
         """Whether everything is here, and of one step."""
@@ -48,6 +54,10 @@ class Memory:
     def strike(self) -> None:
         """What was here is gone."""
         self.shards, self.gradients = dict.fromkeys(self.shards, GONE), None
+
+    def overwrite(self, shard: str) -> None:
+        """A shard begins to arrive in the place of what was held: until all has come it is worth nothing."""
+        self.shards[shard] = ARRIVING
 
     def load(self, step: int) -> None:
         """Read a checkpoint."""

@@ -290,7 +290,7 @@ class Process(PlayedThread):
 
     def assess(self) -> None:
         """Ask the device what was struck."""
-        self.standing.strike(set(self.memory.shards) - set(self.memory.left))
+        self.standing.strike(self.memory.struck)
 
     def clean(self) -> None:
         """Drop what the interrupted step has left behind."""

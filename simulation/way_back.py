@@ -26,6 +26,7 @@ class WayBack:
         self._missing = 0
         self._linked = False
         self._own: int | None = None
+        self._arrived: dict[str, int] = {}  # shards, adopted when all else has come, too
 
     def begin(self, order: Rejoin) -> None:
         """Rebuild first; a world that started together is seated already."""
@@ -66,6 +67,7 @@ class WayBack:
             self._load(order)
             return
         incoming: list[tuple[Key, Callable[[int], None]]] = []
+        self._arrived = {}
         for transfer in part.transfers:
             key: Key = ("shard", transfer.shard_id, transfer.offset_bytes, transfer.source, transfer.destination)
             if transfer.source == process.rank:
@@ -75,14 +77,15 @@ class WayBack:
                     self._world.fail(Invariant.SAME_NUMBERS, what)
                 group.post(key, held)
             else:
-                incoming.append((key, self._adopter(transfer)))
+                process.memory.overwrite(transfer.shard_id)
+                incoming.append((key, self._taker(transfer)))
         self._own = process.seat.own(part.target_step)
         for move in part.own_states:
             self._move_own(move, part.target_step, incoming)
         self._missing = len(incoming)
         self._world.reached("repair")
-        for key, adopt in incoming:
-            group.receive(key, self._once(order, adopt))
+        for key, take in incoming:
+            group.receive(key, self._once(order, take))
         if not incoming:
             process.later(0.001, lambda: self._roll_back(order))
 
@@ -100,16 +103,16 @@ class WayBack:
         else:
             incoming.append((key, self._take_own))
 
-    def _adopter(self, transfer: ShardTransfer) -> Callable[[int], None]:
-        def adopt(value: int) -> None:
-            self._process.memory.shards[transfer.shard_id] = value
+    def _taker(self, transfer: ShardTransfer) -> Callable[[int], None]:
+        def take(value: int) -> None:
+            self._arrived[transfer.shard_id] = value
 
-        return adopt
+        return take
 
     def _take_own(self, blob: int) -> None:
         self._own = blob
 
-    def _once(self, order: Rejoin, adopt: Callable[[int], None]) -> Callable[[int], None]:
+    def _once(self, order: Rejoin, take: Callable[[int], None]) -> Callable[[int], None]:
         process, epoch = self._process, self._process.epoch
 
         def arrived(value: int) -> None:
@@ -118,9 +121,10 @@ class WayBack:
             if self._world.corrupt():
                 self._state_lost("wrong checksum")
                 return
-            adopt(value)
+            take(value)
             self._missing -= 1
             if self._missing == 0:
+                process.memory.shards |= self._arrived
                 self._roll_back(order)
 
         return arrived
