@@ -32,7 +32,7 @@ chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS=
 	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)
 
 nightly-megatron: $(INSTALLED)  ## every shape of Megatron job, every rank killed at every moment; TESTS="-k 'expert'" for some
-	$(BIN)/python -m pytest -v -m nightly tests/chaos/megatron $(TESTS)
+	$(BIN)/python -m pytest -v -m nightly -n $(WORKERS) --dist load tests/chaos/megatron $(TESTS)
 
 bench: $(INSTALLED)  ## recovery time next to torchrun, and the cost per step
 	mkdir -p out
