@@ -1,5 +1,7 @@
-"""What happens when no copy of a shard is left."""
+"""What happens when no copy of a shard is left, or no rung of the ladder: training goes on from a checkpoint."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -7,14 +9,17 @@ import pytest
 
 from midstep.protocol.types import Moment
 
-from ..comparing import assert_same_numbers
+from ..comparing import assert_same_numbers, assert_same_steps
 from ..jobs import Job, Record, hurt
-from .conftest import PATIENCE_S, StartMegatron, run_to_its_end
+from .conftest import PATIENCE_S, POLICY, StartMegatron, run_to_its_end
 from .training import Shape
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 AT, CHECKPOINT = 15, 10
+WITH_A_BUDDY = Shape(tensor=2, distributed=True, bf16=True, steps=18)
+ONE_EACH = [{"rung": "recover_in_place", "budget": {"per_rank": 1}}, {"rung": "stop"}]
+CalmRun = Callable[[Shape], Record]
 NIGHTLY = {
     "a rank and its buddy, data 4",
     "one tensor coordinate, tensor 2 x data 2, plain",
@@ -22,11 +27,7 @@ NIGHTLY = {
 }
 SHAPES: dict[str, tuple[Shape, tuple[int, int], str]] = {
     # Who holds it, and what it is called.
-    "a rank and its buddy, tensor 2 x data 2, bf16": (
-        Shape(tensor=2, distributed=True, bf16=True, steps=18),
-        (1, 3),
-        "optimizer.rank",
-    ),
+    "a rank and its buddy, tensor 2 x data 2, bf16": (WITH_A_BUDDY, (1, 3), "optimizer.rank"),
     "a rank and its buddy, data 4": (Shape(distributed=True, steps=18), (0, 2), "optimizer.rank"),
     "one tensor coordinate, tensor 2 x data 2, plain": (Shape(tensor=2, steps=18), (0, 2), "dense.tp0.pp0"),
     "one piece in both instances, data 4, 2 instances": (
@@ -37,6 +38,19 @@ SHAPES: dict[str, tuple[Shape, tuple[int, int], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def calm_run(start_megatron: StartMegatron) -> CalmRun:
+    """Return the record of a job of a shape to which nothing happens; each shape runs once."""
+
+    @functools.cache
+    def run(shape: Shape) -> Record:
+        job = start_megatron(shape)
+        assert not run_to_its_end(job)["incidents"], job.said()
+        return job.record()
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("shape", "holders", "shard"),
     [
@@ -45,37 +59,46 @@ SHAPES: dict[str, tuple[Shape, tuple[int, int], str]] = {
     ],
 )
 def test_when_all_holders_of_a_shard_are_lost_all_go_back_to_the_checkpoint(
-    start_megatron: StartMegatron, shape: Shape, holders: tuple[int, int], shard: str
+    start_megatron: StartMegatron, calm_run: CalmRun, shape: Shape, holders: tuple[int, int], shard: str
 ) -> None:
     """Both holders die at once: the two others keep their processes, and the loss of steps is reported."""
-    calm = calm_run(start_megatron, shape)
     job = start_megatron(shape, gates=[AT])
     held = job.held_at(AT, PATIENCE_S)
     for rank in holders:
         psutil.Process(held.ranks[rank].pid).kill()
     job.open_gate(AT)
-    incident = compared(job, calm)
+    incident = compared(job, calm_run(shape))
     assert set(incident["replaced"]) == set(holders), incident
     assert f"no clean copy of shard {shard}" in " ".join(incident["reasons"]), incident
 
 
 def test_the_buddy_that_dies_while_it_hands_back_a_piece_takes_the_last_copy_along(
-    start_megatron: StartMegatron,
+    start_megatron: StartMegatron, calm_run: CalmRun
 ) -> None:
     """The loss of the first rank alone costs no step; that of its buddy in the repair sends all to the checkpoint."""
-    shape = Shape(tensor=2, distributed=True, bf16=True, steps=18)
-    calm = calm_run(start_megatron, shape)
-    job = start_megatron(shape, (hurt(1, Moment.BACKWARD, AT), hurt(3, Moment.REPAIR, AT)))
-    incident = compared(job, calm)
+    job = start_megatron(WITH_A_BUDDY, (hurt(1, Moment.BACKWARD, AT), hurt(3, Moment.REPAIR, AT)))
+    incident = compared(job, calm_run(WITH_A_BUDDY))
     assert set(incident["replaced"]) == {1, 3}, incident
     assert len(incident["generations"]) > 1, incident
 
 
-def calm_run(start_megatron: StartMegatron, shape: Shape) -> Record:
-    """Return the record of a job of this shape to which nothing happens."""
-    job = start_megatron(shape)
+def test_a_new_job_goes_on_bit_for_bit_from_what_was_saved_when_the_ladder_ended(
+    start_megatron: StartMegatron, calm_run: CalmRun
+) -> None:
+    """A rank dies once more than its budget allows: the job stops at the last committed step, with a checkpoint."""
+    faults = hurt(1, Moment.BACKWARD, 4), hurt(1, Moment.FORWARD, AT, life=2)
+    stopped = start_megatron(WITH_A_BUDDY, faults, policy={**POLICY, "ladder": ONE_EACH})
+    assert stopped.wait(PATIENCE_S) == 1, stopped.said()
+    reason = stopped.report()["reason"]
+    assert "budget per_rank of rank 1 is spent" in reason, reason
+    assert f"an emergency checkpoint of step {AT} is at" in reason, reason
+    assert_same_steps(stopped.record(), calm_run(WITH_A_BUDDY))
+
+    saved = {"directory": str(stopped.directory / "checkpoints"), "every_steps": 1000}
+    job = start_megatron(WITH_A_BUDDY, policy={**POLICY, "checkpoint": saved})
     assert not run_to_its_end(job)["incidents"], job.said()
-    return job.record()
+    assert {min(steps) for steps in job.record().steps.values()} == {AT}
+    assert_same_numbers(job.record(), calm_run(WITH_A_BUDDY))
 
 
 def compared(job: Job, calm: Record) -> dict[str, Any]:
