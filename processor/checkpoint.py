@@ -195,8 +195,8 @@ def prune(directory: str | Path, keep: int) -> tuple[int, ...]:
 
 
 def _unfinished(directory: str | Path, step: int, attempt: str) -> Path:
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", attempt):
-        raise CheckpointError(f"an attempt is named with letters, digits, '-' and '_', not {attempt!r}")
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", attempt):
+        raise CheckpointError(f"an attempt is named with letters, digits, '.', '-' and '_', not {attempt!r}")
     final = step_directory(directory, step)
     return final.with_name(f"{final.name}.tmp-{attempt}")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.errors import CheckpointError
 from . import checkpoint
+from .fence import Fence
 
 if TYPE_CHECKING:
     from .lifecycle import Framework
@@ -36,6 +37,21 @@ class Checkpoints:
         self._framework = framework
         self._settings = runtime.settings
         self._pending: tuple[int, str] | None = None  # step and attempt
+        self._fence: Fence | None = None  # where this rank makes checkpoints complete
+
+    def take_over(self, generation: int) -> None:
+        """From here on the checkpoints of this generation count, and those of worlds before it no longer.
+
+        At the start of the way back. A failure is logged, and tried again when the first checkpoint is complete.
+        """
+        directory = self._settings.checkpoint_directory
+        if directory is None or not self._settings.checkpoint_every_steps or self._runtime.rank != PUBLISHER:
+            return
+        self._fence = Fence(directory)
+        try:
+            self._fence.take(self._runtime.job, generation, self._runtime.node)
+        except CheckpointError as error:
+            _log.error("%s", error)
 
     def due(self, committed: int) -> bool:
         """Whether a checkpoint is to be written after this many updates."""
@@ -44,7 +60,7 @@ class Checkpoints:
 
     def save(self, step: int) -> None:
         """Write this rank's part. A failure (full disk, say) is logged and training goes on without this checkpoint."""
-        attempt = f"g{self._runtime.generation}"
+        attempt = self._attempt(self._runtime.generation)
         try:
             self._write(step, attempt, self._framework.writes())
         except CheckpointError as error:
@@ -55,10 +71,15 @@ class Checkpoints:
     def publish_pending(self) -> None:
         """Make the checkpoint that is waiting complete, and drop the oldest. After a barrier."""
         pending, self._pending = self._pending, None
-        if pending is None or self._runtime.rank != PUBLISHER:
+        if pending is None or self._fence is None:
             return
         step, attempt = pending
         try:
+            other = self._fence.lost_to()
+            if other is not None:
+                _log.error("no checkpoint of step %d: %s has taken over %s", step, other, self._directory)
+                checkpoint.discard(self._directory, step, attempt=attempt)
+                return
             checkpoint.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
             checkpoint.prune(self._directory, keep=self._settings.checkpoint_keep)
         except CheckpointError as error:
@@ -73,7 +94,7 @@ class Checkpoints:
 
         Copies of other ranks' own states are written too: their owners may be dead.
         """
-        attempt = f"g{generation}"
+        attempt = self._attempt(generation)
         try:
             self._write(step, attempt, shards)
             for copy in self._runtime.black_box.copies():
@@ -86,6 +107,9 @@ class Checkpoints:
             return str(place), ""
         except CheckpointError as error:
             return self._directory, str(error)
+
+    def _attempt(self, generation: int) -> str:
+        return f"{self._runtime.job}-g{generation}"
 
     @property
     def _directory(self) -> str:

@@ -52,7 +52,7 @@ class Runtime:
         self.world_size = int(environment["WORLD_SIZE"])
         self.ranks_per_node = int(environment["LOCAL_WORLD_SIZE"])
         self.incarnation = int(environment[env.INCARNATION])
-        self.node = environment[env.NODE]
+        self.job, self.node = environment[env.JOB], environment[env.NODE]
         self.seated = environment[env.SEATED] == "1"
         self.early = environment.get(env.EARLY) == "1"
         self.started_s = float(environment[env.STARTED_S])
@@ -83,7 +83,7 @@ class Runtime:
         )
         self._changed = threading.Condition()
         self._client = Client(
-            job=environment[env.JOB],
+            job=self.job,
             rank=self.rank,
             incarnation=self.incarnation,
             agent_socket=environment[env.AGENT_SOCKET],

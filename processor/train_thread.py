@@ -260,6 +260,7 @@ class TrainThread:
         runtime.session.reach(Stage.REJOINING)
         self._phases = self._new_phases()
         self._checkpoints.publish_pending()  # of a boundary: all ranks have parked there, and have written their parts
+        self._checkpoints.take_over(order.generation)
         if self._ledger.order.held:
             self._clean()  # held at the barrier until now, with the gradients
         received, failed = 0, True

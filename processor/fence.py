@@ -1,0 +1,91 @@
+"""Whose checkpoints count: those of the world that was led into training last, by a mark in the checkpoint directory.
+
+A world that was given up because nobody heard of it may train on: no message reaches it. The directory does, and each
+world marks it before its state is brought back. Who finds the mark of another world makes nothing complete there any
+more. So it is for two jobs that were given one directory by mistake: the later one has it.
+
+The mark is looked at right before a checkpoint gets its name. Between the two a world that takes over is not seen; what
+comes of that is a whole checkpoint of the world before it, as any that it wrote earlier.
+"""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ..protocol.errors import CheckpointError
+
+MARK = "world.json"
+_NONCE_BYTES = 8
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Who trains: for people to read, except for the nonce, which no other world has."""
+
+    job: str
+    generation: int
+    node: str
+    pid: int
+    since: str
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"generation {self.generation} of job {self.job} (process {self.pid} on {self.node}, since {self.since})"
+
+
+class Fence:
+    """One process's view of the mark in one directory."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._path = Path(directory) / MARK
+        self._mine: Mark | None = None
+        self._written = False
+
+    def take(self, job: str, generation: int, node: str) -> None:
+        """Mark the directory as this world's. Runs at the start of the way back, on the rank that publishes.
+
+        Raises CheckpointError when the file system refuses; `lost_to` tries again then.
+        """
+        since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        self._mine = Mark(job, generation, node, os.getpid(), since, secrets.token_hex(_NONCE_BYTES))
+        self._written = False
+        self._write()
+
+    def lost_to(self) -> Mark | None:
+        """Return the mark of a world that has taken over since; None where checkpoints of this one count.
+
+        Raises CheckpointError when that cannot be told.
+        """
+        if not self._written:
+            self._write()
+            return None
+        with self._told("read"):
+            try:
+                found = msgspec.json.decode(self._path.read_bytes(), type=Mark)
+            except FileNotFoundError:  # somebody has cleared the directory
+                self._write()
+                return None
+            except msgspec.MsgspecError as error:
+                raise CheckpointError(f"{self._path} is damaged: {error}. Remove it if nothing else trains") from error
+        return None if found == self._mine else found
+
+    def _write(self) -> None:
+        partial = self._path.with_suffix(f".{os.getpid()}.new")
+        with self._told("write"):
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(msgspec.json.format(msgspec.json.encode(self._mine), indent=1))
+            partial.replace(self._path)
+        self._written = True
+
+    @contextlib.contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot {doing} {self._path}: {error}. Look at free space and permissions"
+            ) from error
