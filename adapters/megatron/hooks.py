@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.types import Moment
 from .buddy import Buddies
 from .leftovers import bucket_groups
+from .no_sync import NoSync
 from .own import OwnState
 from .parts import Parts
 
@@ -39,6 +40,7 @@ class StepHooks:
         self._updated = False
         self._gathers: list[Callable[[], None]] | None = None  # those of an update that is under way
         self._armed: dict[Moment, Callable[[], None]] = {}
+        self._no_sync = NoSync()
 
     def attach(self, ledger: "Ledger") -> None:
         """Hook the calls, for good. Runs once, before the first step."""
@@ -47,6 +49,7 @@ class StepHooks:
         optimizer.step = self._around_step(optimizer.step)
         optimizer.step_with_ready_grads = self._around_update(optimizer.step_with_ready_grads)
         optimizer.zero_grad = self._before(optimizer.zero_grad)
+        self._no_sync.watch(self._parts.chunks)
         for chunk in self._parts.chunks:
             chunk.zero_grad_buffer = self._before(chunk.zero_grad_buffer)
             chunk.start_param_sync = self._after_commit(chunk.start_param_sync)
@@ -64,6 +67,7 @@ class StepHooks:
         """The step is rolled back: the next one begins anew."""
         self._begun, self._updated, self._gathers = None, False, None
         self._armed.clear()
+        self._no_sync.leave()
         if self._buddies is not None:
             self._buddies.forget_step()
 

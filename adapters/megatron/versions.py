@@ -37,6 +37,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "megatron.core.distributed.distributed_data_parallel.DistributedDataParallel": (
         "finish_grad_sync",
+        "no_sync",
         "start_param_sync",
         "zero_grad_buffer",
     ),
