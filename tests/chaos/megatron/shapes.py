@@ -26,7 +26,7 @@ FIRST = 2
 DAILY: dict[str, Shape] = {
     "data 4, plain, fp32, batch size ramp-up": Shape(micro_batches=3, ramp_up=(8, 8, 96)),
     "data 4, 2 instances, fp16 with skipped steps": Shape(fp16=True, distributed=True, instances=2),
-    "interleaved pipeline 2 x data 2, plain, fp32": Shape(pipeline=2, virtual=2, layers=4),
+    "interleaved pipeline 2 x data 2, plain, fp32, overlap": Shape(pipeline=2, virtual=2, layers=4, overlap=True),
     "expert 2 x data 2, a buddy, fp32": Shape(expert=2, experts=4, distributed=True),
     "tensor 2 x data 2, a buddy that keeps its copy in host memory, bf16, overlap": Shape(
         tensor=2, bf16=True, overlap=True, distributed=True, replica="buddy_host"
