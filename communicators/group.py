@@ -66,6 +66,9 @@ class Group(dist.ProcessGroup):
         """Make the group of the global ranks `members`, in which this process has `place`. Not seated."""
         super().__init__(place, len(members))  # type: ignore[call-arg]
         self.members = tuple(members)
+        # Gloo would hand what such a group does to a thread and back, and torch 2.13's now and then crashes over it: in
+        # a reduce-scatter of one member, on a busy machine, by a second free of something small in that thread.
+        self._alone = len(self.members) == 1
         self.place = place
         self._owner = owner
         self._life = life
@@ -84,10 +87,12 @@ class Group(dist.ProcessGroup):
     def seat(self, connected: Connected, life: Life) -> Connected | None:
         """Put a new backend behind the group; return the old one, which the caller must retire."""
         old, self._connected = self._connected, connected
+        self._life = life
+        if self._alone:
+            return old
         self._face = connected.face
         # Of every bucket in every step: without the way through torch's dispatcher.
         self._allreduce = connected.gloo.allreduce  # type: ignore[attr-defined]
-        self._life = life
         return old
 
     def unseat(self, life: Life) -> Connected | None:
@@ -115,7 +120,7 @@ class Group(dist.ProcessGroup):
             if isinstance(error, RuntimeError) and GLOO_SOURCES in str(error):
                 raise life.fail(op, error) from error
             raise
-        if self._connected is None:
+        if self._connected is None or self._alone:
             if observer is not None:
                 observer.left(op)
             return work

@@ -1,4 +1,4 @@
-"""Collectives of a rank that has nobody to talk to yet.
+"""Collectives of a rank that has nobody to talk to: not yet, or never, in a group of one.
 
 A newcomer builds its model, its groups and its optimizer while the survivors are still stopping. Its collectives
 return what this rank alone put in, at once; what it builds that way is overwritten by the repair that follows.

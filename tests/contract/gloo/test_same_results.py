@@ -225,6 +225,39 @@ def in_a_subgroup(rank: int) -> Result:
     return [tensor, copy, dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)]
 
 
+def in_a_group_of_one(rank: int) -> Result:
+    alone = [dist.new_group([each]) for each in range(WORLD)][rank]
+    bucket, sums = own(rank), [own(rank), own(rank) + 1]
+    results: Result = []
+    for work in (
+        dist.all_reduce(sums[0], group=alone, async_op=True),
+        dist.all_reduce(sums[1], dist.ReduceOp.MAX, group=alone, async_op=True),
+        dist.broadcast(bucket, rank, group=alone, async_op=True),
+        dist.reduce(sums[0], rank, group=alone, async_op=True),
+        dist.reduce_scatter_tensor(bucket[:], bucket, group=alone, async_op=True),
+        dist.barrier(group=alone, async_op=True),
+    ):
+        assert work is not None
+        results.append(work.wait())
+    work = dist.all_reduce(own(rank), group=alone, async_op=True)
+    assert work is not None
+    results += work.get_future().wait()
+    parts = [torch.empty(6) for _ in range(7)]
+    dist.all_gather([parts[0]], own(rank), group=alone)
+    dist.all_gather_into_tensor(parts[1], own(rank), group=alone)
+    dist.reduce_scatter(parts[2], [own(rank)], group=alone)
+    dist.gather(own(rank), [parts[3]], rank, group=alone)
+    dist.scatter(parts[4], [own(rank)], rank, group=alone)
+    dist.all_to_all_single(parts[5], own(rank), [6], [6], group=alone)
+    dist.all_to_all([parts[6]], [own(rank)], group=alone)
+    with c10d._coalescing_manager(alone):
+        for tensor in sums:
+            dist.reduce_scatter_tensor(tensor[:], tensor, group=alone)
+    everybody: list[Any] = [None]
+    dist.all_gather_object(everybody, {"rank": rank}, group=alone)
+    return [*results, bucket, *sums, *parts, everybody]
+
+
 def functionals(rank: int) -> Result:
     world = list(range(WORLD))
     results = [
@@ -277,6 +310,7 @@ OPS: tuple[Callable[[int], Result], ...] = (
     objects,
     coalesced,
     in_a_subgroup,
+    in_a_group_of_one,
     functionals,
     all_reduce_of_sparse,
     unknown_kind,
