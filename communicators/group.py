@@ -67,7 +67,7 @@ class Group(dist.ProcessGroup):
         super().__init__(place, len(members))  # type: ignore[call-arg]
         self.members = tuple(members)
         # Gloo would hand what such a group does to a thread and back, and torch 2.13's now and then crashes over it: in
-        # a reduce-scatter of one member, on a busy machine, by a second free of something small in that thread.
+        # a reduce-scatter of one member, on a busy machine. What is left of the heap then looks like a second free.
         self._alone = len(self.members) == 1
         self.place = place
         self._owner = owner
