@@ -60,7 +60,6 @@ PHASES = tuple(phase for phase in Phase if phase is not Phase.ENDED)
 
 
 FOCUSED = 12  # faults of a run that is about one phase
-STOPPED = 0.5  # probability that a run about checkpoints saves for a stop; otherwise for a world of another size
 
 
 def plan(world: "World", chance: random.Random, focus: Phase | None = None) -> None:
@@ -86,6 +85,8 @@ def plan(world: "World", chance: random.Random, focus: Phase | None = None) -> N
         else:
             world.strikes.after_events(chance.randrange(1, 150), deed)
         delay_s += chance.choice((0.0, 0.01, 0.1, 0.5, 2.0, 20.0)) * chance.random()
+    if focus is Phase.SAVING and world.policy.scale.min_nodes is None:  # else it never saves
+        world.strikes.when_well(operator.request_stop)
 
 
 def _plan_what_leads_to(world: "World", chance: random.Random, focus: Phase | None) -> None:
@@ -97,8 +98,6 @@ def _plan_what_leads_to(world: "World", chance: random.Random, focus: Phase | No
         for _ in range(3):
             world.strikes.when_well(cluster.unwell_node)
             world.strikes.when_well(processes.cut_link)
-    if focus is Phase.SAVING and chance.random() < STOPPED:
-        world.strikes.when_well(operator.request_stop)
     if world.policy.scale.min_nodes is not None:
         for deed in (cluster.kill_node, cluster.add_node) * chance.choice((1, 1, 2)):
             world.strikes.when_well(deed)
