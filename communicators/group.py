@@ -1,8 +1,8 @@
 """The process group that models, reducers and device meshes hold on to.
 
 It is a torch ProcessGroup in its own right, so that everything of torch takes it; the collectives are done by what
-sits behind it: a gloo group of the present generation, or a loopback while there is none. Seating it anew changes what
-is behind, never the object.
+sits behind it: a gloo group of the present generation, or a loopback while there is none, and always where the group
+has one member. Seating it anew changes what is behind, never the object.
 """
 
 import hashlib

@@ -6,12 +6,18 @@ import sys
 import threading
 import time
 import weakref
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from torch._jit_internal import _extract_tensors
 
 from midstep.communicators import communicator_named
+from midstep.communicators.group import Group
 from midstep.communicators.life import Life, cause
+from midstep.communicators.loopback import DoneWork
 from midstep.communicators.seating import Abandoned, Attempt
 from midstep.communicators.waiters import Waiters
 from midstep.communicators.work import Failure, Promise
@@ -221,3 +227,18 @@ def test_the_first_to_settle_a_future_counts() -> None:
     promise.settle(None, [1])
     promise.settle(CommunicatorAborted("too late"), None)
     assert promise.future.wait() == [1]
+
+
+def test_a_group_of_one_does_not_go_to_its_backend() -> None:
+    """Nobody else takes part, so it is done when it is started; an aborted one raises like any other."""
+    owner, life = SimpleNamespace(observer=None), Life(lambda: None)
+    group = Group(owner, [3], 0, life, timedelta(seconds=1))  # type: ignore[arg-type]
+    backend: Any = SimpleNamespace(face=None, gloo=None)  # whatever is asked of it is an error
+    group.seat(backend, life)
+    bucket, part = torch.arange(4.0), torch.empty(4)
+    assert isinstance(group.start("reduce_scatter_single", True, True, (part, bucket)), DoneWork)
+    assert isinstance(group.start("allreduce", False, True, ([bucket],)), DoneWork)
+    assert part.tolist() == bucket.tolist() == [0.0, 1.0, 2.0, 3.0]
+    life.end(CommunicatorAborted, "over")
+    with pytest.raises(CommunicatorAborted, match="over"):
+        group.start("allreduce", False, True, ([bucket],))
