@@ -1,8 +1,9 @@
 """Whose checkpoints count: those of the world that was led into training last, by a mark in the checkpoint directory.
 
 A world that was given up because nobody heard of it may train on: no message reaches it. The directory does, and each
-world marks it before its state is brought back. Who finds the mark of another world makes nothing complete there any
-more. So it is for two jobs that were given one directory by mistake: the later one has it.
+world that writes checkpoints as it trains marks it before its state is brought back. Who finds the mark of another
+world makes nothing complete there any more. So it is for two jobs that were given one directory by mistake: the later
+one has it.
 
 The mark is looked at right before a checkpoint gets its name. Between the two a world that takes over is not seen; what
 comes of that is a whole checkpoint of the world before it, as any that it wrote earlier.
