@@ -383,6 +383,7 @@ def test_a_killed_zygote_is_replaced_and_nobody_waits_for_it(play: Play) -> None
         killed.kill()
         standby.kill()
         await site.mentions("the zygote ended with status -9")
+        await site.eventually(lambda: not psutil.pid_exists(standby.pid), "the agent to see that the standby ended")
         site.start(1)
 
         assert not (await site.started(1)).warm
