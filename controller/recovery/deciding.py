@@ -198,21 +198,35 @@ def _carry_out(state: JobState, rung: Rung, reason: str, facts: Facts, now: floa
 
 def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...], now: float) -> None:
     """Restart the world: on the nodes that stay and replacements for the others, or on new nodes only."""
-    if rung is Rung.RESCHEDULE_POD:
+    state.replaced.update(range(state.world.size))
+    if rung is not Rung.RESCHEDULE_POD:
+        give_back_all_nodes(state)
+    elif least_nodes(state) is not None and not _enough_nodes(state, apart_from=leave):
+        _save_before_leaving(state, leave, now)
+        return
+    else:
         for name in leave:
             replace_node(state, name)
-    else:
-        give_back_all_nodes(state)
-    state.replaced.update(range(state.world.size))
-    if len(state.world.named(NodeState.ACTIVE, NodeState.SPARE)) * state.world.ranks_per_node >= state.world.size:
+    if _enough_nodes(state):
         open_world(state, now)
-        return
-    if rung is Rung.RESCHEDULE_POD and least_nodes(state) is not None:
-        save_first(state, now)
         return
     stop_all_processes(state)
     state.phase = Phase.RUNNING if state.phase is Phase.WAITING else state.phase
     wait_for_nodes(state, now)
+
+
+def _enough_nodes(state: JobState, apart_from: tuple[str, ...] = ()) -> bool:
+    nodes = {*state.world.named(NodeState.ACTIVE, NodeState.SPARE)} - {*apart_from}
+    return len(nodes) * state.world.ranks_per_node >= state.world.size
+
+
+def _save_before_leaving(state: JobState, leave: tuple[str, ...], now: float) -> None:
+    """The world may get smaller: healthy ranks save first, those on the nodes that go, too, so these go after that."""
+    gone = [name for name in leave if state.world.nodes[name].state is NodeState.LOST]
+    for name in gone:
+        replace_node(state, name)
+    state.leaving = tuple(name for name in leave if name not in gone)
+    save_first(state, now)
 
 
 def with_rank(report: FaultReport, rank: int, node: str, incarnation: int) -> FaultReport:

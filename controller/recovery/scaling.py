@@ -10,7 +10,7 @@ from ...policies import scale
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
 from ..world import NodeState
 from .boundary import read_clocks
-from .openings import natural, nodes_needed, open_world, stop_all_processes, wait_for_nodes
+from .openings import natural, nodes_needed, open_world, replace_node, stop_all_processes, wait_for_nodes
 from .planned import Plan
 from .state import JobState
 
@@ -53,6 +53,9 @@ def resize(state: JobState, now: float, remark: str) -> bool:
 
 def start_anew(state: JobState, now: float, remark: str) -> None:
     """What the survivors hold is saved, or cannot be (`remark` says it): start the world, or wait for its nodes."""
+    leaving, state.leaving = state.leaving, ()
+    for name in leaving:
+        replace_node(state, name)
     awaited = state.can_create_nodes and bool(state.world.named(NodeState.REQUESTED))
     if not awaited and resize(state, now, remark):
         return

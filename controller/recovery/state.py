@@ -87,6 +87,7 @@ class JobState:
     stop_reason: str = ""
     stop_code: int = 1
     resizing: bool = False  # saved for a world of another size, and not for the end
+    leaving: tuple[str, ...] = ()  # nodes that are replaced as soon as that is saved
     saving: list[int] = field(default_factory=list)  # ranks that have yet to save, the one that publishes last
     plans: Plans = field(default_factory=Plans)  # changes that wait for a step boundary
     # the whole job

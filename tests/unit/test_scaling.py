@@ -16,6 +16,8 @@ from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
     CheckpointSaved,
     CreateNode,
+    DeleteNode,
+    FaultReported,
     NodeLost,
     NodeRefused,
     ProcessExited,
@@ -24,7 +26,16 @@ from midstep.protocol.messages import (
     StartProcess,
     StopProcess,
 )
-from midstep.protocol.types import FaultKind, FaultReport, OwnStateCopy, RestoreSource, Rung, RunningProcess, StepReport
+from midstep.protocol.types import (
+    FaultKind,
+    FaultLevel,
+    FaultReport,
+    OwnStateCopy,
+    RestoreSource,
+    Rung,
+    RunningProcess,
+    StepReport,
+)
 
 from .test_draining import BOUNDARY, Draining
 from .test_machine import HOLDS, job, only
@@ -258,6 +269,68 @@ def test_a_node_that_the_platform_refuses_makes_the_world_smaller() -> None:
     cluster.expect(Phase.WAITING)
     starts = only(cluster.feed(NodeRefused(created.node, "no more machines")), StartProcess)
     assert [(start.rank, start.world_size) for start in starts] == [(0, 2), (1, 2)]
+
+
+def break_device(cluster: Scaling) -> list[Any]:
+    """Device 0 of node1, where rank 2 is, is not to be used any more: rank 3 beside it is well, and has to leave."""
+    level = FaultLevel.SEPARATE_NPU
+    report = FaultReport(FaultKind.DEVICE, cluster.now, "detector/files", "", node="node1", device=0, level=level)
+    return cluster.feed(FaultReported(report))
+
+
+def save_with_rank_3(cluster: Scaling) -> list[Any]:
+    """The three healthy ranks park and write what they hold."""
+    others = (cluster.quiesced(0, 5), cluster.quiesced(1, 5), cluster.quiesced(3, 5, wards=[2]))
+    saves = only(cluster.feed(*others), SaveCheckpoint)
+    assert [save.rank for save in saves] == [1, 3]
+    return cluster.feed(cluster.saved(1), cluster.saved(3), cluster.saved(0))
+
+
+def test_a_node_that_has_to_be_left_saves_before_it_goes() -> None:
+    """A healthy rank may hold the only copy of a lost one: it writes that, and its node is given back afterwards."""
+    cluster = Scaling()
+    bodies = break_device(cluster)
+    assert [body.rank for body in only(bodies, Quiesce)] == [0, 1, 3]
+    assert only(bodies, StopProcess) == only(bodies, DeleteNode) == []
+    bodies = save_with_rank_3(cluster)
+    assert {stop.rank for stop in only(bodies, StopProcess)} >= {2, 3}
+    assert [gone.node for gone in only(bodies, DeleteNode)] == ["node1"]
+    assert [(start.rank, start.world_size) for start in only(bodies, StartProcess)] == [(0, 2), (1, 2)]
+    cluster.resume(2, 5)
+    assert cluster.machine.incidents[0].steps_lost == 0
+
+
+def test_the_replacement_of_a_node_that_saves_is_asked_for_when_it_goes() -> None:
+    """A platform may have no room for a node before another is gone."""
+    cluster = Scaling(creates=True)
+    bodies = break_device(cluster)
+    assert only(bodies, DeleteNode) == only(bodies, CreateNode) == []
+    bodies = save_with_rank_3(cluster)
+    (gone,), (created,) = only(bodies, DeleteNode), only(bodies, CreateNode)
+    assert bodies.index(gone) < bodies.index(created)
+    cluster.expect(Phase.WAITING)
+    starts = only(cluster.feed(cluster.node(created.node)), StartProcess)
+    assert [(start.rank, start.world_size) for start in starts] == [(rank, 4) for rank in range(4)]
+
+
+def test_a_node_that_is_lost_while_it_saves_is_replaced_like_any_other() -> None:
+    """The others go on with what they hold, and nobody waits for the node that was to go anyway."""
+    cluster = Scaling()
+    break_device(cluster)
+    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    saves = only(cluster.feed(NodeLost("node1", "its agent ended", cluster.now)), SaveCheckpoint)
+    assert [save.rank for save in saves] == [1]
+    bodies = cluster.feed(cluster.saved(1), cluster.saved(0))
+    assert [gone.node for gone in only(bodies, DeleteNode)] == ["node1"]
+    assert [start.world_size for start in only(bodies, StartProcess)] == [2, 2]
+
+
+def test_a_controller_that_was_away_knows_which_node_was_to_go() -> None:
+    """It is replaced when the others have saved, under the next controller, too."""
+    cluster = Scaling()
+    break_device(cluster)
+    cluster.feed(ControllerStarted(term=2))
+    assert [gone.node for gone in only(save_with_rank_3(cluster), DeleteNode)] == ["node1"]
 
 
 def test_what_does_not_go_with_a_smaller_world_is_said() -> None:
