@@ -17,6 +17,7 @@ CUTS_S = (0.5, 2.0, 10.0, 100.0)
 HARMLESS_S = 2.0  # what is shorter than this must cost nobody his process
 LEVELS = tuple(level for level in FaultLevel if level not in {FaultLevel.SOFTWARE})
 _OF_THE_NODE = frozenset({Treatment.CLOSE, Treatment.LEAVE})  # then all who are there may be replaced
+_OF_THE_RANK = frozenset({Treatment.RESTART, Treatment.LEAVE})  # then whose it is gets another process
 DEVICE_KINDS = (FaultKind.DEVICE, FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK, FaultKind.OUT_OF_MEMORY)
 NODE_KINDS = (FaultKind.NODE, FaultKind.SWITCH, FaultKind.NETWORK, FaultKind.STORAGE)
 
@@ -91,7 +92,7 @@ def device_fault(world: "World", chance: random.Random) -> str:
     kind, level = chance.choice(DEVICE_KINDS), chance.choice(LEVELS)
     node = process.seat.agent
     node.harmed = node.harmed or TREATMENTS[level] in _OF_THE_NODE
-    process.harmed = process.harmed or TREATMENTS[level] is Treatment.RESTART
+    process.harmed = process.harmed or TREATMENTS[level] in _OF_THE_RANK
     node.report_device(kind, level, process.rank)
     return f"a device fault {kind} {level} of rank {process.rank} on {node.name}"
 
@@ -103,6 +104,7 @@ def node_fault(world: "World", chance: random.Random) -> str:
         return "no node to report"
     kind, level = chance.choice(NODE_KINDS), chance.choice(LEVELS)
     agent.harmed = agent.harmed or TREATMENTS[level] in _OF_THE_NODE | {Treatment.RESTART}
+    agent.broken = agent.broken or TREATMENTS[level] in _OF_THE_RANK
     agent.report_device(kind, level, None)
     return f"a node fault {kind} {level} of {agent.name}"
 

@@ -107,6 +107,7 @@ class Agent:
         self.alive = True
         self.deaf_until_s = self.mute_until_s = 0.0
         self.harmed = False  # something of it is reported to be broken, so whoever is on it may be replaced
+        self.broken = False  # it is reported as a whole, so all who are on it are at fault
         self.store = StoreEndpoint(name, 1)
         self.seats: dict[int, Seat] = {}
         self._welcome = False

@@ -112,9 +112,10 @@ def _that_scales(setting: Setting, chance: random.Random) -> Setting:
         policy = default_policy()
     scale = ScalePolicy(min_nodes=chance.choice((1, 1, 2)), min_interval_s=chance.choice((0.0, 0.5, 5.0)))
     lonely = chance.random() < 0.8
+    node = policy.node if lonely else NodePolicy(failures=chance.choice((0, 1, 6)))  # left early, if others come
     return msgspec.structs.replace(
         setting,
-        policy=msgspec.structs.replace(policy, scale=scale),
+        policy=msgspec.structs.replace(policy, scale=scale, node=node),
         spares=0 if lonely else setting.spares,
         can_create_nodes=setting.can_create_nodes and not lonely,
         capacity=0 if lonely else setting.capacity,

@@ -121,6 +121,12 @@ MUTANTS = (
         '    state.resizing = True\n    conclude(state, "", now)\n',
     ),
     Mutant(
+        "leave a node before its ranks have saved",
+        "midstep.controller.recovery.deciding",
+        "for name in leave if state.world.nodes[name].state is NodeState.LOST]",
+        "for name in leave]",
+    ),
+    Mutant(
         "leave the processes of ranks that are no more",
         "midstep.controller.recovery.scaling",
         "    stop_all_processes(state)\n    kept =",
