@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import yaml
 
-from midstep.controller.doors.control_requests import Request, StatusReply, StatusRequest
+from midstep.controller.doors.control_requests import Accepted, KillNodeRequest, Request, StatusReply, StatusRequest
 from midstep.controller.doors.control_socket import NoController, ask
 from midstep.protocol import environment as names
 from midstep.protocol.incidents import JobStatus
@@ -25,6 +25,7 @@ TRAINING = Path(__file__).with_name("training.py")
 MARK = "MIDSTEP_CHAOS_MARK"  # every process of a job carries it
 PATIENCE_S = 90.0  # for anything that has to happen; the machine may be busy
 GONE_S = 20.0  # for the last process to be gone after the launcher
+ANSWER_S = 20.0  # for the controller to answer a request
 STEPS = 60
 STEP_S = 0.03
 RANKS = 4
@@ -135,16 +136,16 @@ class Job:
         """Where the job's sockets are while it runs."""
         return Path(json.loads((self.directory / "job.json").read_text())["run_dir"])
 
-    def ask(self, request: Request) -> Any:
-        """Ask the controller; None while nobody answers."""
+    def ask(self, request: Request, limit_s: float = ANSWER_S) -> Any:
+        """Ask the controller; None when nobody answers."""
         try:
-            return ask(self.run_directory, request, 1.0)
+            return ask(self.run_directory, request, limit_s)
         except (NoController, FileNotFoundError):
             return None
 
     def status(self) -> JobStatus | None:
         """Return the live status; None while no controller answers."""
-        reply = self.ask(StatusRequest())
+        reply = self.ask(StatusRequest(), 1.0)
         return reply.status if isinstance(reply, StatusReply) else None
 
     def until(self, holds: Callable[[JobStatus], bool], what: str, limit_s: float = PATIENCE_S) -> JobStatus:
@@ -191,6 +192,15 @@ class Job:
     def open_gate(self, step: int) -> None:
         """Let the ranks go on into a step."""
         self._gate(step).unlink()
+
+    def kill_node(self, name: str) -> None:
+        """Have the platform kill a node, and wait until its loss is known."""
+        assert isinstance(self.ask(KillNodeRequest(name)), Accepted)
+
+        def lost(status: JobStatus) -> bool:
+            return any((node.node, node.state) == (name, "lost") for node in status.nodes)
+
+        self.until(lost, f"the loss of {name}")
 
     def controller_pid(self) -> int:
         """Return the process id of the controller that was started last."""

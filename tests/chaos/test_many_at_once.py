@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from midstep.controller.doors.control_requests import Accepted, KillNodeRequest
 from midstep.protocol.types import ArmedFault, Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
@@ -38,8 +37,7 @@ FAULTS = [
 @pytest.fixture(scope="module")
 def job(start_shared_job: StartJob) -> Job:
     job = start_shared_job(faults=FAULTS, gates=[NODE_STEP])
-    node = job.held_at(NODE_STEP).ranks[3].node
-    assert isinstance(job.ask(KillNodeRequest(node)), Accepted)
+    job.kill_node(job.held_at(NODE_STEP).ranks[3].node)
     job.open_gate(NODE_STEP)
     return job
 

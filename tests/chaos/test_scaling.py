@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from torch.utils.data import DistributedSampler
 
-from midstep.controller.doors.control_requests import KillNodeRequest
 from midstep.controller.doors.notices import read_endpoint
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.types import node_address
@@ -58,7 +57,7 @@ def test_a_world_shrinks_after_the_loss_of_a_node_and_grows_when_one_comes(start
         script=DIVIDED, policy=SCALED, steps=STEPS, step_s=STEP_S, gates=[LOSS, GROWTH], options=["--fixed-nodes"]
     )
     job.held_at(LOSS)
-    assert job.ask(KillNodeRequest("node1")) is not None
+    job.kill_node("node1")
     job.open_gate(LOSS)
     small = job.held_at(GROWTH)
     assert len(small.ranks) == 2
