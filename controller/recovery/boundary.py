@@ -147,7 +147,8 @@ def give_up(state: JobState, why: str, now: float, *, failed: bool = False) -> N
         return
     end_newcomers(state, plan)
     state.saving.clear()
-    state.awaiting_progress.clear()
+    if state.phase is not Phase.SUSPECTING:  # there the clocks are read to find who is at fault
+        state.awaiting_progress.clear()
     state.plans.due_s = now + AGAIN_S
     unwell = state.plans.unwell.get(plan.node)
     if unwell is not None:

@@ -34,7 +34,15 @@ def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
     elif state.due_s is not None and state.due_s <= now:
         state.due_s = None
         _OVERDUE[state.phase](state, now)
-    elif state.plans.due_s is not None and state.plans.due_s <= now:
+    elif state.phase is Phase.RUNNING:
+        _planned(state, now)
+    else:
+        state.ignore("deadline that was met")
+
+
+def _planned(state: JobState, now: float) -> None:
+    """Time for what is planned; a suspicion or an incident comes first."""
+    if state.plans.due_s is not None and state.plans.due_s <= now:
         overdue_plan(state, now)
     elif state.plans.grow_due_s is not None and state.plans.grow_due_s <= now:
         state.plans.grow_due_s = None  # it is looked at after every event

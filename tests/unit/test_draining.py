@@ -425,6 +425,36 @@ def test_a_newcomer_that_fails_is_tried_again_later_and_not_for_ever(cluster: Dr
     assert "no memory" in node.note
 
 
+def test_a_newcomer_that_fails_while_a_stall_is_looked_into_leaves_its_reading_alone(cluster: Draining) -> None:
+    """All clocks are heard before anybody is blamed, or nobody."""
+    cluster.feed(cluster.unwell())
+    assert len(only(cluster.feed(cluster.fault(0, FaultKind.STALL)), ProbeProgress)) == 2
+    cluster.feed(cluster.clocks("node0"))
+    given = cluster.holder(2).given
+    failed = FaultReport(FaultKind.START_FAILED, cluster.now, "node/node2", "no memory", 2, "node2", 1, given)
+    cluster.feed(FaultReported(failed))
+    assert cluster.machine.state.plans.current is None
+    cluster.expect(Phase.SUSPECTING)
+    cluster.feed(cluster.clocks("node1"))
+    cluster.expect(Phase.RUNNING)
+    assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
+
+
+def test_the_clocks_are_not_read_for_a_boundary_while_a_stall_is_looked_into(cluster: Draining) -> None:
+    """A second reading would make the first one's answers void, and blame those who had given them."""
+    cluster.get_ready()
+    due_s = cluster.machine.next_deadline()
+    assert due_s is not None
+    cluster.now = due_s - 0.1
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    cluster.now = due_s
+    assert cluster.feed(DeadlinePassed()) == []
+    cluster.feed(cluster.clocks("node0"))
+    assert len(only(cluster.feed(cluster.clocks("node1")), ProbeProgress)) == 0
+    cluster.expect(Phase.RUNNING)
+    assert len(only(cluster.overdue(), ProbeProgress)) == 2
+
+
 def test_a_node_that_is_well_again_is_not_drained(cluster: Draining) -> None:
     """The newcomers end; a node that was drained already becomes a spare one."""
     cluster.feed(cluster.unwell())
