@@ -114,12 +114,14 @@ def start_saving(state: JobState) -> str | None:
         return "nobody holds clean state that can be trusted"
     if step == 0:
         return "no step has been committed"
-    lost = _needed(state) - _shards_to_write(state, writers).keys()
+    shares = _shares(state, writers)
+    lost = _needed(state).difference(*shares.values())
     if lost:
         return f"no clean copy of {', '.join(sorted(lost))} is left"
-    state.saving = [*sorted(writers), *_own_state_writers(state, step, set(writers))]
+    state.saving = {rank: tuple(shares[rank]) for rank in shares}
+    state.saving |= dict.fromkeys(_own_state_writers(state, step, set(writers)), ())
     state.committed = step
-    for rank in state.saving[1:] or state.saving:
+    for rank in outstanding_saves(state):
         _ask_to_save(state, rank)
     return None
 
@@ -139,14 +141,17 @@ def _whole(state: JobState) -> dict[int, int]:
     }
 
 
-def _shards_to_write(state: JobState, writers: list[int]) -> dict[str, int]:
-    """Return which rank writes which shard: of all that hold it, the lowest."""
-    chosen: dict[str, int] = {}
-    for rank in sorted(writers):
+def _shares(state: JobState, writers: list[int]) -> dict[int, list[str]]:
+    """Return the shards that each rank writes, the lowest rank in front: a shard is for the lowest that holds it."""
+    shares: dict[int, list[str]] = {rank: [] for rank in sorted(writers)}
+    taken: set[str] = set()
+    for rank, share in shares.items():
         report = state.world.holders[rank].report
         for hold in report.holds if report is not None else ():
-            chosen.setdefault(hold.shard_id, rank)
-    return chosen
+            if hold.shard_id not in taken:
+                taken.add(hold.shard_id)
+                share.append(hold.shard_id)
+    return shares
 
 
 def _needed(state: JobState) -> set[str]:
@@ -180,22 +185,27 @@ def take_saved(state: JobState, event: CheckpointSaved) -> bool:
     if event.generation != state.generation or event.rank not in state.saving:
         state.ignore("checkpoint of another generation")
         return False
-    state.saving.remove(event.rank)
+    del state.saving[event.rank]
     if not event.error and len(state.saving) == 1:
-        _ask_to_save(state, state.saving[0])
+        (last,) = state.saving
+        _ask_to_save(state, last)
     return True
 
 
 def outstanding_saves(state: JobState) -> list[int]:
     """Return the ranks that have been asked to save and have not answered."""
-    return state.saving[1:] or state.saving
+    return [rank for rank in state.saving if asked_to_save(state, rank)]
+
+
+def asked_to_save(state: JobState, rank: int) -> bool:
+    """Whether a rank has been asked to save and has not answered."""
+    return rank in state.saving and (len(state.saving) == 1 or rank != next(iter(state.saving)))
 
 
 def save_command(state: JobState, rank: int) -> SaveCheckpoint:
     """Return what a rank that is still to save has to do; the last one publishes."""
-    writers = [each for each, committed in _whole(state).items() if committed == state.committed]
-    shards = tuple(shard for shard, writer in _shards_to_write(state, writers).items() if writer == rank)
-    return SaveCheckpoint(rank, state.generation, state.committed, publish=len(state.saving) == 1, shards=shards)
+    publish = len(state.saving) == 1
+    return SaveCheckpoint(rank, state.generation, state.committed, publish, shards=state.saving[rank])
 
 
 def _ask_to_save(state: JobState, rank: int) -> None:

@@ -18,7 +18,7 @@ from ..events import ControllerStarted, InjectRequested, KillNodeRequested, Stop
 from ..world import REACHABLE, Holder, NodeState, RankState
 from .barriers import rejoin_command
 from .draining import outstanding_starts
-from .ending import SAVE_S, begin_stop, end, outstanding_saves, save_command
+from .ending import SAVE_S, asked_to_save, begin_stop, end, save_command
 from .openings import given_back, start_command
 from .state import JobState, Phase
 
@@ -133,6 +133,6 @@ def _outstanding(state: JobState, holder: Holder) -> Command | None:
         return Resume(rank, generation, state.plan.target_step)
     if holder.state is RankState.RELEASED:
         return Release(rank, generation)
-    if rank in outstanding_saves(state):
+    if asked_to_save(state, rank):
         return save_command(state, rank)
     return None

@@ -88,7 +88,8 @@ class JobState:
     stop_code: int = 1
     resizing: bool = False  # saved for a world of another size, and not for the end
     leaving: tuple[str, ...] = ()  # nodes that are replaced as soon as that is saved
-    saving: list[int] = field(default_factory=list)  # ranks that have yet to save, the one that publishes last
+    # The shards that each rank has yet to save; in front the rank that publishes, and is asked when it is the last.
+    saving: dict[int, tuple[str, ...]] = field(default_factory=dict)
     plans: Plans = field(default_factory=Plans)  # changes that wait for a step boundary
     # the whole job
     spent: list[Spent] = field(default_factory=list)

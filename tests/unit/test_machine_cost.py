@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from midstep.controller.events import ControllerStarted, StopRequested
+from midstep.controller.recovery.state import Phase
+from midstep.protocol.messages import CheckpointSaved
 from midstep.protocol.types import FaultKind
 
 from .test_machine import Cluster, job
@@ -48,6 +51,25 @@ def lines_of_an_incident(ranks: int, *, echoes: bool, whole_node: bool) -> int:
         cluster.feed(*answers, *(cluster.joined(rank, own=5) for rank in lost))
         cluster.pass_barrier_two(5)
     return lines.count
+
+
+def lines_of_a_stop(ranks: int) -> int:
+    """Lines for a stop: all park, write an emergency checkpoint, and are asked once more by another controller."""
+    cluster = Cluster(job(nodes=ranks // RANKS_PER_NODE, ranks_per_node=RANKS_PER_NODE))
+    cluster.start()
+    with Lines() as lines:
+        cluster.feed(StopRequested("Ctrl-C"))
+        cluster.feed(*(cluster.quiesced(rank, 5) for rank in range(ranks)))
+        cluster.feed(ControllerStarted(term=2))
+        attempt = cluster.machine.generation
+        cluster.feed(*(CheckpointSaved(rank, attempt, 5, "/ck") for rank in reversed(range(ranks))))
+    cluster.expect(Phase.ENDED)
+    return lines.count
+
+
+def test_eight_times_the_ranks_are_eight_times_the_work_of_an_emergency_checkpoint() -> None:
+    """Who writes what is decided once for all."""
+    assert lines_of_a_stop(256) < 8 * 1.3 * lines_of_a_stop(32)
 
 
 @pytest.mark.parametrize(("echoes", "whole_node"), [(False, False), (True, False), (False, True)])
