@@ -14,6 +14,7 @@ from .failures import count_failure
 from .openings import (
     give_back_all_nodes,
     leave_node,
+    nodes_needed,
     open_generation,
     open_world,
     replace_node,
@@ -217,7 +218,7 @@ def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...], now: float)
 
 def _enough_nodes(state: JobState, apart_from: tuple[str, ...] = ()) -> bool:
     nodes = {*state.world.named(NodeState.ACTIVE, NodeState.SPARE)} - {*apart_from}
-    return len(nodes) * state.world.ranks_per_node >= state.world.size
+    return len(nodes) >= nodes_needed(state)
 
 
 def _save_before_leaving(state: JobState, leave: tuple[str, ...], now: float) -> None:

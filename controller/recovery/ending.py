@@ -56,7 +56,7 @@ def saving_overdue(state: JobState, now: float) -> None:
     if not state.saving:
         ready_to_save(state, now, overdue=True)
         return
-    late = outstanding_saves(state)
+    late = _outstanding_saves(state)
     for rank in late:
         state.world.holders[rank].report = None  # what it holds is out of reach
     ranks = ", ".join(map(str, sorted(late)))
@@ -121,7 +121,7 @@ def start_saving(state: JobState) -> str | None:
     state.saving = {rank: tuple(shares[rank]) for rank in shares}
     state.saving |= dict.fromkeys(_own_state_writers(state, step, set(writers)), ())
     state.committed = step
-    for rank in outstanding_saves(state):
+    for rank in _outstanding_saves(state):
         _ask_to_save(state, rank)
     return None
 
@@ -192,7 +192,7 @@ def take_saved(state: JobState, event: CheckpointSaved) -> bool:
     return True
 
 
-def outstanding_saves(state: JobState) -> list[int]:
+def _outstanding_saves(state: JobState) -> list[int]:
     """Return the ranks that have been asked to save and have not answered."""
     return [rank for rank in state.saving if asked_to_save(state, rank)]
 

@@ -26,6 +26,7 @@ MARK = "MIDSTEP_CHAOS_MARK"  # every process of a job carries it
 PATIENCE_S = 90.0  # for anything that has to happen; the machine may be busy
 GONE_S = 20.0  # for the last process to be gone after the launcher
 ANSWER_S = 20.0  # for the controller to answer a request
+STATUS_S = 1.0  # for a status, which is asked for again and again, also of controllers that are dead
 STEPS = 60
 STEP_S = 0.03
 RANKS = 4
@@ -145,7 +146,7 @@ class Job:
 
     def status(self) -> JobStatus | None:
         """Return the live status; None while no controller answers."""
-        reply = self.ask(StatusRequest(), 1.0)
+        reply = self.ask(StatusRequest(), STATUS_S)
         return reply.status if isinstance(reply, StatusReply) else None
 
     def until(self, holds: Callable[[JobStatus], bool], what: str, limit_s: float = PATIENCE_S) -> JobStatus:
