@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 WORKERS ?= 2
 
-.PHONY: demo demo-megatron test lint sim mutants chaos nightly-megatron bench docs clean
+.PHONY: demo demo-megatron test lint sim mutants chaos attack nightly-megatron bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -30,6 +30,9 @@ mutants: $(INSTALLED)  ## break the machine on purpose, piece by piece: the simu
 
 chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS="--device fake" for all on the fake device
 	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)
+
+attack: $(INSTALLED)  ## every attack of docs/security.md, the fuzzers with CASES=100000 each, and 1,000 kills in one job
+	MIDSTEP_FUZZ_CASES=$(or $(CASES),100000) $(BIN)/python -m pytest -v -n $(WORKERS) --dist loadfile tests/attack $(TESTS)
 
 nightly-megatron: $(INSTALLED)  ## every shape of Megatron job, every rank killed at every moment; TESTS="-k 'expert'" for some
 	$(BIN)/python -m pytest -v -m nightly -n $(WORKERS) --dist load tests/chaos/megatron $(TESTS)

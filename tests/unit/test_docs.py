@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -23,6 +24,7 @@ README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 ACJOB = ROOT / "docs" / "acjob.md"
 CONTRACTS = ROOT / "docs" / "contracts.md"
+SECURITY = ROOT / "docs" / "security.md"
 ACJOB_EXAMPLE = "examples/acjob.yaml"
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 EXAMPLES = ("train_plain.py", "train_resilient.py")
@@ -99,6 +101,25 @@ def contracts() -> str:
     return "\n".join(lines)
 
 
+def attacks() -> str:
+    """Return every test that is marked as an attack as a table for each file of `tests/attack`."""
+    lines = []
+    for file in sorted((ROOT / "tests" / "attack").glob("test_*.py")):
+        tree = ast.parse(file.read_text())
+        title = (ast.get_docstring(tree) or "").splitlines()[0]
+        lines += [f"### `{file.relative_to(ROOT)}`", "", title, ""]
+        lines += ["| attack | what holds | what the user reads |", "| --- | --- | --- |"]
+        for call in filter(_is_attack, (mark for node in tree.body for mark in getattr(node, "decorator_list", ()))):
+            said = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+            lines.append(f"| {ast.literal_eval(call.args[0])} | {said['holds']} | {said.get('reads', 'nothing')} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _is_attack(mark: ast.expr) -> TypeGuard[ast.Call]:
+    return isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "attack"
+
+
 # name of the markers -> page, and what stands between them
 GENERATED: dict[str, tuple[Path, Callable[[], str]]] = {
     "state diagram": (ARCHITECTURE, lambda: f"```mermaid\n{diagram()}```\n"),
@@ -106,6 +127,7 @@ GENERATED: dict[str, tuple[Path, Callable[[], str]]] = {
     "scripts": (README, scripts),
     "acjob": (ACJOB, acjob),
     "contracts": (CONTRACTS, contracts),
+    "attacks": (SECURITY, attacks),
 }
 
 
