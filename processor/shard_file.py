@@ -18,6 +18,7 @@ import xxhash
 
 from ..protocol.errors import CheckpointError, RecoveryError
 from . import tree
+from .checkpoint_files import create, open_regular
 from .lifecycle import OpenShard
 
 HEADER_KEY = "midstep_header"
@@ -52,7 +53,7 @@ class HashedFile:
     """A file that is hashed while it is written; synced to the disk by `finish`."""
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("xb", buffering=0)
+        self._file: BinaryIO = create(path)
         self._hash = xxhash.xxh3_64()
         self._size_bytes = 0
 
@@ -100,7 +101,7 @@ def write_shard(file: HashedFile, shard: OpenShard) -> None:
 def read_shard(path: Path, checksum: str, accept: Callable[[bytes], OpenShard]) -> OpenShard:
     """Read a shard into what `accept` makes of its header. Raises CheckpointError when the file is not what it was."""
     found = xxhash.xxh3_64()
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         index = _read_index(file, path, found)
         try:
             shard = accept(base64.b64decode(index.pop(_METADATA)[HEADER_KEY]))
