@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from ..protocol.errors import CheckpointError
+from ..protocol.errors import CheckpointError, RecoveryError
 from .checkpoint_entries import complete_steps as complete_steps
 from .checkpoint_entries import forget_after as forget_after
 from .checkpoint_entries import move_aside, note_latest
@@ -41,7 +41,7 @@ from .checkpoint_files import (
 )
 from .lifecycle import Framework, OpenShard
 from .manifest import FORMAT, MOST_OWN_BYTES, Manifest, Part, own_name, read_manifest, read_record, step_directory
-from .shard_file import HashedFile, Written, read_shard, write_shard
+from .shard_file import REFUSALS, HashedFile, Written, read_shard, write_shard
 
 ATTEMPT = "0"  # for callers that never have two attempts at one step under way
 
@@ -113,8 +113,8 @@ def discard(directory: str | Path, step: int, *, attempt: str = ATTEMPT) -> None
 def load_shard(directory: str | Path, step: int, shard_id: str, framework: Framework) -> int:
     """Read a shard and make it the state of this rank; returns its bytes. In repair.
 
-    Raises CheckpointError when the file is missing or damaged. A damaged checkpoint is marked, so that
-    `complete_steps` no longer offers it and the next attempt takes an older one.
+    Raises CheckpointError when the file is missing or damaged, RecoveryError when it is not for this model. A damaged
+    checkpoint is marked, so that `complete_steps` no longer offers it and the next attempt takes an older one.
     """
     path = step_directory(directory, step) / shard_name(shard_id)
     with told(f"read {path}"):
@@ -122,7 +122,10 @@ def load_shard(directory: str | Path, step: int, shard_id: str, framework: Frame
     with told(f"read {path}"), _marking_damage(path.parent):
         _same_size(path, part)
         shard = read_shard(path, part.checksum, lambda header: framework.accept_shard(shard_id, header))
-    framework.adopt_shard(shard_id, shard)
+    try:
+        framework.adopt_shard(shard_id, shard)
+    except REFUSALS as error:
+        raise RecoveryError(f"{path} is not for this model: {error}") from error
     return part.size_bytes
 
 
