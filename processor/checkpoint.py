@@ -41,7 +41,7 @@ from .checkpoint_files import (
 )
 from .lifecycle import Framework, OpenShard
 from .manifest import FORMAT, MOST_OWN_BYTES, Manifest, Part, own_name, read_manifest, read_record, step_directory
-from .shard_file import REFUSALS, HashedFile, Written, read_shard, write_shard
+from .shard_file import HashedFile, Written, read_shard, write_shard
 
 ATTEMPT = "0"  # for callers that never have two attempts at one step under way
 
@@ -124,7 +124,9 @@ def load_shard(directory: str | Path, step: int, shard_id: str, framework: Frame
         shard = read_shard(path, part.checksum, lambda header: framework.accept_shard(shard_id, header))
     try:
         framework.adopt_shard(shard_id, shard)
-    except REFUSALS as error:
+    except RecoveryError:
+        raise
+    except Exception as error:  # whatever a framework raises over a shard of another model
         raise RecoveryError(f"{path} is not for this model: {error}") from error
     return part.size_bytes
 
