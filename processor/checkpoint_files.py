@@ -67,6 +67,13 @@ def make_directory(path: Path) -> None:
             each.mkdir(mode=DIRECTORY_MODE)
 
 
+def warn_if_open(directory: str | Path) -> None:
+    """Say so where others can write to a directory that the user has named. Raises OSError."""
+    mode = Path(directory).stat().st_mode
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        warn_once(f"{directory} has mode {stat.S_IMODE(mode):o}: whoever can write there can replace checkpoints")
+
+
 def make_own_directory(path: Path) -> None:
     """Make a directory that nothing but midstep writes to. Raises OSError, also where it is a link or a file."""
     make_directory(path.parent)

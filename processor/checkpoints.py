@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.errors import CheckpointError
 from . import checkpoint
+from .checkpoint_files import told, warn_if_open
 from .fence import Fence
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Checkpoints:
         self._fence = Fence(directory)
         try:
             self._fence.take(self._runtime.job, generation, self._runtime.node)
+            with told(f"look at {directory}"):
+                warn_if_open(directory)
         except CheckpointError as error:
             _log.error("%s", error)
 

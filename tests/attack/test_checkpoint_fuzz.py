@@ -17,6 +17,7 @@ from midstep import TrainState
 from midstep.devices.cpu import CpuDevice
 from midstep.processor import checkpoint, tree
 from midstep.processor.fence import MARK, Fence
+from midstep.processor.manifest import step_directory
 from midstep.processor.own_parts import OwnParts
 from midstep.protocol.errors import CheckpointError, RecoveryError
 
@@ -115,7 +116,7 @@ class Directory:
             checkpoint.save_shard(place, step, "replicated", self.state.open_shard("replicated"))
             checkpoint.save_own(place, step, 0, OwnParts(self.state, CpuDevice()).capture())
             checkpoint.publish(place, step, world_size=1)
-        self.newest = checkpoint.step_directory(place, STEP)
+        self.newest = step_directory(place, STEP)
         self._good = {path: path.read_bytes() for path in self.newest.iterdir()}
 
     def good(self, name: str) -> bytes:

@@ -305,6 +305,21 @@ def test_nobody_else_can_write_to_what_midstep_makes(tmp_path: Path) -> None:
 
 
 @attack(
+    "the user names a checkpoint directory that a group can write to",
+    holds="its mode is left as it is, and what midstep makes in it is not open",
+    reads="a warning in the log of rank 0 with the mode",
+)
+def test_a_directory_that_others_can_write_to_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether that is meant is the user's to know."""
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    directory.chmod(0o2775)
+    Writer(directory, keep=2)
+    assert f"{directory} has mode 2775" in caplog.text
+    assert directory.stat().st_mode & 0o7777 == 0o2775
+
+
+@attack(
     "the mark in the directory is a pipe, a link, or has a line break in a name",
     holds="nothing waits at it, nothing is made complete on a guess",
     reads="an error in the log of rank 0 that names the mark and says to remove it",
