@@ -37,8 +37,8 @@ def advice(policy: Policy) -> tuple[str, ...]:
         notes.append(f"checkpoint.every_steps is 0: after {' or '.join(restarts)} the job starts from its first step")
     if restarts and RestoreSource.CHECKPOINT not in policy.restore:
         notes.append(
-            f"restore is without checkpoint: {' and '.join(restarts)} have nothing to start from, and stop the job where "
-            "a checkpoint has been complete"
+            f"restore is without checkpoint: {' and '.join(restarts)} have nothing to start from, and stop the job "
+            "where a checkpoint has been complete"
         )
     if policy.rung(Rung.RECOVER) is None:
         notes.append("ladder is without recover: the loss of a node restarts every process, or stops the job")
