@@ -101,13 +101,22 @@ def prune(directory: str | Path, keep: int, *, written: int | None = None) -> tu
     return tuple(step for step in steps[: -max(1, keep)] if _remove([step_directory(directory, step)]))
 
 
-def forget_after(directory: str | Path, step: int) -> None:
+def forget_after(directory: str | Path, step: int, label: str) -> None:
     """Remove the checkpoints of later steps: the job has gone back, and takes another way from here.
 
-    In repair, on the rank that publishes. What cannot be removed is logged and left. Raises CheckpointError when the
-    directory cannot be listed.
+    Those that cannot be read now might be read later, so they get other names. In repair, on the rank that publishes.
+    What cannot be changed is logged and left. Raises CheckpointError when the directory cannot be listed.
     """
-    _remove(step_directory(directory, later) for later in complete_steps(directory) if later > step)
+    for later in _steps(_names(directory)):
+        place = step_directory(directory, later)
+        problem = _problem(place) if later > step else None
+        if problem == "":
+            _remove([place])
+        elif problem is not None:
+            try:
+                move_aside(place, label)
+            except OSError as error:
+                warn_once(f"cannot give {place} another name: {error}")
 
 
 def set_aside(directory: str | Path, label: str) -> None:
@@ -131,7 +140,7 @@ def move_aside(place: Path, label: str) -> None:
     if os.path.lexists(aside):
         aside = aside.with_name(f"{aside.name}-{secrets.token_hex(4)}")
     place.rename(aside)
-    warn_once(f"{place} was there before this training began, and is {aside.name} now")
+    warn_once(f"{place} is not of this training, and is {aside.name} now")
 
 
 def _names(directory: str | Path) -> list[str]:

@@ -126,7 +126,7 @@ class Rejoining:
         """Where training begins at its first step, no later recovery may take an older checkpoint for one of it."""
         runtime, directory = self._runtime, self._runtime.settings.checkpoint_directory
         if order.part.target_step == 0 and directory is not None and runtime.rank == PUBLISHER:
-            checkpoint.set_aside(directory, f"{runtime.job}-g{order.generation}")
+            checkpoint.set_aside(directory, self._label(order))
 
     def _run(self, phase: Moment, order: Rejoin, default: Callable[[], None]) -> None:
         self._runtime.callbacks.run(phase, order.generation, default, order.part.target_step)
@@ -152,7 +152,7 @@ class Rejoining:
     def _repair(self, order: Rejoin, done: "_Repaired") -> None:
         runtime, framework, part = self._runtime, self._framework, order.part
         if part.restore is RestoreSource.CHECKPOINT:
-            done.own = self._load(part.target_step)
+            done.own = self._load(order)
             return
         transferred = run_transfers(
             part,
@@ -163,15 +163,18 @@ class Rejoining:
         )
         done.received_bytes, done.own = transferred.bytes_received, transferred.own_state
 
-    def _load(self, step: int) -> bytes:
-        runtime, framework = self._runtime, self._framework
+    def _label(self, order: Rejoin) -> str:
+        return f"{self._runtime.job}-g{order.generation}"
+
+    def _load(self, order: Rejoin) -> bytes:
+        runtime, framework, step = self._runtime, self._framework, order.part.target_step
         directory = runtime.settings.checkpoint_directory
         assert directory is not None
         for hold in framework.shards():
             checkpoint.load_shard(directory, step, hold.shard_id, framework)
         own = self._load_own(directory, step)
         if runtime.rank == PUBLISHER:  # who writes them takes them away
-            checkpoint.forget_after(directory, step)
+            checkpoint.forget_after(directory, step, self._label(order))
         return own
 
     def _load_own(self, directory: str, step: int) -> bytes:

@@ -47,13 +47,19 @@ def save(directory: Path, step: int, *, ranks: int = 2, attempt: str = "0") -> P
     return checkpoint.publish(directory, step, world_size=ranks, attempt=attempt)
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """A directory with ten complete checkpoints, the newest of step 100."""
-    place = tmp_path / "checkpoints"
+@pytest.fixture(scope="module")
+def ten(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten complete checkpoints, the newest of step 100, which nothing happens to."""
+    place = tmp_path_factory.mktemp("ten")
     for step in range(10, NEWEST + 1, 10):
         save(place, step)
     return place
+
+
+@pytest.fixture
+def directory(ten: Path, tmp_path: Path) -> Path:
+    """A directory with the same."""
+    return Path(shutil.copytree(ten, tmp_path / "checkpoints"))
 
 
 @pytest.fixture

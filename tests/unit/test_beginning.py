@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,25 @@ import pytest
 
 from midstep.controller.beginning import why_not_begin
 from midstep.controller.recovery.state import Phase
+from midstep.devices.base import Damage
 from midstep.policies.schema import CheckpointPolicy, Policy
 from midstep.processor import checkpoint, checkpoint_survey
 from midstep.processor.checkpoint_entries import LATEST, set_aside
 from midstep.processor.checkpoint_files import remove_checkpoint
 from midstep.processor.checkpoint_survey import survey
 from midstep.processor.fence import Fence
+from midstep.processor.rejoining import Phases, Rejoining
+from midstep.processor.standing import Standing
 from midstep.protocol.messages import Rejoin
-from midstep.protocol.types import CheckpointTrace, RestoreSource, StepReport
+from midstep.protocol.types import (
+    CheckpointTrace,
+    JobSettings,
+    Moment,
+    RepairPart,
+    RestoreSource,
+    StepReport,
+    StoreEndpoint,
+)
 
 from .test_machine import Cluster
 
@@ -196,12 +208,54 @@ def test_where_training_begins_again_older_checkpoints_are_kept_aside(tmp_path: 
 
 def test_what_cannot_be_removed_stops_neither_pruning_nor_going_back(tmp_path: Path) -> None:
     """Its manifest is gone, so it does not count any more; the others are removed."""
-    for step in (1, 2, 3, 4):
+    for step in (1, 2, 3, 4, 5):
         save(tmp_path, step)
     for step in (1, 4):
         (tmp_path / f"step-{step:08d}" / "mine").mkdir()
-    assert checkpoint.prune(tmp_path, keep=2) == (2,)
-    checkpoint.forget_after(tmp_path, 3)
+    assert checkpoint.prune(tmp_path, keep=3) == (2,)
+    (tmp_path / "step-00000005" / "manifest.json").write_text("{")
+    checkpoint.forget_after(tmp_path, 3, "gpt-g2")
     assert checkpoint.complete_steps(tmp_path) == (3,)
     left = {path.name for path in tmp_path.glob("step-*")}
-    assert left == {"step-00000001", "step-00000003", "step-00000004"}
+    assert left == {"step-00000001", "step-00000003", "step-00000004", "step-00000005.aside-gpt-g2"}
+
+
+class Played:
+    """What a rank is made of, as far as a way back to the first step needs it; it keeps the own state it was given."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self.rank, self.job, self.settings = rank, "gpt", JobSettings(checkpoint_directory=str(directory))
+        self.device = self.framework = self.callbacks = self.step_clock = self.own_states = self.communicator = self
+        self.restored: list[tuple[bytes, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+    def clean(self) -> Damage:
+        """Nothing was struck."""
+        return Damage.NONE
+
+    def run(self, phase: Moment, generation: int, default: Callable[[], None], step: int) -> None:
+        """There are no callbacks of the user's."""
+        default()
+
+    def read(self, rank: int, step: int) -> bytes:
+        """The own state of any step is there."""
+        return b"own"
+
+    def restore(self, blob: bytes, step: int) -> None:
+        """It is put back."""
+        self.restored.append((blob, step))
+
+
+@pytest.mark.parametrize(("rank", "moved"), [(0, True), (1, False)])
+def test_rank_0_leaves_an_earlier_training_behind_where_training_begins(tmp_path: Path, rank: int, moved: bool) -> None:
+    """Before it is said to be ready."""
+    save(tmp_path, 10)
+    played: Any = Played(tmp_path, rank)
+    rejoining = Rejoining(played, played, played, standing=Standing(clean=True), step_order=played)
+    part = RepairPart(0, RestoreSource.REPLICA)
+    rejoining.rejoin(Rejoin(rank, 1, StoreEndpoint("127.0.0.1", 1), seated=True, part=part), Phases(lambda _: None))
+    assert (tmp_path / "step-00000010.aside-gpt-g1").exists() is moved
+    assert (tmp_path / "step-00000010").exists() is not moved
+    assert played.restored == [(b"own", 0)]
