@@ -140,7 +140,7 @@ class ScalingWatch:
                 world.fail(Invariant.NOTHING_LEFT, what)
 
     def _the_checkpoint_is_loaded(self, rejoins: Sequence[Rejoin]) -> None:
-        """Nothing lost: a world that starts anew goes on from the newest checkpoint, and begins only without any."""
+        """Nothing lost: a world that starts anew continues from the newest checkpoint, and begins only without any."""
         if rejoins and rejoins[0].part.target_step == 0 and self._ever:
             self._world.fail(Invariant.NOTHING_LOST, "training begins again, and a checkpoint has been complete")
         if not rejoins or RestoreSource.CHECKPOINT not in self._world.policy.restore:

@@ -124,7 +124,7 @@ class Directory:
         return self._good[self.newest / name]
 
     def spoil(self, name: str, data: bytes, *, believed: bool = False) -> None:
-        """Write a file of the newer checkpoint anew; `believed`: with a manifest that has its size and checksum."""
+        """Replace a file of the newer checkpoint; `believed`: with a manifest that has its size and checksum."""
         (self.newest / name).write_bytes(data)
         if believed:
             manifest = json.loads(self.good("manifest.json"))
@@ -277,7 +277,7 @@ def test_a_damaged_part_record_completes_nothing_wrong(tmp_path: Path) -> None:
     holds="nothing is made complete on a guess, and the world has the directory again when the mark is mended",
     reads="an error in the log of rank 0 that names the mark and what to do",
 )
-def test_a_damaged_mark_gives_the_directory_to_nobody(tmp_path: Path) -> None:
+def test_a_damaged_mark_completes_nothing(tmp_path: Path) -> None:
     """It is refused, or is the mark of another world."""
     chance, fence, damaged = random.Random(SEED), Fence(tmp_path), 0
     fence.take("gpt", 1, "node0")

@@ -104,7 +104,7 @@ def shard_is_a_pipe(place: Path) -> None:
 
 @attack(
     "one entry of the directory is a stray file, a link to itself, or cannot be read",
-    holds="the entry is passed over, all complete checkpoints are found, and pruning goes on",
+    holds="the entry is passed over, all complete checkpoints are found, and pruning continues",
     reads="one warning that names the entry and what is wrong with it",
 )
 @pytest.mark.parametrize("plant", [stray_file, link_loop, manifest_is_a_directory, manifest_is_a_pipe, shard_is_a_pipe])
@@ -299,7 +299,7 @@ def no_umask() -> Iterator[None]:
     holds="no file or folder that midstep makes can be written to by the group or by others",
 )
 @pytest.mark.usefixtures("no_umask")
-def test_nobody_else_can_write_to_what_midstep_makes(tmp_path: Path) -> None:
+def test_what_midstep_makes_can_be_written_to_by_its_user_only(tmp_path: Path) -> None:
     """The folders above that it makes are no exception, nor is what is unfinished."""
     directory = tmp_path / "made" / "by" / "midstep"
     Writer(directory, keep=2).write(10)

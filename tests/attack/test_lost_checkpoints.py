@@ -25,7 +25,7 @@ RESTARTS: dict[str, Any] = {
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    """A job that starts everybody anew from a checkpoint, whatever fails."""
+    """A job that restarts the whole world from a checkpoint, whatever fails."""
     started = Job(tmp_path, nodes=1, ranks_per_node=2, policy=RESTARTS, gates=[FIRST_GATE, SECOND_GATE])
     yield started
     started.close()
@@ -37,12 +37,12 @@ def resumed(status: JobStatus) -> bool:
 
 
 @attack(
-    "a stray file lies among ten checkpoints, then all of them are damaged, each time before all ranks start anew",
-    holds="training goes on from the newest checkpoint; without any it stops, and does not begin at its first step",
+    "a stray file lies among ten checkpoints, then all of them are damaged, each time before a restart of all ranks",
+    holds="training continues from the newest checkpoint; without any the job stops instead of beginning at step 0",
     reads="the reason of the stop: the directory, what was found there, and `checkpoint.begin_again`",
 )
 def test_checkpoints_are_used_while_one_is_left_and_training_never_begins_again(job: Job) -> None:
-    """What has been trained is thrown away by nobody but the user."""
+    """Only the user throws away what has been trained."""
     directory = job.directory / "checkpoints"
     job.held_at(FIRST_GATE)
     assert checkpoint.complete_steps(directory) == tuple(range(EVERY, FIRST_GATE, EVERY))
