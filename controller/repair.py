@@ -105,7 +105,7 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Place
 def _from_checkpoint(reports: Mapping[int, StepReport]) -> tuple[RepairPlan | None, str]:
     step = _common_checkpoint(reports)
     if step == 0:
-        return None, "no complete checkpoint can be read by all ranks"
+        return None, f"no complete checkpoint can be read by all ranks{_unlisted(reports)}"
     reason = f"all ranks load the checkpoint of step {step}"
     return _assemble(reports, step, RestoreSource.CHECKPOINT, [], [], [reason]), ""
 
@@ -119,6 +119,11 @@ def _common_checkpoint(reports: Mapping[int, StepReport]) -> int:
     """Return the newest step whose checkpoint every rank can read, or 0."""
     steps = [set(report.checkpoints) for report in reports.values()]
     return max(set.intersection(*steps), default=0) if steps else 0
+
+
+def _unlisted(reports: Mapping[int, StepReport]) -> str:
+    """Name a rank that could not list the directory: that none was found there does not mean that there is none."""
+    return next((f" (rank {rank}: {each.trace.unlisted})" for rank, each in reports.items() if each.trace.unlisted), "")
 
 
 def lost_shards(report: StepReport) -> tuple[str, ...]:

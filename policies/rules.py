@@ -36,7 +36,10 @@ def advice(policy: Policy) -> tuple[str, ...]:
     if restarts and policy.checkpoint.every_steps == 0:
         notes.append(f"checkpoint.every_steps is 0: after {' or '.join(restarts)} the job starts from its first step")
     if restarts and RestoreSource.CHECKPOINT not in policy.restore:
-        notes.append(f"restore is without checkpoint: {' and '.join(restarts)} have nothing to start from")
+        notes.append(
+            f"restore is without checkpoint: {' and '.join(restarts)} have nothing to start from, and stop the job "
+            "where a checkpoint has been complete"
+        )
     if policy.rung(Rung.RECOVER) is None:
         notes.append("ladder is without recover: the loss of a node restarts every process, or stops the job")
     notes += _role_notes(policy)

@@ -107,11 +107,15 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where checkpoints lie (None: `checkpoints` in the job directory), how often, how many are kept."""
+    """Where checkpoints lie (None: `checkpoints` in the job directory), how often, how many are kept.
+
+    `begin_again`: whether training may begin at its first step where a checkpoint has once been complete.
+    """
 
     directory: str | None = None
     every_steps: CountOrZero = 1000  # 0: never
     keep: Count = 2
+    begin_again: bool = False
 
 
 class StandbyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,59 +12,43 @@ so (a barrier), one calls `publish`, then `prune`. All of one attempt use the sa
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import xxhash
 
-from ..protocol.errors import CheckpointError
+from ..protocol.errors import CheckpointError, RecoveryError
+from .checkpoint_entries import complete_steps as complete_steps
+from .checkpoint_entries import forget_after as forget_after
+from .checkpoint_entries import move_aside, note_latest
+from .checkpoint_entries import prune as prune
+from .checkpoint_entries import set_aside as set_aside
+from .checkpoint_files import (
+    DAMAGED,
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    RECORD,
+    SHARD,
+    UNFINISHED_RECORD,
+    holds_own_files,
+    make_own_directory,
+    read_small,
+    remove_checkpoint,
+    told,
+    warn_once,
+    write_whole,
+)
 from .lifecycle import Framework, OpenShard
+from .manifest import FORMAT, MOST_OWN_BYTES, Manifest, Part, own_name, read_manifest, read_record, step_directory
 from .shard_file import HashedFile, Written, read_shard, write_shard
 
-FORMAT = 1
 ATTEMPT = "0"  # for callers that never have two attempts at one step under way
-MANIFEST = "manifest.json"
-DAMAGED = "manifest.damaged.json"
-_RECORD = ".part.json"
-_SHARD = ".safetensors"
-_COMPLETE = re.compile(r"step-(\d{8,})")
-_UNFINISHED = re.compile(r"step-(\d{8,})\.(?:tmp|old)-.+")
-
-Record = TypeVar("Record")
-
-
-class Part(msgspec.Struct, frozen=True):
-    """One file of a checkpoint."""
-
-    size_bytes: int
-    checksum: str  # xxh3, 64 bit, hexadecimal
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What a complete checkpoint consists of."""
-
-    format: int
-    step: int
-    world_size: int
-    parts: dict[str, Part]
 
 
 def shard_name(shard_id: str) -> str:
     """Return the name of the file of a shard."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", shard_id) + _SHARD
-
-
-def own_name(rank: int) -> str:
-    """Return the name of the file of a rank's own state."""
-    return f"own-{rank}.bin"
-
-
-def step_directory(directory: str | Path, step: int) -> Path:
-    """Return where the complete checkpoint of `step` lies."""
-    return Path(directory) / f"step-{step:08d}"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", shard_id) + SHARD
 
 
 def save_shard(directory: str | Path, step: int, shard_id: str, shard: OpenShard, *, attempt: str = ATTEMPT) -> int:
@@ -95,9 +79,9 @@ def publish(
     Raises CheckpointError when a part is missing or the file system refuses; complete checkpoints stay as they are.
     """
     unfinished, final = _unfinished(directory, step, attempt), step_directory(directory, step)
-    with _told(f"make the checkpoint {final} complete"):
-        written = {path.name.removesuffix(_RECORD) for path in unfinished.glob(f"*{_RECORD}")}
-        shards = sorted(name for name in written if name.endswith(_SHARD)) or [f"*{_SHARD}"]
+    with told(f"make the checkpoint {final} complete"):
+        written = {path.name.removesuffix(RECORD) for path in unfinished.glob(f"*{RECORD}")}
+        shards = sorted(name for name in written if name.endswith(SHARD)) or [f"*{SHARD}"]
         if shard_ids is not None:
             shards = [shard_name(shard_id) for shard_id in shard_ids]
         names = [*shards, *map(own_name, range(world_size))]
@@ -107,91 +91,64 @@ def publish(
                 f"the checkpoint of step {step} cannot be made complete: {unfinished} lacks {', '.join(missing[:5])} "
                 f"({len(missing)} of {len(names)} parts). Do all nodes see the same {directory}?"
             )
-        parts = {name: _read(unfinished / (name + _RECORD), Part) for name in names}
+        parts = {name: read_record(unfinished / (name + RECORD), Part, MOST_MANIFEST_BYTES) for name in names}
         manifest = msgspec.json.encode(Manifest(FORMAT, step, world_size, parts))
         with contextlib.closing(HashedFile(unfinished / MANIFEST)) as file:
             file.write(msgspec.json.format(manifest, indent=1))
             file.finish()
         for name in names:
-            (unfinished / (name + _RECORD)).unlink()
+            (unfinished / (name + RECORD)).unlink()
         _sync(unfinished)
         _give_name(unfinished, final)
+        note_latest(directory, step)
     return final
 
 
 def discard(directory: str | Path, step: int, *, attempt: str = ATTEMPT) -> None:
     """Remove the parts of an attempt that failed. Raises CheckpointError when they cannot be removed."""
-    with _told(f"remove {_unfinished(directory, step, attempt)}"), contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(_unfinished(directory, step, attempt))
-
-
-def complete_steps(directory: str | Path) -> tuple[int, ...]:
-    """Return the steps whose checkpoints are complete, ascending; checks that the files are there in full size.
-
-    Raises CheckpointError when the directory exists and cannot be read.
-    """
-    with _told(f"look for checkpoints in {directory}"):
-        try:
-            names = os.listdir(directory)
-        except FileNotFoundError:
-            return ()
-        steps = sorted(int(match[1]) for name in names if (match := _COMPLETE.fullmatch(name)))
-        return tuple(step for step in steps if _is_whole(step_directory(directory, step)))
+    with told(f"remove {_unfinished(directory, step, attempt)}"), contextlib.suppress(FileNotFoundError):
+        remove_checkpoint(_unfinished(directory, step, attempt))
 
 
 def load_shard(directory: str | Path, step: int, shard_id: str, framework: Framework) -> int:
     """Read a shard and make it the state of this rank; returns its bytes. In repair.
 
-    Raises CheckpointError when the file is missing or damaged. A damaged checkpoint is marked, so that
-    `complete_steps` no longer offers it and the next attempt takes an older one.
+    Raises CheckpointError when the file is missing or damaged, RecoveryError when it is not for this model. A damaged
+    checkpoint is marked, so that `complete_steps` no longer offers it and the next attempt takes an older one.
     """
     path = step_directory(directory, step) / shard_name(shard_id)
-    with _told(f"read {path}"):
+    with told(f"read {path}"):
         part = _expected(path)
-    with _told(f"read {path}"), _marking_damage(path.parent):
+    with told(f"read {path}"), _marking_damage(path.parent):
         _same_size(path, part)
         shard = read_shard(path, part.checksum, lambda header: framework.accept_shard(shard_id, header))
-    framework.adopt_shard(shard_id, shard)
+    try:
+        framework.adopt_shard(shard_id, shard)
+    except RecoveryError:
+        raise
+    except Exception as error:  # whatever a framework raises over a shard of another model
+        raise RecoveryError(f"{path} is not for this model: {error}") from error
     return part.size_bytes
 
 
 def world_size_of(directory: str | Path, step: int) -> int:
     """Return how many ranks wrote the checkpoint of a step. Raises CheckpointError when it cannot be read."""
     path = step_directory(directory, step) / MANIFEST
-    with _told(f"read {path}"):
-        return _read(path, Manifest).world_size
+    with told(f"read {path}"):
+        return read_manifest(path.parent).world_size
 
 
 def load_own(directory: str | Path, step: int, rank: int) -> bytes:
     """Read a rank's own state. Raises CheckpointError as `load_shard` does."""
     path = step_directory(directory, step) / own_name(rank)
-    with _told(f"read {path}"):
+    with told(f"read {path}"):
         part = _expected(path)
-    with _told(f"read {path}"), _marking_damage(path.parent):
+    with told(f"read {path}"), _marking_damage(path.parent):
         _same_size(path, part)
-        blob = path.read_bytes()
+        blob = read_small(path, MOST_OWN_BYTES)
         if xxhash.xxh3_64_hexdigest(blob) != part.checksum:
             raise CheckpointError(f"{path} is damaged: its checksum is not the one it was written with")
     return blob
-
-
-def prune(directory: str | Path, keep: int) -> tuple[int, ...]:
-    """Remove all but the newest `keep` complete checkpoints, and what older attempts left; returns the steps removed.
-
-    Raises CheckpointError when something cannot be removed.
-    """
-    steps = complete_steps(directory)
-    gone = steps[: max(0, len(steps) - max(1, keep))]
-    with _told(f"remove old checkpoints in {directory}"):
-        for step in gone:
-            # The manifest goes first: a folder that is half removed must not look complete.
-            (step_directory(directory, step) / MANIFEST).unlink()
-            shutil.rmtree(step_directory(directory, step))
-        for name in os.listdir(directory) if steps else ():
-            match = _UNFINISHED.fullmatch(name)
-            if match and int(match[1]) < steps[-1]:
-                shutil.rmtree(Path(directory) / name)
-    return gone
 
 
 def _unfinished(directory: str | Path, step: int, attempt: str) -> Path:
@@ -205,8 +162,8 @@ def _unfinished(directory: str | Path, step: int, attempt: str) -> Path:
 def _part(directory: str | Path, step: int, attempt: str, name: str) -> Iterator[HashedFile]:
     """Open one part for writing; a part that was not finished is removed again."""
     path = _unfinished(directory, step, attempt) / name
-    with _told(f"write {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with told(f"write {path}"):
+        make_own_directory(path.parent)
         path.unlink(missing_ok=True)  # the same attempt, once more
         with contextlib.closing(HashedFile(path)) as file:
             try:
@@ -218,16 +175,19 @@ def _part(directory: str | Path, step: int, attempt: str, name: str) -> Iterator
 
 def _record(directory: str | Path, step: int, attempt: str, name: str, written: Written) -> int:
     """Write down beside a part what it should be, for whoever writes the manifest."""
-    path = _unfinished(directory, step, attempt) / (name + _RECORD)
-    partial = path.with_suffix(".new")
-    partial.write_bytes(msgspec.json.encode(Part(written.size_bytes, written.checksum)))
-    partial.replace(path)
+    path = _unfinished(directory, step, attempt) / (name + RECORD)
+    partial = path.with_name(name + UNFINISHED_RECORD)
+    write_whole(path, msgspec.json.encode(Part(written.size_bytes, written.checksum)), partial=partial)
     return written.size_bytes
 
 
 def _give_name(unfinished: Path, final: Path) -> None:
-    aside = final.with_name(f"{final.name}.old-{unfinished.name.rpartition('tmp-')[2]}")
-    replaces = final.exists()
+    attempt = unfinished.name.rpartition("tmp-")[2]
+    aside = final.with_name(f"{final.name}.old-{attempt}")
+    replaces = os.path.lexists(final)
+    if replaces and (final.is_symlink() or not final.is_dir() or not holds_own_files(final)):
+        move_aside(final, attempt)
+        replaces = False
     if replaces:  # the same step once more, after a recovery
         final.rename(aside)
     try:
@@ -238,36 +198,23 @@ def _give_name(unfinished: Path, final: Path) -> None:
         raise
     _sync(final.parent)
     if replaces:
-        shutil.rmtree(aside)
-
-
-def _is_whole(place: Path) -> bool:
-    try:
-        manifest = _read(place / MANIFEST, Manifest)
-        sizes = {name: (place / name).stat().st_size for name in manifest.parts}
-    except (FileNotFoundError, CheckpointError):
-        return False
-    same_format = manifest.format == FORMAT and step_directory(place.parent, manifest.step) == place
-    return same_format and all(sizes[name] == part.size_bytes for name, part in manifest.parts.items())
+        try:
+            remove_checkpoint(aside)
+        except OSError as error:
+            warn_once(f"cannot remove {aside} whole: {error}")
 
 
 def _expected(path: Path) -> Part:
-    part = _read(path.parent / MANIFEST, Manifest).parts.get(path.name)
+    part = read_manifest(path.parent).parts.get(path.name)
     if part is None:
         raise CheckpointError(f"{path.parent} has no {path.name}: it was written by another job, or another world size")
     return part
 
 
 def _same_size(path: Path, part: Part) -> None:
-    if path.stat().st_size != part.size_bytes:
-        raise CheckpointError(f"{path} is damaged: it has {path.stat().st_size} bytes instead of {part.size_bytes}")
-
-
-def _read(path: Path, kind: type[Record]) -> Record:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+    size_bytes = path.lstat().st_size
+    if size_bytes != part.size_bytes:
+        raise CheckpointError(f"{path} is damaged: it has {size_bytes} bytes instead of {part.size_bytes}")
 
 
 @contextlib.contextmanager
@@ -275,20 +222,13 @@ def _marking_damage(place: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        with contextlib.suppress(FileNotFoundError):  # another rank has been here
-            try:
-                (place / MANIFEST).rename(place / DAMAGED)
-            except PermissionError as refused:
-                error.add_note(f"it could not be marked as damaged, and will be tried again: {refused}")
+        try:
+            (place / MANIFEST).rename(place / DAMAGED)
+        except FileNotFoundError:
+            pass  # another rank has been here
+        except OSError as refused:
+            error.add_note(f"it could not be marked as damaged, and will be tried again: {refused}")
         raise
-
-
-@contextlib.contextmanager
-def _told(doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"cannot {doing}: {error}. Look at free space and permissions there") from error
 
 
 def _sync(place: Path) -> None:

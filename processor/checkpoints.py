@@ -5,12 +5,12 @@ is made complete after the next commit barrier: passing it proves that every ran
 """
 
 import logging
-import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..protocol.errors import CheckpointError
 from . import checkpoint
+from .checkpoint_files import told, warn_if_open
 from .fence import Fence
 
 if TYPE_CHECKING:
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 PUBLISHER = 0
 
 _log = logging.getLogger("midstep")
-
-
-def forget_after(directory: str, step: int) -> None:
-    """Remove the checkpoints of later steps: the job has gone back, and takes another way from here."""
-    for later in checkpoint.complete_steps(directory):
-        if later > step:
-            shutil.rmtree(checkpoint.step_directory(directory, later), ignore_errors=True)
 
 
 class Checkpoints:
@@ -50,6 +43,8 @@ class Checkpoints:
         self._fence = Fence(directory)
         try:
             self._fence.take(self._runtime.job, generation, self._runtime.node)
+            with told(f"look at {directory}"):
+                warn_if_open(directory)
         except CheckpointError as error:
             _log.error("%s", error)
 
@@ -81,7 +76,7 @@ class Checkpoints:
                 checkpoint.discard(self._directory, step, attempt=attempt)
                 return
             checkpoint.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
-            checkpoint.prune(self._directory, keep=self._settings.checkpoint_keep)
+            checkpoint.prune(self._directory, keep=self._settings.checkpoint_keep, written=step)
         except CheckpointError as error:
             _log.error("%s", error)
 

@@ -15,27 +15,38 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from ..protocol.errors import CheckpointError
+from .checkpoint_files import make_directory, write_whole
+from .manifest import read_record
 
 MARK = "world.json"
+MOST_MARK_BYTES = 64 << 10
 _NONCE_BYTES = 8
+
+_Line = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f]*$")]  # it is said in the log
 
 
 class Mark(msgspec.Struct, frozen=True):
     """Who trains: for people to read, except for the nonce, which no other world has."""
 
-    job: str
+    job: _Line
     generation: int
-    node: str
+    node: _Line
     pid: int
-    since: str
-    nonce: str
+    since: _Line
+    nonce: _Line
 
     def __str__(self) -> str:
         return f"generation {self.generation} of job {self.job} (process {self.pid} on {self.node}, since {self.since})"
+
+
+def is_marked(directory: str | Path) -> bool:
+    """Whether some world has marked a directory."""
+    return os.path.lexists(Path(directory) / MARK)
 
 
 class Fence:
@@ -66,20 +77,19 @@ class Fence:
             return None
         with self._told("read"):
             try:
-                found = msgspec.json.decode(self._path.read_bytes(), type=Mark)
+                found = read_record(self._path, Mark, MOST_MARK_BYTES)
             except FileNotFoundError:  # somebody has cleared the directory
                 self._write()
                 return None
-            except msgspec.MsgspecError as error:
-                raise CheckpointError(f"{self._path} is damaged: {error}. Remove it if nothing else trains") from error
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}. Remove it if nothing else trains") from error
         return None if found == self._mine else found
 
     def _write(self) -> None:
         partial = self._path.with_suffix(f".{os.getpid()}.new")
         with self._told("write"):
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(msgspec.json.format(msgspec.json.encode(self._mine), indent=1))
-            partial.replace(self._path)
+            make_directory(partial.parent)
+            write_whole(self._path, msgspec.json.format(msgspec.json.encode(self._mine), indent=1), partial=partial)
         self._written = True
 
     @contextlib.contextmanager

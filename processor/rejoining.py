@@ -13,7 +13,8 @@ from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import Moment, RestoreSource, StepReport
 from . import checkpoint
-from .checkpoints import forget_after
+from .checkpoint_survey import survey
+from .checkpoints import PUBLISHER
 from .lifecycle import Expectant, Rescalable
 from .transfer import run_transfers
 
@@ -90,20 +91,11 @@ class Rejoining:
         self.assess(self._runtime.device.clean())
         self._framework.clean()
 
-    def report(self) -> StepReport:
-        """Say where this rank stands, for barrier one."""
+    def report(self, patience_s: float) -> StepReport:
+        """Say where this rank stands, for barrier one; a checkpoint directory is waited for as long as that."""
         shards, own_states = self._framework.shards(), self._runtime.black_box.copies()
-        return self._standing.report(shards, own_states, self._readable_checkpoints())
-
-    def _readable_checkpoints(self) -> tuple[int, ...]:
-        directory = self._runtime.settings.checkpoint_directory
-        if directory is None:
-            return ()
-        try:
-            return checkpoint.complete_steps(directory)
-        except CheckpointError as error:
-            _log.error("no checkpoint can be used: %s", error)
-            return ()
+        checkpoints, trace = survey(self._runtime.settings.checkpoint_directory, patience_s)
+        return self._standing.report(shards, own_states, checkpoints, trace)
 
     def rejoin(self, order: Rejoin, phases: Phases) -> int:
         """Rebuild, repair and roll back; returns the bytes received.
@@ -121,6 +113,7 @@ class Rejoining:
             runtime.step_clock.generation(order.generation)
         with phases.phase(Moment.REPAIR):
             self._standing.repairing(order.part, runtime.rank)
+            self._leave_earlier_training(order)
             done = _Repaired()
             self._run(Moment.REPAIR, order, lambda: self._repair(order, done))
             self._standing.repaired()
@@ -128,6 +121,12 @@ class Rejoining:
             self._roll_back(order, done.own)
             self._standing.whole_again()
         return done.received_bytes
+
+    def _leave_earlier_training(self, order: Rejoin) -> None:
+        """Where training begins at its first step, no later recovery may take an older checkpoint for one of it."""
+        runtime, directory = self._runtime, self._runtime.settings.checkpoint_directory
+        if order.part.target_step == 0 and directory is not None and runtime.rank == PUBLISHER:
+            checkpoint.set_aside(directory, self._label(order))
 
     def _run(self, phase: Moment, order: Rejoin, default: Callable[[], None]) -> None:
         self._runtime.callbacks.run(phase, order.generation, default, order.part.target_step)
@@ -153,7 +152,7 @@ class Rejoining:
     def _repair(self, order: Rejoin, done: "_Repaired") -> None:
         runtime, framework, part = self._runtime, self._framework, order.part
         if part.restore is RestoreSource.CHECKPOINT:
-            done.own = self._load(part.target_step)
+            done.own = self._load(order)
             return
         transferred = run_transfers(
             part,
@@ -164,15 +163,18 @@ class Rejoining:
         )
         done.received_bytes, done.own = transferred.bytes_received, transferred.own_state
 
-    def _load(self, step: int) -> bytes:
-        runtime, framework = self._runtime, self._framework
+    def _label(self, order: Rejoin) -> str:
+        return f"{self._runtime.job}-g{order.generation}"
+
+    def _load(self, order: Rejoin) -> bytes:
+        runtime, framework, step = self._runtime, self._framework, order.part.target_step
         directory = runtime.settings.checkpoint_directory
         assert directory is not None
         for hold in framework.shards():
             checkpoint.load_shard(directory, step, hold.shard_id, framework)
         own = self._load_own(directory, step)
-        if runtime.rank == 0:  # who writes them takes them away
-            forget_after(directory, step)
+        if runtime.rank == PUBLISHER:  # who writes them takes them away
+            checkpoint.forget_after(directory, step, self._label(order))
         return own
 
     def _load_own(self, directory: str, step: int) -> bytes:

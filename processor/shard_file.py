@@ -13,11 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import torch
 import xxhash
 
 from ..protocol.errors import CheckpointError, RecoveryError
 from . import tree
+from .checkpoint_files import create, open_regular
 from .lifecycle import OpenShard
 
 HEADER_KEY = "midstep_header"
@@ -48,11 +50,17 @@ class Written:
     checksum: str
 
 
+class _Place(msgspec.Struct, frozen=True):
+    """Where a tensor lies in the file, after the index."""
+
+    data_offsets: tuple[int, int]
+
+
 class HashedFile:
     """A file that is hashed while it is written; synced to the disk by `finish`."""
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("xb", buffering=0)
+        self._file: BinaryIO = create(path)
         self._hash = xxhash.xxh3_64()
         self._size_bytes = 0
 
@@ -100,17 +108,18 @@ def write_shard(file: HashedFile, shard: OpenShard) -> None:
 def read_shard(path: Path, checksum: str, accept: Callable[[bytes], OpenShard]) -> OpenShard:
     """Read a shard into what `accept` makes of its header. Raises CheckpointError when the file is not what it was."""
     found = xxhash.xxh3_64()
-    with path.open("rb", buffering=0) as file:
-        index = _read_index(file, path, found)
+    with open_regular(path) as file:
+        header, sizes = _read_index(file, path, found)
         try:
-            shard = accept(base64.b64decode(index.pop(_METADATA)[HEADER_KEY]))
-        except (RecoveryError, ValueError) as error:
+            shard = accept(header)
+        except Exception as error:  # whatever a framework raises over a header that it did not write
             while piece := file.read(_PIECE_BYTES):
                 found.update(piece)
-            if found.hexdigest() == checksum:
+            if found.hexdigest() != checksum:
+                raise CheckpointError(f"{path} is damaged: its checksum is not the one it was written with") from error
+            if isinstance(error, RecoveryError):
                 raise  # the file is whole: it is not for this model
-            raise CheckpointError(f"{path} is damaged: its checksum is not the one it was written with") from error
-        sizes = [entry["data_offsets"][1] - entry["data_offsets"][0] for entry in index.values()]
+            raise RecoveryError(f"{path} is not for this model: {error}") from error
         if sizes != [tensor.nbytes for tensor in shard.tensors]:
             raise CheckpointError(f"{path} holds other tensors than its own header says: it is damaged")
         for tensor in shard.tensors:
@@ -120,7 +129,8 @@ def read_shard(path: Path, checksum: str, accept: Callable[[bytes], OpenShard]) 
     return shard
 
 
-def _read_index(file: BinaryIO, path: Path, found: Any) -> dict[str, Any]:
+def _read_index(file: BinaryIO, path: Path, found: Any) -> tuple[bytes, list[int]]:
+    """Return the shard's header, and how many bytes each tensor has."""
     damaged = CheckpointError(f"{path} is damaged: its index cannot be read")
     raw = file.read(_LENGTH.size)
     if len(raw) != _LENGTH.size:
@@ -131,11 +141,13 @@ def _read_index(file: BinaryIO, path: Path, found: Any) -> dict[str, Any]:
     text = file.read(length)
     found.update(raw + text)
     try:
-        index = json.loads(text)
-        index[_METADATA][HEADER_KEY]
-    except (ValueError, LookupError, TypeError) as error:
+        entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        metadata = msgspec.json.decode(entries.pop(_METADATA), type=dict[str, str])
+        header = base64.b64decode(metadata[HEADER_KEY])
+        places = [msgspec.json.decode(entry, type=_Place).data_offsets for entry in entries.values()]
+    except (msgspec.MsgspecError, ValueError, LookupError, RecursionError) as error:
         raise damaged from error
-    return dict(index)
+    return header, [end - start for start, end in places]
 
 
 def _read_tensor(file: BinaryIO, path: Path, tensor: torch.Tensor, found: Any) -> None:

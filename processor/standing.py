@@ -5,7 +5,7 @@ The train thread of a process keeps one, and so does each process of the simulat
 
 from collections.abc import Iterable, Sequence
 
-from ..protocol.types import OwnStateCopy, RepairPart, RestoreSource, ShardHold, StepReport
+from ..protocol.types import CheckpointTrace, OwnStateCopy, RepairPart, RestoreSource, ShardHold, StepReport
 
 
 class Standing:
@@ -21,7 +21,11 @@ class Standing:
         self._told = self.struck
 
     def report(
-        self, shards: Sequence[ShardHold], own_states: tuple[OwnStateCopy, ...], checkpoints: tuple[int, ...]
+        self,
+        shards: Sequence[ShardHold],
+        own_states: tuple[OwnStateCopy, ...],
+        checkpoints: tuple[int, ...],
+        trace: CheckpointTrace,
     ) -> StepReport:
         """Say where this rank stands, for barrier one; the repair is planned by it."""
         self._told = self.struck
@@ -33,6 +37,7 @@ class Standing:
             needs=tuple(hold.shard_id for hold in shards),
             own_states=own_states,
             checkpoints=checkpoints,
+            trace=trace,
         )
 
     @property

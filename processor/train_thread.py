@@ -26,6 +26,7 @@ from ..protocol.messages import (
 )
 from ..protocol.types import Activity, FaultKind, Moment
 from .callbacks import Callbacks, Lifecycle
+from .checkpoint_survey import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints import Checkpoints
 from .exceptions import Reaction
 from .ledger import Ledger
@@ -179,7 +180,7 @@ class TrainThread:
                 runtime.generation,
                 runtime.incarnation,
                 pid=os.getpid(),
-                report=self._rejoining.report(),
+                report=self._rejoining.report(JOINING_PATIENCE_S),
                 join_s=max(0.0, time.time() - began_s),
             )
         )
@@ -252,7 +253,7 @@ class TrainThread:
             self._stop()
             self._clean()
         runtime.session.reach(Stage.PARKED)
-        report, seconds = self._rejoining.report(), self._phases.seconds
+        report, seconds = self._rejoining.report(PARKED_PATIENCE_S), self._phases.seconds
         runtime.post(RankQuiesced(runtime.rank, runtime.generation, runtime.incarnation, report, seconds))
 
     def _rejoin(self, order: Rejoin) -> None:

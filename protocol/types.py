@@ -86,6 +86,19 @@ class OwnStateCopy(msgspec.Struct, frozen=True):
     step: int
 
 
+class CheckpointTrace(msgspec.Struct, frozen=True):
+    """What a rank found in the checkpoint directory, apart from checkpoints that it can read. Texts are for people.
+
+    `unlisted`: why the directory could not be listed. `unusable`: what shows that a checkpoint has once been complete
+    there, though none can be read. `unmarked`: no world has marked the directory, or it is not there.
+    """
+
+    directory: str = ""
+    unlisted: str = ""
+    unusable: str = ""
+    unmarked: bool = False
+
+
 class StepReport(msgspec.Struct, frozen=True):
     """Where one rank stands at barrier one.
 
@@ -102,6 +115,7 @@ class StepReport(msgspec.Struct, frozen=True):
     needs: tuple[str, ...] = ()
     own_states: tuple[OwnStateCopy, ...] = ()
     checkpoints: tuple[int, ...] = ()  # steps of the complete checkpoints that this rank can read
+    trace: CheckpointTrace = CheckpointTrace()
 
 
 class ShardTransfer(msgspec.Struct, frozen=True):

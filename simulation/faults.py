@@ -12,6 +12,7 @@ from ..controller.recovery.state import Phase
 from . import cluster_faults as cluster
 from . import operator_faults as operator
 from . import process_faults as processes
+from . import storage_faults as storage
 
 if TYPE_CHECKING:
     from .world import World
@@ -87,6 +88,7 @@ def plan(world: "World", chance: random.Random, focus: Phase | None = None) -> N
         delay_s += chance.choice((0.0, 0.01, 0.1, 0.5, 2.0, 20.0)) * chance.random()
     if focus is Phase.SAVING and world.policy.scale.min_nodes is None:  # else it never saves
         world.strikes.when_well(operator.request_stop)
+    storage.plan(world)
 
 
 def _plan_what_leads_to(world: "World", chance: random.Random, focus: Phase | None) -> None:

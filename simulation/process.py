@@ -284,7 +284,8 @@ class Process(PlayedThread):
     def report(self) -> StepReport:
         """Say where this rank stands, for barrier one."""
         shards, copies = [ShardHold(each, SHARD_BYTES) for each in self.memory.shards], self.seat.copies()
-        report = self.standing.report(shards, copies, tuple(sorted(self.world.disk)))
+        checkpoints, trace = self.world.saving.survey()
+        report = self.standing.report(shards, copies, checkpoints, trace)
         self.world.watch.steps.reports(self, report)
         return report
 

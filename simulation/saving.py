@@ -1,13 +1,16 @@
 """Checkpoints that parked ranks write: in parts, and complete only when everything is in them."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..protocol.messages import SaveCheckpoint
+from ..protocol.types import CheckpointTrace
 from .invariants import Invariant
 
 if TYPE_CHECKING:
     from .process import Process
 
+DIRECTORY = "/checkpoints"
 Part = str | int  # a shard, or the rank of an own state
 
 
@@ -18,6 +21,26 @@ class Saving:
         self._disk = disk
         self._parts: dict[tuple[int, int], set[Part]] = {}  # (generation, step) -> what is there
         self.failures = 0  # how many could not be written, or not be made complete
+        self.ever = False  # whether a checkpoint has been complete, whatever became of it
+        self.spoiled = False  # whether something was done to those that were
+        self.unlisted = False  # whether the directory cannot be listed
+
+    def complete(self, step: int) -> None:
+        """A checkpoint has got its name."""
+        self._disk.add(step)
+        self.ever = True
+
+    def spoil(self, steps: Iterable[int]) -> None:
+        """Damage what is on the disk: it is seen before it is loaded, and passed over."""
+        self._disk.difference_update(tuple(steps))
+        self.spoiled = True
+
+    def survey(self) -> tuple[tuple[int, ...], CheckpointTrace]:
+        """Return what a process finds in the directory."""
+        if self.unlisted:
+            return (), CheckpointTrace(DIRECTORY, unlisted="input/output error")
+        unusable = "damaged" if self.ever and not self._disk else ""
+        return tuple(sorted(self._disk)), CheckpointTrace(DIRECTORY, unusable=unusable)
 
     def write(self, process: "Process", order: SaveCheckpoint) -> str:
         """Write what a rank was told to, and every own state of the step that it has; return what went wrong."""
@@ -40,5 +63,5 @@ class Saving:
         if lost:
             what = f"rank {process.rank} publishes a checkpoint of step {order.step} without {sorted(lost)}"
             process.world.fail(Invariant.NOTHING_LOST, what)
-        self._disk.add(order.step)
+        self.complete(order.step)
         return ""

@@ -28,6 +28,7 @@ class ScalingWatch:
         self._changed_s = self._started_s = 0.0  # when the world got its size, and when its controller took over
         self._growing = False
         self._on_disk = 0  # the newest checkpoint when the present world was started
+        self._ever = False  # whether one had been complete by then
         self._started_generation = 0
         self._failures = 0  # of checkpoints, before the one under way
         self._saving = False
@@ -50,6 +51,7 @@ class ScalingWatch:
         if seated and seated[0].generation != self._started_generation:  # and not when they are only asked for again
             self._started_generation = seated[0].generation
             self._on_disk = max((step for step in self._world.disk if step <= self._trusted), default=0)
+            self._ever = self._world.saving.ever
         self._the_checkpoint_is_loaded([order for order in orders if isinstance(order, Rejoin) and order.seated])
         self._nobody_is_left_behind()
 
@@ -99,7 +101,7 @@ class ScalingWatch:
     def _survivors_have_saved(self) -> None:
         """Nothing lost: what is whole on processes that nothing has happened to is on the disk."""
         world, size = self._world, self.sizes[-1]
-        if world.saving.failures > self._failures or not world.network.is_no_excuse:
+        if world.saving.failures > self._failures or world.saving.spoiled or not world.network.is_no_excuse:
             return
         survivors = [process for process in world.living() if process.world_size == size and self._is_well(process)]
         stands = [(process.memory.stands or 0, process) for process in survivors]
@@ -138,10 +140,12 @@ class ScalingWatch:
                 world.fail(Invariant.NOTHING_LEFT, what)
 
     def _the_checkpoint_is_loaded(self, rejoins: Sequence[Rejoin]) -> None:
-        """Nothing lost: a world that starts anew goes on from the newest checkpoint."""
+        """Nothing lost: a world that starts anew continues from the newest checkpoint, and begins only without any."""
+        if rejoins and rejoins[0].part.target_step == 0 and self._ever:
+            self._world.fail(Invariant.NOTHING_LOST, "training begins again, and a checkpoint has been complete")
         if not rejoins or RestoreSource.CHECKPOINT not in self._world.policy.restore:
             return
         target = rejoins[0].part.target_step
-        if target < self._on_disk:
+        if target < self._on_disk and not self._world.saving.spoiled:
             what = f"the world starts from step {target}, and a checkpoint of step {self._on_disk} was there"
             self._world.fail(Invariant.NOTHING_LOST, what)

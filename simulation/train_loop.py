@@ -72,7 +72,7 @@ class TrainLoop:
     def publish(self) -> None:
         """What every rank has written for the last checkpoint is complete."""
         if self._to_publish:
-            self._world.disk.add(self._to_publish)
+            self._world.saving.complete(self._to_publish)
             self._to_publish = 0
 
     def _begin(self) -> None:

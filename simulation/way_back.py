@@ -131,6 +131,9 @@ class WayBack:
 
     def _load(self, order: Rejoin) -> None:
         process, step = self._process, order.part.target_step
+        if step not in self._world.disk and self._world.saving.spoiled:
+            self._state_lost(f"the checkpoint of step {step} is damaged")
+            return
         if step not in self._world.disk:
             self._world.fail(
                 Invariant.NOTHING_LOST, f"rank {process.rank} is told to load step {step}, which no checkpoint has"

@@ -5,6 +5,8 @@ rejoin. Barrier two closes when all stand at one step; then all resume, and the 
 the first new step.
 """
 
+from collections.abc import Mapping
+
 from ...protocol.errors import StateLost
 from ...protocol.messages import (
     CheckpointSaved,
@@ -17,11 +19,21 @@ from ...protocol.messages import (
     Resume,
     StepCommitted,
 )
-from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RepairPlan, RestoreSource, Rung, rank_address
+from ...protocol.types import (
+    CONTROLLER,
+    FaultKind,
+    FaultReport,
+    RepairPlan,
+    RestoreSource,
+    Rung,
+    StepReport,
+    rank_address,
+)
+from ..beginning import why_not_begin
 from ..repair import plan_repair
 from ..world import Holder, RankState, World
 from .boundary import before_boundary
-from .deciding import blame_and_decide, rung_failed
+from .deciding import blame_and_decide, rung_failed, stop_now
 from .ending import ready_to_save
 from .handover import part_saved
 from .planning import all_finished, rank_stopped
@@ -100,6 +112,10 @@ def barrier_one(state: JobState, now: float) -> None:
             rung_failed(state, rung, str(lost), now, decide_now=rung is KEEPING[-1])
         return
     plan = state.plan
+    if plan.target_step == 0 and (refused := _why_not_begin(state, reports)):
+        state.plan = None
+        stop_now(state, refused, now)
+        return
     remark, state.plans.remark = state.plans.remark, ""
     reasons = (remark, *plan.reasons) if remark else plan.reasons
     state.history.planned(plan.restore, reasons, plan.target_step, state.committed)
@@ -108,6 +124,17 @@ def barrier_one(state: JobState, now: float) -> None:
         state.send(rank_address(holder.rank), rejoin_command(state, holder))
     state.awaiting_ready = set(range(world.size))
     state.enter(Phase.REJOINING, now, state.policy.deadlines.rejoin_s)
+
+
+def _why_not_begin(state: JobState, reports: Mapping[int, StepReport]) -> str:
+    survivors = state.world.in_state(RankState.QUIESCED)  # whose step 0 is then repeated, and is that of this training
+    return why_not_begin(
+        reports,
+        restore=state.policy.restore,
+        trusted_step=state.trusted_step,
+        begin_again=state.policy.checkpoint.begin_again,
+        marked_before=state.committed > 0 and state.policy.checkpoint.every_steps > 0 and not survivors,
+    )
 
 
 def _refuse_remains(world: World, plan: RepairPlan) -> None:

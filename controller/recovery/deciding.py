@@ -4,7 +4,7 @@ import msgspec
 
 from ...policies.facts import Facts, FailedRung, Spent
 from ...policies.roles import WORLD_RESTARTS
-from ...protocol.types import DETECTOR_PREFIX, FaultReport, Rung
+from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
 from ..world import NodeState
 from . import own_word
 from .boundary import give_up
@@ -92,6 +92,13 @@ def decide(state: JobState, now: float) -> None:
     if decision.rung not in state.attempt:
         state.attempt.append(decision.rung)
     _carry_out(state, decision.rung, decision.reason, facts, now)
+
+
+def stop_now(state: JobState, reason: str, now: float) -> None:
+    """End the job for a reason that no rung can mend."""
+    give_up(state, "the job stops", now)
+    state.decided(Decision(Rung.STOP, reason))
+    begin_stop(state, reason, now)
 
 
 def blame_and_decide(state: JobState, reports: list[FaultReport], now: float) -> None:

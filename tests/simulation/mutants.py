@@ -85,6 +85,12 @@ MUTANTS = (
         "target = max(0, max(report.committed for report in clean.values()) - 1)",
     ),
     Mutant(
+        "begin again whatever was complete",
+        "midstep.controller.recovery.barriers",
+        "if plan.target_step == 0 and (refused := _why_not_begin(state, reports)):",
+        'if plan.target_step < 0 and (refused := ""):',
+    ),
+    Mutant(
         "forget a budget",
         "midstep.controller.recovery.deciding",
         "_charge(state, state.ladder.charges(facts, decision.rung))",

@@ -148,7 +148,7 @@ def test_the_same_step_can_be_written_again(tmp_path: Path) -> None:
     checkpoint.save_shard(tmp_path, 3, "replicated", _shard(4), attempt="g2")
     checkpoint.publish(tmp_path, 3, world_size=1, attempt="g2")
     assert checkpoint.load_own(tmp_path, 3, 0) == b"newer"
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+    assert {path.name for path in tmp_path.iterdir()} == {"latest.json", "step-00000003"}
 
 
 def test_old_checkpoints_and_old_attempts_are_pruned(tmp_path: Path) -> None:
@@ -158,7 +158,12 @@ def test_old_checkpoints_and_old_attempts_are_pruned(tmp_path: Path) -> None:
     checkpoint.save_own(tmp_path, 2, 0, b"died", attempt="dead")
     checkpoint.save_own(tmp_path, 4, 0, b"going on")
     assert checkpoint.prune(tmp_path, keep=2) == (1,)
-    assert {path.name for path in tmp_path.iterdir()} == {"step-00000002", "step-00000003", "step-00000004.tmp-0"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "latest.json",
+        "step-00000002",
+        "step-00000003",
+        "step-00000004.tmp-0",
+    }
 
 
 def test_a_full_disk_is_named_and_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +213,7 @@ def test_discarding_an_attempt_leaves_the_rest(tmp_path: Path) -> None:
     checkpoint.save_own(tmp_path, 2, 0, b"")
     checkpoint.discard(tmp_path, 2)
     checkpoint.discard(tmp_path, 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert {path.name for path in tmp_path.iterdir()} == {"latest.json", "step-00000001"}
 
 
 def test_the_manifest_is_plain_json(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_every_shard_in_struck_memory_counts_as_lost(device: NpuDevice) -> None:
     CHIP.strike(flat[50:])
     device.stop()
     rejoining.assess(device.clean())
-    assert [hold.shard_id for hold in rejoining.report().holds] == ["apart"]
+    assert [hold.shard_id for hold in rejoining.report(0.0).holds] == ["apart"]
     assert not device.struck([flat])
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from midstep.processor.standing import Standing
 from midstep.processor.step_order import Act, Leave, StepOrder
 from midstep.protocol.errors import Interrupted, ProtocolViolation
-from midstep.protocol.types import RepairPart, RestoreSource, ShardHold, ShardTransfer, StepReport
+from midstep.protocol.types import CheckpointTrace, RepairPart, RestoreSource, ShardHold, ShardTransfer, StepReport
 
 HOLDS = (ShardHold("a", 1), ShardHold("b", 1))
 
@@ -54,7 +54,7 @@ class Rank:
 
     def report(self) -> StepReport:
         """What it says at barrier one."""
-        return self.standing.report(HOLDS, (), ())
+        return self.standing.report(HOLDS, (), (), CheckpointTrace())
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_what_was_struck_is_not_held_and_takes_the_gradients_with_it(rank: Rank)
 def test_what_a_repair_overwrites_is_not_whole_meanwhile(part: RepairPart, clean: bool, held: list[str]) -> None:
     standing = Standing(clean=True)
     standing.repairing(part, rank=0)
-    report = standing.report(HOLDS, (), ())
+    report = standing.report(HOLDS, (), (), CheckpointTrace())
     assert (report.clean, [hold.shard_id for hold in report.holds]) == (clean, held)
 
 
@@ -198,7 +198,7 @@ def test_a_struck_shard_that_has_come_is_there_though_the_rollback_is_not_over(
     standing = Standing(clean=True)
     standing.repairing(part, rank=0)
     standing.repaired()
-    report = standing.report(HOLDS, (), ())
+    report = standing.report(HOLDS, (), (), CheckpointTrace())
     assert (report.clean, [hold.shard_id for hold in report.holds]) == (clean, held)
 
 

@@ -1,0 +1,217 @@
+"""What lies in a checkpoint directory: complete checkpoints, what has become of others, and what is not midstep's.
+
+Each entry is looked at by itself. One that cannot be read is passed over, said in the log once, and hides no other. It
+remains a trace: a checkpoint has once been complete here, so training must not begin at its first step in silence.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from ..protocol.errors import CheckpointError
+from .checkpoint_files import (
+    DAMAGED,
+    MANIFEST,
+    holds_own_files,
+    remove_checkpoint,
+    told,
+    warn_once,
+    write_whole,
+)
+from .manifest import MOST_STEPS, read_manifest, read_record, step_directory
+
+LATEST = "latest.json"
+MOST_LATEST_BYTES = 4096
+_COMPLETE = re.compile(r"step-(\d{8,16})")
+_UNFINISHED = re.compile(r"step-(\d{8,16})\.(?:tmp|old)-.+")
+
+
+class Latest(msgspec.Struct, frozen=True):
+    """The checkpoint that was completed last: a trace that outlives the checkpoints themselves."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """What was found: steps whose checkpoints are complete, ascending, and other traces of checkpoints, in words."""
+
+    complete: tuple[int, ...] = ()
+    unusable: tuple[str, ...] = ()
+
+
+def complete_steps(directory: str | Path) -> tuple[int, ...]:
+    """Return the steps whose checkpoints are complete, ascending; checks that the files are there in full size.
+
+    Raises CheckpointError when the directory exists and cannot be listed.
+    """
+    return look_into(directory).complete
+
+
+def look_into(directory: str | Path, most: int | None = None) -> Entries:
+    """Look at each entry, the newest first, up to `most` complete checkpoints.
+
+    Raises CheckpointError when the directory exists and cannot be listed.
+    """
+    complete: list[int] = []
+    unusable: list[str] = []
+    for step in reversed(_steps(_names(directory))):
+        place = step_directory(directory, step)
+        problem = _problem(place)
+        if problem == "":
+            complete.append(step)
+        elif problem is not None:
+            warn_once(f"{place} is passed over: {problem}")
+            unusable.append(f"{place.name}: {problem}")
+        if len(complete) == most:
+            break
+    if not complete and not unusable:
+        unusable += _completed_before(Path(directory) / LATEST)
+    return Entries(tuple(reversed(complete)), tuple(unusable))
+
+
+def note_latest(directory: str | Path, step: int) -> None:
+    """Write down that the checkpoint of `step` is complete. A failure is logged: the checkpoint itself is a trace."""
+    path = Path(directory) / LATEST
+    try:
+        write_whole(path, msgspec.json.encode(Latest(step)), partial=path.with_suffix(f".{secrets.token_hex(4)}.new"))
+    except OSError as error:
+        warn_once(f"cannot write {path}: {error}")
+
+
+def prune(directory: str | Path, keep: int, *, written: int | None = None) -> tuple[int, ...]:
+    """Remove all but the newest `keep` complete checkpoints, and what older attempts left; returns the steps removed.
+
+    `written`: the step that was just completed. What is newer is another job's and stays. What cannot be removed is
+    logged and left. Raises CheckpointError when the directory cannot be listed.
+    """
+    names = _names(directory)
+    steps = [step for step in complete_steps(directory) if written is None or step <= written]
+    if not steps:
+        return ()
+    old = [name for name in names if (match := _UNFINISHED.fullmatch(name)) and int(match[1]) < steps[-1]]
+    _remove(Path(directory) / name for name in old)
+    return tuple(step for step in steps[: -max(1, keep)] if _remove([step_directory(directory, step)]))
+
+
+def forget_after(directory: str | Path, step: int, label: str) -> None:
+    """Remove the checkpoints of later steps: the job has gone back, and takes another way from here.
+
+    Those that cannot be read now might be read later, so they get other names. In repair, on the rank that publishes.
+    What cannot be changed is logged and left. Raises CheckpointError when the directory cannot be listed.
+    """
+    for later in _steps(_names(directory)):
+        place = step_directory(directory, later)
+        problem = _problem(place) if later > step else None
+        if problem == "":
+            _remove([place])
+        elif problem is not None:
+            try:
+                move_aside(place, label)
+            except OSError as error:
+                warn_once(f"cannot give {place} another name: {error}")
+
+
+def set_aside(directory: str | Path, label: str) -> None:
+    """Give the checkpoints of an earlier training other names, which midstep neither reads nor removes.
+
+    In repair, on the rank that publishes, where training begins at its first step. Raises CheckpointError when one
+    keeps its name: a later recovery would take it for one of this training.
+    """
+    with told(f"set the checkpoints of an earlier training in {directory} aside"):
+        for step in _steps(_names(directory)):
+            place = step_directory(directory, step)
+            if _problem(place) is not None:
+                move_aside(place, label)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            (Path(directory) / LATEST).unlink()
+
+
+def move_aside(place: Path, label: str) -> None:
+    """Give an entry a name that midstep neither reads nor removes. Raises OSError."""
+    aside = place.with_name(f"{place.name}.aside-{label}")
+    if os.path.lexists(aside):
+        aside = aside.with_name(f"{aside.name}-{secrets.token_hex(4)}")
+    place.rename(aside)
+    warn_once(f"{place} is not of this training, and is {aside.name} now")
+
+
+def _names(directory: str | Path) -> list[str]:
+    with told(f"look for checkpoints in {directory}"):
+        try:
+            return os.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError):  # there is no such directory
+            return []
+
+
+def _steps(names: Iterable[str]) -> list[int]:
+    """Return the steps of entries that have the name of a complete checkpoint, ascending."""
+    found = {name: int(match[1]) for name in names if (match := _COMPLETE.fullmatch(name))}
+    known = {name: step for name, step in found.items() if 0 < step <= MOST_STEPS}
+    return sorted(step for name, step in known.items() if step_directory("", step).name == name)
+
+
+def _problem(place: Path) -> str | None:
+    """Say why an entry is no checkpoint that can be read; empty: it is one; None: it is not midstep's."""
+    try:
+        mode = place.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            return "it is a symbolic link, and links are not followed here"
+        if not stat.S_ISDIR(mode):
+            warn_once(f"{place} is no directory, so midstep has not written it")
+            return None
+        return _incomplete(place)
+    except FileNotFoundError:  # removed since the directory was listed
+        return None
+    except CheckpointError as error:
+        return str(error)
+    except OSError as error:
+        return f"it cannot be read: {error}"
+
+
+def _incomplete(place: Path) -> str | None:
+    try:
+        manifest = read_manifest(place)
+    except FileNotFoundError:
+        if os.path.lexists(place / DAMAGED):
+            return f"it was found to be damaged, and has {DAMAGED} since"
+        return f"it has no {MANIFEST}" if holds_own_files(place) else None
+    for name, part in manifest.parts.items():
+        try:
+            found = (place / name).lstat()
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if not stat.S_ISREG(found.st_mode) or found.st_size != part.size_bytes:
+            return f"{name} is no file of {part.size_bytes} bytes"
+    return ""
+
+
+def _completed_before(path: Path) -> list[str]:
+    try:
+        latest = read_record(path, Latest, MOST_LATEST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, CheckpointError) as error:
+        return [f"{path.name} cannot be read: {error}"]
+    return [f"the checkpoint of step {latest.step} was complete by {path.name}, and is gone"]
+
+
+def _remove(places: Iterable[Path]) -> bool:
+    """Remove what midstep has written there; False where something of it is left."""
+    whole = True
+    for place in places:
+        try:
+            remove_checkpoint(place)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            whole = False
+            warn_once(f"cannot remove {place} whole: {error}")
+    return whole
