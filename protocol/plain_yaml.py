@@ -262,7 +262,7 @@ class _Expansion:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes what `read_yaml` reads as the same values: no aliases, and quotes where it would take a text for another."""
+    """Writes what `read_yaml` reads as the same values: without aliases, and with quotes around texts like numbers."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Write out what is there twice."""
