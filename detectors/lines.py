@@ -55,8 +55,10 @@ def parse_line(data: bytes, name: str, now: float) -> FaultReport:
         raise DocumentError("node", "name either a node (with a device, or without) or a rank")
     if line.rank is not None and (line.device is not None or line.rank < 0):
         raise DocumentError("device", "is for a node: a rank, of at least 0, has its own device")
-    if not (0 <= (line.device or 0) <= MAX_DEVICE and (line.rank or 0) <= MAX_RANK):
-        raise DocumentError("device", f"a number that is no device (0 to {MAX_DEVICE}), or no rank (0 to {MAX_RANK})")
+    if not 0 <= (line.device or 0) <= MAX_DEVICE:
+        raise DocumentError("device", f"about no device; allowed: 0 to {MAX_DEVICE}")
+    if (line.rank or 0) > MAX_RANK:
+        raise DocumentError("rank", f"about no rank; allowed: 0 to {MAX_RANK}")
     if line.kind not in DETECTABLE - {FaultKind.DETECTOR}:
         kinds = ", ".join(sorted(DETECTABLE - {FaultKind.DETECTOR}))
         raise DocumentError("kind", f"{line.kind} is not for a detector to see; allowed: {kinds}")

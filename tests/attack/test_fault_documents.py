@@ -22,7 +22,8 @@ from midstep.detectors.lines import parse_line
 from midstep.detectors.reporter import FaultReporter
 from midstep.protocol.errors import DocumentError
 from midstep.protocol.keys import JobKeys
-from midstep.protocol.types import CONTROLLER, Assertion, FaultLevel, FaultReport
+from midstep.protocol.link import ControllerLink
+from midstep.protocol.types import CONTROLLER, Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 
 from .attack import attack
 
@@ -294,10 +295,41 @@ def test_a_line_with_a_huge_number_is_refused(key: str) -> None:
     """What was taken can be sent and written down."""
     where = '"node": "n", ' if key == "device" else ""
     for digits in (20, 40, 400):
-        with pytest.raises(DocumentError, match=r"no device|out of range"):
+        with pytest.raises(DocumentError, match=r"about no (device|rank)|out of range"):
             parse_line(f'{{{where}"code": "A", "{key}": {"9" * digits}}}'.encode(), "x", 1.0)
     report = parse_line(f'{{{where}"code": "A", "{key}": 3}}'.encode(), "x", 1.0)
     assert msgspec.msgpack.encode(report)
+
+
+@attack(
+    "reports more faults at once than can be on their way to the controller",
+    holds="they wait, and none is lost",
+)
+def test_more_faults_than_a_mailbox_takes_are_sent_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document has up to 10000; what was told once is not told again."""
+    JobKeys.create(tmp_path / "keys", [detector_address("files")])
+    posted: list[str] = []
+    post = ControllerLink.post
+
+    def counted(link: ControllerLink, body: Any) -> None:
+        before = link.mailbox._outstanding
+        post(link, body)
+        posted.extend([body.report.fault_id] * (link.mailbox._outstanding - before))
+
+    async def story() -> None:
+        async with FaultReporter("gpt", "tcp://127.0.0.1:9", "files", tmp_path / "keys") as reporter:
+            for number in range(6000):
+                reporter.tell(FaultReport(FaultKind.DEVICE, 1.0, "detector/files", "", fault_id=str(number)))
+            async with asyncio.timeout(PATIENCE_S):
+                while len(posted) < 6000:
+                    reporter._link.mailbox.forget(CONTROLLER)  # as if all were acknowledged
+                    await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(ControllerLink, "post", counted)
+    asyncio.run(story())
+    assert posted == [str(number) for number in range(6000)]
 
 
 async def _until(holds: Callable[[], bool], task: "asyncio.Task[None]") -> None:
