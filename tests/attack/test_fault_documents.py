@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePath
@@ -21,10 +22,12 @@ from midstep.detectors.files import FileDetector
 from midstep.detectors.lines import parse_line
 from midstep.detectors.reporter import FaultReporter
 from midstep.protocol.errors import DocumentError
+from midstep.protocol.incidents import JobStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink
 from midstep.protocol.types import CONTROLLER, Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 
+from ..chaos.jobs import Job
 from .attack import attack
 
 PATIENCE_S = 60.0
@@ -422,3 +425,49 @@ def test_a_watch_that_looks_at_nothing_is_started_again(tmp_path: Path, monkeypa
 
     assert [report.assertion for report in watch.told] == [Assertion.OCCUR]
     assert "has looked at no file for 0.3 s" in watch.told[0].detail
+
+
+@attack(
+    "leaves hostile documents beside a good one, and kills the watch of a running job",
+    holds="the fault in the good document stands in the status, also after the watch was killed",
+    reads="standing faults: each hostile document, and the time without a watch",
+)
+@pytest.mark.chaos
+@pytest.mark.timeout(180)
+def test_a_running_job_shows_faults_hostile_documents_and_a_dead_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is in the status that operators look at."""
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    for case in ("a tag whose value it cannot have", "a name that is not UTF-8", "a name with a line break"):
+        name, data = HOSTILE[case]
+        (documents / f"{documents.name}-{name}").write_bytes(data)
+    good = documents / "mindx-dl-deviceinfo-node7.json"
+    good.write_text(separated(code="C1"))
+
+    with tempfile.TemporaryDirectory(prefix="ms-") as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        job = Job(tmp_path / "job", nodes=1, ranks_per_node=1, steps=10_000, options=["--fault-source", str(documents)])
+        try:
+            status = job.until(lambda status: "C1" in _codes(status) and status.phase == "running", "the good document")
+            assert len([fault for fault in status.faults if "documents-" in fault.report.detail]) == 3
+            watch = next(each for each in job.processes() if "detect" in each.cmdline())
+            watch.kill()
+            job.until(lambda status: "fault-watch" in _names(status), "the dead watch")
+            good.write_text(separated(code="C2"))
+            job.until(lambda status: _codes(status) == {"C2"} and "fault-watch" not in _names(status), "the next watch")
+            job.launcher.terminate()
+            assert job.wait() == 130, job.said()
+            job.assert_nothing_left()
+            assert list(Path(runtime, "midstep").iterdir()) == []
+        finally:
+            job.close()
+
+
+def _codes(status: JobStatus) -> set[str]:
+    return {fault.report.code for fault in status.faults if fault.report.code}
+
+
+def _names(status: JobStatus) -> set[str]:
+    return {fault.report.fault_id for fault in status.faults}
