@@ -9,6 +9,7 @@ column.
 import re
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -48,14 +49,16 @@ def read_yaml(text: str) -> Any:
     return builder.value
 
 
-def check_yaml(text: str) -> None:
-    """Check that it is cheap to look values up in YAML documents with aliases and merge keys, by PyYAML's nodes.
+def compose_yaml(text: str) -> list[yaml.Node]:
+    """Return the documents of a YAML text as PyYAML's nodes, with aliases and merge keys: what manifests have.
 
-    For manifests of Kubernetes, whose readers know both. Raises YamlError with line and column.
+    To look values up in them is cheap: what aliases come to is counted first. Raises YamlError with line and column.
     """
     expansion = _Expansion()
     for event in _events(text, with_aliases=True):
         expansion.take(event)
+    with _explaining(text):
+        return [node for node in yaml.compose_all(text, Loader=_PARSER) if node is not None]
 
 
 def plain_value(text: str) -> Any:
@@ -79,7 +82,7 @@ def _events(text: str, *, with_aliases: bool = False) -> Iterator[yaml.Event]:
         column = found.start() - text.rfind("\n", 0, found.start())
         raise YamlError(f"the character {ord(found[0]):#04x} is not allowed in YAML", line, column)
     depth = nodes = documents = 0
-    try:
+    with _explaining(text):
         for event in yaml.parse(text, Loader=_PARSER):
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
@@ -92,6 +95,13 @@ def _events(text: str, *, with_aliases: bool = False) -> Iterator[yaml.Event]:
                 depth += isinstance(event, yaml.CollectionStartEvent)
                 _check_node(event, depth, nodes, with_aliases=with_aliases)
             yield event
+
+
+@contextmanager
+def _explaining(text: str) -> Iterator[None]:
+    """Turn whatever PyYAML raises into a YamlError."""
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
         raise _explained(text, error) from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:

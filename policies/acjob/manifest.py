@@ -9,12 +9,11 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import yaml
 
 from ...protocol.errors import PolicyError, YamlError
-from ...protocol.plain_yaml import check_yaml
+from ...protocol.plain_yaml import compose_yaml
 from ..wording import one_line
 from ..yaml_text import MAX_FILE_BYTES
 
@@ -24,7 +23,6 @@ _INTEGER = "tag:yaml.org,2002:int"
 _NULL = "tag:yaml.org,2002:null"
 _SHOWN = 64
 _NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -171,11 +169,11 @@ def documents(text: str, source: str) -> list[Field]:
     if len(text) > MAX_FILE_BYTES:
         raise PolicyError(f"{source}: larger than {MAX_FILE_BYTES} bytes, which no such file is")
     try:
-        check_yaml(text)
+        nodes = compose_yaml(text)
     except YamlError as error:
         raise PolicyError(f"{source}: {error}") from error
-    for node in yaml.compose_all(text, Loader=_LOADER):
-        if node is None or node.tag == _NULL:
+    for node in nodes:
+        if node.tag == _NULL:
             continue
         document = Field("", node)
         items = document.get("items")
