@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -116,6 +117,16 @@ def _repeat(data: bytes, _: Sequence[bytes], chance: random.Random) -> bytes:
     return data[:end] + data[begin:end] * chance.choice([1, 2, 20]) + data[end:]
 
 
+def _exchange(data: bytes, _: Sequence[bytes], chance: random.Random) -> bytes:
+    """Put something hostile in the place of a value, or of a key."""
+    places = [found.span(1) for found in _SCALAR.finditer(data)]
+    if not places:
+        return data + b": " + chance.choice(SPLICES)
+    begin, end = chance.choice(places)
+    return data[:begin] + chance.choice(SPLICES) + data[end:]
+
+
+_SCALAR = re.compile(rb"(?:: |- |\[|\{|, )([^\[\]{},\n]+)")
 _CHANGES: tuple[Callable[[bytes, Sequence[bytes], random.Random], bytes], ...] = (
     _flip,
     _cut,
@@ -123,4 +134,6 @@ _CHANGES: tuple[Callable[[bytes, Sequence[bytes], random.Random], bytes], ...] =
     _insert,
     _number,
     _repeat,
+    _exchange,
+    _exchange,
 )
