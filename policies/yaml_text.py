@@ -8,6 +8,7 @@ from ..protocol.plain_yaml import read_yaml
 from .reading import Problem
 
 MAX_FILE_BYTES = 1 << 20
+MAX_SHOWN = 100  # mistakes of one file
 
 
 def read_text(path: str | Path) -> str:
@@ -40,6 +41,11 @@ def read_tree(text: str, source: str) -> Any:
 
 def refuse(problems: list[Problem], source: str) -> None:
     """Raise PolicyError, a line for each problem, when there is one."""
-    if problems:
-        lines = [": ".join(filter(None, (source, problem.key, problem.text))) for problem in problems]
-        raise PolicyError("\n".join(lines))
+    refuse_lines([": ".join(filter(None, (problem.key, problem.text))) for problem in problems], source)
+
+
+def refuse_lines(lines: list[str], source: str) -> None:
+    """Raise PolicyError with the lines, each after `source`, when there is one. Of very many, the first are shown."""
+    if lines:
+        more = [f"{len(lines) - MAX_SHOWN} more mistakes"] if len(lines) > MAX_SHOWN else []
+        raise PolicyError("\n".join(f"{source}: {line}" for line in [*lines[:MAX_SHOWN], *more]))

@@ -98,6 +98,15 @@ def test_more_values_than_anything_has_are_refused(tmp_path: Path, reader: str) 
         READERS[reader](path)
 
 
+def test_of_very_many_mistakes_the_first_are_shown() -> None:
+    """A file of a megabyte does not become an error of ten."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse_policy("restore: [" + "x," * 1000 + "]", "job.yaml")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 101
+    assert lines[-1] == "job.yaml: 900 more mistakes"
+
+
 @attack(
     "writes what YAML 1.1 takes for something else: base 60, dates, yes and no, numbers beyond all bounds",
     holds="it is read as YAML 1.2 has it, and refused where it does not fit",
