@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -34,6 +33,7 @@ from ..protocol.messages import (
     StoreMoved,
     WelcomeNode,
 )
+from ..protocol.run_directories import Fate, remove_abandoned
 from ..protocol.transport import DealerSocket
 from ..protocol.types import Injury, JobSettings, JobSpec, node_address
 from .children import Children
@@ -245,7 +245,9 @@ class Agent:
 def _clear_after_launcher(run_directory: Path) -> None:
     """The launcher was killed, and the controller with it: the last agent to leave removes keys and sockets."""
     if not any(run_directory.glob("*/agent.sock")):
-        shutil.rmtree(run_directory, ignore_errors=True)
+        fate = remove_abandoned(run_directory)
+        if fate is not Fate.REMOVED:
+            _log.info("%s is left: %s", run_directory, fate)
 
 
 async def _kill_leftovers() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -29,10 +30,14 @@ class _Way(msgspec.Struct, frozen=True):
 
 
 class _Watched(msgspec.Struct, frozen=True):
-    """What a file detector looks at, and the nodes of machines that are named by their serial number there."""
+    """What a file detector looks at, and the nodes of machines that are named by their serial number there.
+
+    `signs`: it gives signs of life on standard output.
+    """
 
     sources: tuple[Path, ...]
     serials: dict[str, str]
+    signs: bool = False
 
 
 @click.command("detect", short_help="Report faults of devices and nodes to a job.")
@@ -60,6 +65,7 @@ class _Watched(msgspec.Struct, frozen=True):
     type=click.Path(file_okay=False, path_type=Path),
     help="With --controller: the directory that the detector's key folder was copied to.",
 )
+@click.option("--signs", is_flag=True, hidden=True)  # of life, to standard output: for `midstep run`, which starts this
 @click.option("--make-keys", is_flag=True, help="Only make the detector's keys, and print where they are.")
 def command(
     *,
@@ -70,6 +76,7 @@ def command(
     name: str | None,
     controller: str | None,
     keys: Path | None,
+    signs: bool,
     make_keys: bool,
 ) -> None:
     """Report faults of devices and nodes to a running job until it ends, or until the lines do.
@@ -102,7 +109,7 @@ def command(
     nodes = dict(_node_by_serial(serial) for serial in serials)
     chosen = name or ("lines" if lines else "files")
     try:
-        sys.exit(_detect(job, _Watched(sources, nodes), chosen, controller, keys, only_keys=make_keys))
+        sys.exit(_detect(job, _Watched(sources, nodes, signs), chosen, controller, keys, only_keys=make_keys))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
@@ -148,10 +155,12 @@ async def _run(way: _Way, name: str, watched: _Watched) -> int:
 
     async with FaultReporter(way.job, way.controller, name, way.keys) as reporter:
         if watched.sources:
+            if watched.signs:
+                os.set_blocking(sys.stdout.fileno(), False)
             state = None if way.run_directory is None else way.run_directory / f"detect-{name}.state"
-            watching = asyncio.create_task(
-                FileDetector(name, watched.sources, state, watched.serials).watch(reporter.tell)
-            )
+            alive = _give_sign if watched.signs else _give_none
+            detector = FileDetector(name, watched.sources, state, watched.serials, alive)
+            watching = asyncio.create_task(detector.watch(reporter.tell))
             await _while_it_runs(watching, way.run_directory)
             return 0
         stream = asyncio.StreamReader(limit=MAX_LINE_BYTES)
@@ -160,6 +169,15 @@ async def _run(way: _Way, name: str, watched: _Watched) -> int:
         await _while_it_runs(asyncio.create_task(lines.watch(reporter.tell)), way.run_directory)
         await reporter.flush()
         return EXIT_SKIPPED if lines.refused else 0
+
+
+def _give_sign(sign: str) -> None:
+    with contextlib.suppress(BlockingIOError):  # the launcher is busy, and has signs enough
+        os.write(sys.stdout.fileno(), sign.encode())
+
+
+def _give_none(sign: str) -> None:
+    """Say nothing: a person has started the command."""
 
 
 async def _while_it_runs(watching: "asyncio.Task[None]", run_directory: Path | None) -> None:

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import yaml
 
+from ..policies.yaml_text import read_text, read_tree
 from ..protocol.errors import ConfigurationError
 from ..protocol.injuries import ArmedFault, Injury, Moment
-
-MAX_FILE_BYTES = 1 << 20
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,11 +40,8 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_schedule(path: Path, nodes: int, ranks_per_node: int) -> tuple[ArmedFault, ...]:
     """Read the faults of a job of this size. Raises ConfigurationError naming file and entry."""
     try:
-        text = path.read_bytes()[:MAX_FILE_BYTES].decode()
-        schedule = msgspec.convert(yaml.safe_load(text), Schedule)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (yaml.YAMLError, ValueError, msgspec.ValidationError) as error:
+        schedule = msgspec.convert(read_tree(read_text(path), str(path)), Schedule)
+    except (ValueError, OverflowError) as error:
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from error
     armed: list[ArmedFault] = []
     for number, entry in enumerate(schedule.faults):

@@ -1,6 +1,8 @@
-"""Keeps `midstep detect` running beside a job that has fault sources.
+"""Keeps `midstep detect` running beside a job that has fault sources, and says in the job's status when it does not.
 
-A process of its own, so that no document, however it is written, can disturb the controller.
+A process of its own, so that no document, however it is written, can disturb the controller. It gives signs of life:
+one that looks at nothing for long is ended and started again, as is one that dies, with growing pauses and without a
+limit. Until the next one has looked at everything, a fault stands in the job's status.
 """
 
 import asyncio
@@ -10,43 +12,138 @@ import os
 import subprocess
 import sys
 import time
-from collections import deque
 from functools import partial
+from typing import BinaryIO
 
 from ..agent.kernel import die_with_parent
+from ..controller.doors.notices import read_endpoint
+from ..detectors.files import Sign
+from ..detectors.reporter import FaultReporter
+from ..protocol.errors import MidstepError
+from ..protocol.keys import JobKeys
+from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 from .job_start import Job
 
-RESTARTS = 10  # within RESTARTS_WINDOW_S; then the job goes on without
-RESTARTS_WINDOW_S = 60.0
-PAUSE_S = 0.5
+NAME = "watch"  # in whose name the launcher reports that nothing watches
+FAULT_ID = "fault-watch"
+KEYS_NAME = "keys"
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+STEADY_S = 60.0  # a watch that has lived so long begins with the first pause again
+SILENCE_S = 60.0  # without a sign of life; one file takes some seconds at most
+KILLED_S = 5.0
+_READ_BYTES = 4096
 
 _log = logging.getLogger(__name__)
 
 
 async def watch_faults(job: Job) -> None:
-    """Run the detector of a job's fault sources until cancelled, again and again if it dies."""
-    starts: deque[float] = deque(maxlen=RESTARTS)
+    """Run the detector of a job's fault sources until cancelled, again and again when it ends."""
+    while True:
+        try:
+            await _watch(job)
+        except (MidstepError, OSError) as error:  # the disk is full, for one: there may be room later
+            _log.error("nothing watches the fault sources, trying again in %g s: %s", LONGEST_PAUSE_S, error)
+            await asyncio.sleep(LONGEST_PAUSE_S)
+
+
+async def _watch(job: Job) -> None:
+    keys = job.run_directory / KEYS_NAME
+    JobKeys.add(keys, detector_address(NAME))
+    endpoint = read_endpoint(job.run_directory)
+    if endpoint is None:
+        raise MidstepError(f"{job.run_directory}: no controller has come up, so faults cannot be reported to it")
     with (job.job_directory / "logs" / "detect.log").open("ab") as log:
-        while len(starts) < RESTARTS or time.monotonic() - starts[0] > RESTARTS_WINDOW_S:
-            starts.append(time.monotonic())
-            sources = [argument for source in job.fault_sources for argument in ("--source", str(source))]
-            for serial, node in job.policy.faults.node_serials.items():
-                sources += ["--serial", f"{serial}={node}"]
+        async with FaultReporter(job.spec.job, endpoint, NAME, keys) as reporter:
+            await _FaultWatch(job, log, reporter).keep()
+
+
+class _FaultWatch:
+    """The watch of one job, over the lives of its processes."""
+
+    def __init__(self, job: Job, log: BinaryIO, reporter: FaultReporter) -> None:
+        self._job = job
+        self._log = log
+        self._reporter = reporter
+        self._down = False
+
+    async def keep(self) -> None:
+        """Start the detector whenever there is none."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = time.monotonic()
+            why = await self._one_life()
+            pause_s = FIRST_PAUSE_S if time.monotonic() - began > STEADY_S else min(2 * pause_s, LONGEST_PAUSE_S)
+            self._report_down(f"`midstep detect` {why}; it is started again after a pause, see {self._log.name}")
+            await asyncio.sleep(pause_s)  # one that ends at once must not take a core
+
+    async def _one_life(self) -> str:
+        """Start a detector, see it to its end, and return how it ended."""
+        try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "midstep.cli.main", "detect", *sources, "--", str(job.job_directory)),
+                *(sys.executable, "-m", "midstep.cli.main", "detect", "--signs", *self._options()),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
                 start_new_session=True,
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
+        except OSError as error:  # no process can be had: there may be one later
+            return f"cannot be started: {error}"
+        try:
+            return await self._signs_of(process)
+        finally:
+            await _ended(process)
+
+    def _options(self) -> list[str]:
+        options = [argument for source in self._job.fault_sources for argument in ("--source", str(source))]
+        for serial, node in self._job.policy.faults.node_serials.items():
+            options += ["--serial", f"{serial}={node}"]
+        return [*options, "--", str(self._job.job_directory)]
+
+    async def _signs_of(self, process: asyncio.subprocess.Process) -> str:
+        assert process.stdout is not None
+        while True:
             try:
-                status = await process.wait()
-            finally:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
-            _log.warning("the watch over fault sources ended with status %d; starting it again", status)
-            await asyncio.sleep(PAUSE_S)  # one that ends at once must not take a core
-    _log.error("nobody watches the fault sources any more: it has ended %d times; see %s", RESTARTS, log.name)
+                signs = await asyncio.wait_for(process.stdout.read(_READ_BYTES), SILENCE_S)
+            except TimeoutError:
+                return f"has looked at no file for {SILENCE_S:g} s"
+            if not signs:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), KILLED_S)
+                return f"ended with status {process.returncode}"
+            if Sign.LOOKED.encode() in signs:
+                self._report_up()
+
+    def _report_down(self, why: str) -> None:
+        _log.warning("nothing watches the fault sources: %s", why)
+        if not self._down:
+            self._down = True
+            self._tell(f"nothing watches the fault sources: {why}", Assertion.OCCUR)
+
+    def _report_up(self) -> None:
+        if self._down:
+            self._down = False
+            self._tell("the fault sources are watched again", Assertion.RECOVER)
+
+    def _tell(self, detail: str, assertion: Assertion) -> None:
+        self._reporter.tell(
+            FaultReport(
+                kind=FaultKind.DETECTOR,
+                at_s=time.time(),
+                seen_by=detector_address(NAME),
+                detail=detail,
+                level=FaultLevel.NOT_HANDLE,
+                fault_id=FAULT_ID,
+                assertion=assertion,
+            )
+        )
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Kill a process that has not ended; one that the kernel does not let go is left to it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), KILLED_S)

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ..policies.acjob.translation import translate
-from ..policies.yaml_text import MAX_FILE_BYTES, read_text
+from ..policies.yaml_text import MAX_FILE_BYTES, decoded_text, read_text
 from ..protocol.errors import PolicyError
 
 EXIT_WRONG_FILE = 1
@@ -48,11 +48,7 @@ def command(*, file: Path, output: Path | None, force: bool, job: str | None) ->
 def _text(file: Path) -> str:
     if str(file) != "-":
         return read_text(file)
-    data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise PolicyError(f"stdin: byte {error.start} is not UTF-8; an AscendJob is YAML text") from error
+    return decoded_text(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "stdin")
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:

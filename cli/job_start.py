@@ -2,12 +2,10 @@
 
 import os
 import secrets
-import shutil
 import time
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from ..controller.journal import Journal, journal_path
 from ..devices import one_node_on_a_machine, rank_environment
@@ -16,11 +14,11 @@ from ..policies.roles import beyond
 from ..policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
 from ..protocol.errors import ConfigurationError
 from ..protocol.keys import JobKeys
+from ..protocol.run_directories import RunDirectory
 from ..protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
 from .job_directories import base_directory, checked_name
 from .job_file import JobFile, write_job_file
-
-OWNER_FILE = "launcher.pid"
+from .run_directory import claim_run_directory
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -43,13 +41,18 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job that is ready to be started."""
+    """A job that is ready to be started. `held`: its run directory, to be removed by whoever runs the job."""
 
     spec: JobSpec
     policy: Policy
     job_directory: Path
-    run_directory: Path
+    held: RunDirectory
     fault_sources: tuple[Path, ...] = ()
+
+    @property
+    def run_directory(self) -> Path:
+        """Where sockets and keys lie while the job runs."""
+        return self.held.path
 
 
 def found(start: Start) -> Job:
@@ -78,7 +81,6 @@ def found(start: Start) -> Job:
     try:
         (directory / "logs").mkdir(parents=True, exist_ok=True)
         (directory / "policy.yaml").write_text(render(policy))
-        run_directory = _run_directory(name)
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
     spec = JobSpec(
@@ -96,12 +98,20 @@ def found(start: Start) -> Job:
         max_restarts=start.max_restarts,
         settings=job_settings(policy, directory),
     )
-    names = [f"node{number}" for number in range(start.nodes + start.spare_nodes)]
-    JobKeys.create(run_directory / "keys", [CONTROLLER, PLATFORM, *map(node_address, names)])
-    Journal.create(journal_path(directory), spec, policy, can_create_nodes=not start.fixed_nodes)
-    write_job_file(directory, JobFile(str(run_directory)))
+    held = claim_run_directory(name)
+    try:
+        names = [f"node{number}" for number in range(start.nodes + start.spare_nodes)]
+        JobKeys.create(held.path / "keys", [CONTROLLER, PLATFORM, *map(node_address, names)])
+        Journal.create(journal_path(directory), spec, policy, can_create_nodes=not start.fixed_nodes)
+        write_job_file(directory, JobFile(str(held.path)))
+    except OSError as error:
+        held.remove()
+        raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
+    except BaseException:
+        held.remove()
+        raise
     sources = [*map(Path, policy.faults.sources), *(source.absolute() for source in start.fault_sources)]
-    return Job(spec, policy, directory, run_directory, tuple(dict.fromkeys(sources)))
+    return Job(spec, policy, directory, held, tuple(dict.fromkeys(sources)))
 
 
 def _on_device(policy: Policy, device: DeviceName | None) -> Policy:
@@ -109,30 +119,3 @@ def _on_device(policy: Policy, device: DeviceName | None) -> Policy:
         return policy
     communicator = msgspec.structs.replace(policy.communicator, name=COMMUNICATORS[device])
     return msgspec.structs.replace(policy, device=device, communicator=communicator)
-
-
-def _run_directory(name: str) -> Path:
-    """Make an owner-only directory with a short path, and clear away those of launchers that are gone."""
-    base = Path(f"/tmp/midstep-{os.getuid()}")
-    base.mkdir(mode=0o700, exist_ok=True)
-    status = base.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ConfigurationError(f"{base} belongs to somebody else or is open to others. Remove it.")
-    for old in base.iterdir():
-        if not _owner_lives(old):
-            shutil.rmtree(old, ignore_errors=True)
-    directory = base / name
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError as error:
-        raise ConfigurationError(f"a job named {name} is running on this machine. Choose another --job.") from error
-    (directory / OWNER_FILE).write_text(str(os.getpid()))
-    return directory
-
-
-def _owner_lives(run_directory: Path) -> bool:
-    try:
-        pid = int((run_directory / OWNER_FILE).read_text())
-    except (OSError, ValueError):
-        return time.time() - run_directory.stat().st_mtime < 60 if run_directory.exists() else False
-    return psutil.pid_exists(pid)

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -92,7 +91,8 @@ class Launcher:
                 await platform.close()
             self._end_controller()
             self._look()
-            shutil.rmtree(self._job.run_directory, ignore_errors=True)
+            for path in self._job.held.remove():
+                _log.warning("%s cannot be removed and is left", path)
 
     async def _endpoint(self, supervising: "asyncio.Task[Result]") -> str:
         written = asyncio.create_task(_written_endpoint(self._job.run_directory))

@@ -5,18 +5,19 @@ them are text with commas, and the list of faults is JSON text once more. A faul
 levels and times are in `fault_time_and_level_map`.
 """
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind, FaultLevel
-from .reading import Reading, bounded, converted, decoded, level_of, seconds, shown
+from .reading import MAX_DEVICE, MAX_NAME, Reading, bounded, converted, decoded, level_of, seconds, shown
 
 DEVICES = "DeviceInfoCfg"
 SWITCHES = "SwitchInfoCfg"
 SEPARATED = "ManuallySeparateNPU"
-MAX_DEVICE = 4096  # numbers beyond are no devices of a node
 
 _FAULTS = "-Fault"
 _UNHEALTHY = "-Unhealthy"
@@ -85,25 +86,26 @@ def device_readings(text: str, node: str) -> tuple[Reading, ...]:
     """Return the faults in the value of DeviceInfoCfg of `node`. Raises DocumentError."""
     info = decoded(DEVICES, text, DeviceInfoCfg).DeviceInfo
     listed = info.DeviceList or {}
-    readings: list[Reading] = []
-    for name, value in listed.items():
-        if name.endswith(_FAULTS):
-            key = f"{DEVICES}.DeviceInfo.DeviceList.{name}"
-            for index, fault in enumerate(decoded(key, value or "[]", list[DeviceFault])):
-                readings += _of_entry(f"{key}[{index}]", fault, node, seconds(info.UpdateTime))
-    explained = {reading.device for reading in readings}
-    for name, value in listed.items():
-        if name.endswith(_UNHEALTHY):
-            key = f"{DEVICES}.DeviceInfo.DeviceList.{name}"
-            readings += [_unexplained(node, device) for device in _devices(key, value) if device not in explained]
-    return bounded(DEVICES, readings)
+    for name in listed:
+        if len(name) > MAX_NAME:
+            raise DocumentError(DEVICES, f"{shown(name)} is longer than a key can be")
+    explained = bounded(DEVICES, _explained(listed, node, seconds(info.UpdateTime)))
+    devices = {reading.device for reading in explained}
+    others = (
+        _unexplained(node, device)
+        for name, value in listed.items()
+        if name.endswith(_UNHEALTHY)
+        for device in _devices(f"{DEVICES}.DeviceInfo.DeviceList.{name}", value)
+        if device not in devices
+    )
+    return bounded(DEVICES, chain(explained, others))
 
 
 def separated_readings(text: str, node: str) -> tuple[Reading, ...]:
     """Return the devices that ManuallySeparateNPU of `node` lists. Raises DocumentError."""
     return bounded(
         SEPARATED,
-        [
+        (
             Reading(
                 kind=FaultKind.DEVICE,
                 fault_id=f"{node}/{device}/{SEPARATED}",
@@ -113,14 +115,16 @@ def separated_readings(text: str, node: str) -> tuple[Reading, ...]:
                 detail="separated until a person has looked",
             )
             for device in _devices(SEPARATED, text)
-        ],
+        ),
     )
 
 
 def switch_readings(text: str, node: str) -> tuple[Reading, ...]:
     """Return the faults of the switches that `node` hangs on, from SwitchInfoCfg. Raises DocumentError."""
-    info = decoded(SWITCHES, text, SwitchInfoCfg)
-    readings = []
+    return bounded(SWITCHES, _of_switches(decoded(SWITCHES, text, SwitchInfoCfg), node))
+
+
+def _of_switches(info: SwitchInfoCfg, node: str) -> Iterator[Reading]:
     levels = info.FaultTimeAndLevelMap or {}
     for index, entry in enumerate(info.FaultCode or ()):
         key = f"{SWITCHES}.FaultCode[{index}]"
@@ -130,50 +134,52 @@ def switch_readings(text: str, node: str) -> tuple[Reading, ...]:
             raise DocumentError(f"{key}.Assertion", f"found {fault.Assertion}; known: 0 recover, 1 occur, 2 once")
         place = f"{fault.AssembledFaultCode}_{fault.SwitchChipId}_{fault.SwitchPortId}"
         known = levels.get(place) or levels.get(fault.AssembledFaultCode) or TimeAndLevel()
-        level = level_of(f"{SWITCHES}.FaultTimeAndLevelMap.{place}", known.fault_level)
-        readings.append(
-            Reading(
-                kind=FaultKind.SWITCH,
-                fault_id=f"{node}/switch/{place}",
-                node=node,
-                code=fault.AssembledFaultCode,
-                level=level or level_of(f"{SWITCHES}.FaultLevel", info.FaultLevel),
-                assertion=_ASSERTIONS[fault.Assertion],
-                at_s=seconds(fault.AlarmRaisedTime) or seconds(known.fault_time),
-                detail=f"switch chip {fault.SwitchChipId}, port {fault.SwitchPortId}",
-            )
+        level = level_of(f"{SWITCHES}.FaultTimeAndLevelMap.{place[:MAX_NAME]}", known.fault_level)
+        yield Reading(
+            kind=FaultKind.SWITCH,
+            fault_id=f"{node}/switch/{place}",
+            node=node,
+            code=fault.AssembledFaultCode,
+            level=level or level_of(f"{SWITCHES}.FaultLevel", info.FaultLevel),
+            assertion=_ASSERTIONS[fault.Assertion],
+            at_s=seconds(fault.AlarmRaisedTime) or seconds(known.fault_time),
+            detail=f"switch chip {fault.SwitchChipId}, port {fault.SwitchPortId}",
         )
-    return bounded(SWITCHES, readings)
 
 
-def _of_entry(key: str, fault: DeviceFault, node: str, updated_s: float) -> list[Reading]:
-    """Return a reading for each code of an entry; one for an entry without codes."""
+def _explained(listed: dict[str, str], node: str, updated_s: float) -> Iterator[Reading]:
+    """Yield the faults that have an entry."""
+    for name, value in listed.items():
+        if name.endswith(_FAULTS):
+            key = f"{DEVICES}.DeviceInfo.DeviceList.{name}"
+            for index, fault in enumerate(decoded(key, value or "[]", list[DeviceFault])):
+                yield from _of_entry(f"{key}[{index}]", fault, node, updated_s)
+
+
+def _of_entry(key: str, fault: DeviceFault, node: str, updated_s: float) -> Iterator[Reading]:
+    """Yield a reading for each code of an entry; one for an entry without codes."""
     if fault.fault_type not in _KINDS:
         raise DocumentError(f"{key}.fault_type", f"found {shown(fault.fault_type)}; known: {', '.join(_KINDS)}")
     device = _device(f"{key}.npu_name", fault.npu_name) if fault.npu_name.strip() else None
     codes = [code.strip() for code in fault.fault_code.split(",") if code.strip()]
     codes = codes or list(fault.fault_time_and_level_map)
     worst = fault.fault_handling or fault.fault_level or fault.large_model_fault_level
-    readings = []
     for code in codes or [""]:
         known = fault.fault_time_and_level_map.get(code, TimeAndLevel())
-        level = level_of(f"{key}.fault_time_and_level_map.{code}.fault_level", known.fault_level)
+        level = level_of(f"{key}.fault_time_and_level_map.{code[:MAX_NAME]}.fault_level", known.fault_level)
         level = level or level_of(f"{key}.fault_level", worst)
         if not code and level is None:
             raise DocumentError(key, "neither a fault_code nor a level")
-        readings.append(
-            Reading(
-                kind=_KINDS[fault.fault_type],
-                fault_id=f"{node}/{'node' if device is None else device}/{code or fault.fault_type}",
-                node=node,
-                device=device,
-                code=code or None,
-                level=level,
-                at_s=seconds(known.fault_time) or updated_s,
-                detail=fault.fault_type,
-            )
+        yield Reading(
+            kind=_KINDS[fault.fault_type],
+            fault_id=f"{node}/{'node' if device is None else device}/{code or fault.fault_type}",
+            node=node,
+            device=device,
+            code=code or None,
+            level=level,
+            at_s=seconds(known.fault_time) or updated_s,
+            detail=fault.fault_type,
         )
-    return readings
 
 
 def _unexplained(node: str, device: int) -> Reading:
@@ -188,8 +194,8 @@ def _unexplained(node: str, device: int) -> Reading:
     )
 
 
-def _devices(key: str, text: str) -> list[int]:
-    return [_device(key, name) for name in text.split(",") if name.strip()]
+def _devices(key: str, text: str) -> Iterator[int]:
+    return (_device(key, name) for name in text.split(",") if name.strip())
 
 
 def _device(key: str, name: str) -> int:

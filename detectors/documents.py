@@ -4,18 +4,20 @@ A file is raw JSON, a ConfigMap as `kubectl get -o yaml` or `-o json` prints it,
 mounted ConfigMap.
 """
 
+import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
-from ..protocol.errors import DocumentError
+from ..protocol.errors import DocumentError, YamlError
+from ..protocol.plain_yaml import read_yaml
 from .device_info import DEVICES, SEPARATED, SWITCHES, device_readings, separated_readings, switch_readings
 from .node_info import NODE, node_readings
 from .public_fault import NO_SERIALS, PUBLIC, public_readings
-from .reading import MAX_DOCUMENT_BYTES, Reading, node_name, shown
+from .reading import MAX_DOCUMENT_BYTES, MAX_NAME, Reading, node_name, plain, shown
 
 PARSERS: dict[str, Callable[[str, str], tuple[Reading, ...]]] = {
     DEVICES: device_readings,
@@ -26,8 +28,10 @@ PARSERS: dict[str, Callable[[str, str], tuple[Reading, ...]]] = {
 }
 # What a name that is followed by a node's name begins with.
 PREFIXES = ("mindx-dl-deviceinfo-", "mindx-dl-nodeinfo-", "mindx-dl-switchinfo-")
-MAX_DEPTH = 64
 SUFFIXES = (".json", ".yaml", ".yml")
+_LONGEST_ERROR = 1000
+
+_log = logging.getLogger(__name__)
 
 # A raw document has no key around it; these names tell which one it is.
 _TELLING = ((DEVICES, "DeviceInfo"), (NODE, NODE), (NODE, "FaultDevList"), (PUBLIC, "faults"), (SWITCHES, "FaultCode"))
@@ -49,13 +53,31 @@ class Document(msgspec.Struct, frozen=True):
 def documents_in(path: PurePath, data: bytes, serials: Mapping[str, str] = NO_SERIALS) -> tuple[Document, ...]:
     """Return every document of the file at `path` that has `data`. Never raises: mistakes are documents, too.
 
+    What is wrong with one document is said of that one, and the others are read. The work is bounded: by the size of
+    the file, the depth and number of its values, and the number of faults that one document can have.
     `serials`: the nodes of machines that a document may name by their serial number.
     """
+    whole = displayed(str(path))
     try:
         pieces = list(_pieces(path, data))
     except DocumentError as error:
-        return (Document(str(path), error.key, error=str(error)),)
-    return tuple(_document(path, key, value, name, serials) for key, value, name in pieces)
+        return (Document(whole, error.key, error=_said(error)),)
+    except Exception as error:  # whatever a library raises for what is no document: it must not end the watch
+        _log.exception("%s cannot be read", whole)
+        return (Document(whole, "", error=_unforeseen(error)),)
+    found: dict[str, Document] = {}
+    for piece in pieces:
+        document = _wrong(whole, piece) if isinstance(piece, DocumentError) else _document(whole, piece, serials)
+        if document.name in found:
+            document = Document(document.name, document.key, error=f"{document.key}: stands twice in the file")
+        found[document.name] = document
+    return tuple(found.values())
+
+
+def displayed(name: str) -> str:
+    """Return a file's name or path for messages: what is no printable UTF-8 is escaped, and no two look the same."""
+    text = os.fsencode(name).replace(b"\\", b"\\\\").decode(errors="backslashreplace")
+    return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in text)
 
 
 def is_document(path: PurePath) -> bool:
@@ -64,10 +86,16 @@ def is_document(path: PurePath) -> bool:
     return not name.startswith(".") and (name in PARSERS or name.endswith(SUFFIXES) or name.startswith(PREFIXES))
 
 
-_Piece = tuple[str, Any, str]  # (key, value, name of the ConfigMap or file)
+class _Piece(NamedTuple):
+    """What may be a document. `name`: of the ConfigMap or the file."""
+
+    key: str
+    value: Any
+    name: str
 
 
-def _pieces(path: PurePath, data: bytes) -> Iterator[_Piece]:
+def _pieces(path: PurePath, data: bytes) -> Iterator[_Piece | DocumentError]:
+    """Yield what may be documents, and what cannot be. Raises DocumentError when nothing of the file can be read."""
     if len(data) > MAX_DOCUMENT_BYTES:
         raise DocumentError("", f"larger than {MAX_DOCUMENT_BYTES} bytes, which no document is")
     try:
@@ -75,33 +103,40 @@ def _pieces(path: PurePath, data: bytes) -> Iterator[_Piece]:
     except UnicodeDecodeError as error:
         raise DocumentError("", f"byte {error.start} is not UTF-8") from error
     if path.name in PARSERS:
-        yield path.name, text, path.parent.name
+        yield _Piece(path.name, text, path.parent.name)
         return
     tree = _tree(text)
     if not isinstance(tree, dict):
         raise DocumentError("", f"found {shown(tree)}; known: a ConfigMap or a JSON document")
-    yield from _of_object(tree, _stem(path.name))
+    items, kind = tree.get("items"), tree.get("kind")
+    if not (isinstance(items, list) and isinstance(kind, str) and kind.endswith("List")):
+        yield from _of_object(tree, _stem(path.name))
+        return
+    for index, item in enumerate(items):
+        where = f"items[{index}]"
+        try:
+            if not isinstance(item, dict):
+                raise DocumentError("", f"found {shown(item)}; known: a ConfigMap")
+            yield from list(_of_object(item, _stem(path.name)))
+        except DocumentError as error:
+            yield DocumentError(where, str(error))
 
 
 def _of_object(tree: dict[Any, Any], name: str) -> Iterator[_Piece]:
-    items = tree.get("items")
-    if isinstance(items, list) and str(tree.get("kind", "")).endswith("List"):
-        for index, item in enumerate(items):
-            if not isinstance(item, dict):
-                raise DocumentError(f"items[{index}]", f"found {shown(item)}; known: a ConfigMap")
-            yield from _of_object(item, name)
-        return
+    """Yield what may be documents in one object. Raises DocumentError when there is nothing of the kind."""
     if tree.get("kind") == "ConfigMap" or isinstance(tree.get("data"), dict):
         metadata = tree.get("metadata")
         named = metadata.get("name") if isinstance(metadata, dict) else None
-        yield from _known(tree.get("data"), str(named or name), "data")
+        if named is not None and not (isinstance(named, str) and len(named) <= MAX_NAME):
+            raise DocumentError("metadata.name", f"found {shown(named)}; known: up to {MAX_NAME} characters")
+        yield from _known(tree.get("data"), named or name, "data")
         return
     if any(key in PARSERS and isinstance(value, str | dict | list) for key, value in tree.items() if key != NODE):
         yield from _known(tree, name, "")
         return
     for key, telling in _TELLING:
         if telling in tree:
-            yield key, tree, name
+            yield _Piece(key, tree, name)
             return
     raise DocumentError("", f"none of the documents that are known: {', '.join(PARSERS)}")
 
@@ -109,23 +144,39 @@ def _of_object(tree: dict[Any, Any], name: str) -> Iterator[_Piece]:
 def _known(data: Any, name: str, where: str) -> Iterator[_Piece]:
     if not isinstance(data, dict):
         raise DocumentError(where, f"found {shown(data)}; known: a mapping with {', '.join(PARSERS)}")
-    known = [(key, value, name) for key, value in data.items() if key in PARSERS]
+    known = [_Piece(key, value, name) for key, value in data.items() if key in PARSERS]
     if not known:
         raise DocumentError(where, f"has none of {', '.join(PARSERS)}")
     yield from known
 
 
-def _document(path: PurePath, key: str, value: Any, name: str, serials: Mapping[str, str]) -> Document:
+def _document(whole: str, piece: _Piece, serials: Mapping[str, str]) -> Document:
+    key, value, name = piece
     snapshot = key != PUBLIC
-    whole = f"{path}:{name}:{key}"
+    whole = f"{whole}:{displayed(name)}:{key}"
     try:
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         readings = public_readings(text, "", serials) if key == PUBLIC else PARSERS[key](text, _node(name))
         return Document(whole, key, readings, snapshot=snapshot)
     except DocumentError as error:
-        return Document(whole, error.key or key, error=str(error), snapshot=snapshot)
+        return Document(whole, plain(error.key) or key, error=_said(error), snapshot=snapshot)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return Document(whole, key, error=f"{key}: {error}", snapshot=snapshot)
+        return Document(whole, key, error=plain(f"{key}: {error}"), snapshot=snapshot)
+    except Exception as error:  # as above: one document's failure is no other's
+        _log.exception("%s cannot be read", whole)
+        return Document(whole, key, error=_unforeseen(error), snapshot=snapshot)
+
+
+def _wrong(whole: str, error: DocumentError) -> Document:
+    return Document(f"{whole}:{error.key}", error.key, error=_said(error))
+
+
+def _said(error: DocumentError) -> str:
+    return plain(str(error), _LONGEST_ERROR)
+
+
+def _unforeseen(error: Exception) -> str:
+    return plain(f"cannot be read: {type(error).__name__}: {error}", _LONGEST_ERROR)
 
 
 def _node(name: str) -> str:
@@ -149,21 +200,6 @@ def _tree(text: str) -> Any:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise DocumentError("", f"not JSON: {' '.join(str(error).split())}") from error
     try:
-        _refuse_tricks(text)
-        return yaml.load(text, Loader=_LOADER)  # a safe loader, in C where there is one
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        raise DocumentError("", f"not YAML: {' '.join(str(error).split())}") from error
-
-
-def _refuse_tricks(text: str) -> None:
-    """Refuse what YAML can do and no ConfigMap does, before anything is built of it: aliases, and deep nesting."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_LOADER):
-        if isinstance(event, yaml.AliasEvent):
-            raise DocumentError("", "has YAML aliases, which no ConfigMap needs")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise DocumentError("", f"is nested deeper than {MAX_DEPTH} levels")
-
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        return read_yaml(text)
+    except YamlError as error:
+        raise DocumentError("", f"not YAML: {error}") from error

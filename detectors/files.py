@@ -6,16 +6,20 @@ mounted ConfigMap hangs on, or written in place.
 """
 
 import asyncio
+import enum
+import errno
 import logging
+import os
+import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from watchfiles import awatch
 
 from ..protocol.types import FaultReport, detector_address
 from .detector import Tell
-from .documents import Document, documents_in, is_document
+from .documents import Document, displayed, documents_in, is_document
 from .public_fault import NO_SERIALS
 from .reading import MAX_DOCUMENT_BYTES
 from .snapshots import Snapshots
@@ -28,6 +32,13 @@ _log = logging.getLogger(__name__)
 _Stamp = tuple[int, int, int]
 
 
+class Sign(enum.StrEnum):
+    """A sign of life, one character each."""
+
+    PROGRESS = "."  # one file was looked at
+    LOOKED = "\n"  # all were
+
+
 class FileDetector:
     """Watches files, and directories with files or with directories of files. Use as `await watch(tell)`."""
 
@@ -37,29 +48,34 @@ class FileDetector:
         sources: Sequence[Path],
         state: Path | None = None,
         serials: Mapping[str, str] = NO_SERIALS,
+        alive: Callable[[Sign], None] = lambda sign: None,
     ) -> None:
         """`state`: a file in which a detector that is started again finds what it has told of.
 
-        `serials`: the nodes of machines that a document may name by their serial number.
+        `serials`: the nodes of machines that a document may name by their serial number. `alive` is called as the
+        watch makes progress.
         """
         self._serials = serials
+        self._alive = alive
         self._sources = tuple(source.absolute() for source in sources)
         self._state = state
         self._snapshots = Snapshots(detector_address(name))
         self._read: dict[Path, tuple[_Stamp, tuple[Document, ...]]] = {}  # what a file had when it was last read
+        self._beyond = False  # there are more files than MAX_FILES
         if state is not None and state.is_file():
-            self._snapshots.restore(state.read_bytes())
+            self._restore(state)
 
     async def watch(self, tell: Tell) -> None:
         """Tell of what is there, then of every change, until cancelled."""
         while True:
-            self._look_and_tell(tell)
+            await self._look_and_tell(tell)
             watched = self._directories() or [_nearest(source) for source in self._sources]
             try:
                 await self._until_they_change(watched, tell)
-            except (OSError, RuntimeError) as error:  # a directory went away while it was being watched
-                _log.warning("watching %s: %s", ", ".join(map(str, watched)), error)
-                await asyncio.sleep(LOOK_S)  # it may be there again, or be gone for long
+            except (OSError, RuntimeError, ExceptionGroup) as error:
+                # A directory went away while it was being watched, or a file came whose name watchfiles cannot decode.
+                _log.warning("watching %s: %s", ", ".join(displayed(str(path)) for path in watched), error)
+                await asyncio.sleep(LOOK_S)  # a directory may be there again, or be gone for long
 
     async def _until_they_change(self, watched: list[Path], tell: Tell) -> None:
         """Look at every change in these directories, and now and then, until others are to be watched."""
@@ -73,76 +89,136 @@ class FileDetector:
             recursive=False,
             ignore_permission_denied=True,
         ):
-            self._look_and_tell(tell)
+            await self._look_and_tell(tell)
             if self._directories() not in ([], watched):
                 return
 
     def look(self, now: float) -> list[FaultReport]:
         """Read what has changed since the last look, and return what is to be reported."""
-        found: list[Document] = []
+        return [report for reports in self._looks(now) for report in reports]
+
+    def _looks(self, now: float) -> Iterator[list[FaultReport]]:
+        """Yield what is to be reported of each file, as soon as it has been read: another may take longer."""
         there: set[Path] = set()
         for path in self._files():
             there.add(path)
-            found += self._documents(path)
+            yield self._snapshots.take(self._documents(path), now)
         for path in [path for path in self._read if path not in there]:
-            found.append(Document(str(path), "", error="is gone; what it last said stays in force"))
-        return self._snapshots.take(found, now)
+            yield self._gone(path, now)
+        yield self._snapshots.take([self._too_many()], now)
 
-    def _look_and_tell(self, tell: Tell) -> None:
-        reports = self.look(time.time())
-        for report in reports:
-            tell(report)
-        if reports and self._state is not None:
-            draft = self._state.with_name(f".{self._state.name}")
+    def _gone(self, path: Path, now: float) -> list[FaultReport]:
+        name = displayed(str(path))
+        reports = self._snapshots.forget(name, now)
+        if reports is None:
+            return self._snapshots.take([Document(name, "", error="is gone; what it last said stays in force")], now)
+        del self._read[path]
+        return reports
+
+    async def _look_and_tell(self, tell: Tell) -> None:
+        news = False
+        for reports in self._looks(time.time()):
+            for report in reports:
+                tell(report)
+                news = True
+            self._alive(Sign.PROGRESS)
+            await asyncio.sleep(0)  # what was told is sent, and acknowledged, while further files are read
+        if news and self._state is not None:
+            self._save(self._state)
+        self._alive(Sign.LOOKED)
+
+    def _restore(self, state: Path) -> None:
+        try:
+            self._snapshots.restore(state.read_bytes())
+        except OSError as error:
+            _log.warning("%s cannot be read, and faults that stand are told of again: %s", state, error)
+
+    def _save(self, state: Path) -> None:
+        """Keep what was told. Without it, a detector that is started again tells of it again, which does no harm."""
+        draft = state.with_name(f".{state.name}")
+        try:
             draft.write_bytes(self._snapshots.saved())
-            draft.replace(self._state)
+            draft.replace(state)
+        except OSError as error:
+            _log.warning("%s cannot be written: %s", state, error)
 
     def _documents(self, path: Path) -> tuple[Document, ...]:
-        """Return the documents of a file, read anew only when it is another file or was written."""
-        known = self._read.get(path)
+        """Return the documents of a file, read again only when it is another file or was written."""
+        name, known = displayed(str(path)), self._read.get(path)
         try:
-            status = path.stat()
-            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+            stamp = _stamp_of(path.stat())
             if known is not None and known[0] == stamp:
                 return known[1]
-            with path.open("rb") as file:
-                data = file.read(MAX_DOCUMENT_BYTES + 1)
+            stamp, data = _contents(path)
         except OSError as error:
-            return (Document(str(path), "", error=f"cannot be read: {error.strerror or error}"),)
+            return (Document(name, "", error=f"cannot be read: {error.strerror or error}"),)
         documents = documents_in(path, data, self._serials)
         for document in documents:
             if document.error:
                 _log.error("%s is skipped: %s", document.name, document.error)
-        if all(document.name != str(path) for document in documents):
-            documents = (Document(str(path), ""), *documents)  # the file itself is well
+        if all(document.name != name for document in documents):
+            documents = (Document(name, ""), *documents)  # the file itself is well
         self._read[path] = (stamp, documents)
         return documents
+
+    def _too_many(self) -> Document:
+        """Return the document that says whether there are more files than are read."""
+        name = ", ".join(displayed(str(source)) for source in self._sources)
+        error = f"has more than {MAX_FILES} files, and further ones are not read; remove some" if self._beyond else ""
+        return Document(f"{name}:files", "", error=error)
 
     def _files(self) -> Iterator[Path]:
         """Yield every file to be looked at; one that a source names is, whatever its name."""
         left = MAX_FILES
         for source in self._sources:
-            if not source.is_dir():
+            if not os.path.isdir(source):
                 yield source
                 continue
             for directory in [source, *_inside(source)]:
                 for path in _entries(directory):
-                    if is_document(path) and path.is_file() and left > 0:
+                    if left >= 0 and is_document(path) and os.path.isfile(path):
                         left -= 1
-                        yield path
+                        if left >= 0:
+                            yield path
+        self._beyond = left < 0
 
     def _directories(self) -> list[Path]:
-        """Return the directories whose entries matter; a file's is its parent, in which it may be replaced."""
+        """Return the directories whose entries matter; a file's is its parent, in which it may be replaced.
+
+        Those whose names are not UTF-8 are looked at every LOOK_S only: watchfiles cannot name them.
+        """
         directories: dict[Path, None] = {}
         for source in self._sources:
-            places = [source, *_inside(source)] if source.is_dir() else [source.parent]
-            directories.update(dict.fromkeys(place for place in places if place.is_dir()))
+            places = [source, *_inside(source)] if os.path.isdir(source) else [source.parent]
+            directories.update(dict.fromkeys(place for place in places if os.path.isdir(place) and _is_text(place)))
         return list(directories)
+
+
+def _contents(path: Path) -> tuple[_Stamp, bytes]:
+    """Return what is in a file, up to the first byte too many, and its stamp. Raises OSError, also for a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
+        return _stamp_of(status), file.read(MAX_DOCUMENT_BYTES + 1)
+
+
+def _stamp_of(status: os.stat_result) -> _Stamp:
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _inside(directory: Path) -> list[Path]:
     """Return the directories in one, as far as they can be mounted ConfigMaps: not the hidden ones behind the links."""
-    return [path for path in _entries(directory) if path.is_dir() and not path.name.startswith(".")]
+    return [path for path in _entries(directory) if os.path.isdir(path) and not path.name.startswith(".")]
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -154,4 +230,4 @@ def _entries(directory: Path) -> list[Path]:
 
 def _nearest(path: Path) -> Path:
     """Return the nearest directory above a path that is there, in which it may appear."""
-    return next(parent for parent in path.parents if parent.is_dir())
+    return next(parent for parent in path.parents if os.path.isdir(parent) and _is_text(parent))

@@ -15,11 +15,12 @@ from ..policies.fault_levels import LevelName, level_named
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 from .detector import Tell
-from .reading import MAX_ID, decoded, node_name, seconds
+from .reading import MAX_DEVICE, MAX_ID, decoded, node_name, seconds
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_NAME = 64  # of a detector
 MAX_TEXT = 4000
+MAX_RANK = 10_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ def parse_line(data: bytes, name: str, now: float) -> FaultReport:
         raise DocumentError("node", "name either a node (with a device, or without) or a rank")
     if line.rank is not None and (line.device is not None or line.rank < 0):
         raise DocumentError("device", "is for a node: a rank, of at least 0, has its own device")
+    if not 0 <= (line.device or 0) <= MAX_DEVICE:
+        raise DocumentError("device", f"about no device; allowed: 0 to {MAX_DEVICE}")
+    if (line.rank or 0) > MAX_RANK:
+        raise DocumentError("rank", f"about no rank; allowed: 0 to {MAX_RANK}")
     if line.kind not in DETECTABLE - {FaultKind.DETECTOR}:
         kinds = ", ".join(sorted(DETECTABLE - {FaultKind.DETECTOR}))
         raise DocumentError("kind", f"{line.kind} is not for a detector to see; allowed: {kinds}")

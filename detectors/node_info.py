@@ -4,13 +4,14 @@ The key is `NodeInfo`; a part can have several codes, which share one level. The
 on, so each is a fault of the node.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from ..protocol.errors import DocumentError
 from ..protocol.types import FaultKind
-from .reading import Reading, bounded, decoded, level_of
+from .reading import MAX_TEXT, Reading, bounded, decoded, level_of
 
 NODE = "NodeInfo"
 
@@ -47,21 +48,22 @@ def node_readings(text: str, node: str) -> tuple[Reading, ...]:
         info, key = decoded(NODE, text, NodeInfo), NODE
     else:
         raise DocumentError(NODE, "neither NodeInfo nor FaultDevList in it")
-    readings = []
+    return bounded(NODE, _of_parts(key, info, node))
+
+
+def _of_parts(key: str, info: NodeInfo, node: str) -> Iterator[Reading]:
+    """Yield a reading for each code of each part; one for a part without codes."""
     for index, part in enumerate(info.FaultDevList or ()):
         level = level_of(f"{key}.FaultDevList[{index}].FaultLevel", part.FaultLevel)
         codes = [part.FaultCode] if isinstance(part.FaultCode, str) else part.FaultCode
         for code in [code.strip() for code in codes if code.strip()] or [""]:
             if not code and level is None:
                 raise DocumentError(f"{key}.FaultDevList[{index}]", "neither a FaultCode nor a FaultLevel")
-            readings.append(
-                Reading(
-                    kind=FaultKind.NODE,
-                    fault_id=f"{node}/{part.DeviceType}/{part.DeviceId}/{code}",
-                    node=node,
-                    code=code or None,
-                    level=level,
-                    detail=f"{part.DeviceType} {part.DeviceId}",
-                )
+            yield Reading(
+                kind=FaultKind.NODE,
+                fault_id=f"{node}/{part.DeviceType}/{part.DeviceId}/{code}",
+                node=node,
+                code=code or None,
+                level=level,
+                detail=f"{part.DeviceType} {part.DeviceId}"[:MAX_TEXT],
             )
-    return bounded(NODE, readings)

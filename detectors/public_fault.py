@@ -4,7 +4,7 @@ Unlike the other documents this is a message and no state: each fault says itsel
 what is no longer in the document has not recovered. One fault can have many devices on many nodes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -12,11 +12,10 @@ import msgspec
 
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind
-from .reading import Reading, bounded, decoded, node_name, seconds, shown
+from .reading import MAX_DEVICE, MAX_TEXT, Reading, bounded, decoded, node_name, seconds, shown
 
 PUBLIC = "PublicFault"
 NO_SERIALS: Mapping[str, str] = MappingProxyType({})
-_MAX_DEVICE = 4096
 
 
 class FaultType(StrEnum):
@@ -81,27 +80,29 @@ def public_readings(text: str, node: str = "", serials: Mapping[str, str] = NO_S
 
     `serials`: the nodes of machines that are named by their serial number only.
     """
-    message = decoded(PUBLIC, text, Message)
-    readings: list[Reading] = []
+    return bounded(PUBLIC, _of_message(decoded(PUBLIC, text, Message), serials))
+
+
+def _of_message(message: Message, serials: Mapping[str, str]) -> Iterator[Reading]:
     for index, fault in enumerate(message.faults):
         key = f"{PUBLIC}.faults[{index}]"
         if not fault.fault_code.strip():
             raise DocumentError(f"{key}.faultCode", "is empty")
+        detail = ": ".join(part[:MAX_TEXT] for part in (message.resource, fault.description) if part)[:MAX_TEXT]
         for number, place in enumerate(fault.influence):
-            readings += _at(f"{key}.influence[{number}]", fault, place, message.resource, serials)
-    return bounded(PUBLIC, readings)
+            yield from _at(f"{key}.influence[{number}]", fault, place, detail, serials)
 
 
-def _at(key: str, fault: Fault, place: Influence, resource: str, serials: Mapping[str, str]) -> list[Reading]:
+def _at(key: str, fault: Fault, place: Influence, detail: str, serials: Mapping[str, str]) -> Iterator[Reading]:
     name = node_name(f"{key}.nodeName", place.node_name) if place.node_name else _by_serial(key, place, serials)
-    if not all(0 <= device <= _MAX_DEVICE for device in place.device_ids):
-        raise DocumentError(f"{key}.deviceIds", f"found a number that is no device; known: 0 to {_MAX_DEVICE}")
+    if not all(0 <= device <= MAX_DEVICE for device in place.device_ids):
+        raise DocumentError(f"{key}.deviceIds", f"found a number that is no device; known: 0 to {MAX_DEVICE}")
     # A fault of a network or of storage is one of its devices where they are named.
     devices: list[int | None] = [*place.device_ids] or [None]
     if fault.fault_type is FaultType.NODE:
         devices = [None]
-    return [
-        Reading(
+    for device in devices:
+        yield Reading(
             kind=_KINDS[fault.fault_type],
             fault_id=f"{fault.fault_id}/{name}/{'node' if device is None else device}",
             node=name,
@@ -109,10 +110,8 @@ def _at(key: str, fault: Fault, place: Influence, resource: str, serials: Mappin
             code=fault.fault_code,
             assertion=fault.assertion,
             at_s=seconds(fault.fault_time),
-            detail=": ".join(part for part in (resource, fault.description) if part),
+            detail=detail,
         )
-        for device in devices
-    ]
 
 
 def _by_serial(key: str, place: Influence, serials: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ half is missing.
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +18,9 @@ from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 MAX_DOCUMENT_BYTES = 4 << 20  # a ConfigMap has at most 1 MiB; a list of them, as `kubectl get` prints, more
 MAX_READINGS = 10_000  # of one document
 MAX_ID = 500  # characters of a code with its place
-MAX_NAME = 253  # of a node, as Kubernetes has it
+MAX_NAME = 253  # of a node, and of a key, as Kubernetes has them
+MAX_DEVICE = 4096  # numbers beyond are no devices of a node
+MAX_TEXT = 2000  # of a line for people
 _MILLISECONDS_FROM = 1e11  # larger times are milliseconds: as seconds they would be in the year 5138
 _SHOWN = 120
 
@@ -58,7 +61,7 @@ def decoded(key: str, text: str | bytes, form: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=form)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise DocumentError(key, _plain(error)) from error
+        raise DocumentError(key, plain(str(error))) from error
 
 
 def converted(key: str, value: Any, form: type[T]) -> T:
@@ -66,15 +69,15 @@ def converted(key: str, value: Any, form: type[T]) -> T:
     try:
         return msgspec.convert(value, type=form)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise DocumentError(key, _plain(error)) from error
+        raise DocumentError(key, plain(str(error))) from error
 
 
 def level_of(key: str, name: str) -> FaultLevel | None:
     """Return the level that a document names; None when it names none. Raises DocumentError for one of no field."""
-    if not name.strip():
-        return None
     try:
-        return level_named(LevelName(name.strip()))
+        if len(name) > MAX_NAME:
+            raise ValueError
+        return level_named(LevelName(name.strip())) if name.strip() else None
     except ValueError:
         raise DocumentError(key, f"{shown(name)} is no level; known: {', '.join(LevelName)}") from None
 
@@ -93,14 +96,19 @@ def seconds(time: float) -> float:
     return time / 1000 if time >= _MILLISECONDS_FROM else float(time)
 
 
-def bounded(key: str, readings: list[Reading]) -> tuple[Reading, ...]:
-    """Return the readings of a document, each fault once. Raises DocumentError when they are too many to be real."""
-    if len(readings) > MAX_READINGS:
-        raise DocumentError(key, f"{len(readings)} faults; up to {MAX_READINGS} are believed")
-    for reading in readings:
+def bounded(key: str, readings: Iterable[Reading]) -> tuple[Reading, ...]:
+    """Return the readings of a document, each fault once. Raises DocumentError when they are too many to be real.
+
+    Takes them one by one, so that no more are made than may be.
+    """
+    kept: dict[str, Reading] = {}
+    for number, reading in enumerate(readings):
+        if number >= MAX_READINGS:
+            raise DocumentError(key, f"more than {MAX_READINGS} faults, which is not believed")
         if len(reading.fault_id) > MAX_ID or len(reading.code or "") > MAX_ID:
             raise DocumentError(key, f"{shown(reading.code or reading.fault_id)} is longer than a code can be")
-    return tuple({reading.fault_id: reading for reading in readings}.values())
+        kept[reading.fault_id] = reading
+    return tuple(kept.values())
 
 
 def shown(value: object) -> str:
@@ -118,6 +126,7 @@ def shown(value: object) -> str:
             return str(value)[:_SHOWN]
 
 
-def _plain(error: Exception) -> str:
-    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(error).split()))
-    return text if len(text) <= 2 * _SHOWN else f"{text[: 2 * _SHOWN - 3]}..."
+def plain(text: str, most: int = 2 * _SHOWN) -> str:
+    """Return a text on one line, cut to `most` characters, with ? for what cannot be printed."""
+    cut = text if len(text) <= most else f"{text[: most - 3]}..."
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(cut.split()))

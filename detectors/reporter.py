@@ -1,7 +1,9 @@
 """A detector's connection to the controller of a job: as its own identity, with keys that let it report faults only."""
 
+import asyncio
 import logging
 import time
+from collections import deque
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,10 +14,13 @@ from ..protocol.link import ControllerLink
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import Envelope, FaultReported
 from ..protocol.transport import DealerSocket
-from ..protocol.types import FaultReport, detector_address
+from ..protocol.types import CONTROLLER, FaultReport, detector_address
 
 FLUSH_S = 15.0  # for the last reports to be acknowledged, when there is nothing more to tell
 GIVE_UP_S = 24 * 3600.0  # a report that nobody has taken in for so long is old news
+AT_ONCE = 1000  # reports on their way; a mailbox takes some thousands, and one document can have more
+MAX_WAITING = 100_000
+PACE_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -39,22 +44,43 @@ class FaultReporter:
         mailbox = Mailbox(job=job, address=address, session=time.time_ns(), retry_max_s=2.0, give_up_s=GIVE_UP_S)
         socket = DealerSocket(controller, identity=address, curve=JobKeys.load_client(keys, address))
         self._link = ControllerLink(mailbox, socket, on_command=self._command, on_new_controller=lambda: None)
+        self._waiting: deque[FaultReport] = deque()  # for a place among those that are on their way
+        self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, report: FaultReport) -> None:
-        """Send a report; its `seen_by` must be this detector."""
-        self._link.post(FaultReported(report))
+        """Send a report when those before it are few enough; its `seen_by` must be this detector."""
+        if len(self._waiting) >= MAX_WAITING:
+            _log.error("a report is lost, %d wait already: %s", MAX_WAITING, report.detail)
+            return
+        self._waiting.append(report)
+        if self._timer is None:
+            self._send()
 
     async def flush(self, limit_s: float = FLUSH_S) -> None:
         """Wait until all is acknowledged. Raises NotTaken when it is not within `limit_s`."""
-        if not await self._link.flush(limit_s):
+        deadline = time.monotonic() + limit_s
+        while self._waiting and time.monotonic() < deadline:
+            await asyncio.sleep(PACE_S)
+        if self._waiting or not await self._link.flush(max(0.0, deadline - time.monotonic())):
             raise NotTaken(
                 f"the controller has not taken in what was reported within {limit_s:g} s. It may be gone, or it "
                 "refuses these reports: `midstep status` counts what it refuses."
             )
 
     def close(self) -> None:
-        """Drop the connection. Idempotent."""
+        """Drop the connection, and what waits. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._waiting.clear()
         self._link.close()
+
+    def _send(self) -> None:
+        """Send what may be on its way at once; more when some of it was acknowledged."""
+        self._timer = None
+        while self._waiting and self._link.mailbox.behind(CONTROLLER) < AT_ONCE:
+            self._link.post(FaultReported(self._waiting.popleft()))
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(PACE_S, self._send)
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,10 +7,11 @@ document that cannot be read, or is gone, changes nothing: the last one that cou
 from collections.abc import Iterable
 
 import msgspec
+import xxhash
 
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 from .documents import Document
-from .reading import Reading
+from .reading import MAX_ID, Reading
 
 _NO_ERROR = ""
 _Saved = tuple[dict[str, dict[str, Reading]], dict[str, str]]
@@ -50,6 +51,21 @@ class Snapshots:
                 reports += self._changes(document, now)
         return reports
 
+    def forget(self, file: str, now: float) -> list[FaultReport] | None:
+        """Forget the documents of a file that is gone, and return what is to be reported; None if one has faults.
+
+        So files that come and go, and have no fault to tell of, leave nothing behind.
+        """
+        names = [name for name in self._faults.keys() | self._errors.keys() if f"{name}:".startswith(f"{file}:")]
+        readings = [reading for name in names for reading in self._faults.get(name, {}).values()]
+        if any(reading.assertion is Assertion.OCCUR for reading in readings):
+            return None
+        reports: list[FaultReport] = []
+        for name in sorted(names):
+            reports += self._trouble(Document(name, ""), now)
+            self._faults.pop(name, None)
+        return reports
+
     def _trouble(self, document: Document, now: float) -> list[FaultReport]:
         """Report a document that cannot be read, once, and once more when it can again."""
         known = self._errors.get(document.name, _NO_ERROR)
@@ -66,7 +82,7 @@ class Snapshots:
                 seen_by=self._seen_by,
                 detail=f"{document.name}: {document.error or 'can be read again'}"[:2000],
                 level=FaultLevel.NOT_HANDLE,
-                fault_id=f"unreadable/{document.name}"[-500:],
+                fault_id=_fault_id(document.name),
                 assertion=Assertion.OCCUR if document.error else Assertion.RECOVER,
             )
         ]
@@ -81,6 +97,15 @@ class Snapshots:
             changed = [each for each in recovered if before[each.fault_id].assertion is Assertion.OCCUR] + changed
         self._faults[document.name] = found
         return [reading.report(self._seen_by, now) for reading in changed]
+
+
+def _fault_id(name: str) -> str:
+    """Return the name of the fault that a document cannot be read: that of a long one ends in a digest."""
+    known = f"unreadable/{name}"
+    if len(known) <= MAX_ID:
+        return known
+    digest = xxhash.xxh3_128_hexdigest(name.encode())
+    return f"{known[: MAX_ID - len(digest) - 1]}-{digest}"
 
 
 def _said(reading: Reading | None) -> object:

@@ -5,10 +5,8 @@ even when it was killed.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +22,7 @@ from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import CreateNode, DeleteNode, EndJob, Envelope, KillNode, NodeLost, NodeRefused
+from ..protocol.removal import remove_tree
 from ..protocol.transport import DealerSocket
 from ..protocol.types import PLATFORM, node_address
 from .leftovers import kill_marked, kill_tree
@@ -253,8 +252,8 @@ class LocalPlatform:
         del self._nodes[node.name]
         # An agent that was killed leaves its socket, and perhaps what its ranks had started.
         kill_marked(names.AGENT_SOCKET, self._mark(node.name))
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._folder(node.name))
+        for left in remove_tree(self._folder(node.name)):
+            _log.warning("%s cannot be removed and is left", left)
         if not node.deleted and not self._ending:
             how = f"signal {-status}" if status < 0 else f"status {status}"
             reason = f"its agent ended with {how}"

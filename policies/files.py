@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from ..protocol.errors import PolicyError
+from ..protocol.plain_yaml import write_yaml
 from .code_files import load_codes, spelled_out
 from .reading import problems_of
 from .rules import broken_rules
@@ -53,4 +53,4 @@ def parse_policy(text: str, source: str) -> Policy:
 def render(policy: Policy) -> str:
     """Return `policy` as YAML text with every key; `parse_policy` makes the same policy of it."""
     tree = msgspec.to_builtins(policy)
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    return write_yaml(tree)

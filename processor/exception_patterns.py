@@ -11,11 +11,11 @@ from importlib import metadata, resources
 from typing import Annotated
 
 import msgspec
-import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from ..protocol.errors import ConfigurationError
+from ..protocol.errors import ConfigurationError, YamlError
+from ..protocol.plain_yaml import read_yaml
 from ..protocol.types import FaultKind, FaultLevel
 
 FILE = "exceptions.yaml"
@@ -72,10 +72,8 @@ class PatternFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def parse_patterns(text: str, source: str) -> tuple[Pattern, ...]:
     """Return the patterns of a YAML text, in order. Raises ConfigurationError naming `source` and every mistake."""
     try:
-        file = msgspec.convert(yaml.safe_load(text), PatternFile)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
-    except msgspec.ValidationError as error:
+        file = msgspec.convert(read_yaml(text), PatternFile)
+    except (YamlError, msgspec.ValidationError) as error:
         raise ConfigurationError(f"{source}: {error}") from error
     mistakes = [] if file.version == FORMAT_VERSION else [f"version: found {file.version}; allowed: {FORMAT_VERSION}"]
     seen: set[str] = set()

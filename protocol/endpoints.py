@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .errors import ConfigurationError
 
-_MAX_IPC_PATH_BYTES = 100
+MAX_IPC_PATH_BYTES = 100
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _DIRECTORY_MODE = 0o700
 _PROBE_S = 1.0
@@ -26,9 +26,9 @@ def ipc_path(endpoint: str) -> Path | None:
     path = endpoint.removeprefix(_IPC)
     if not endpoint.startswith(_IPC) or not path.startswith("/"):
         raise ConfigurationError(f"{endpoint} is no endpoint: write tcp://host:port or ipc:///absolute/path.")
-    if len(os.fsencode(path)) > _MAX_IPC_PATH_BYTES:
+    if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
         raise ConfigurationError(
-            f"the path {path} is longer than the {_MAX_IPC_PATH_BYTES} bytes that fit a unix socket: "
+            f"the path {path} is longer than the {MAX_IPC_PATH_BYTES} bytes that fit a unix socket: "
             "choose a shorter run directory."
         )
     return Path(path)

@@ -16,6 +16,7 @@
     +-- JournalError                the controller's journal cannot be read or written
     |   +-- JournalSuperseded       a later term has begun: this controller is no longer the active one
     +-- PlatformError               nodes could not be had or released
+    +-- YamlError                   YAML text is refused; carries line and column
     +-- DocumentError               what a detector left or sent cannot be understood; it is skipped and told of
     +-- AgentError                  a process could not be started or watched
     +-- CommunicatorError           collectives
@@ -89,6 +90,13 @@ class JournalSuperseded(JournalError):
 
 class PlatformError(MidstepError):
     """Nodes could not be had or released."""
+
+
+class YamlError(MidstepError):
+    """YAML text is refused. The text says where: line and column count from 1, and are 0 where they are not known."""
+
+    def __init__(self, problem: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(f"line {line}, column {column}: {problem}" if line else problem)
 
 
 class DocumentError(MidstepError):

@@ -138,6 +138,11 @@ class Mailbox:
         self._schedule(outgoing)
         return outgoing.envelope
 
+    def behind(self, receiver: str) -> int:
+        """Return how many messages a receiver has been sent since the first that it has not acknowledged."""
+        waiting = self._outgoing.get(receiver)
+        return self._last_number[receiver] - next(iter(waiting)) + 1 if waiting else 0
+
     def due(self, now: float) -> list[Envelope]:
         """Return what must be sent again now. The waits double from `retry_s` to `retry_max_s`."""
         ripe = []

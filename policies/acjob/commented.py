@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 import msgspec
-import yaml
 
+from ...protocol.plain_yaml import write_yaml
 from ...protocol.types import Rung
 from ..schema import Policy, RungPolicy
 from ..wording import one_line
@@ -59,4 +59,4 @@ def _flow(value: object) -> str:
     plain = int(value) if isinstance(value, float) and value.is_integer() else value
     if isinstance(plain, dict):
         return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in plain.items()) + "}"
-    return yaml.safe_dump(plain, default_flow_style=True, width=1000).splitlines()[0]
+    return write_yaml(plain, on_one_line=True).splitlines()[0]

@@ -2,23 +2,27 @@
 and the mistakes, collected so that all are told at once.
 
 A file may hold several documents, and lists of them as `kubectl get -o yaml` prints. Values are looked up, not built:
-what nobody asks for costs nothing, however often anchors repeat it.
+what is not asked for costs nothing, however often anchors repeat it.
 """
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import yaml
 
+from ...protocol.errors import PolicyError, YamlError
+from ...protocol.plain_yaml import compose_yaml
 from ..wording import one_line
-from ..yaml_text import MAX_FILE_BYTES, understandable
+from ..yaml_text import MAX_FILE_BYTES
 
 _MERGE = "tag:yaml.org,2002:merge"
 _STRING = "tag:yaml.org,2002:str"
 _INTEGER = "tag:yaml.org,2002:int"
 _NULL = "tag:yaml.org,2002:null"
 _SHOWN = 64
+_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,10 @@ class Field:
 
     @property
     def number(self) -> int | None:
-        """The value, if YAML reads it as a whole number."""
+        """The value, if every reader of YAML takes it for the same whole number: 010 is 8 to some, and 10 to others."""
         if not isinstance(self.node, yaml.ScalarNode) or self.node.tag != _INTEGER:
             return None
-        try:
-            return int(yaml.constructor.SafeConstructor().construct_yaml_int(self.node))
-        except ValueError:  # more digits than Python cares to read
-            return None
+        return int(self.node.value) if _NUMBER.fullmatch(self.node.value) else None
 
     @property
     def shown(self) -> str:
@@ -165,19 +166,22 @@ def documents(text: str, source: str) -> list[Field]:
     Raises PolicyError when it is not YAML, or larger than MAX_FILE_BYTES.
     """
     found: list[Field] = []
-    with understandable(source):
-        if len(text) > MAX_FILE_BYTES:
-            raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
-        for node in yaml.compose_all(text, Loader=yaml.SafeLoader):
-            if node is None or node.tag == _NULL:
-                continue
-            document = Field("", node)
-            items = document.get("items")
-            kind = document.get("kind")
-            if items is not None and kind is not None and (kind.text or "").endswith("List"):
-                found += [Field("", item.node) for item in items.fields()]
-            else:
-                found.append(document)
+    if len(text) > MAX_FILE_BYTES:
+        raise PolicyError(f"{source}: larger than {MAX_FILE_BYTES} bytes, which no such file is")
+    try:
+        nodes = compose_yaml(text)
+    except YamlError as error:
+        raise PolicyError(f"{source}: {error}") from error
+    for node in nodes:
+        if node.tag == _NULL:
+            continue
+        document = Field("", node)
+        items = document.get("items")
+        kind = document.get("kind")
+        if items is not None and kind is not None and (kind.text or "").endswith("List"):
+            found += [Field("", item.node) for item in items.fields()]
+        else:
+            found.append(document)
     return found
 
 

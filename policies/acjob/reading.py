@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from ...protocol.errors import PolicyError
+from ..yaml_text import refuse_lines
 from . import pods
 from .manifest import Field, Mistakes, documents, meant
 from .settings import API_VERSION, INT32_MOST, KIND, MAX_WAIT_S, MIN_WAIT_S, AscendJob, Setting, Strategy
@@ -30,8 +31,7 @@ def read_acjob(text: str, source: str, name: str | None = None) -> AscendJob:
     document = _chosen(documents(text, source), source, name)
     mistakes = Mistakes()
     job = _read(document, mistakes)
-    if mistakes.lines:
-        raise PolicyError("\n".join(f"{source}: {line}" for line in mistakes.lines))
+    refuse_lines(mistakes.lines, source)
     return job
 
 

@@ -130,9 +130,9 @@ def test_a_file_changes_only_what_it_names() -> None:
         ("device: cpu\ndevice: cpu", "job.yaml: line 2, column 1: key `device` stands twice"),
         ("standby:\n  warm: true\n  warm: false", "job.yaml: line 3, column 3: key `warm` stands twice"),
         ("ladder: [", "job.yaml: line 1, column 10:"),
-        ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
-        ("[" * 3000, "job.yaml: nested too deeply"),
-        ("a: 2026-13-45", "job.yaml: not YAML: month"),
+        ("a: !!python/object/apply:os.getcwd []", "job.yaml: line 1, column 4: has a YAML tag"),
+        ("[" * 3000, "job.yaml: line 1, column 65: is nested deeper than 64 levels"),
+        ("device: 2026-13-45", "job.yaml: device: found the text '2026-13-45'"),
     ],
 )
 def test_a_wrong_file_is_refused_with_key_and_what_is_allowed(text: str, line: str) -> None:

@@ -117,8 +117,8 @@ def test_all_mistakes_of_a_document_are_told_at_once() -> None:
         (f"{HEAD}metadata: {{name: b}}", "c", "no AscendJob named 'c'; it has: b"),
         (f"{HEAD}metadata: {{name: b}}\n---\n{HEAD}metadata: {{name: b}}", "b", "2 AscendJob named 'b'"),
         ("a: [", None, "job.yaml: line 1, column 5:"),
-        ("[" * 3000, None, "job.yaml: nested too deeply"),
-        ("a: \x07", None, "job.yaml: not YAML"),
+        ("[" * 3000, None, "job.yaml: line 1, column 65: is nested deeper than 64 levels"),
+        ("a: \x07", None, "job.yaml: line 1, column 4: the character 0x07 is not allowed"),
         ("#" * (MAX_FILE_BYTES + 1), None, "larger than"),
     ],
 )

@@ -1,0 +1,266 @@
+"""The directory of a running job's sockets and keys: who holds it, and when it may be removed.
+
+A launcher holds its directory by a lock on a file in it, the mark. The kernel gives the lock up when the launcher ends,
+whatever ends it, and knows it in every container that shares the directory, where process ids mean nothing. Only
+what has a mark, and whose lock is free, is removed: everything else in the same place is left as it is.
+"""
+
+import contextlib
+import enum
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from .errors import ConfigurationError
+from .removal import empty_folder, mount_of, open_folder, remove_tree
+
+MARK_NAME = "launcher.lock"
+MARK = b"midstep run directory, version 1\n"
+PRIVATE_MODE = 0o700
+_MARK_MODE = 0o600
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Fate(enum.StrEnum):
+    """What became of a directory that was looked at for removal."""
+
+    REMOVED = "removed"
+    IN_USE = "in use"  # its launcher lives
+    NOT_OURS = "not ours"  # without a mark of midstep, a link, or another user's
+    STUCK = "stuck"  # marked and abandoned, and something in it cannot be removed
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """An entry that `clear_abandoned` has left, and why."""
+
+    name: str
+    fate: Fate
+
+
+class RunDirectory:
+    """A run directory that this process holds, until `remove` or `close` is called, or the process ends."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        """`lock`: the descriptor of the locked mark, owned from here on."""
+        self.path = path
+        self._lock = lock
+
+    def remove(self) -> list[str]:
+        """Remove the directory, if it is still the one that was made, and give it up. Idempotent.
+
+        Returns the paths of what could not be removed.
+        """
+        if self._lock < 0:
+            return []
+        try:
+            with _opened(self.path.parent) as base, _folder(base, self.path.name) as folder:
+                if not _same(self._lock, MARK_NAME, folder):
+                    return [str(self.path)]
+                return [str(self.path / name) for name in _discard(base, self.path.name, folder)]
+        except FileNotFoundError:
+            return []
+        except OSError:
+            return [str(self.path)]
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the directory up without removing it; the next launcher may. Idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def open_base(base: Path) -> int:
+    """Make the directory that run directories are in, if it is not there, and return a descriptor of it.
+
+    Raises ConfigurationError when it is a link, another user's, or open to others: then others could have midstep
+    make and remove things elsewhere.
+    """
+    remedy = "Remove it, or set XDG_RUNTIME_DIR to a directory of your own with mode 0700."
+    try:
+        above = base.parent.stat()
+        if above.st_mode & _OTHERS_WRITE and not above.st_mode & stat.S_ISVTX:
+            raise ConfigurationError(
+                f"{base.parent}: others can replace what is in it (mode {stat.S_IMODE(above.st_mode):o}). chmod +t it, "
+                "or set XDG_RUNTIME_DIR to a directory of your own with mode 0700."
+            )
+        with contextlib.suppress(FileExistsError):
+            base.mkdir(mode=PRIVATE_MODE)
+        folder = open_folder(base)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            raise ConfigurationError(f"{base} is a link or a file, and not a directory of yours. {remedy}") from error
+        raise ConfigurationError(f"{base}: cannot be used for sockets and keys: {error.strerror}. {remedy}") from error
+    status = os.fstat(folder)
+    if status.st_uid != os.getuid() or status.st_mode & _OTHERS:
+        os.close(folder)
+        raise ConfigurationError(
+            f"{base} belongs to somebody else or is open to others (owner {status.st_uid}, mode "
+            f"{stat.S_IMODE(status.st_mode):o}). {remedy}"
+        )
+    return folder
+
+
+def claim(base: Path, name: str) -> RunDirectory:
+    """Make the run directory `name` in `base`, and hold it.
+
+    It appears under its name complete, with its mark locked, so that no other launcher takes it for an abandoned one.
+    Raises ConfigurationError when there is one already, or it cannot be made.
+    """
+    folder = open_base(base)
+    draft = f".{name}.{secrets.token_hex(4)}"
+    lock = -1
+    try:
+        os.mkdir(draft, PRIVATE_MODE, dir_fd=folder)
+        lock = _new_mark(folder, draft)
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)  # replaces nothing that has anything in it
+        return RunDirectory(base / name, lock)
+    except OSError as error:
+        if lock >= 0:
+            os.close(lock)
+        remove_tree(base / draft)
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+            raise ConfigurationError(_why_taken(folder, base, name)) from error
+        raise ConfigurationError(f"{base / name} cannot be made: {error.strerror}.") from error
+    finally:
+        os.close(folder)
+
+
+def clear_abandoned(base: Path) -> list[Leftover]:
+    """Remove the run directories in `base` whose launchers have ended. Returns what else is there, and is left.
+
+    Raises ConfigurationError as `open_base` does.
+    """
+    folder = open_base(base)
+    try:
+        found = [Leftover(name, _clear(folder, name)) for name in sorted(os.listdir(folder))]
+    finally:
+        os.close(folder)
+    return [each for each in found if each.fate is not Fate.REMOVED]
+
+
+def remove_abandoned(path: Path) -> Fate:
+    """Remove one run directory if its launcher has ended. For the last agent of a launcher that was killed."""
+    try:
+        with _opened(path.parent) as base:
+            return _clear(base, path.name)
+    except FileNotFoundError:
+        return Fate.REMOVED
+    except OSError:
+        return Fate.STUCK
+
+
+def _clear(base: int, name: str) -> Fate:
+    try:
+        with _folder(base, name) as folder:
+            lock = _open_mark(folder) if mount_of(folder) == mount_of(base) else -1
+            if lock < 0:
+                return Fate.NOT_OURS
+            try:
+                if not _locked(lock):
+                    return Fate.IN_USE
+                # Who had the lock before may have removed it all, and another launcher may have made it again.
+                if not _same(folder, name, base) or not _same(lock, MARK_NAME, folder):
+                    return Fate.IN_USE
+                return Fate.STUCK if _discard(base, name, folder) else Fate.REMOVED
+            finally:
+                os.close(lock)
+    except FileNotFoundError:
+        return Fate.REMOVED
+    except OSError:
+        return Fate.NOT_OURS
+
+
+def _discard(base: int, name: str, folder: int) -> list[str]:
+    """Remove a directory whose lock is held; the mark goes last, so that what is cut short can be finished later."""
+    left = empty_folder(folder, keep=MARK_NAME)
+    if not left:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(MARK_NAME, dir_fd=folder)
+        with contextlib.suppress(OSError):  # another launcher has put its own in the place of the empty one
+            os.rmdir(name, dir_fd=base)
+    return left
+
+
+def _new_mark(base: int, name: str) -> int:
+    """Make the mark in a new directory, and return its descriptor, locked."""
+    with _folder(base, name) as folder:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(MARK_NAME, flags, _MARK_MODE, dir_fd=folder)
+    try:
+        # Locked before it says what it is: without its text it is nothing that anybody removes.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(lock, MARK)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _open_mark(folder: int) -> int:
+    """Return a descriptor of the mark; -1 for a directory that midstep has not made."""
+    if os.fstat(folder).st_uid != os.getuid():
+        return -1
+    try:
+        mark = os.open(MARK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return -1
+    status = os.fstat(mark)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and os.read(mark, len(MARK) + 1) == MARK:
+        return mark
+    os.close(mark)
+    return -1
+
+
+def _locked(mark: int) -> bool:
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _same(opened: int, name: str, within: int) -> bool:
+    """Say whether `name` still stands for what was opened."""
+    try:
+        return os.path.samestat(os.fstat(opened), os.stat(name, dir_fd=within, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _why_taken(base: int, path: Path, name: str) -> str:
+    try:
+        with _folder(base, name) as folder:
+            mark = _open_mark(folder)
+    except OSError:
+        mark = -1
+    if mark < 0:
+        return f"{path / name} is in the way, and midstep has not made it. Remove it, or choose another --job."
+    os.close(mark)
+    return f"a job named {name} is running on this machine, or is just ending. Choose another --job."
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def _folder(base: int, name: str) -> Iterator[int]:
+    folder = open_folder(name, within=base)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
