@@ -130,7 +130,8 @@ class RankHost:
         readings = []
         for life in self._lives():
             reading = life.seat.box.read_progress(time.monotonic())
-            if reading is not None:
+            # The process writes its own clock, and may write anything; its node speaks of nobody else.
+            if reading is not None and reading.incarnation == life.running.incarnation:
                 suspended = is_stopped(life.running.pid)
                 readings.append(msgspec.structs.replace(reading, suspended=suspended))
         return tuple(readings)
