@@ -5,7 +5,8 @@ import resource
 
 import msgspec
 
-RESERVED_DESCRIPTORS = 64  # for the process's own files, sockets and children, beside those that it has open
+# For the process's own files and local sockets, beside those that it has open: a quarter of all, and no more than this.
+RESERVED_DESCRIPTORS = 512
 DESCRIPTORS_EACH = 3  # a client's connection, and both ends of what carries its bytes to the router
 MOST_UNPROVEN = 512
 LEAST_CONNECTIONS = 8
@@ -34,7 +35,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
 def limits_by_descriptors() -> ConnectionLimits:
     """Return the limits of a listener that may use up all descriptors but those that the process needs itself."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = soft - len(os.listdir(_DESCRIPTORS)) - RESERVED_DESCRIPTORS
+    free = soft - len(os.listdir(_DESCRIPTORS)) - min(RESERVED_DESCRIPTORS, soft // 4)
     connections = max(LEAST_CONNECTIONS, free // DESCRIPTORS_EACH)
     unproven = min(MOST_UNPROVEN, connections // 2)
     return ConnectionLimits(connections, unproven, max(1, unproven // 2))

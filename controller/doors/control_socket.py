@@ -21,7 +21,7 @@ SOCKET_NAME = "controller.sock"
 REQUESTS_PER_TURN = 32
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 # A command line asks, waits some seconds, and leaves. The one that has been silent the longest makes room.
-LIMITS = ConnectionLimits(connections=64, unproven=64, unproven_per_address=64, idle_s=60.0)
+LIMITS = ConnectionLimits(connections=32, unproven=32, unproven_per_address=32, idle_s=60.0)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode

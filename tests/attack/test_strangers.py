@@ -1,5 +1,6 @@
 """What strangers without a key can do to the controller's sockets"""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -9,9 +10,10 @@ from pathlib import Path
 
 from midstep.controller.doors import control_socket
 from midstep.controller.doors.control_requests import Accepted, Request, StopJobRequest
+from midstep.controller.doors.line_socket import MAX_CONNECTIONS, SOCKET_NAME, LineServer
 
 from .attack import attack
-from .served import REFUSED, A, B, Served, descriptors_here, served
+from .served import PATIENCE_S, REFUSED, A, B, Served, descriptors_here, served
 
 STRANGERS = 5000
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(15) + b"\x00" + bytes(31)
@@ -83,6 +85,42 @@ def test_one_key_has_few_connections(tmp_path: Path) -> None:
         assert router.client(B).ask()
         counted = json.loads(router.clients[-1].ask(REFUSED) or b"{}")
         assert counted["connection was replaced by a newer one"] > 8
+
+
+@attack(
+    "local programs take up all connections of the detectors' socket and say nothing",
+    holds="the one that has been silent the longest is closed for each that comes",
+    reads="a warning in the controller's log",
+)
+def test_idle_local_connections_do_not_keep_detectors_away(tmp_path: Path) -> None:
+    """A line is answered while more idle connections were opened than the socket takes; a busy one stays."""
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+
+    async def scenario() -> None:
+        server = LineServer(folder, lambda report, answer: answer(Accepted(f"noted: {report.code}")))
+        await server.open()
+        crowd = []
+        try:
+            for _ in range(MAX_CONNECTIONS):
+                crowd.append(await asyncio.open_unix_connection(str(folder / SOCKET_NAME)))
+            assert b"C0" in await said(*crowd[0], "C0")
+            for _ in range(10):
+                crowd.append(await asyncio.open_unix_connection(str(folder / SOCKET_NAME)))
+            assert b"C1" in await said(*crowd[-1], "C1")
+            assert b"C2" in await said(*crowd[0], "C2")
+        finally:
+            for _, writer in crowd:
+                writer.close()
+            await server.close()
+
+    asyncio.run(scenario())
+
+
+async def said(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, code: str) -> bytes:
+    """Report a fault by one line and return the answer."""
+    writer.write(json.dumps({"code": code, "node": "a"}).encode() + b"\n")
+    return await asyncio.wait_for(reader.readline(), PATIENCE_S)
 
 
 @attack(
