@@ -10,16 +10,16 @@ import msgspec
 from ...protocol.incidents import Incident, JobStatus, StandingFault
 from ...protocol.types import FaultReport
 
-MOST_BYTES = 4 * 1024 * 1024  # half of what an answer may have, since sizes are estimated
+MOST_BYTES = 6 * 1024 * 1024  # less than an answer may have, since sizes are estimated
 _FAULT_SHARE = 8  # faults get this part of it
 _MOST_NAMED = 64  # reports, decisions or ranks of one abridged incident
 
 # In msgpack, generously: what is measured this way costs nothing, while encoding a long history takes seconds.
 _EACH_BYTES = 400
-_RANK_PHASE_BYTES = 60
+_RANK_PHASE_BYTES = 56
 _PID_BYTES = 12
 _RANK_BYTES = 6
-_RANK_STATUS_BYTES = 160
+_RANK_STATUS_BYTES = 130
 _NODE_STATUS_BYTES = 200
 
 
@@ -48,7 +48,7 @@ class Abridger:
         if sum(map(_size_of, incidents)) <= room:
             return incidents
         kept: list[Incident] = []
-        whole = room // 2
+        whole = room * 3 // 4
         for incident in reversed(incidents):
             whole -= _size_of(incident)  # once there is no room for a whole one, the earlier ones are short, too
             told = incident if whole >= 0 else self._short_form(incident)
