@@ -16,6 +16,7 @@ import msgspec
 
 from ..platforms.processes import WatchedProcess
 from ..protocol.blackbox import BlackBox
+from ..protocol.bounds import fits
 from ..protocol.errors import AgentError
 from ..protocol.messages import (
     FaultReported,
@@ -61,6 +62,13 @@ class _Life:
         self.expected = False  # it has been told to end
         self.early = False  # it gets ready while another process holds the rank, and has not been announced
 
+    def clock(self) -> RankProgress | None:
+        """Read the step clock, which its process may have spoilt: what is not about this life does not count."""
+        reading = self.seat.box.read_progress(time.monotonic())
+        if reading is None or reading.incarnation != self.running.incarnation:
+            return None
+        return reading if fits(reading) else None
+
 
 class _Seat:
     """A rank's place on this node."""
@@ -94,9 +102,7 @@ class RankHost:
             self._job.set_result(job)
 
     def start(self, order: StartProcess) -> None:
-        """Start a rank's process, in the place of one that holds the rank. Answers with ProcessStarted, or a
-        fault.
-        """
+        """Start a rank's process, in the place of one that holds the rank. Answer with ProcessStarted or a fault."""
         self._spawn_task(self._start(order))
 
     def stop(self, order: StopProcess) -> None:
@@ -127,13 +133,10 @@ class RankHost:
 
     def progress(self) -> tuple[RankProgress, ...]:
         """Read the step clocks of the ranks that have a process."""
-        readings = []
-        for life in self._lives():
-            reading = life.seat.box.read_progress(time.monotonic())
-            if reading is not None:
-                suspended = is_stopped(life.running.pid)
-                readings.append(msgspec.structs.replace(reading, suspended=suspended))
-        return tuple(readings)
+        clocks = ((life.running.pid, life.clock()) for life in self._lives())
+        return tuple(
+            msgspec.structs.replace(clock, suspended=is_stopped(pid)) for pid, clock in clocks if clock is not None
+        )
 
     def waiting(self, readings: Iterable[RankProgress]) -> tuple[RunningProcess, ...]:
         """Name, once each, the early processes that have reached their train function by these step clocks."""
@@ -152,9 +155,7 @@ class RankHost:
         return None
 
     async def end_all(self, grace_s: float) -> None:
-        """End every process, and take no more orders. Returns when all are gone, or DEATH_S after they were
-        killed.
-        """
+        """End every process, and take no more orders. Return when all are gone, or DEATH_S after the kill."""
         self._ending = True
         for task in self._tasks:
             task.cancel()
@@ -263,7 +264,7 @@ class RankHost:
                 status=status,
                 at_s=at_s,
                 expected=life.expected,
-                last=life.seat.box.read_progress(time.monotonic()),
+                last=life.clock(),
             )
         )
 

@@ -1,95 +1,55 @@
 """Who may say what to the controller: the check between decoding a message and believing it.
 
 The transport proves which agent or platform is at the other end of a connection. What comes through that connection is
-still only believed where it is about its sender: an agent speaks of its own node, a rank of itself.
+still only believed where it is about its sender: an agent speaks of its own node and of the processes that it was told
+to start, a rank of itself, over the connection of the node that its process was ordered to start on. A node that was
+given back may only say what still runs there, so that it can be stopped. How big anything may be was checked when the
+message was decoded (`protocol/bounds.py`).
 """
 
-from collections.abc import Iterator
-
 from ..policies.fault_codes import DETECTABLE
-from ..protocol.messages import (
-    Ack,
-    CheckpointSaved,
-    Envelope,
-    FaultReported,
-    Message,
-    NewcomerWaiting,
-    NodeHeartbeat,
-    NodeJoined,
-    NodeLost,
-    NodeRefused,
-    ProcessExited,
-    ProcessStarted,
-    ProgressReported,
-    RankFinished,
-    RankJoined,
-    RankQuiesced,
-    RankReady,
-    StepCommitted,
-    StoreMoved,
-)
-from ..protocol.types import DETECTOR_PREFIX, PLATFORM, FaultLevel, FaultReport, node_address, rank_address
+from ..protocol.messages import Ack, Envelope, FaultReported, NodeLost, NodeRefused
+from ..protocol.types import DETECTOR_PREFIX, PLATFORM, FaultLevel, FaultReport
+from .node_admission import NODE_PREFIX, RANK_PREFIX, ranks_of, refusal_of_node, refusal_of_rank
+from .routes import Routes
 
-_OF_A_NODE = (
-    NodeJoined,
-    NodeLost,  # of itself, when it leaves
-    StoreMoved,
-    ProcessStarted,
-    NewcomerWaiting,
-    ProcessExited,
-    ProgressReported,
-    NodeHeartbeat,
-)
-_OF_A_RANK = (RankJoined, RankQuiesced, RankReady, StepCommitted, RankFinished, CheckpointSaved)
-_OF_THE_PLATFORM = (NodeLost, NodeRefused)
-_OF_ANYBODY = (FaultReported, Ack)
-_NODE_PREFIX = node_address("")
-_RANK_PREFIX = "rank/"
-_LARGEST_NUMBER = 2**63 - 1  # what the journal can hold
-_DIGITS = 9  # of a rank
-_LONGEST_NAME = 512  # of a node, a code, a fault: what the fault book keeps
-_LONGEST_TEXT = 10_000
-_LATEST_S = 1e12  # of any clock: seconds, not milliseconds, and no NaN
+_OF_THE_PLATFORM = (NodeLost, NodeRefused, Ack)
+_LONGEST_TEXT = 4000  # of a fault: the book adds to it
 
 
-def refusal(identity: str, envelope: Envelope, world_size: int) -> str | None:
-    """Return why this message, arrived over the connection of `identity`, is not believed; None if it is."""
+def refusal(identity: str, envelope: Envelope, world_size: int, routes: Routes) -> str | None:
+    """Return why this message, arrived over the connection of `identity`, is not believed; None if it is.
+
+    `routes`: what this controller, and those before it, have ordered to start where.
+    """
     sender = envelope.sender
     out_of_range = _out_of_range(envelope, world_size)
     if out_of_range is not None:
         return out_of_range
-    if sender.startswith(_RANK_PREFIX):
-        return _refusal_of_rank(identity, envelope, world_size)
+    if sender.startswith(RANK_PREFIX):
+        return refusal_of_rank(identity, envelope, world_size, routes)
     if sender != identity:
         return "sender is not the connection's owner"
-    if sender.startswith(_NODE_PREFIX):
-        return _refusal_of_node(envelope)
+    if sender.startswith(NODE_PREFIX):
+        return refusal_of_node(envelope, routes.placement)
     if sender.startswith(DETECTOR_PREFIX):
         return _refusal_of_detector(envelope)
     return _refusal_of_platform(envelope)
 
 
 def _out_of_range(envelope: Envelope, world_size: int) -> str | None:
-    if not (0 <= envelope.number <= _LARGEST_NUMBER and 0 < envelope.session <= _LARGEST_NUMBER):
+    if not envelope.session:
         return "number out of range"
-    if not all(0 <= rank < world_size for rank in _ranks_of(envelope.body)):
-        return "about no rank of this job"
-    return None
+    return None if all(rank < world_size for rank in ranks_of(envelope.body)) else "about no rank of this job"
 
 
 def _refusal_of_platform(envelope: Envelope) -> str | None:
+    body = envelope.body
     if envelope.sender != PLATFORM:
         return "unknown kind of sender"
-    return None if isinstance(envelope.body, _OF_THE_PLATFORM + _OF_ANYBODY) else "not for a platform to say"
-
-
-def _refusal_of_node(envelope: Envelope) -> str | None:
-    body = envelope.body
-    if isinstance(body, _OF_ANYBODY):
-        return None
-    if not isinstance(body, _OF_A_NODE):
-        return "not for an agent to say"
-    return None if node_address(body.node) == envelope.sender else "about another node"
+    if isinstance(body, FaultReported):
+        return None if body.report.seen_by == PLATFORM else "speaks for another observer"
+    return None if isinstance(body, _OF_THE_PLATFORM) else "not for a platform to say"
 
 
 def _refusal_of_detector(envelope: Envelope) -> str | None:
@@ -110,40 +70,4 @@ def unbelievable(report: FaultReport) -> str | None:
         return "not for a detector to see"
     if report.level is FaultLevel.SOFTWARE and report.code is None:
         return "names neither code nor level"
-    names = (report.seen_by, report.node or "", report.code or "", report.fault_id)
-    if any(len(name) > _LONGEST_NAME for name in names) or len(report.detail + report.meaning) > _LONGEST_TEXT:
-        return "longer than a fault can be"
-    if report.device is not None and not 0 <= report.device <= _LARGEST_NUMBER:
-        return "about no device"
-    return None if 0 <= report.at_s < _LATEST_S else "seen at no time"
-
-
-def _ranks_of(body: Message) -> Iterator[int]:
-    """Yield the ranks that a message speaks of: what comes from the wire must not index past the world."""
-    if isinstance(body, _OF_A_RANK):
-        yield body.rank
-        if isinstance(body, RankJoined | RankQuiesced):
-            yield from (copy.rank for copy in body.report.own_states)
-    elif isinstance(body, ProcessStarted | NewcomerWaiting | ProcessExited):
-        yield body.process.rank
-    elif isinstance(body, NodeJoined):
-        yield from (process.rank for process in body.processes)
-    elif isinstance(body, NodeHeartbeat | ProgressReported):
-        yield from (progress.rank for progress in body.ranks)
-    elif isinstance(body, FaultReported) and body.report.rank is not None:
-        yield body.report.rank
-
-
-def _refusal_of_rank(identity: str, envelope: Envelope, world_size: int) -> str | None:
-    """Any agent may relay any rank: the machine knows by the incarnation whether it is the living one."""
-    body, name = envelope.body, envelope.sender.removeprefix(_RANK_PREFIX)
-    rank = int(name) if name.isascii() and name.isdigit() and len(name) <= _DIGITS else world_size
-    if rank >= world_size or envelope.sender != rank_address(rank):
-        return "no such rank"
-    if not identity.startswith(_NODE_PREFIX):
-        return "relayed by no agent"
-    if isinstance(body, _OF_ANYBODY):
-        return None
-    if not isinstance(body, _OF_A_RANK):
-        return "not for a rank to say"
-    return None if body.rank == rank else "about another rank"
+    return "longer than a fault can be" if len(report.detail + report.meaning) > _LONGEST_TEXT else None

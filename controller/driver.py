@@ -163,9 +163,7 @@ class Driver:
     def status(self) -> JobStatus:
         """Return how the job stands, with the latest heartbeats and what this controller has refused."""
         status = self._board.overlay(self._machine.status(self._clock.now()))
-        refused = {**status.refused, **self._wire.refused}
-        if self._control.refused:
-            refused["control request of another version"] = self._control.refused
+        refused = {**status.refused, **self._wire.refused, **self._control.refused}
         error = self._trouble.error
         reason = status.reason if error is None else f"the journal cannot be written: {error}"
         return msgspec.structs.replace(status, refused=refused, reason=reason, term=self._journal.term)

@@ -16,8 +16,8 @@ from ..protocol.incidents import StandingFault
 from ..protocol.types import Assertion, FaultLevel, FaultReport
 
 MAX_STANDING = 10_000  # a cluster's documents speak of all its nodes; the oldest entry goes
+MAX_OF_ONE = 5_000  # of one detector: its own oldest goes, so that none can push out what others have seen
 MAX_COUNTED = 10_000  # devices and codes whose occurrences are counted
-MAX_TIMES = 1000
 
 # Nothing but the detector's word that it is over makes such a device good again, however it was asserted.
 _LASTING = frozenset({Treatment.LEAVE, Treatment.CLOSE})
@@ -32,7 +32,9 @@ class FaultBook:
         self._devices = devices_per_node
         self._too_often = tuple(too_often)
         self._standing: dict[Key, StandingFault] = {}
+        self._keys: dict[str, dict[Key, None]] = {}  # by detector, the oldest first
         self._times: dict[Key, deque[float]] = {}
+        self._most_times = max((rule.times for rule in self._too_often), default=1)
 
     def enter(self, report: FaultReport, now: float) -> tuple[FaultReport, bool]:
         """Enter what occurred; return it, at a higher level if it came too often, and whether it is news.
@@ -48,15 +50,12 @@ class FaultBook:
             return known.report, False
         if report.assertion is Assertion.OCCUR or TREATMENTS[report.level] in _LASTING:
             since_s = now if known is None else known.since_s
-            self._standing.pop(key, None)
-            self._standing[key] = StandingFault(report, since_s, 1 if known is None else known.times + 1)
-            while len(self._standing) > MAX_STANDING:
-                del self._standing[next(iter(self._standing))]
+            self._stand(key, StandingFault(report, since_s, 1 if known is None else known.times + 1))
         return report, True
 
     def clear(self, report: FaultReport) -> StandingFault | None:
         """Strike out what has recovered, and return it; None when the book does not have it."""
-        return self._standing.pop(_key(report), None)
+        return self._strike(_key(report))
 
     def on(self, node: str, treatments: frozenset[Treatment], device: int | None = None) -> list[FaultReport]:
         """Return what stands on a node and is to be treated so; with `device`, what concerns that one.
@@ -84,13 +83,32 @@ class FaultBook:
         """Return every entry, the oldest first."""
         return tuple(self._standing.values())
 
+    def _stand(self, key: Key, fault: StandingFault) -> None:
+        """Enter a fault as the latest, and strike out the oldest where there are too many."""
+        self._strike(key)
+        self._standing[key] = fault
+        of_one = self._keys.setdefault(key[0], {})
+        of_one[key] = None
+        if len(of_one) > MAX_OF_ONE:
+            self._strike(next(iter(of_one)))
+        if len(self._standing) > MAX_STANDING:
+            self._strike(next(iter(self._standing)))
+
+    def _strike(self, key: Key) -> StandingFault | None:
+        fault = self._standing.pop(key, None)
+        if fault is not None:
+            del self._keys[key[0]][key]
+            if not self._keys[key[0]]:
+                del self._keys[key[0]]
+        return fault
+
     def _counted(self, report: FaultReport, now: float) -> FaultReport:
         """Note one more occurrence, and raise the level of what came too often."""
         for rule in self._too_often:
             if report.code is None or report.code.lower() not in {code.lower() for code in rule.codes}:
                 continue
             key = (report.node or "", str(report.device), report.code.lower())
-            times = self._times.setdefault(key, deque(maxlen=MAX_TIMES))
+            times = self._times.setdefault(key, deque(maxlen=self._most_times))
             times.append(now)
             while len(self._times) > MAX_COUNTED:
                 del self._times[next(iter(self._times))]

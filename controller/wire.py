@@ -71,7 +71,7 @@ class Wire:
         return arrivals
 
     def _admit(self, connection: str, envelope: Envelope, now: float) -> bool:
-        reason = refusal(connection, envelope, self._world_size)
+        reason = refusal(connection, envelope, self._world_size, self._routes)
         if reason is not None:
             self._refuse(reason, connection)
             return False

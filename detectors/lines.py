@@ -12,6 +12,7 @@ import msgspec
 
 from ..policies.fault_codes import DETECTABLE
 from ..policies.fault_levels import LevelName, level_named
+from ..protocol.bounds import Device, Rank
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 from .detector import Tell
@@ -32,8 +33,8 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     level: LevelName | None = None
     kind: FaultKind = FaultKind.DEVICE
     node: str | None = None
-    device: int | None = None
-    rank: int | None = None
+    device: Device | None = None
+    rank: Rank | None = None
     assertion: Assertion = Assertion.OCCUR
     fault_id: str = ""
     at_s: float = 0.0

@@ -129,7 +129,11 @@ class LocalPlatform:
             self._link.post(NodeRefused(node=command.node, reason=str(error)))
 
     def delete_node(self, command: DeleteNode) -> None:
-        """Ask the node's agent to leave, and kill it when it does not."""
+        """Ask the node's agent to leave, and kill it when it does not. Its keys open no new connection."""
+        try:
+            JobKeys.remove(self._options.keys, node_address(command.node))
+        except (ConfigurationError, OSError) as error:
+            _log.error("the keys of %s are still good: %s", command.node, error)
         node = self._nodes.get(command.node)
         if node is not None and not node.deleted:
             node.deleted = True

@@ -7,6 +7,7 @@ then the table that comes along (`configs/fault_codes.yaml`), then the policy's 
 
 import re
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -28,6 +29,7 @@ DETECTABLE = frozenset(
     }
 )
 WILDCARD = "*"
+MAX_MEANING = 1000  # characters: it goes with every report
 
 
 class CodeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +37,7 @@ class CodeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     level: LevelName
     kind: FaultKind = FaultKind.DEVICE
-    meaning: str = ""
+    meaning: Annotated[str, msgspec.Meta(max_length=MAX_MEANING)] = ""
 
 
 class CodeTable:

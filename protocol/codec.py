@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 
+from .bounds import LONGEST_TEXT
 from .errors import MalformedMessage, OversizedMessage
-from .messages import Envelope
+from .messages import CheckpointSaved, Envelope, FaultReported, NodeLost, NodeRefused
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+_WITH_TEXT = (CheckpointSaved, FaultReported, NodeLost, NodeRefused)
+_CUT = " ... (cut)"
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -29,7 +32,8 @@ _head_decoder = msgspec.msgpack.Decoder(_Head)
 def encode(envelope: Envelope) -> bytes:
     """Turn `envelope` into bytes.
 
-    Text that is no valid Unicode (a file name in an error's text, say) is escaped: no fault report is lost for it.
+    Text that is no valid Unicode (a file name in an error's text, say) is escaped, and what a report says in words is
+    cut to what a receiver takes: no fault report is lost for either.
 
     Raises:
         OversizedMessage: the bytes would exceed `MAX_MESSAGE_BYTES`; nobody would take them.
@@ -37,8 +41,10 @@ def encode(envelope: Envelope) -> bytes:
     """
     try:
         data = _encoder.encode(envelope)
+        if len(data) > LONGEST_TEXT and isinstance(envelope.body, _WITH_TEXT):
+            data = _encoder.encode(_carried(msgspec.to_builtins(envelope)))
     except UnicodeEncodeError:
-        data = _encoder.encode(_escaped(msgspec.to_builtins(envelope)))
+        data = _encoder.encode(_carried(msgspec.to_builtins(envelope)))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedMessage(
             f"a {type(envelope.body).__name__} for {envelope.receiver} cannot be encoded: {error}. "
@@ -80,12 +86,13 @@ def _version_hint(data: bytes) -> str:
     return f" of protocol version {PROTOCOL_VERSION} but of {version} (install the same midstep on every node)"
 
 
-def _escaped(value: Any) -> Any:
-    """Copy plain data with every lone surrogate in its text written out as an escape."""
+def _carried(value: Any) -> Any:
+    """Copy plain data with every lone surrogate in its text written out as an escape, and long text cut."""
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        text = value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - len(_CUT)] + _CUT
     if isinstance(value, dict):
-        return {_escaped(key): _escaped(item) for key, item in value.items()}
+        return {_carried(key): _carried(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_escaped(item) for item in value]
+        return [_carried(item) for item in value]
     return value

@@ -8,6 +8,7 @@ import resource
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 from .errors import ConfigurationError
 
@@ -17,6 +18,9 @@ _DIRECTORY_MODE = 0o700
 _PROBE_S = 1.0
 _IPC = "ipc://"
 _TCP = "tcp://"
+_ANY = "*"
+_EVERY_ADDRESS = "0.0.0.0"
+_FILE_MODE = 0o600
 
 
 def ipc_path(endpoint: str) -> Path | None:
@@ -57,6 +61,46 @@ def prepare_ipc(path: Path) -> None:
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be examined: {error}. Remove it.") from error
     raise ConfigurationError(f"another process listens at {path}: is the job running already?")
+
+
+def bound(endpoint: str) -> socket.socket:
+    """Return a socket that is bound to an endpoint, and does not listen yet. Port 0 or `*`: any that is free.
+
+    Raises OSError or ConfigurationError.
+    """
+    path = ipc_path(endpoint)
+    family: socket.AddressFamily
+    address: Any
+    if path is None:
+        host, _, port = endpoint.removeprefix(_TCP).rpartition(":")
+        if not port.isdigit() and port != _ANY:
+            raise ConfigurationError(f"{endpoint} is no endpoint: write tcp://host:port or ipc:///absolute/path.")
+        number = 0 if port == _ANY else int(port)
+        name = _EVERY_ADDRESS if host == _ANY else host.removeprefix("[").removesuffix("]")
+        family, _, _, _, address = socket.getaddrinfo(name, number, type=socket.SOCK_STREAM)[0]
+    else:
+        family, address = socket.AF_UNIX, str(path)
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if path is None:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        else:
+            path.unlink(missing_ok=True)  # a dead process's leftover: see prepare_ipc
+        made.bind(address)
+        if path is not None:
+            path.chmod(_FILE_MODE)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def name_of(listener: socket.socket) -> str:
+    """Return the endpoint that a socket is bound to."""
+    if listener.family == socket.AF_UNIX:
+        return f"{_IPC}{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"{_TCP}[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{_TCP}{host}:{port}"
 
 
 def allow_many_connections() -> None:

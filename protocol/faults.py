@@ -7,6 +7,8 @@ import enum
 
 import msgspec
 
+from .bounds import Count, Device, Name, Rank, Seconds, Text
+
 
 class FaultKind(enum.StrEnum):
     """What was seen to be wrong."""
@@ -64,18 +66,18 @@ class FaultReport(msgspec.Struct, frozen=True):
     """
 
     kind: FaultKind
-    at_s: float
-    seen_by: str
-    detail: str
-    rank: int | None = None
-    node: str | None = None
-    generation: int = 0
-    incarnation: int = 0
+    at_s: Seconds
+    seen_by: Name
+    detail: Text
+    rank: Rank | None = None
+    node: Name | None = None
+    generation: Count = 0
+    incarnation: Count = 0
     level: FaultLevel = FaultLevel.SOFTWARE
-    code: str | None = None  # a device fault's code, as its detector names it
-    device: int | None = None  # the device on `node`, as its detector counts them
-    fault_id: str = ""  # the name by which its detector matches OCCUR and RECOVER; "" for what cannot last
+    code: Name | None = None  # a device fault's code, as its detector names it
+    device: Device | None = None  # the device on `node`, as its detector counts them
+    fault_id: Name = ""  # the name by which its detector matches OCCUR and RECOVER; "" for what cannot last
     assertion: Assertion = Assertion.ONCE
     mendable: bool = False  # the process that has it lives, and can mend it without being replaced
-    meaning: str = ""  # of the code, in one line
-    trusted_step: int | None = None  # updates after which no rank's state can be trusted; None: nothing has spread
+    meaning: Text = ""  # of the code, in one line
+    trusted_step: Count | None = None  # updates after which no rank's state can be trusted; None: nothing has spread

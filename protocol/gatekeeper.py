@@ -30,6 +30,7 @@ class Gatekeeper:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> None:
         self._refused: Counter[str] = Counter()  # written by the thread alone
+        self._last: tuple[int, str | None] = (0, None)
         self._keys = keys
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
@@ -48,6 +49,10 @@ class Gatekeeper:
     def refused(self) -> Counter[str]:
         """Handshakes that were turned away so far, by reason."""
         return Counter(self._refused)
+
+    def last(self) -> tuple[int, str | None]:
+        """Return how often it was asked, and who asked last; None: somebody who was turned away."""
+        return self._last
 
     def close(self) -> None:
         """End the thread and release what it held. Idempotent."""
@@ -76,6 +81,7 @@ class Gatekeeper:
     def _answer(self, frames: list[bytes]) -> list[bytes]:
         request = frames[1] if len(frames) > 1 else b""
         identity = self._identity(frames)
+        self._last = (self._last[0] + 1, identity)
         if identity is None:
             return [_VERSION, request, b"400", b"not admitted to this job", b"", b""]
         return [_VERSION, request, b"200", b"", identity.encode(), b""]

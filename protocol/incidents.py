@@ -64,6 +64,7 @@ class Incident(msgspec.Struct, frozen=True):
     median_step_s: float = 0.0
     outcome: Outcome = Outcome.OPEN
     ended_reason: str = ""
+    abridged: bool = False  # what each rank did is left out, to keep an answer small; the journal has it
 
     @property
     def rung(self) -> Rung | None:
@@ -157,3 +158,5 @@ class JobStatus(msgspec.Struct, frozen=True):
     exit_code: int | None = None
     reason: str = ""
     ranks_asked: int = 0
+    incidents_left_out: int = 0  # the earliest, to keep an answer small; the journal has them
+    faults_left_out: int = 0  # those that were heard of first

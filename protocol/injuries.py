@@ -1,8 +1,12 @@
 """Faults on purpose: what happens to a rank, and when. Tests, the demo and `midstep inject` share them."""
 
 import enum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from .bounds import MOST_OF_A_RANK, Count, Name, Rank, Share
 
 
 class Moment(enum.StrEnum):
@@ -56,11 +60,15 @@ DEVICE_INJURIES = frozenset(list(Injury)[list(Injury).index(Injury.MEMORY_TEMPOR
 class ArmedFault(msgspec.Struct, frozen=True):
     """A fault to be caused on purpose: at a moment of a step (None: the next one that comes), in one rank."""
 
-    rank: int
+    rank: Rank
     injury: Injury
     moment: Moment | None = None  # None: now
-    step: int | None = None  # index of the step, 0-based; None: any
-    incarnation: int | None = None  # only this life of the rank; None: any
-    operation: str = ""  # only this collective, as torch's process groups name it; "": any. Then `moment` is COLLECTIVE
-    group: tuple[int, ...] = ()  # only in the process group of these ranks; (): any
-    rate: float = 0.0  # above 0: each time that it fits, with this probability, again and again; 0: once
+    step: Count | None = None  # index of the step, 0-based; None: any
+    incarnation: Count | None = None  # only this life of the rank; None: any
+    operation: Name = (
+        ""  # only this collective, as torch's process groups name it; "": any. Then `moment` is COLLECTIVE
+    )
+    group: Annotated[
+        tuple[Rank, ...], Meta(max_length=MOST_OF_A_RANK)
+    ] = ()  # only in the process group of these ranks; (): any
+    rate: Share = 0.0  # above 0: each time that it fits, with this probability, again and again; 0: once

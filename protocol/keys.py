@@ -101,7 +101,10 @@ class JobKeys:
 
     @staticmethod
     def remove(directory: str | Path, identity: str) -> None:
-        """Admit a client no longer, and delete its folder. A connection that is up stays up."""
+        """Admit a client no longer, and delete its folder. For a node that was given back.
+
+        A connection that is up stays up; what comes over it is not believed any more (`controller/admission.py`).
+        """
         root = Path(directory)
         server = JobKeys.load_server(root)
         folder = _client_folder(root, identity)

@@ -6,6 +6,7 @@ something else.
 
 import msgspec
 
+from .bounds import Count, Name, Number
 from .commands import (
     ArmFault,
     CreateNode,
@@ -85,8 +86,8 @@ __all__ = [
 class Ack(msgspec.Struct, frozen=True, tag=True):
     """The message `number` of the receiver's session `session` has been taken in (durably, by a controller)."""
 
-    session: int
-    number: int
+    session: Number
+    number: Number
 
 
 Report = (
@@ -137,11 +138,11 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """
 
     version: int
-    job: str
-    sender: str
-    receiver: str
-    term: int
-    generation: int
-    session: int
-    number: int
+    job: Name
+    sender: Name
+    receiver: Name
+    term: Count
+    generation: Count
+    session: Number
+    number: Number
     body: Message

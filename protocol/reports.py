@@ -3,46 +3,50 @@
 A report is also an event of the recovery machine, and goes into its journal as it is.
 """
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from .bounds import MOST_OF_A_NODE, Count, ExitStatus, Name, PathName, Phases, ProcessId, Rank, Seconds, Text
 from .types import FaultReport, RankProgress, RunningProcess, StepReport, StoreEndpoint
 
 
 class NodeJoined(msgspec.Struct, frozen=True, tag=True):
     """An agent is there, with what runs on its node. Sent at its start, and again to every new controller."""
 
-    node: str
-    failure_domain: str
+    node: Name
+    failure_domain: Name
     store: StoreEndpoint
-    processes: tuple[RunningProcess, ...] = ()
+    processes: Annotated[tuple[RunningProcess, ...], Meta(max_length=MOST_OF_A_NODE)] = ()
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag=True):
     """The platform (or liveness) says that the node is gone."""
 
-    node: str
-    reason: str
-    at_s: float
+    node: Name
+    reason: Text
+    at_s: Seconds
 
 
 class NodeRefused(msgspec.Struct, frozen=True, tag=True):
     """The platform cannot create the node that it was asked for."""
 
-    node: str
-    reason: str
+    node: Name
+    reason: Text
 
 
 class StoreMoved(msgspec.Struct, frozen=True, tag=True):
     """The node's rendezvous store was restarted and listens elsewhere."""
 
-    node: str
+    node: Name
     store: StoreEndpoint
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
     """An agent has started the process of a rank. `warm`: forked from a standby."""
 
-    node: str
+    node: Name
     process: RunningProcess
     warm: bool
 
@@ -50,17 +54,17 @@ class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
 class NewcomerWaiting(msgspec.Struct, frozen=True, tag=True):
     """A process that was started early has reached its train function, and waits to take the rank over."""
 
-    node: str
+    node: Name
     process: RunningProcess
 
 
 class ProcessExited(msgspec.Struct, frozen=True, tag=True):
     """A training process has ended. `status` is its exit status, or minus the number of the signal that ended it."""
 
-    node: str
+    node: Name
     process: RunningProcess
-    status: int
-    at_s: float
+    status: ExitStatus
+    at_s: Seconds
     expected: bool  # the agent had been told to end it
     last: RankProgress | None = None  # where its step clock stood, from the black box that outlives it
 
@@ -74,77 +78,77 @@ class FaultReported(msgspec.Struct, frozen=True, tag=True):
 class RankJoined(msgspec.Struct, frozen=True, tag=True):
     """A process has reached its train function and waits to be let in. `join_s`: since its start."""
 
-    rank: int
-    generation: int
-    incarnation: int
-    pid: int
+    rank: Rank
+    generation: Count
+    incarnation: Count
+    pid: ProcessId
     report: StepReport
-    join_s: float
+    join_s: Seconds
 
 
 class RankQuiesced(msgspec.Struct, frozen=True, tag=True):
     """A survivor has stopped and cleaned. `phases_s`: seconds by phase (stop, clean)."""
 
-    rank: int
-    generation: int
-    incarnation: int
+    rank: Rank
+    generation: Count
+    incarnation: Count
     report: StepReport
-    phases_s: dict[str, float]
+    phases_s: Phases
 
 
 class RankReady(msgspec.Struct, frozen=True, tag=True):
     """A rank is rebuilt, repaired, rolled back, and stands at `step`. `phases_s`: rebuild, repair, rollback."""
 
-    rank: int
-    generation: int
-    incarnation: int
-    step: int
-    phases_s: dict[str, float]
-    bytes_received: int = 0
+    rank: Rank
+    generation: Count
+    incarnation: Count
+    step: Count
+    phases_s: Phases
+    bytes_received: Count = 0
 
 
 class StepCommitted(msgspec.Struct, frozen=True, tag=True):
     """A rank has committed its first step after a resume. `committed` counts updates; `median_step_s` is its own."""
 
-    rank: int
-    generation: int
-    incarnation: int
-    committed: int
-    at_s: float
-    median_step_s: float
+    rank: Rank
+    generation: Count
+    incarnation: Count
+    committed: Count
+    at_s: Seconds
+    median_step_s: Seconds
 
 
 class RankFinished(msgspec.Struct, frozen=True, tag=True):
     """A rank's train function has returned, after `committed` updates."""
 
-    rank: int
-    generation: int
-    incarnation: int
-    committed: int
+    rank: Rank
+    generation: Count
+    incarnation: Count
+    committed: Count
 
 
 class CheckpointSaved(msgspec.Struct, frozen=True, tag=True):
     """Answer to SaveCheckpoint. `error` is empty when it worked; `path` is where it lies."""
 
-    rank: int
-    generation: int
-    step: int
-    path: str
-    error: str = ""
+    rank: Rank
+    generation: Count
+    step: Count
+    path: PathName
+    error: Text = ""
 
 
 class ProgressReported(msgspec.Struct, frozen=True, tag=True):
     """Answer to ProbeProgress: the step clocks of a node, read now."""
 
-    node: str
-    probe: int
-    at_s: float
-    ranks: tuple[RankProgress, ...]
+    node: Name
+    probe: Count
+    at_s: Seconds
+    ranks: Annotated[tuple[RankProgress, ...], Meta(max_length=MOST_OF_A_NODE)]
 
 
 class NodeHeartbeat(msgspec.Struct, frozen=True, tag=True):
     """An agent lives, and its ranks stand here. Never journaled, never acknowledged."""
 
-    node: str
-    at_s: float
-    ranks: tuple[RankProgress, ...]
+    node: Name
+    at_s: Seconds
+    ranks: Annotated[tuple[RankProgress, ...], Meta(max_length=MOST_OF_A_NODE)]

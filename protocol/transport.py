@@ -9,6 +9,7 @@ once. zmq would hand a routing id over to whoever claims it, before its key is l
 else knows, makes such a claim worthless. With CURVE the identity must also be the key's.
 """
 
+import os
 import secrets
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ from collections.abc import Sequence
 import zmq
 
 from .codec import MAX_MESSAGE_BYTES
-from .endpoints import allow_many_connections, ipc_path, prepare_ipc
+from .connection_limits import ConnectionLimits, limits_by_descriptors
+from .endpoints import allow_many_connections, bound, ipc_path, name_of, prepare_ipc
 from .errors import ConfigurationError
+from .front import Front
 from .gatekeeper import ZAP_DOMAIN, Gatekeeper
 from .keys import ClientKeys, ServerKeys
 from .nonblocking import RECEIVE_LIMIT, Context, NonblockingSocket, Received, wait
@@ -58,46 +61,54 @@ class RouterSocket(NonblockingSocket):
     Raises ConfigurationError when the endpoint cannot be used.
     """
 
-    def __init__(self, endpoint: str, *, curve: ServerKeys | None, context: Context | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        curve: ServerKeys | None,
+        context: Context | None = None,
+        limits: ConnectionLimits | None = None,
+    ) -> None:
+        """`limits`: of connections and what they cost; None: by the descriptors that there are for TCP, else none."""
         path = ipc_path(endpoint)
         if curve is None and path is None:
             raise ConfigurationError(f"{endpoint} needs CURVE keys: only unix sockets go without.")
         if path is None:
             allow_many_connections()
+            limits = limits or limits_by_descriptors()
         else:
             prepare_ipc(path)
         super().__init__(zmq.ROUTER, context)
         self._path = path
         self._gatekeeper: Gatekeeper | None = None
+        self._front: Front | None = None
         self._peers: dict[str, _Peer] = {}
         self._curve = curve is not None
         try:
             if curve is not None:
-                self._gatekeeper = Gatekeeper(self._context, curve)
-                self._socket.curve_server = 1
-                self._socket.curve_secretkey = curve.secret.encode()
-                self._socket.curve_publickey = curve.public.encode()
-                self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-                self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler nobody gets in
+                self._authenticate(curve)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
-            self._socket.bind(endpoint)
-            if path is not None:
-                path.chmod(0o600)
+            self.endpoint = self._listen(endpoint) if limits is None else self._listen_behind(endpoint, limits)
         except (zmq.ZMQError, OSError) as error:
             self.close()
             raise ConfigurationError(f"cannot listen at {endpoint}: {error}.") from error
         except BaseException:
             self.close()
             raise
-        last = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-        self.endpoint = bytes(last).rstrip(b"\0").decode()
 
     @property
     def refused(self) -> Counter[str]:
         """What was refused or dropped so far, by reason; connections that were turned away included."""
-        return super().refused + (Counter() if self._gatekeeper is None else self._gatekeeper.refused)
+        doors = (self._gatekeeper, self._front)
+        return sum((door.refused for door in doors if door is not None), super().refused)
+
+    def receive(self, limit: int = RECEIVE_LIMIT) -> list[Received]:
+        """Return what has arrived, without waiting. Raises MidstepError when nothing can arrive any more."""
+        if self._front is not None:
+            self._front.check()
+        return super().receive(limit)
 
     def send(self, identity: str, data: bytes) -> bool:
         """Send to a client. False: it is not connected, its queue is full, or the message is too big."""
@@ -117,7 +128,34 @@ class RouterSocket(NonblockingSocket):
         self._refused["queue full, not sent"] += 1
         return False
 
+    def _authenticate(self, curve: ServerKeys) -> None:
+        self._gatekeeper = Gatekeeper(self._context, curve)
+        self._socket.curve_server = 1
+        self._socket.curve_secretkey = curve.secret.encode()
+        self._socket.curve_publickey = curve.public.encode()
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler nobody gets in
+
+    def _listen(self, endpoint: str) -> str:
+        self._socket.bind(endpoint)
+        if self._path is not None:
+            self._path.chmod(0o600)
+        return bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+    def _listen_behind(self, endpoint: str, limits: ConnectionLimits) -> str:
+        """Listen where this process alone gets to, and let the front listen at `endpoint`."""
+        name = f"midstep-{secrets.token_hex(_NONCE_BYTES)}"
+        self._socket.setsockopt(zmq.IPC_FILTER_PID, os.getpid())
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, round(2000 * limits.handshake_s))  # the front counts
+        self._socket.bind(f"ipc://@{name}")
+        listener = bound(endpoint)
+        proof = None if self._gatekeeper is None else self._gatekeeper.last
+        self._front = Front(listener, f"\0{name}", limits, proof)
+        return name_of(listener)
+
     def _release(self) -> None:
+        if self._front is not None:
+            self._front.close()
         if self._gatekeeper is not None:
             self._gatekeeper.close()
         if self._path is not None:

@@ -5,9 +5,12 @@ report and in a training process. Nothing here has behaviour beyond deriving a v
 """
 
 import enum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from .bounds import MOST_OF_A_RANK, Count, Name, Port, ProcessId, Rank, Seconds
 from .faults import Assertion as Assertion
 from .faults import FaultKind as FaultKind
 from .faults import FaultLevel as FaultLevel
@@ -74,16 +77,16 @@ class RestoreSource(enum.StrEnum):
 class ShardHold(msgspec.Struct, frozen=True):
     """A shard (parameters + optimizer state) that a rank holds whole. Two ranks with one `shard_id` hold replicas."""
 
-    shard_id: str
-    size_bytes: int
+    shard_id: Name
+    size_bytes: Count
     held: bool = True  # False: the rank must hold it, and does not yet
 
 
 class OwnStateCopy(msgspec.Struct, frozen=True):
     """A copy of the small state that is `rank`'s alone (RNG, data position), as of `step` committed updates."""
 
-    rank: int
-    step: int
+    rank: Rank
+    step: Count
 
 
 class CheckpointTrace(msgspec.Struct, frozen=True):
@@ -93,9 +96,9 @@ class CheckpointTrace(msgspec.Struct, frozen=True):
     there, though none can be read. `unmarked`: no world has marked the directory, or it is not there.
     """
 
-    directory: str = ""
-    unlisted: str = ""
-    unusable: str = ""
+    directory: PathName = ""
+    unlisted: Text = ""
+    unusable: Text = ""
     unmarked: bool = False
 
 
@@ -108,13 +111,15 @@ class StepReport(msgspec.Struct, frozen=True):
     or not it holds them now. `holds`: those that are whole; a clean rank that lacks some has had its memory struck.
     """
 
-    committed: int
+    committed: Count
     ready: bool
     clean: bool
-    holds: tuple[ShardHold, ...] = ()
-    needs: tuple[str, ...] = ()
-    own_states: tuple[OwnStateCopy, ...] = ()
-    checkpoints: tuple[int, ...] = ()  # steps of the complete checkpoints that this rank can read
+    holds: Annotated[tuple[ShardHold, ...], Meta(max_length=MOST_OF_A_RANK)] = ()
+    needs: Annotated[tuple[Name, ...], Meta(max_length=MOST_OF_A_RANK)] = ()
+    own_states: Annotated[tuple[OwnStateCopy, ...], Meta(max_length=MOST_OF_A_RANK)] = ()
+    checkpoints: Annotated[
+        tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)
+    ] = ()  # steps of the complete checkpoints that this rank can read
     trace: CheckpointTrace = CheckpointTrace()
 
 
@@ -158,32 +163,32 @@ class RepairPlan(msgspec.Struct, frozen=True):
 class StoreEndpoint(msgspec.Struct, frozen=True):
     """Where the rendezvous store of a generation listens (a torch TCPStore outside the training processes)."""
 
-    host: str
-    port: int
+    host: Name
+    port: Port
 
 
 class RankProgress(msgspec.Struct, frozen=True):
     """A rank's step clock, as its agent reads it from the black box. Ages are seconds before the reading."""
 
-    rank: int
-    incarnation: int
-    generation: int
-    step: int
+    rank: Rank
+    incarnation: Count
+    generation: Count
+    step: Count
     activity: Activity
-    collectives: int  # entered by the rank in this generation
-    activity_age_s: float
-    step_age_s: float
-    median_step_s: float
+    collectives: Count  # entered by the rank in this generation
+    activity_age_s: Seconds
+    step_age_s: Seconds
+    median_step_s: Seconds
     suspended: bool = False  # the kernel says that the process is stopped
 
 
 class RunningProcess(msgspec.Struct, frozen=True):
     """A training process that an agent has running."""
 
-    rank: int
-    pid: int
-    incarnation: int
-    generation: int
+    rank: Rank
+    pid: ProcessId
+    incarnation: Count
+    generation: Count
 
 
 class JobSpec(msgspec.Struct, frozen=True):

@@ -104,15 +104,16 @@ class Controller:
             self._endpoint.close()
         self._timeline.after(self._world.chance.choice((0.05, 0.5, 5.0, 40.0)), self.start)
 
-    def receive(self, envelope: Envelope, connection: str) -> None:
-        """Something has arrived."""
-        refused = refusal(
-            connection if connection == PLATFORM else node_address(connection), envelope, self._world.setting.size
-        )
-        if self.up and refused is None:
-            self._watched.update({connection: self._timeline.now} if connection in self._watched else {})
-            self._routes.relayed(envelope.sender, node_address(connection))
-            self._endpoint.receive(envelope)
+    def receive(self, envelope: Envelope, connection: str) -> bool:
+        """Take in what has arrived; say whether it was believed."""
+        identity = connection if connection == PLATFORM else node_address(connection)
+        refused = refusal(identity, envelope, self._world.setting.size, self._routes)
+        if not self.up or refused is not None:
+            return False
+        self._watched.update({connection: self._timeline.now} if connection in self._watched else {})
+        self._routes.relayed(envelope.sender, node_address(connection))
+        self._endpoint.receive(envelope)
+        return True
 
     def tell(self, event: Event) -> None:
         """Hand in what arises in the controller itself, or is asked by an operator."""

@@ -11,6 +11,7 @@ import msgspec
 
 from ..protocol.messages import (
     CheckpointSaved,
+    Envelope,
     Message,
     RankFinished,
     RankJoined,
@@ -19,6 +20,7 @@ from ..protocol.messages import (
     StepCommitted,
 )
 
+_FAR = 1_000_000  # steps and messages that no played job gets to
 _OF_A_LIFE = (RankJoined, RankQuiesced, RankReady, StepCommitted, RankFinished)
 _OF_A_GENERATION = (RankQuiesced, RankReady, StepCommitted, RankFinished, CheckpointSaved)
 
@@ -47,3 +49,9 @@ def tell(body: Message, lie: Lie, chance: random.Random) -> Message | None:
     if lie is Lie.WRONG_STEP and isinstance(body, StepCommitted):
         return msgspec.structs.replace(body, committed=body.committed + chance.choice((1, 3)))
     return None
+
+
+def forged(envelope: Envelope, rank: int) -> Envelope:
+    """Return what an agent of another node says in the name of a rank that it overhears: that it has finished."""
+    body = RankFinished(rank, envelope.generation, envelope.session, _FAR)
+    return msgspec.structs.replace(envelope, number=envelope.number + _FAR, body=body)

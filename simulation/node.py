@@ -33,6 +33,7 @@ from ..protocol.types import (
     node_address,
 )
 from .invariants import Invariant
+from .lies import forged
 from .network import Endpoint
 from .process import Process
 
@@ -163,7 +164,10 @@ class Agent:
         self.endpoint.post(FaultReported(report), CONTROLLER)
 
     def relay(self, process: Process, envelope: Envelope) -> None:
-        """Pass on what a rank says; an earlier life's words are refused."""
+        """Pass on what a rank says; an earlier life's words are refused. Another node's agent lies about it first."""
+        liar = next((each for each in self.world.agents.values() if each is not self and each.is_heard), None)
+        if liar is not None and self.world.controller.receive(forged(envelope, process.rank), liar.name):
+            self.world.fail(Invariant.OWN_VOICE, f"{liar.name} is believed to speak for rank {process.rank}")
         if self.is_heard and process.incarnation >= self.seats[process.rank].oldest:
             self.world.controller.receive(envelope, self.name)
 

@@ -37,7 +37,10 @@ class Platform:
         self.endpoint.post(NodeRefused(name, "no more machines"), CONTROLLER)
 
     def _transmit(self, envelope: Envelope) -> None:
-        self._world.network.carry(envelope, lambda each: self._world.controller.receive(each, PLATFORM))
+        def arrive(each: Envelope) -> None:
+            self._world.controller.receive(each, PLATFORM)
+
+        self._world.network.carry(envelope, arrive)
 
     def _take(self, envelope: Envelope) -> bool:
         world = self._world

@@ -32,6 +32,11 @@ def status_view(status: JobStatus) -> RenderableType:
     if status.incidents:
         parts.extend((Text(""), overview(status.incidents[-INCIDENTS:], status.at_s)))
         parts.extend(_decision(status.incidents[-1]))
+    if status.incidents_left_out or status.faults_left_out:
+        left_out = (
+            f"{count_text(status.incidents_left_out, 'incident')} and {count_text(status.faults_left_out, 'fault')}"
+        )
+        parts.append(Text(f"{left_out} left out, the earliest: too many for one answer", style="dim"))
     if status.refused:
         counted = ", ".join(f"{reason}: {count}" for reason, count in sorted(status.refused.items()))
         parts.append(Text(f"messages refused: {counted}", style="yellow"))

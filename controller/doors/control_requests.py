@@ -5,6 +5,7 @@ Closed, tagged structs: bytes that are none of these are refused. They never lea
 
 import msgspec
 
+from ...protocol.bounds import Name, Text
 from ...protocol.incidents import JobStatus
 from ...protocol.types import ArmedFault, FaultReport
 
@@ -22,7 +23,7 @@ class InjectRequest(msgspec.Struct, frozen=True, tag=True):
 class KillNodeRequest(msgspec.Struct, frozen=True, tag=True):
     """Let a node die: agent and processes, at once."""
 
-    node: str
+    node: Name
 
 
 class ReportFaultRequest(msgspec.Struct, frozen=True, tag=True):
@@ -34,7 +35,7 @@ class ReportFaultRequest(msgspec.Struct, frozen=True, tag=True):
 class StopJobRequest(msgspec.Struct, frozen=True, tag=True):
     """End the job."""
 
-    reason: str
+    reason: Text
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag=True):

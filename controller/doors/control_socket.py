@@ -6,11 +6,13 @@
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from ...protocol.connection_limits import ConnectionLimits
 from ...protocol.errors import MidstepError
 from ...protocol.transport import DealerSocket, RouterSocket, wait
 from .control_requests import Refused, Reply, Request
@@ -18,6 +20,8 @@ from .control_requests import Refused, Reply, Request
 SOCKET_NAME = "controller.sock"
 REQUESTS_PER_TURN = 32
 MAX_REPLY_BYTES = 8 * 1024 * 1024
+# A command line asks, waits some seconds, and leaves. The one that has been silent the longest makes room.
+LIMITS = ConnectionLimits(connections=32, unproven=32, unproven_per_address=32, idle_s=60.0)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode
@@ -38,8 +42,8 @@ class ControlServer:
 
     def __init__(self, run_directory: Path) -> None:
         """Listen. The run directory must be the owner's alone. Raises ConfigurationError if that cannot be."""
-        self._socket = RouterSocket(f"ipc://{socket_path(run_directory)}", curve=None)
-        self.refused = 0
+        self._socket = RouterSocket(f"ipc://{socket_path(run_directory)}", curve=None, limits=LIMITS)
+        self._malformed = 0
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when there may be requests."""
@@ -50,13 +54,19 @@ class ControlServer:
         """Whether requests wait. Asked before every wait: see `protocol.transport`."""
         return self._socket.pending
 
+    @property
+    def refused(self) -> Counter[str]:
+        """Requests and connections that were refused so far, by reason."""
+        at_the_socket = {f"control socket: {reason}": count for reason, count in self._socket.refused.items()}
+        return Counter(at_the_socket) + Counter({"control request of another version": self._malformed})
+
     def requests(self) -> Iterator[tuple[str, Request]]:
         """Yield a bounded number of requests, with whom to answer. Bytes that are none are answered and counted."""
         for received in self._socket.receive(limit=REQUESTS_PER_TURN):
             try:
                 request = _decode_request(received.data)
             except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-                self.refused += 1
+                self._malformed += 1
                 self.answer(received.identity, Refused(f"not a request of this midstep: {error}"))
                 continue
             yield received.identity, request

@@ -8,6 +8,7 @@ from ...protocol.types import ArmedFault, Assertion, FaultReport, JobSpec
 from ..actions import Action, Send
 from ..admission import unbelievable
 from ..events import Event, InjectRequested, KillNodeRequested, StopRequested
+from .abridging import Abridger
 from .control_requests import (
     Accepted,
     InjectRequest,
@@ -26,11 +27,12 @@ class Desk:
 
     def __init__(self, job: JobSpec) -> None:
         self._job = job
+        self._abridger = Abridger()
 
     def open(self, request: Request, status: Callable[[], JobStatus]) -> Reply | Event:
         """Return the answer where there is one already, else the event that the request is."""
         if isinstance(request, StatusRequest):
-            return StatusReply(status())
+            return StatusReply(self._abridger.abridged(status()))
         if isinstance(request, InjectRequest):
             return self._without_rank(request.fault.rank) or InjectRequested(request.fault)
         if isinstance(request, KillNodeRequest):

@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,7 @@ from .control_requests import Accepted, Refused, Reply
 SOCKET_NAME = "detectors.sock"
 DEFAULT_NAME = "socket"
 MAX_CONNECTIONS = 64
-IDLE_S = 3600.0  # a connection over which nothing comes for so long is closed
+IDLE_S = 3600.0  # a connection over which nothing comes for so long is closed; sooner where others need the room
 ANSWER_S = 60.0  # a journal that cannot be written for so long: the program is told to try again
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
@@ -48,7 +48,7 @@ class LineServer:
         """Nothing listens before `open`."""
         self._path = run_directory.resolve() / SOCKET_NAME
         self._take = take
-        self._connections = 0
+        self._connections: dict[asyncio.StreamWriter, float] = {}  # when each was last heard
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -69,23 +69,30 @@ class LineServer:
             self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
+        self._take_in(writer)
         try:
             if _owner_of(writer) != os.getuid():
                 return
-            if self._connections > MAX_CONNECTIONS:
-                await _answer(writer, LineAnswer(False, f"more than {MAX_CONNECTIONS} connections; close one"))
-                return
-            while (line := await _next_line(reader)) is not None:
+            async for line in _lines(reader):
+                self._connections[writer] = time.monotonic()
                 if line.strip():
                     await _answer(writer, await self._answered(line))
         except (OSError, TimeoutError) as error:
             _log.debug("a detector's connection ended: %s", error)
         finally:
-            self._connections -= 1
+            self._connections.pop(writer, None)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+    def _take_in(self, writer: asyncio.StreamWriter) -> None:
+        """Add a connection; where there are too many, the one that has been silent the longest is closed for it."""
+        if len(self._connections) >= MAX_CONNECTIONS:
+            silent = min(self._connections, key=self._connections.__getitem__)
+            del self._connections[silent]
+            _log.warning("more than %d connections of detectors; the one silent the longest is closed", MAX_CONNECTIONS)
+            silent.transport.abort()  # what it has not read by now it will not read
+        self._connections[writer] = time.monotonic()
 
     async def _answered(self, line: bytes) -> LineAnswer:
         try:
@@ -104,12 +111,31 @@ class LineServer:
         return LineAnswer(False, reply.reason if isinstance(reply, Refused) else "no answer to a report")
 
 
-async def _next_line(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next line; None at the end. One that is too long is an empty object, which is refused with words."""
-    try:
-        return await asyncio.wait_for(reader.readline(), IDLE_S) or None
-    except ValueError:
-        return b"{}\n"
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield lines until the end. One that is too long is an empty object, which is refused with words, once."""
+    while True:
+        try:
+            yield await asyncio.wait_for(reader.readuntil(b"\n"), IDLE_S)
+        except asyncio.IncompleteReadError as ended:
+            if ended.partial:
+                yield ended.partial
+            return
+        except asyncio.LimitOverrunError:
+            yield b"{}\n"
+            await asyncio.wait_for(_skip_line(reader), IDLE_S)
+
+
+async def _skip_line(reader: asyncio.StreamReader) -> None:
+    """Throw away the rest of a line that is too long, piece by piece."""
+    while True:
+        try:
+            await reader.readuntil(b"\n")
+        except asyncio.LimitOverrunError as longer:
+            await reader.readexactly(longer.consumed)
+        except asyncio.IncompleteReadError:
+            return
+        else:
+            return
 
 
 async def _answer(writer: asyncio.StreamWriter, answer: LineAnswer) -> None:

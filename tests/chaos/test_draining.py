@@ -1,13 +1,15 @@
 """Nodes that are not well are left between two steps: nothing is repeated, nobody else notices."""
 
+import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from midstep.controller.doors.control_requests import Accepted, ReportFaultRequest
 from midstep.protocol.incidents import JobStatus
+from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
@@ -15,7 +17,6 @@ from .jobs import RANKS, STEPS, Job, Record
 
 pytestmark = pytest.mark.chaos
 
-REPORTING = Path(__file__).with_name("reporting.py")
 GATE = 15
 STEP_S = 0.05  # the boundary is a second ahead, and must lie before the last step
 
@@ -31,7 +32,11 @@ def assert_no_step_repeated(job: Job) -> None:
 def drain(job: Job, node: str) -> JobStatus:
     """Report a node as not well while all ranks are held in a step; wait until they were told where to stop."""
     job.held_at(GATE)
-    (job.records / f"unwell.{node}").touch()
+    level, assertion = FaultLevel.SUB_HEALTH, Assertion.OCCUR
+    report = FaultReport(
+        FaultKind.NODE, time.time(), "test", "fan 2 is slow", node=node, level=level, assertion=assertion
+    )
+    assert isinstance(job.ask(ReportFaultRequest(report)), Accepted)
     return job.until(lambda status: status.phase == "pausing", "a boundary")
 
 
@@ -49,7 +54,7 @@ def assert_drained(job: Job, undisturbed: Record) -> dict[str, Any]:
 
 def test_a_sub_healthy_node_is_drained_at_a_step_boundary(start_job: StartJob, undisturbed: Record) -> None:
     """Its ranks move to the spare node while the others keep their processes; no step is lost, none is repeated."""
-    job = start_job(script=REPORTING, spares=1, step_s=STEP_S, gates=[GATE])
+    job = start_job(spares=1, step_s=STEP_S, gates=[GATE])
     before = drain(job, "node1")
     job.open_gate(GATE)
     incident = assert_drained(job, undisturbed)
@@ -61,7 +66,7 @@ def test_a_controller_that_dies_during_a_drain_is_replaced_and_the_drain_goes_on
     start_job: StartJob, undisturbed: Record
 ) -> None:
     """The next controller knows the boundary from the journal, and where the new processes are."""
-    job = start_job(script=REPORTING, spares=1, step_s=STEP_S, gates=[GATE])
+    job = start_job(spares=1, step_s=STEP_S, gates=[GATE])
     drain(job, "node1")
     psutil.Process(job.controller_pid()).kill()
     job.until(lambda status: status.term == 2 and status.phase == "pausing", "the next controller")

@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from midstep.protocol.codec import MAX_MESSAGE_BYTES
+from midstep.protocol.endpoints import bound, name_of
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.keys import ClientKeys, JobKeys, ServerKeys
 from midstep.protocol.nonblocking import NonblockingSocket
@@ -485,3 +486,12 @@ def _settles(limit: int) -> None:
     while _descriptors() > limit:
         assert time.monotonic() < give_up, f"{_descriptors()} descriptors are open, not {limit}"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://*:0", "tcp://localhost:0"])
+def test_an_endpoint_is_named_by_where_it_listens(endpoint: str) -> None:
+    """The port that was found is in the name, whatever way the endpoint was written."""
+    with bound(endpoint) as listener:
+        name = name_of(listener)
+        assert name.startswith("tcp://")
+        assert int(name.rpartition(":")[2]) == listener.getsockname()[1] > 0

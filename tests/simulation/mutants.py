@@ -68,6 +68,12 @@ MUTANTS = (
         "for need in holder.needs}",
         "if holder.report is not None for need in holder.needs}",
     ),
+    Mutant(
+        "believe any agent about any rank",
+        "midstep.controller.node_admission",
+        "placement.node_of(rank, ",
+        "(lambda _: identity)(",
+    ),
     Mutant("skip barrier one", "midstep.controller.recovery.barriers", "or state.awaiting_quiesced:", "and False:"),
     Mutant(
         "skip barrier two", "midstep.controller.recovery.barriers", "    if state.awaiting_ready:\n", "    if False:\n"

@@ -7,6 +7,7 @@ from midstep.simulation.world import simulate
 from .mutants import MUTANTS, Mutant, applied, hunt
 
 QUICK = (
+    "believe any agent about any rank",
     "skip barrier two",
     "resume one rank a step later",
     "replace everybody",

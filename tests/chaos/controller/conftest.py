@@ -99,7 +99,7 @@ class Node:
         self.name = name
         self.address = f"node/{name}"
         self.socket = DealerSocket(endpoint, identity=self.address, curve=JobKeys.load_client(keys, self.address))
-        self.mailboxes = {self.address: self.new_mailbox(self.address)}
+        self.mailboxes = {self.address: self.new_mailbox(self.address, time.time_ns())}
         self.ranks: dict[int, Rank] = {}
         self.boxes: dict[int, int] = {}  # what outlives a rank's process
         self.started: list[tuple[int, int]] = []
@@ -110,8 +110,8 @@ class Node:
         self.say(self.address, self.joined())
 
     @staticmethod
-    def new_mailbox(address: str) -> Mailbox:
-        return Mailbox(job="demo", address=address, session=time.time_ns(), retry_s=0.1)
+    def new_mailbox(address: str, session: int) -> Mailbox:
+        return Mailbox(job="demo", address=address, session=session, retry_s=0.1)
 
     def joined(self) -> NodeJoined:
         processes = tuple(RunningProcess(r.rank, r.pid, r.incarnation, r.generation) for r in self.ranks.values())
@@ -186,7 +186,7 @@ class Node:
         rank = self.ranks[order.rank] = Rank(order, self.boxes.get(order.rank, 0))
         self.started.append((order.rank, order.incarnation))
         address = rank_address(order.rank)
-        self.mailboxes[address] = self.new_mailbox(address)
+        self.mailboxes[address] = self.new_mailbox(address, order.incarnation)
         process = RunningProcess(rank.rank, rank.pid, rank.incarnation, rank.generation)
         self.say(self.address, ProcessStarted(self.name, process, warm=True))
         report = rank.report()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.actions import Action
+from midstep.controller.actions import Action, Send
 from midstep.controller.doors.control_requests import Reply, Request
 from midstep.controller.doors.control_socket import ControlServer, ask
 from midstep.controller.doors.notices import write_endpoint
@@ -27,13 +27,16 @@ from midstep.protocol import codec
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import Ack, Envelope, Message
+from midstep.protocol.messages import Ack, Envelope, Message, StartProcess
 from midstep.protocol.transport import DealerSocket
-from midstep.protocol.types import JobSpec
+from midstep.protocol.types import JobSpec, StoreEndpoint
 
 PATIENCE_S = 20.0
 HEARTBEAT_S = 0.1
 MISSED = 1000
+FIRST_LIVES = [
+    Send("node/a", StartProcess(rank, rank, 0, 1, 1, 0, True, StoreEndpoint("127.0.0.1", 1)), 1) for rank in range(4)
+]
 JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
 
 
@@ -75,11 +78,13 @@ class Peer:
         self.polite = polite
         self.heard: list[Envelope] = []
         self.acks: list[int] = []
+        self.life = 1  # of the ranks that it relays: their session
         self.mailboxes: dict[str, Mailbox] = {}
 
     def mailbox(self, sender: str) -> Mailbox:
         if sender not in self.mailboxes:
-            self.mailboxes[sender] = Mailbox(job="demo", address=sender, session=time.time_ns())
+            session = self.life if sender.startswith("rank/") else time.time_ns()
+            self.mailboxes[sender] = Mailbox(job="demo", address=sender, session=session)
         return self.mailboxes[sender]
 
     def say(self, body: Message, sender: str | None = None, *, reliable: bool = True) -> Envelope:
@@ -140,6 +145,7 @@ class Rig:
             mailbox = Mailbox(job="demo", address="controller", session=journal.session, retry_s=0.1)
             mailbox.term = journal.term
             routes = Routes()
+            routes.placement.learn(FIRST_LIVES)
             driver = Driver(
                 machine=self.machine,
                 journal=journal,

@@ -171,7 +171,7 @@ WRONG = (
     (b'{"code": "C1", "node": "a b"}', 'node: "a b" is no name of a node'),
     (b'{"level": "RestartNpu", "node": "a"}', "Invalid enum value 'RestartNpu'"),
     (b'{"code": "C1", "node": "a", "kind": "exit"}', "kind: exit is not for a detector to see; allowed: device"),
-    (b'{"code": "C1", "node": "a", "device": -1}', "about no device"),
+    (b'{"code": "C1", "node": "a", "device": -1}', "Expected `int` >= 0"),
     (b'{"code": "C1", "node": "a", "detector": "a/b"}', "detector: allowed: up to 64 letters"),
     (b'{"code": "C1", "node": "a", "at_s": "now"}', "Expected `float`, got `str`"),
     (b'{"code": "' + b"C" * 600 + b'", "node": "a"}', "code: longer than 500 characters"),

@@ -101,6 +101,7 @@ def test_ranks_are_reached_through_the_agent_that_hosts_them(rig: "Rig") -> None
         rig.machine.answers[StopRequested] = [Send("node/b", start, 5), quiesce]
         async with rig.controller() as (driver, _):
             a, b = rig.peer("node/a"), rig.peer("node/b")
+            b.life = 2
             b.say(joined("b"))
             a.say(joined("a", 3))
             a.say(FINISHED, sender="rank/3")

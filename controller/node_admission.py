@@ -1,0 +1,153 @@
+"""What a node may say, and the ranks that it relays: of its own processes, and of nothing else.
+
+Which processes are whose follows from what was ordered (`placement.py`), never from what a node says of itself.
+"""
+
+from collections.abc import Iterator
+
+from ..protocol.messages import (
+    Ack,
+    CheckpointSaved,
+    Envelope,
+    FaultReported,
+    Message,
+    NewcomerWaiting,
+    NodeHeartbeat,
+    NodeJoined,
+    NodeLost,
+    ProcessExited,
+    ProcessStarted,
+    ProgressReported,
+    RankFinished,
+    RankJoined,
+    RankQuiesced,
+    RankReady,
+    StepCommitted,
+    StoreMoved,
+)
+from ..protocol.types import FaultReport, node_address, rank_address
+from .placement import Placement
+from .routes import Routes
+
+NODE_PREFIX = node_address("")
+RANK_PREFIX = "rank/"
+_OF_A_NODE = (
+    NodeJoined,
+    NodeLost,  # of itself, when it leaves
+    StoreMoved,
+    ProcessStarted,
+    NewcomerWaiting,
+    ProcessExited,
+    ProgressReported,
+    NodeHeartbeat,
+)
+_OF_A_RANK = (RankJoined, RankQuiesced, RankReady, StepCommitted, RankFinished, CheckpointSaved)
+_DIGITS = 9  # of a rank
+
+
+def refusal_of_node(envelope: Envelope, placement: Placement) -> str | None:
+    """Return why an agent's own message is not believed; None if it is."""
+    body, address = envelope.body, envelope.sender
+    if isinstance(body, Ack):
+        return None
+    if not isinstance(body, (*_OF_A_NODE, FaultReported)):
+        return "not for an agent to say"
+    if placement.is_given_back(address) and not isinstance(body, NodeJoined):
+        return "node was given back"
+    if isinstance(body, FaultReported):
+        return _refusal_of_report(body.report, address, placement)
+    if node_address(body.node) != address:
+        return "about another node"
+    return _refusal_of_processes(body, address, placement)
+
+
+def refusal_of_rank(identity: str, envelope: Envelope, world_size: int, routes: Routes) -> str | None:
+    """Return why a rank's message is not believed; None if it is.
+
+    A rank is heard through the agent that started its process. The session of a rank is its incarnation.
+    """
+    placement, rank = routes.placement, _rank_named(envelope.sender)
+    if rank is None or rank >= world_size:
+        return "no such rank"
+    if placement.node_of(rank, envelope.session) != identity:
+        is_agent = identity.startswith(NODE_PREFIX)
+        return "relayed by an agent that does not have the rank" if is_agent else "relayed by no agent"
+    if isinstance(envelope.body, Ack):  # an order has arrived only where it was sent to
+        return None if routes.connection(envelope.sender) in {None, identity} else "acknowledged where the rank was"
+    if placement.is_given_back(identity):
+        return "node was given back"
+    return _refusal_of_own_word(envelope, rank, identity, placement)
+
+
+def ranks_of(body: Message) -> Iterator[int]:
+    """Yield the ranks that a message speaks of: what comes from the wire must not index past the world."""
+    if isinstance(body, _OF_A_RANK):
+        yield body.rank
+        if isinstance(body, RankJoined | RankQuiesced):
+            yield from (copy.rank for copy in body.report.own_states)
+    elif isinstance(body, FaultReported) and body.report.rank is not None:
+        yield body.report.rank
+    else:
+        yield from (rank for rank, _ in _processes_of(body))
+
+
+def _refusal_of_report(report: FaultReport, address: str, placement: Placement) -> str | None:
+    """An agent reports what it sees itself on its own node: a rank that stalls, a start that fails, a device."""
+    if report.seen_by != address:
+        return "speaks for another observer"
+    if report.node is None or node_address(report.node) != address:
+        return "about another node"
+    if report.rank is None:
+        return None
+    if report.incarnation:
+        known = placement.node_of(report.rank, report.incarnation) == address
+    else:  # a device on which some process of the rank was
+        known = placement.has_hosted(report.rank, address)
+    return None if known else "about a process of another node"
+
+
+def _refusal_of_processes(body: Message, address: str, placement: Placement) -> str | None:
+    if all(placement.node_of(rank, incarnation) == address for rank, incarnation in _processes_of(body)):
+        return None
+    return "about a process of another node"
+
+
+def _refusal_of_own_word(envelope: Envelope, rank: int, identity: str, placement: Placement) -> str | None:
+    body = envelope.body
+    if isinstance(body, FaultReported):
+        return _refusal_of_own_report(body.report, rank, envelope, identity)
+    if not isinstance(body, _OF_A_RANK):
+        return "not for a rank to say"
+    if body.rank != rank:
+        return "about another rank"
+    # Another life of the rank on this node is for the machine to judge: it knows which one is the present one.
+    if isinstance(body, CheckpointSaved) or placement.node_of(rank, body.incarnation) == identity:
+        return None
+    return "about a process of another node"
+
+
+def _refusal_of_own_report(report: FaultReport, rank: int, envelope: Envelope, identity: str) -> str | None:
+    """A process reports only what it has met itself."""
+    if report.seen_by != envelope.sender:
+        return "speaks for another observer"
+    if report.node is not None and node_address(report.node) != identity:
+        return "about another node"
+    return None if (report.rank, report.incarnation) == (rank, envelope.session) else "about another rank"
+
+
+def _processes_of(body: Message) -> Iterator[tuple[int, int]]:
+    """Yield rank and incarnation of the processes that an agent speaks of."""
+    if isinstance(body, ProcessStarted | NewcomerWaiting | ProcessExited):
+        yield body.process.rank, body.process.incarnation
+        if isinstance(body, ProcessExited) and body.last is not None:
+            yield body.last.rank, body.last.incarnation
+    elif isinstance(body, NodeJoined):
+        yield from ((process.rank, process.incarnation) for process in body.processes)
+    elif isinstance(body, NodeHeartbeat | ProgressReported):
+        yield from ((progress.rank, progress.incarnation) for progress in body.ranks)
+
+
+def _rank_named(sender: str) -> int | None:
+    name = sender.removeprefix(RANK_PREFIX)
+    rank = int(name) if name.isascii() and name.isdigit() and len(name) <= _DIGITS else -1
+    return rank if rank >= 0 and sender == rank_address(rank) else None

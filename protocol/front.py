@@ -1,0 +1,310 @@
+"""The front of a router: accepts connections within limits, and carries to the router only what keeps to them.
+
+libzmq accepts whatever comes, until the process has no descriptors left. Then it spins, and ends the process where it
+needs one itself. It limits neither connections nor the parts of a message. So it listens on a private socket only, and
+this thread listens for it. Bytes are carried as they are: keys and contents stay between the client and libzmq.
+"""
+
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+
+from .connection import Connection, ConnectionClosed
+from .connection_limits import Allowance, ConnectionLimits
+from .errors import MidstepError
+from .handshake import Handshake
+
+Proof = Callable[[], tuple[int, str | None]]  # how many asked to be let in, and who the last of them was, if admitted
+
+_BACKLOG = 4096
+_ACCEPTS_AT_ONCE = 64
+_TICK_S = 0.2
+_LAST_S = 0.5  # for what the router had said when it was closed
+_JOIN_S = 5.0
+_PEERS_METERED = 16_384
+_NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+_log = logging.getLogger(__name__)
+
+
+class Front:
+    """Owns `listener` and every connection that it accepts. `router_path`: the router's abstract unix socket.
+
+    `proof`: the authenticator's last answer, where clients have keys.
+    """
+
+    def __init__(
+        self, listener: socket.socket, router_path: str, limits: ConnectionLimits, proof: Proof | None = None
+    ) -> None:
+        self._listener = listener
+        self._router_path = router_path
+        self._limits = limits
+        self._proof = proof
+        self._refused: Counter[str] = Counter()  # written by the thread alone
+        self._connections: OrderedDict[Connection, None] = OrderedDict()
+        self._unproven: OrderedDict[Connection, None] = OrderedDict()
+        self._by_identity: dict[str, deque[Connection]] = {}
+        self._allowances: OrderedDict[str, Allowance] = OrderedDict()
+        self._asking: deque[Connection] = deque()  # wait for their turn at the authenticator
+        self._turn: Connection | None = None
+        self._asked = 0  # answers of the authenticator before this turn
+        self._selector = selectors.DefaultSelector()
+        self._listens = False
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self._closing_r, self._closing_w = os.pipe2(os.O_CLOEXEC)
+        self._selector.register(self._closing_r, _READ, None)
+        self._thread = threading.Thread(target=self._run, name="midstep-front", daemon=True)
+        self._thread.start()
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Connections that were closed so far, by reason."""
+        return Counter(self._refused)
+
+    def check(self) -> None:
+        """Raise MidstepError when the thread has ended, which leaves the router without clients."""
+        if self._closing_w >= 0 and not self._thread.is_alive():
+            raise MidstepError("the thread that accepts connections has ended; its error is in the log. Restart.")
+
+    def close(self) -> None:
+        """Carry what the router said last, close every connection and end the thread. Idempotent. After the router."""
+        if self._closing_w < 0:
+            return
+        os.close(self._closing_w)
+        self._closing_w = -1
+        self._thread.join(_JOIN_S)
+        os.close(self._closing_r)
+
+    # --- in the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_look_s = 0.0
+        try:
+            while True:
+                for key, events in self._selector.select(_TICK_S):
+                    if key.fileobj == self._closing_r:
+                        self._carry_the_last()
+                        return
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.data in self._connections:  # not closed by what came before it
+                        self._serve(key.data, key.fileobj is key.data.client, events)
+                now = time.monotonic()
+                if now >= next_look_s:
+                    next_look_s = now + _TICK_S
+                    self._look(now)
+        finally:
+            for connection in list(self._connections):
+                connection.close()
+            self._selector.close()
+            self._listener.close()
+
+    def _carry_the_last(self) -> None:
+        """The router has closed its ends: what it had sent before is still on its way."""
+        self._listen(False)
+        self._selector.unregister(self._closing_r)
+        for connection in [each for each in self._connections if each.router is None]:
+            self._drop(connection)
+        until_s = time.monotonic() + _LAST_S
+        while self._connections and time.monotonic() < until_s:
+            for key, events in self._selector.select(_TICK_S):
+                if key.data in self._connections:
+                    self._serve(key.data, key.fileobj is key.data.client, events)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                client, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NONE_LEFT:
+                    self._refuse("no descriptor left for a connection")
+                    self._listen(False)  # until the next look: an accept that fails at once must not spin
+                    return
+                continue  # the client was gone before it was accepted
+            client.setblocking(False)
+            self._take_in(client, address[0] if isinstance(address, tuple) else "")
+
+    def _take_in(self, client: socket.socket, address: str) -> None:
+        if client.family != socket.AF_UNIX:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                client.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._make_room(address)
+        if len(self._connections) >= self._limits.connections:
+            self._refuse("too many connections")
+            client.close()
+            return
+        handshake = None if self._proof is None else Handshake()
+        connection = Connection(client, address, time.monotonic(), handshake)
+        self._connections[connection] = None
+        if handshake is not None:
+            self._unproven[connection] = None
+        self._watch(connection)
+
+    def _make_room(self, address: str) -> None:
+        """Close the oldest of those that have proven nothing: a handshake is a matter of milliseconds."""
+        same = [each for each in self._unproven if each.address == address]
+        if len(same) >= self._limits.unproven_per_address:
+            self._drop(same[0], "too many connections without a handshake from one address")
+        elif len(self._unproven) >= self._limits.unproven:
+            self._drop(next(iter(self._unproven)), "too many connections without a handshake")
+        elif len(self._connections) >= self._limits.connections:
+            if self._unproven:
+                self._drop(next(iter(self._unproven)), "too many connections")
+            elif self._proof is None:
+                self._drop(min(self._connections, key=lambda each: each.heard_s), "too many connections")
+
+    def _serve(self, connection: Connection, from_client: bool, events: int) -> None:
+        try:
+            if events & _WRITE and from_client:
+                connection.write_client()
+            elif events & _WRITE:
+                connection.write_router()
+            if events & _READ and from_client:
+                self._heard(connection, connection.read_client(self._connect))
+            elif events & _READ:
+                admitted = connection.read_router()
+                if admitted is not None:
+                    self._answered(connection, admitted)
+        except ConnectionClosed as closed:
+            self._drop(connection, str(closed))
+        except OSError as error:
+            _log.debug("a connection from %s ended: %s", connection.address, error)
+            self._drop(connection)
+        if connection in self._connections:
+            self._watch(connection)
+
+    def _heard(self, connection: Connection, count: int) -> None:
+        now = connection.heard_s = time.monotonic()
+        if not connection.proven:
+            if connection.asks and connection is not self._turn and connection not in self._asking:
+                self._asking.append(connection)
+                self._next_turn()
+            return
+        connection.carried_bytes += count
+        if connection.carried_bytes > self._limits.carried_bytes:
+            self._drop(connection, "connection has carried its share, to be made again")
+        elif connection.identity is not None:
+            connection.paused_until_s = self._allowance(connection.identity).spend(count, now)
+
+    def _next_turn(self) -> None:
+        """Let one client at a time ask the authenticator: so it is known whom it has answered."""
+        while self._turn is None and self._asking and self._proof is not None:
+            connection = self._asking.popleft()
+            if connection not in self._connections:
+                continue
+            self._turn, self._asked = connection, self._proof()[0]
+            try:
+                connection.initiate()
+                self._watch(connection)
+            except OSError:
+                self._drop(connection)
+
+    def _answered(self, connection: Connection, admitted: bool) -> None:
+        assert self._proof is not None
+        asked, identity = self._proof()
+        if not admitted:  # the router closes it, when its reason has been read
+            self._end_turn(connection)
+        elif connection is not self._turn or asked != self._asked + 1 or identity is None:
+            self._drop(connection, "handshake out of turn")
+        else:
+            connection.handshake, connection.identity = None, identity
+            del self._unproven[connection]
+            of_identity = self._by_identity.setdefault(identity, deque())
+            of_identity.append(connection)
+            self._end_turn(connection)
+            if len(of_identity) > self._limits.per_identity:
+                self._drop(of_identity[0], "connection was replaced by a newer one")
+
+    def _end_turn(self, connection: Connection) -> None:
+        if self._turn is connection:
+            self._turn = None
+            self._next_turn()
+
+    def _allowance(self, identity: str) -> Allowance:
+        allowance = self._allowances.pop(identity, None) or Allowance(self._limits)
+        self._allowances[identity] = allowance
+        while len(self._allowances) > _PEERS_METERED:
+            self._allowances.popitem(last=False)
+        return allowance
+
+    def _look(self, now: float) -> None:
+        """Close what has taken too long, read again what was paused, and accept again."""
+        for connection in list(self._unproven):
+            if now - connection.began_s < self._limits.handshake_s:
+                break
+            self._drop(connection, "no handshake in time")
+        for connection in list(self._connections):
+            if self._limits.idle_s is not None and now - connection.heard_s > self._limits.idle_s:
+                self._drop(connection, "idle for too long")
+            elif 0 < connection.paused_until_s <= now:
+                connection.paused_until_s = 0.0
+                self._watch(connection)
+        self._asking = deque(each for each in self._asking if each in self._connections)
+        self._listen(True)
+
+    def _listen(self, listens: bool) -> None:
+        if listens and not self._listens:
+            self._selector.register(self._listener, _READ, None)
+        elif self._listens and not listens:
+            self._selector.unregister(self._listener)
+        self._listens = listens
+
+    def _connect(self) -> socket.socket:
+        router = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            router.setblocking(False)
+            router.connect(self._router_path)
+        except OSError:
+            router.close()
+            raise
+        return router
+
+    def _watch(self, connection: Connection) -> None:
+        """Wait for what can be carried: neither side is read before the other has taken what it has to."""
+        reads = not connection.to_router and connection.paused_until_s <= time.monotonic()
+        self._set(connection.client, connection, _READ * reads | _WRITE * bool(connection.to_client))
+        if connection.router is not None:
+            wanted = _READ * (not connection.to_client) | _WRITE * bool(connection.to_router)
+            self._set(connection.router, connection, wanted)
+
+    def _set(self, end: socket.socket, connection: Connection, wanted: int) -> None:
+        known = self._selector.get_map().get(end)
+        if known is None and wanted:
+            self._selector.register(end, wanted, connection)
+        elif known is not None and not wanted:
+            self._selector.unregister(end)
+        elif known is not None and known.events != wanted:
+            self._selector.modify(end, wanted, connection)
+
+    def _drop(self, connection: Connection, reason: str = "") -> None:
+        """Close a connection; without a reason its client has left."""
+        if reason:
+            self._refuse(reason)
+        for end in (connection.client, connection.router):
+            if end is not None:
+                self._set(end, connection, 0)
+        del self._connections[connection]
+        self._unproven.pop(connection, None)
+        if connection.identity is not None:
+            of_identity = self._by_identity[connection.identity]
+            of_identity.remove(connection)
+            if not of_identity:
+                del self._by_identity[connection.identity]
+        connection.close()
+        self._end_turn(connection)
+
+    def _refuse(self, reason: str) -> None:
+        self._refused[reason] += 1

@@ -1,0 +1,93 @@
+"""Good input made bad: what the fuzzers of this folder share. Seeded, so that every case can be had again."""
+
+import enum
+import os
+import random
+from typing import Any
+
+import msgspec
+
+_AT_THE_BOUNDS = 0.03
+_HALF = 0.5
+CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
+_WRONG: tuple[Any, ...] = (
+    None, True, -1, 0, 2**63 - 1, 2**64 - 1, -(2**63), 1e308, float("nan"), float("inf"), "", "x" * 3000, b"\xff" * 50,
+    [], {}, [[]] * 50, {"type": "StopJob"}, "\x00", "node/", "rank/", "rank/00", "rank/-1", "../..",
+)  # fmt: skip
+_LIES = (
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xc9\x7f",
+)
+
+
+def damaged(data: bytes, other: bytes, chance: random.Random) -> bytes:
+    """Return the bytes flipped, cut, spliced with `other`, with a length that is a lie, nested, or with some more."""
+    way, at = chance.randrange(6), chance.randrange(len(data) + 1)
+    if way == 0:
+        flipped = bytearray(data)
+        for _ in range(chance.randint(1, 8)):
+            flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
+        return bytes(flipped)
+    if way == 1:
+        return data[:at]
+    if way == 2:
+        return data[:at] + other[chance.randrange(len(other) + 1) :]
+    if way == 3:
+        return data[:at] + chance.choice(_LIES) + data[at:]
+    if way == 4:
+        return data[:at] + chance.choice((b"\x91", b"\x81", b"[", b'{"a":')) * chance.choice((10, 1000, 100_000))
+    return data[:at] + chance.randbytes(chance.randint(1, 40)) + data[at:]
+
+
+def wrong_somewhere(value: Any, chance: random.Random) -> Any:
+    """Return plain data with one value in it, at any depth, replaced by one of another sort or size."""
+    items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    if not items or chance.random() < 0.2:
+        return chance.choice(_WRONG)
+    place, inner = chance.choice(items)
+    changed = dict(value) if isinstance(value, dict) else list(value)
+    if isinstance(changed, dict) and chance.random() < 0.1:
+        del changed[place]
+    else:
+        changed[place] = wrong_somewhere(inner, chance)
+    return changed
+
+
+class Maker:
+    """Makes values of any type that messages consist of: mostly small and of few names, so that they fit together."""
+
+    def __init__(self, chance: random.Random, names: tuple[str, ...]) -> None:
+        self._chance = chance
+        self._names = names
+
+    def make(self, kind: Any) -> Any:
+        """Return a value of a type that is within its bounds."""
+        return self._made(msgspec.inspect.type_info(kind))
+
+    def _made(self, info: Any) -> Any:
+        chance, inspect = self._chance, msgspec.inspect
+        if isinstance(info, inspect.UnionType):
+            return self._made(chance.choice(info.types))
+        if isinstance(info, inspect.StructType):
+            return info.cls(**{field.name: self._made(field.type) for field in info.fields})
+        if isinstance(info, inspect.VarTupleType):
+            return tuple(self._made(info.item_type) for _ in range(chance.choice((0, 1, 2, 2, 4))))
+        if isinstance(info, inspect.DictType):
+            return {self._made(info.key_type): self._made(info.value_type) for _ in range(chance.randint(0, 3))}
+        return self._leaf(info)
+
+    def _leaf(self, info: Any) -> Any:
+        chance, inspect = self._chance, msgspec.inspect
+        if isinstance(info, inspect.EnumType):
+            return chance.choice(list[enum.Enum](info.cls))
+        if isinstance(info, inspect.IntType):
+            bounds = (0 if info.ge is None else info.ge, 2**63 - 1 if info.le is None else info.le)
+            return chance.choice(bounds) if chance.random() < _AT_THE_BOUNDS else chance.randint(0, 3)
+        if isinstance(info, inspect.FloatType):
+            return chance.choice((0.0, 0.1, 1.0) if info.le == 1 else (0.0, 0.1, 1.0, 1e9, 1e12))
+        if isinstance(info, inspect.StrType):
+            return "x" * 500 if chance.random() < _AT_THE_BOUNDS else chance.choice(self._names)
+        return chance.random() < _HALF if isinstance(info, inspect.BoolType) else None

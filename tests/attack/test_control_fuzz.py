@@ -1,0 +1,148 @@
+"""What the control socket and the detectors' socket make of damaged and senseless requests"""
+
+import asyncio
+import json
+import random
+import time
+from pathlib import Path
+
+import msgspec
+
+from midstep.controller.doors.control_requests import (
+    Accepted,
+    Refused,
+    Reply,
+    ReportFaultRequest,
+    Request,
+    StatusReply,
+    StatusRequest,
+)
+from midstep.controller.doors.control_socket import ControlServer, socket_path
+from midstep.controller.doors.desk import Desk
+from midstep.controller.doors.line_socket import SOCKET_NAME, LineServer
+from midstep.controller.events import Event
+from midstep.controller.machine import RecoveryMachine
+from midstep.policies.schema import default_policy, job_settings
+from midstep.protocol.messages import NodeJoined
+from midstep.protocol.transport import DealerSocket, wait
+from midstep.protocol.types import JobSpec, StoreEndpoint
+
+from .attack import attack
+from .mutating import CASES, Maker, damaged, wrong_somewhere
+
+PATIENCE_S = 30.0
+NAMES = ("a", "b", "n0", "all", "C1", "stop", "x y", "")
+JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
+LINE = {"code": "C1", "node": "a", "device": 1, "kind": "device", "assertion": "occur", "at_s": 1.0, "detail": "hot"}
+
+
+class Controller:
+    """The machine behind the doors, with two nodes."""
+
+    def __init__(self) -> None:
+        self.machine, self.desk, self.now = RecoveryMachine(default_policy(), JOB), Desk(JOB), 0.0
+        for node in ("a", "b"):
+            self.machine.handle(NodeJoined(node, node, StoreEndpoint("127.0.0.1", 1)), 0.0)
+
+    def take(self, event: Event) -> Reply:
+        """Let an event happen, as the driver does when it is durable."""
+        self.now += 0.01
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=Event) == event
+        return self.desk.close(event, self.machine.handle(event, self.now))
+
+    def reply(self, request: Request) -> Reply:
+        """Answer a request."""
+        answer = self.desk.open(request, lambda: self.machine.status(self.now))
+        return answer if isinstance(answer, Reply) else self.take(answer)
+
+
+@attack(
+    "a local program sends damaged requests, requests of wrong sorts and of impossible values to the control socket",
+    holds="each is answered, by a refusal if it is none, and the next good one as ever",
+    reads="refused: control request of another version",
+)
+def test_every_request_is_answered_and_the_next_good_one_as_ever(tmp_path: Path) -> None:
+    """Whatever was sent before, a question about the status is answered by the status."""
+    chance = random.Random(20_281)
+    maker, controller = Maker(chance, NAMES), Controller()
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    server = ControlServer(folder)
+    dealer = DealerSocket(f"ipc://{socket_path(folder)}", identity="fuzzer", curve=None)
+    answers = []
+
+    def ask(data: bytes) -> Reply:
+        """Send bytes and return the answer to them."""
+        give_up = time.monotonic() + PATIENCE_S
+        dealer.send(data)
+        while time.monotonic() < give_up:
+            for asker, request in server.requests():
+                server.answer(asker, controller.reply(request))
+            wait([dealer], (), 0.002)
+            for received in dealer.receive():
+                reply: Reply = msgspec.msgpack.decode(received.data, type=Reply)
+                return reply
+        raise AssertionError(f"no answer to {data[:100]!r}")
+
+    try:
+        last = msgspec.msgpack.encode(StatusRequest())
+        for case in range(CASES):
+            data = msgspec.msgpack.encode(maker.make(Request))
+            how = chance.randrange(3)
+            if how == 0:
+                data, last = damaged(data, last, chance) or b"\xc1", data
+            elif how == 1:
+                plain = msgspec.msgpack.decode(data)
+                data = msgspec.msgpack.encode(wrong_somewhere(plain, chance))
+            answers.append(type(ask(data)))
+            if case % 10 == 0:
+                assert isinstance(ask(msgspec.msgpack.encode(StatusRequest())), StatusReply)
+        assert server.refused["control request of another version"] > CASES / 10
+        assert {Refused, Accepted, StatusReply} <= set(answers)
+    finally:
+        dealer.close()
+        server.close()
+
+
+@attack(
+    "a program sends damaged lines, lines without end and lines of impossible values to the detectors' socket",
+    holds="each is answered by what is wrong with it, and the next good one is taken",
+    reads="nothing; the program reads why its line is refused",
+)
+def test_every_line_is_answered_and_the_next_good_one_is_taken(tmp_path: Path) -> None:
+    """Whatever was sent before on the same connection, a good line is answered with ok."""
+    chance = random.Random(20_282)
+    controller = Controller()
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+
+    async def scenario() -> None:
+        server = LineServer(
+            folder,
+            lambda report, answer: answer(controller.reply(ReportFaultRequest(report))),
+        )
+        await server.open()
+        reader, writer = await asyncio.open_unix_connection(str(folder / SOCKET_NAME))
+        good, refused, last = 0, 0, json.dumps(LINE).encode()
+        try:
+            for case in range(CASES):
+                line = json.dumps({**LINE, "code": f"C{case % 7}"}).encode()
+                if chance.random() < 0.5:
+                    line, last = damaged(line, last, chance), line
+                else:
+                    line = json.dumps(wrong_somewhere(LINE, chance), default=str).encode()
+                line = line.replace(b"\n", b" ")
+                if not line.strip():
+                    continue  # an empty line is no question
+                writer.write(line + b"\n")
+                refused += not json.loads(await asyncio.wait_for(reader.readline(), PATIENCE_S))["ok"]
+                if case % 10 == 0:
+                    writer.write(json.dumps(LINE).encode() + b"\n")
+                    good += json.loads(await asyncio.wait_for(reader.readline(), PATIENCE_S))["ok"]
+        finally:
+            writer.close()
+            await server.close()
+        assert good > CASES // 11
+        assert refused > CASES / 3
+
+    asyncio.run(scenario())

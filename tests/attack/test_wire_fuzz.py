@@ -1,0 +1,120 @@
+"""What the controller's wire makes of damaged, forged and senseless messages"""
+
+import random
+import resource
+import time
+from collections import Counter
+from typing import cast
+
+import msgspec
+
+from midstep.controller.events import Event
+from midstep.controller.machine import RecoveryMachine
+from midstep.controller.routes import Routes
+from midstep.controller.wire import Wire
+from midstep.policies.schema import default_policy, job_settings
+from midstep.protocol import codec
+from midstep.protocol.mailbox import Mailbox
+from midstep.protocol.messages import Ack, Command, Envelope, NodeHeartbeat, NodeJoined, Report
+from midstep.protocol.transport import Received, RouterSocket
+from midstep.protocol.types import JobSpec, StoreEndpoint
+
+from .attack import attack
+from .mutating import CASES, Maker, damaged, wrong_somewhere
+
+IDENTITIES = ("node/a", "node/b", "platform", "detector/d")
+SENDERS = (*IDENTITIES, "rank/0", "rank/1", "rank/2", "rank/3", "controller")
+NAMES = ("a", "b", "node/a", "rank/0", "rank/1", "detector/d", "all", "C1", "stop", "")
+MEMBERS = (*Report.__args__, *Report.__args__, *Command.__args__, Ack)
+SLOWEST_S = 5.0  # of one case, on a machine that is busy with something else
+MOST_GROWTH_KIB = 400 * 1024
+JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
+
+
+class Router:
+    """Stands for the socket."""
+
+    endpoint = ""
+    pending = False
+
+    def __init__(self) -> None:
+        self.arrived: list[Received] = []
+        self.refused: Counter[str] = Counter()
+
+    def receive(self, limit: int) -> list[Received]:
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def send(self, identity: str, data: bytes) -> bool:
+        return True
+
+
+class Fuzzed:
+    """The controller's way from bytes to the recovery machine, without socket and journal."""
+
+    def __init__(self) -> None:
+        self.router, self.routes = Router(), Routes()
+        mailbox = Mailbox(job="demo", address="controller", session=1)
+        self.wire = Wire(cast(RouterSocket, self.router), mailbox, self.routes, JOB.world_size)
+        self.machine = RecoveryMachine(default_policy(), JOB)
+        self.number = 0
+        self.now = 0.0
+        self.believed: set[type] = set()
+
+    def envelope(self, sender: str, body: object, session: int) -> Envelope:
+        self.number += 1
+        return Envelope(codec.PROTOCOL_VERSION, "demo", sender, "controller", 1, 1, session, self.number, body)  # type: ignore[arg-type]
+
+    def joins(self, node: str) -> int:
+        """Let a node say that it is there."""
+        joined = NodeJoined(node, node, StoreEndpoint("127.0.0.1", 1))
+        return self.hear(f"node/{node}", codec.encode(self.envelope(f"node/{node}", joined, 1)))
+
+    def hear(self, identity: str, data: bytes) -> int:
+        """Take bytes in, as the driver does; return how many messages were believed."""
+        self.now += 0.01
+        self.router.arrived.append(Received(identity, identity, data))
+        arrivals = self.wire.receive(self.now)
+        for arrival in arrivals:
+            body = arrival.envelope.body
+            self.believed.add(type(body))
+            if not isinstance(body, NodeHeartbeat):
+                event: Event = msgspec.msgpack.decode(msgspec.msgpack.encode(body), type=Event)  # as from the journal
+                assert event == body
+                self.routes.learn(event, self.machine.handle(event, self.now))
+            self.wire.acknowledge(arrival)
+        return len(arrivals)
+
+
+@attack(
+    "every kind of message arrives with flipped bits, cut, spliced, with false lengths and values of wrong sorts",
+    holds="it is refused and counted within bounded time and memory, or it is a message; the next good one is taken",
+    reads="refused: MalformedMessage, and why others were not believed",
+)
+def test_whatever_arrives_the_next_good_message_is_taken() -> None:
+    """What is believed can be journaled, and the recovery machine takes it; what is not is counted."""
+    chance = random.Random(20_28)
+    fuzzed, maker = Fuzzed(), Maker(chance, NAMES)
+    assert (fuzzed.joins("a"), fuzzed.joins("b")) == (1, 1)  # the ranks are started
+    slowest_s, good, before = 0.0, 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    last = codec.encode(fuzzed.envelope("node/a", Ack(1, 1), 1))
+    for case in range(CASES):
+        sender = chance.choice(SENDERS)
+        envelope = fuzzed.envelope(sender, maker.make(chance.choice(MEMBERS)), chance.randint(1, 3))
+        data = msgspec.msgpack.encode(envelope)
+        how = chance.randrange(4)
+        if how == 0:
+            data, last = damaged(data, last, chance), data
+        elif how == 1:
+            data = msgspec.msgpack.encode(wrong_somewhere(msgspec.to_builtins(envelope), chance))
+        identity = sender if sender in IDENTITIES and chance.random() < 0.9 else chance.choice(IDENTITIES)
+        began_s = time.perf_counter()
+        fuzzed.hear(identity, data)
+        slowest_s = max(slowest_s, time.perf_counter() - began_s)
+        if case % 10 == 0:
+            good += fuzzed.joins("c")
+    assert good == -(-CASES // 10)
+    assert slowest_s < SLOWEST_S
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_GROWTH_KIB
+    assert fuzzed.wire.refused["MalformedMessage"] > CASES / 10
+    assert len(fuzzed.believed) > 3  # so it gets past the door
