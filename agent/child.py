@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from ..protocol.environment import BLACK_BOX_FD, GENERATION
+from ..protocol.environment import BLACK_BOX_FD, GENERATION, STORE_SECRET
 from . import orders
 from .kernel import await_adoption, die_with_parent, name_process
 from .leaving import leave
@@ -105,7 +105,7 @@ def train(order: orders.TrainingOrder, *, black_box: int, log: int) -> NoReturn:
         print(f"midstep: {order.command[0]} cannot be started in {order.working_directory}: {error}")  # noqa: T201
         leave(1)
     _reseed()
-    separate_generations(int(order.environment.get(GENERATION, 0)))
+    separate_generations(int(order.environment.get(GENERATION, 0)), order.environment.get(STORE_SECRET, ""))
     leave(_run(order))
 
 

@@ -148,6 +148,16 @@ class StoreEndpoint(msgspec.Struct, frozen=True):
     port: int
 
 
+class Rendezvous(StoreEndpoint, frozen=True):
+    """Where the members of a generation meet, and the secret with which they know each other there.
+
+    Whoever can connect can read and write a store. So names and values are sealed with the secret, which is another one
+    in every generation and reaches the members by the controller's authenticated line only.
+    """
+
+    secret: str
+
+
 class RankProgress(msgspec.Struct, frozen=True):
     """A rank's step clock, as its agent reads it from the black box. Ages are seconds before the reading."""
 

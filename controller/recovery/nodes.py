@@ -111,7 +111,8 @@ def on_node_refused(state: JobState, event: NodeRefused, now: float) -> None:
 def on_store_moved(state: JobState, event: StoreMoved, now: float) -> None:
     """A rendezvous store listens elsewhere; the next generation will meet there."""
     if event.node in state.world.nodes:
-        state.world.nodes[event.node].store = event.store
+        node = state.world.nodes[event.node]
+        node.store, node.failed_link_ups = event.store, 0
 
 
 def nodes_missing(state: JobState, reason: str, now: float) -> None:
