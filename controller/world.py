@@ -92,7 +92,7 @@ class Node:
     failure_domain: str
     state: NodeState
     store: StoreEndpoint | None = None
-    failed_link_ups: int = 0  # at this store, since ranks last met there or it was started again
+    failed_link_ups: int = 0  # at this store, since all ranks last met there
     note: str = ""  # why it is not used
     given_back: bool = False  # the platform has been told to end it
 

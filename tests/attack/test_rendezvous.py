@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
@@ -20,8 +21,11 @@ from midstep.agent.rendezvous import separate_generations
 from midstep.communicators import seating
 from midstep.communicators.host_lines import HostLines
 from midstep.protocol.errors import LinkUpFailed
-from midstep.protocol.types import Rendezvous
+from midstep.protocol.types import Moment, Rendezvous
 
+from ..chaos.comparing import assert_nobody_harmed, finish
+from ..chaos.conftest import StartJob, device, start_job  # noqa: F401 - fixtures
+from ..chaos.jobs import Job, hurt
 from ..contract.gloo.conftest import Rank, Ranks
 from .attack import attack
 
@@ -54,12 +58,12 @@ class Stranger:
         self._thread.start()
 
     def _write(self) -> None:
-        while not self._over.is_set():
-            for key in set(self._store.list_keys()) - self._old:
-                with suppress(RuntimeError):
+        with suppress(RuntimeError):  # the store has ended
+            while not self._over.is_set():
+                for key in set(self._store.list_keys()) - self._old:
                     self._store.set(key, self._value)
                     self.written.set()
-            time.sleep(0.001)
+                time.sleep(0.001)
 
     def close(self) -> None:
         self._over.set()
@@ -180,3 +184,53 @@ def test_a_plain_script_reads_only_under_a_name_that_others_cannot_know(monkeypa
         seen.append(prefixed)
     assert all(prefixed.get("master") == b"here" for prefixed in seen)
     assert not store.check(["midstep/g3/env/master"])
+
+
+class Freezer:
+    """Stops the store's process of one node, and every one that takes its place."""
+
+    def __init__(self, job: Job, node: str) -> None:
+        agents = psutil.Process(job.launcher.pid).children(recursive=True)
+        [self._agent] = [each for each in agents if _serves(each, node)]
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._freeze, daemon=True)
+        self._thread.start()
+
+    def _freeze(self) -> None:
+        with suppress(psutil.Error):
+            while not self._over.wait(0.02):
+                for child in self._agent.children():
+                    with suppress(psutil.Error):  # it is being replaced
+                        if child.name() == "midstep-store":
+                            child.suspend()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(30)
+
+
+def _serves(process: psutil.Process, node: str) -> bool:
+    command = process.cmdline()
+    return "midstep.cli.agent" in command and command[command.index("--node") + 1] == node
+
+
+@pytest.mark.chaos
+@attack(
+    "stops the rendezvous store of the first node again and again, and a rank is killed",
+    holds="the next generation meets at the other node's store; only the killed rank gets another process",
+    reads="that the link-up failed because the store has not answered, and that the store is killed and replaced",
+)
+def test_a_job_recovers_without_the_store_that_it_began_with(start_job: StartJob) -> None:  # noqa: F811
+    """Though the agent replaces it, it is stopped again."""
+    job = start_job(faults=(hurt(1, Moment.COLLECTIVE, 20),), steps=30, gates=(15,))
+    job.held_at(15)
+    freezer = Freezer(job, "node0")
+    try:
+        job.open_gate(15)
+        [incident] = finish(job)["incidents"]
+    finally:
+        freezer.close()
+    assert_nobody_harmed(incident, {1})
+    assert incident["rung"] == "recover_in_place"
+    assert "link_up" in str(incident)
+    assert "is stopped; it is killed and replaced" in job.said()
