@@ -16,9 +16,9 @@ from ..platforms.processes import WatchedProcess
 from ..protocol.errors import AgentError
 from ..protocol.types import StoreEndpoint
 from . import orders
-from .nursery import Nursery
+from .nursery import UP_S, Nursery
 from .standbys import Standby, receive
-from .watchdog import Watchdog
+from .watchdog import ANSWER_S, Watchdog
 
 BACKLOG = 1024
 YOUNG_S = 5.0
@@ -125,10 +125,12 @@ class StoreHost:
 async def _watch(process: WatchedProcess, end: socket.socket) -> None:
     """Watch a store's process until it ends. It answers when the store has answered it."""
     end.setblocking(False)
-    watchdog = Watchdog("the rendezvous store", process, lambda: orders.send(end, orders.Ping()))
+    ping = orders.Ping()
+    watchdog = Watchdog("the rendezvous store", process, lambda: orders.send(end, ping), answer_s=UP_S)
     try:
         while await receive(end) is not None:
             watchdog.answered()
+            watchdog.answer_s = ANSWER_S  # torch is imported
     except (AgentError, OSError) as error:
         _log.warning("the rendezvous store cannot be heard: %s", error)
     finally:
