@@ -68,7 +68,7 @@ class Greetings:
     def _readable(self, deadline: float) -> set[socket.socket]:
         now = time.monotonic()
         if now >= deadline:
-            raise TimeoutError("nobody else has connected")
+            raise TimeoutError("no other rank has connected")
         until = min([deadline, *(pending.deadline for pending in self._pending)])
         with selectors.DefaultSelector() as selector:
             for each in (self._listener, *(pending.connection for pending in self._pending)):

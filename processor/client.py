@@ -106,7 +106,7 @@ class Client:
             if not self._stopping.is_set():
                 text = "".join(traceback.format_exception(error))
                 self._die(
-                    f"the line of {self._address} to its agent is lost, and nobody could stop it any more: {text}"
+                    f"the line of {self._address} to its agent is lost, so it could not be stopped any more: {text}"
                 )
 
     def _listen(self) -> None:

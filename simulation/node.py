@@ -147,7 +147,7 @@ class Agent:
                 process.end(SIGKILL)
 
     def freeze_store(self, seconds: float) -> None:
-        """The rendezvous store answers nobody; the agent notices after `seconds`, and starts the next one."""
+        """The rendezvous store does not answer; the agent notices after `seconds`, and starts the next one."""
         self.store_frozen = True
         self.world.timeline.after(seconds, self.move_store)
 

@@ -33,7 +33,7 @@ def rendezvous(state: "JobState") -> Rendezvous:
     """Return where the present generation meets: the same for all its members, and in a replay.
 
     The secret follows from the job's key and the generation, so that the machine needs no chance of its own. Where no
-    store is known the answer leads nowhere: the link-up fails, and the ladder goes on from there.
+    store is known the answer leads nowhere: the link-up fails, and the ladder takes the next rung.
     """
     node = _chosen(state)
     endpoint = node.store if node is not None and node.store is not None else _NOWHERE

@@ -1,6 +1,6 @@
 """A rank's line to its agent
 
-A rank that is deaf cannot be stopped, and a mute one is missed by nobody.
+A rank that is deaf cannot be stopped, and what becomes of a mute one is not known.
 """
 
 import subprocess
@@ -204,7 +204,7 @@ def test_a_line_that_fails_again_and_again_is_given_up(
     holds="posting waits for a bounded time and then raises an error of midstep's",
     reads="how many reports wait, and since when none was taken",
 )
-def test_a_post_that_nobody_takes_is_an_error_in_time(
+def test_a_report_that_is_not_taken_is_an_error_in_time(
     agent: Agent, line: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control thread itself does not wait for itself."""

@@ -55,7 +55,7 @@ def test_idle_strangers_take_no_time(world: World) -> None:
     "connects more often than connections are kept, and sends a greeting byte by byte",
     holds="the true neighbour is let in",
 )
-def test_a_flood_of_strangers_takes_nobody_s_place(world: World) -> None:
+def test_a_flood_of_strangers_keeps_no_neighbour_out(world: World) -> None:
     """The oldest of them give way."""
     strangers = [connect(world.ranks[0]) for _ in range(FLOOD)]
     for stranger in strangers:
