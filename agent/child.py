@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from ..protocol.environment import BLACK_BOX_FD, GENERATION
+from ..protocol.environment import BLACK_BOX_FD, GENERATION, STORE_SECRET
 from . import orders
 from .kernel import await_adoption, die_with_parent, name_process
 from .leaving import leave
@@ -27,6 +27,7 @@ from .rendezvous import separate_generations
 
 ADOPTION_S = 10.0
 STORE_S = 300.0  # the store's own client inside its process; nobody waits on it
+_PINGED = "midstep/ping"
 _OWN_FILES = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 
 
@@ -49,7 +50,8 @@ def stand_by(end: socket.socket, agent: int) -> NoReturn:
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders.send(end, orders.StandbyUp(pid=os.getpid()))
-    message = orders.receive(end)
+    while (message := orders.receive(end)) is not None and isinstance(message[0], orders.Ping):
+        orders.send(end, orders.Pong())
     end.close()
     if message is None:
         os._exit(os.EX_OK)
@@ -57,14 +59,17 @@ def stand_by(end: socket.socket, agent: int) -> NoReturn:
     match order:
         case orders.TrainingOrder() if len(fds) == 2:
             train(order, black_box=fds[0], log=fds[1])
-        case orders.StoreOrder() if len(fds) == 1:
-            serve_store(order, fds[0])
+        case orders.StoreOrder() if len(fds) == 2:
+            serve_store(order, fds[0], socket.socket(fileno=fds[1]))
         case _:
             os._exit(os.EX_USAGE)
 
 
-def serve_store(order: orders.StoreOrder, listener: int) -> NoReturn:
-    """Serve a torch TCPStore on a socket that the agent has bound, until the agent ends this process."""
+def serve_store(order: orders.StoreOrder, listener: int, end: socket.socket) -> NoReturn:
+    """Serve a torch TCPStore on a socket that the agent has bound, until the agent ends this process.
+
+    What is pinged is the store: it is asked, by its own client, before the answer is given.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from ..communicators.names import forget_name_servers_in_this_process
@@ -79,8 +84,10 @@ def serve_store(order: orders.StoreOrder, listener: int) -> NoReturn:
         timeout=timedelta(seconds=STORE_S),
         master_listen_fd=listener,
     )
-    while store:
-        signal.pause()
+    end.setblocking(True)
+    while orders.receive(end) is not None:
+        store.check([_PINGED])
+        orders.send(end, orders.Pong())
     os._exit(os.EX_OK)
 
 
@@ -105,7 +112,7 @@ def train(order: orders.TrainingOrder, *, black_box: int, log: int) -> NoReturn:
         print(f"midstep: {order.command[0]} cannot be started in {order.working_directory}: {error}")  # noqa: T201
         leave(1)
     _reseed()
-    separate_generations(int(order.environment.get(GENERATION, 0)))
+    separate_generations(int(order.environment.get(GENERATION, 0)), order.environment.get(STORE_SECRET, ""))
     leave(_run(order))
 
 

@@ -56,6 +56,7 @@ def rank_environment(
         names.SETTINGS: msgspec.json.encode(job.settings).decode(),
         names.JOB_DIRECTORY: job.job_directory,
         names.STORE: f"{order.store.host}:{order.store.port}",
+        names.STORE_SECRET: order.store.secret,
         names.STARTED_S: started_s,
     }
     return {**DEFAULTS, **base, **job.environment, **{name: str(value) for name, value in rank.items()}}

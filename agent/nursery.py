@@ -17,9 +17,12 @@ from ..protocol.errors import AgentError
 from . import orders
 from .children import Children
 from .standbys import Standby, await_standby, receive, spawn
+from .watchdog import ANSWER_S, Watchdog
 
 UP_S = 120.0  # the zygote's imports included
 REFILL_AFTER_S = 2.0
+STANDBY_ANSWER_S = 5.0
+IMPORTS_ANSWER_S = 600.0  # a zygote that imports hears nothing; file systems can be slow
 MAX_ZYGOTES_LOST_YOUNG = 3  # zygotes that died without ever being up, in a row
 
 _log = logging.getLogger(__name__)
@@ -46,6 +49,8 @@ class Nursery:
         self._zygote: WatchedProcess | None = None
         self._end: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._watchdog: Watchdog | None = None
+        self._importing = 0  # orders to import that the zygote has not answered
         self._ready: Standby | None = None
         self._refill: asyncio.TimerHandle | None = None
         self._filling: asyncio.Task[None] | None = None
@@ -97,10 +102,8 @@ class Nursery:
         """
         ready, self._ready = self._ready, None
         self._refill_later(REFILL_AFTER_S)
-        if ready is not None:
-            if ready.process.alive:
-                return ready
-            ready.close()
+        if ready is not None and await ready.answers(STANDBY_ANSWER_S):
+            return ready
         if not early and self._phase is _Phase.FIRST_IMPORTS:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._imported.wait(), IMPORTS_S)
@@ -182,6 +185,10 @@ class Nursery:
         self._enter(phase)
         self._end = end
         self._zygote = self._children.watch(pid, self._zygote_ended)
+        self._importing = 1
+        self._watchdog = Watchdog(
+            "the zygote", self._zygote, lambda: self._tell(orders.Ping()), answer_s=IMPORTS_ANSWER_S
+        )
         self._listener = asyncio.get_running_loop().create_task(self._listen(end))
         self._send_preload()
 
@@ -221,6 +228,9 @@ class Nursery:
         self._start_zygote(_Phase.IMPORTING_AGAIN)
 
     def _hang_up(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
         if self._listener is not None:
             self._listener.cancel()
             self._listener = None
@@ -237,6 +247,10 @@ class Nursery:
                 return
             if message is None or end is not self._end:
                 return
+            self._importing -= isinstance(message[0], orders.ZygoteUp)
+            if self._watchdog is not None:
+                self._watchdog.answered()
+                self._watchdog.answer_s = IMPORTS_ANSWER_S if self._importing else ANSWER_S
             if isinstance(message[0], orders.ZygoteUp):
                 self._zygote_up(message[0])
 
@@ -260,6 +274,9 @@ class Nursery:
         if self._preload is not None:
             try:
                 self._tell(self._preload)
+                self._importing += 1
+                if self._watchdog is not None:
+                    self._watchdog.answer_s = IMPORTS_ANSWER_S
             except AgentError as error:
                 _log.warning("the modules of the policy are not imported ahead: %s", error)
 

@@ -33,6 +33,14 @@ class ZygoteUp(msgspec.Struct, frozen=True, tag=True):
     failed: tuple[str, ...] = ()  # what could not be imported, and why
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """To zygote, standby or store: say that you are there (Pong)."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Ping. A store has asked itself first."""
+
+
 class StandbyUp(msgspec.Struct, frozen=True, tag=True):
     """From a standby: it is the agent's child, will die with it, and waits for its order."""
 
@@ -50,13 +58,13 @@ class TrainingOrder(msgspec.Struct, frozen=True, tag=True):
 
 
 class StoreOrder(msgspec.Struct, frozen=True, tag=True):
-    """To a standby: serve a rendezvous store. Descriptors: the listening socket."""
+    """To a standby: serve a rendezvous store. Descriptors: the listening socket, a channel on which it is pinged."""
 
     host: str
     port: int
 
 
-Order = ForkStandby | Preload | ZygoteUp | StandbyUp | TrainingOrder | StoreOrder
+Order = ForkStandby | Preload | ZygoteUp | Ping | Pong | StandbyUp | TrainingOrder | StoreOrder
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

@@ -1,6 +1,7 @@
 """The agent's side of a standby: its process, its channel, and the one order that it gets."""
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -9,6 +10,9 @@ from collections.abc import Callable
 from ..platforms.processes import WatchedProcess
 from ..protocol.errors import AgentError
 from . import orders
+from .kernel import is_stopped
+
+_log = logging.getLogger(__name__)
 
 
 class Standby:
@@ -34,6 +38,19 @@ class Standby:
             self.close()
         self.process.on_exit = on_exit
         return self.process
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Say whether the process is still there and does something; if not, it is killed and the channel closed."""
+        try:
+            if self.process.alive and not is_stopped(self.process.pid):
+                orders.send(self._end, orders.Ping())
+                if await asyncio.wait_for(receive(self._end), timeout_s) is not None:
+                    return True
+        except (AgentError, TimeoutError, OSError) as error:
+            _log.warning("standby %d does not answer: %s", self.process.pid, error)
+        self.process.kill()
+        self.close()
+        return False
 
     def close(self) -> None:
         """Close the channel. A standby without an order ends by that. Idempotent."""

@@ -16,7 +16,9 @@ from ..platforms.processes import WatchedProcess
 from ..protocol.errors import AgentError
 from ..protocol.types import StoreEndpoint
 from . import orders
-from .nursery import Nursery
+from .nursery import UP_S, Nursery
+from .standbys import Standby, receive
+from .watchdog import ANSWER_S, Watchdog
 
 BACKLOG = 1024
 YOUNG_S = 5.0
@@ -42,6 +44,7 @@ class StoreHost:
         self._on_failed = on_failed
         self._process: WatchedProcess | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._started_s = 0.0
         self._served_before = False
         self._lost_young = 0
@@ -66,6 +69,8 @@ class StoreHost:
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._process is not None:
             self._process.kill()
         self._listener.close()
@@ -75,8 +80,7 @@ class StoreHost:
             # One that ends at once must not take a core.
             await asyncio.sleep(RETRY_S * max(0, self._lost_young - 1))
             standby = await self._nursery.take(early=True)
-            order = orders.StoreOrder(host=self.endpoint.host, port=self.endpoint.port)
-            self._process = standby.order(order, (self._listener.fileno(),), self._ended)
+            self._process = self._give(standby)
         except AgentError as error:
             self._lost(f"could not be started: {error}")
             return
@@ -84,6 +88,22 @@ class StoreHost:
         if self._served_before:
             self._on_moved()
         self._served_before = True
+
+    def _give(self, standby: Standby) -> WatchedProcess:
+        """Have a standby serve the store, and watch it."""
+        order = orders.StoreOrder(host=self.endpoint.host, port=self.endpoint.port)
+        end, theirs = orders.channel()
+        try:
+            process = standby.order(order, (self._listener.fileno(), theirs.fileno()), self._ended)
+        except AgentError:
+            end.close()
+            raise
+        finally:
+            theirs.close()
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = asyncio.get_running_loop().create_task(_watch(process, end))
+        return process
 
     def _ended(self, status: int) -> None:
         if not self._closed:
@@ -100,3 +120,19 @@ class StoreHost:
             return
         _log.warning("the rendezvous store %s; starting it anew", how)
         self.start()
+
+
+async def _watch(process: WatchedProcess, end: socket.socket) -> None:
+    """Watch a store's process until it ends. It answers when the store has answered it."""
+    end.setblocking(False)
+    ping = orders.Ping()
+    watchdog = Watchdog("the rendezvous store", process, lambda: orders.send(end, ping), answer_s=UP_S)
+    try:
+        while await receive(end) is not None:
+            watchdog.answered()
+            watchdog.answer_s = ANSWER_S  # torch is imported
+    except (AgentError, OSError) as error:
+        _log.warning("the rendezvous store cannot be heard: %s", error)
+    finally:
+        watchdog.close()
+        end.close()

@@ -96,6 +96,9 @@ def _carry_out(message: tuple[orders.Order, list[int]], end: socket.socket, agen
                 return standby
             standby.close()
             return None
+        case orders.Ping():
+            orders.send(end, orders.Pong())
+            return None
         case orders.Preload(modules=modules, paths=paths):
             sys.path[:0] = paths
             failed = _import_all(modules)

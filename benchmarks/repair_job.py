@@ -20,7 +20,7 @@ from midstep.adapters.ddp.replicated_state import SHARD_ID
 from midstep.communicators.gloo import GlooCommunicator
 from midstep.examples.gpt import GPT, TEN_MILLION
 from midstep.processor import transfer
-from midstep.protocol.types import RepairPart, RestoreSource, ShardTransfer, StoreEndpoint
+from midstep.protocol.types import Rendezvous, RepairPart, RestoreSource, ShardTransfer
 
 HOST = "127.0.0.1"
 SOURCE, NEWCOMER = range(2)
@@ -31,7 +31,7 @@ LIMIT_S = 60.0
 class Pair:
     """This process's end of the pair."""
 
-    def __init__(self, rank: int, store: StoreEndpoint) -> None:
+    def __init__(self, rank: int, store: Rendezvous) -> None:
         self.rank = rank
         self._store = store
         self._generation = 1
@@ -91,7 +91,7 @@ def main() -> None:
     rank, port, rounds, notes = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     store = TCPStore(HOST, port, is_master=rank == SOURCE, wait_for_workers=False)
-    pair = Pair(rank, StoreEndpoint(HOST, port))
+    pair = Pair(rank, Rendezvous(HOST, port, "of this benchmark"))
     found = []
     for _ in range(rounds):
         raw = pair.raw()

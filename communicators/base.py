@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from ..protocol.types import StoreEndpoint
+    from ..protocol.types import Rendezvous
 
 
 class CollectiveObserver(Protocol):
@@ -67,7 +67,7 @@ class Communicator(Protocol):
         rank: int,
         world_size: int,
         generation: int,
-        store: "StoreEndpoint | None",
+        store: "Rendezvous | None",
         collective_s: float,
         link_up_s: float,
     ) -> None:
@@ -86,7 +86,7 @@ class Communicator(Protocol):
         """
         ...
 
-    def reseat(self, generation: int, store: "StoreEndpoint", link_up_s: float) -> None:
+    def reseat(self, generation: int, store: "Rendezvous", link_up_s: float) -> None:
         """Connect all live groups, in place, to the members of `generation`, and check the links.
 
         Runs in **rebuild**, in the train thread of every rank of the generation. Raises LinkUpFailed if that is not

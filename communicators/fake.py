@@ -6,7 +6,6 @@ up again, `abort_hccl_comm` drops it so that the next use builds another. The re
 torch-npu's own Python calls on its backend.
 """
 
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 from ..devices import fake as calls
 from ..devices.fake_chip import CHIP, LINK_UP_S, RETRY_FAILED, Task, told
 from ..protocol.types import StoreEndpoint
+from . import words
 from .group import GLOO_SOURCES, SILENT, TOLD
 from .hccl import HcclCommunicator
 from .library import Library
@@ -177,7 +177,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         links = LINKS.up()
         name = f"{self._resumed}"
         key = f"{name}/{self._place}"
-        self._store.set(key, json.dumps(links.listener))
+        self._store.set(key, words.encode(words.Listener(*links.listener)))
         self._keys.append(key)
         others = [f"{name}/{place}" for place in range(self._size)]
         while not self._store.check(others):
@@ -275,8 +275,11 @@ def _tensors_in(argument: Any) -> list[torch.Tensor]:
 
 
 def _endpoint(word: bytes) -> tuple[str, int]:
-    host, port = json.loads(word)
-    return str(host), int(port)
+    try:
+        listener = words.decode(word, words.Listener)
+    except ValueError as error:
+        raise RuntimeError(NOT_UP) from error
+    return listener.host, listener.port
 
 
 def _queued(op: str) -> Callable[..., FakeWork]:

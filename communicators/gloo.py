@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed, LinkUpFailed
-from ..protocol.types import StoreEndpoint
+from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
+from ..protocol.types import Rendezvous
 from .base import CollectiveObserver, Transfer
 from .group import BACKEND, Group, group_name, group_names, orphaned
 from .life import Life, cause, settle
@@ -18,6 +18,7 @@ from .neighbours import Neighbours
 from .registration import Registration
 from .retirement import Retirement
 from .seating import Abandoned, Attempt, Connected, StoreLine, Table
+from .words import GlooWord, Listener
 
 _WORLD = "world"
 _TAG = 0x6D73  # apart from the tags that a user's own sends use
@@ -53,7 +54,7 @@ class GlooCommunicator:
         self._links: Links | None = None
         self._neighbours: Neighbours | None = None
         self._table: Table | None = None
-        self._store: StoreEndpoint | None = None
+        self._store: Rendezvous | None = None
         self._attempt: Attempt[Any] | None = None
         self._retirement = Retirement()
         self._rank = 0
@@ -72,7 +73,7 @@ class GlooCommunicator:
         rank: int,
         world_size: int,
         generation: int,
-        store: StoreEndpoint | None,
+        store: Rendezvous | None,
         collective_s: float,
         link_up_s: float,
     ) -> None:
@@ -108,7 +109,7 @@ class GlooCommunicator:
         name = group_name(group.members, self._seated[group.members])
 
         def work(attempt: Attempt[Connected]) -> Connected:
-            table.meet(attempt, name, group.members, self._rank, None)
+            table.meet(attempt, name, group.members, self._rank, None, missing=f"has not come to group {name}")
             return table.connect(name, group.place, len(group.members), links, self._link_up_s)
 
         # The members come here when their programs do, as with torch's own groups.
@@ -121,7 +122,7 @@ class GlooCommunicator:
             connected = attempt.outcome()
         except Abandoned:
             raise life.error("new_group") from None
-        except (TimeoutError, RuntimeError) as error:
+        except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
             raise life.fail("new_group", error) from error
         finally:
             self._attempt = None
@@ -144,7 +145,7 @@ class GlooCommunicator:
             if self._links is not None:
                 self._links.cut()
 
-    def reseat(self, generation: int, store: StoreEndpoint, link_up_s: float) -> None:
+    def reseat(self, generation: int, store: Rendezvous, link_up_s: float) -> None:
         """Connect all live groups, in place, to the members of `generation`, and check the links."""
         deadline = time.monotonic() + link_up_s
         old = self._life
@@ -164,7 +165,7 @@ class GlooCommunicator:
             settle(old)
             self._take_seats(attempt.outcome(), generation, names, life)
             self._check_links(life, deadline)
-        except (Abandoned, TimeoutError, RuntimeError, CommunicatorError) as error:
+        except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
             what = f"generation {generation} was not linked up within {link_up_s:g} s: {cause(error)}"
             life.end(CommunicatorFailed, what)
             self._cut()
@@ -179,26 +180,28 @@ class GlooCommunicator:
         """Meet the others and build what all have. Runs in the attempt's thread."""
         store, names = self._store, group_names(self._groups)
         assert store is not None
-        if line is None or line.endpoint != store or not line.answers():
+        if line is None or not line.leads_to(store):
             line = StoreLine(store, attempt.go_on())
-        table = Table(line, generation, self._collective_s)
+        table = Table(line, store, generation, self._collective_s)
         if self._links is None:
             self._links = Links(store)
         links = self._links
-        neighbours = Neighbours(self._rank, len(self._members), links.listener[0], self._collective_s, life)
-        word = {"listener": links.listener, "groups": names, "neighbours": neighbours.word}
-        words = table.meet(attempt, _WORLD, self._members, self._rank, word)
-        neighbours.expect([word["neighbours"] for word in words])
-        links.expect(generation, [(host, port) for host, port in (word["listener"] for word in words)])
+        size, host = len(self._members), links.listener[0]
+        neighbours = Neighbours(self._rank, size, host, limit_s=self._collective_s, life=life, seal=table.seal)
+        word = GlooWord(Listener(*links.listener), tuple(names), neighbours.word)
+        missing = f"has not come to group {_WORLD}"
+        words = table.meet(attempt, _WORLD, self._members, self._rank, word, missing=missing)
+        neighbours.expect([word.neighbours for word in words])
+        links.expect(generation, [(word.listener.host, word.listener.port) for word in words])
         built: dict[str, Connected] = {}
-        missing: dict[str, list[int]] = {}
+        lacking: dict[str, list[int]] = {}
         for group, name in zip(list(self._groups), names, strict=True):
-            without = [member for member in group.members if name not in words[member]["groups"]]
+            without = [member for member in group.members if name not in words[member].groups]
             if without:
-                missing[name] = without
+                lacking[name] = without
             else:
                 built[name] = table.connect(name, group.place, len(group.members), links, attempt.go_on())
-        return _Built(table, built, missing, neighbours)
+        return _Built(table, built, lacking, neighbours)
 
     def _take_seats(self, result: _Built, generation: int, names: list[str], life: Life) -> None:
         self._seated.clear()

@@ -12,21 +12,18 @@ so a link that does not come up is seen in this phase, and not in the middle of 
 attempt rebuilds.
 """
 
-import json
 import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
-from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed, LinkUpFailed
-from ..protocol.types import StoreEndpoint
+from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
+from ..protocol.types import Rendezvous
 from .base import CollectiveObserver, Transfer
 from .group import group_name, group_names, orphaned
 from .hccl_group import BACKEND, HcclGroup
@@ -35,22 +32,16 @@ from .library import Library, build
 from .life import Life, cause
 from .movable_store import MovableStore
 from .registration import Registration
-from .seating import Abandoned, Attempt, StoreLine
+from .seating import Abandoned, Attempt, StoreLine, Table
+from .words import HcclWord
 
 _log = logging.getLogger("midstep")
 
 NEVER = -1
-_PREFIX = "midstep/hccl/g{generation}"
+_WORLD, _GROUPS = "hccl", "hccl/groups"
 _CLOSE_S = 0.5
 
 _REGISTRATION = Registration(BACKEND)
-
-
-class _Word(NamedTuple):
-    """What each rank tells the others before a rebuild."""
-
-    groups: list[str]
-    linked: int  # the generation in which all its communicators were last up, or NEVER
 
 
 class HcclCommunicator:
@@ -77,6 +68,7 @@ class HcclCommunicator:
         self._inside = threading.Lock()  # held by the one thread that is in the library to rebuild
         self._index = 0  # of this process's device
         self._rank = 0
+        self._collective_s = 0.0
         self._members: tuple[int, ...] = ()
 
     @property
@@ -90,12 +82,13 @@ class HcclCommunicator:
         rank: int,
         world_size: int,
         generation: int,
-        store: StoreEndpoint | None,
+        store: Rendezvous | None,
         collective_s: float,
         link_up_s: float,
     ) -> None:
         """Make the default process group of torch.distributed; seat it if there is a `store`."""
         self._rank = rank
+        self._collective_s = collective_s
         self._index = self._library.calls.npu.current_device()
         self._members = tuple(range(world_size))
         self.generation = generation
@@ -139,7 +132,7 @@ class HcclCommunicator:
             if self._attempt is not None:
                 self._attempt.abandon()
 
-    def reseat(self, generation: int, store: StoreEndpoint, link_up_s: float) -> None:
+    def reseat(self, generation: int, store: Rendezvous, link_up_s: float) -> None:
         """Meet over the hosts' lines, resume or rebuild every group's communicator, and check its links."""
         deadline = time.monotonic() + link_up_s
         self._life.end(CommunicatorAborted, f"generation {generation} began")
@@ -155,7 +148,7 @@ class HcclCommunicator:
                 if life.reason is not None:
                     attempt.abandon()
             kept = attempt.outcome()
-        except (Abandoned, TimeoutError, RuntimeError, CommunicatorError) as error:
+        except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
             text = str(error) if isinstance(error, LinkUpFailed) else cause(error)
             what = f"generation {generation} was not linked up within {link_up_s:g} s: {text}"
             life.end(CommunicatorFailed, what)
@@ -169,12 +162,14 @@ class HcclCommunicator:
         self._groups, self._seated, self._linked = kept, True, generation
 
     def _rebuild(
-        self, attempt: Attempt[Any], generation: int, store: StoreEndpoint, life: Life, linked: int
+        self, attempt: Attempt[Any], generation: int, store: Rendezvous, life: Life, linked: int
     ) -> list[HcclGroup]:
         """Run a rebuild in the attempt's thread; return the groups that all their members have."""
-        line = StoreLine(store, attempt.go_on())
+        table = Table(StoreLine(store, attempt.go_on()), store, generation, self._collective_s)
         names = group_names(self._groups)
-        words = self._meet(attempt, line, generation, _Word(names, linked))
+        word = HcclWord(tuple(names), linked)
+        silent = "has not said which groups it has"
+        words = table.meet(attempt, _WORLD, self._members, self._rank, word, missing=silent)
         kept = [
             (group, name) for group, name in zip(self._groups, names, strict=True) if not _without(group, name, words)
         ]
@@ -187,7 +182,7 @@ class HcclCommunicator:
         if not self._inside.acquire(timeout=attempt.go_on()):
             raise Abandoned
         try:
-            self._renew(attempt, kept, line, generation, life, resume=resume)
+            self._renew(attempt, kept, table, generation, life, resume=resume)
         finally:
             self._inside.release()
         return [group for group, _ in kept]
@@ -196,7 +191,7 @@ class HcclCommunicator:
         self,
         attempt: Attempt[Any],
         kept: Sequence[tuple[HcclGroup, str]],
-        line: StoreLine,
+        table: Table,
         generation: int,
         life: Life,
         *,
@@ -214,7 +209,7 @@ class HcclCommunicator:
                 if group.backend is not None:
                     attempt.stage = f"the communicator of group {name} is not dropped"
                     calls.distributed.reinit_process_group(group, rebuild_link=True)
-        self._store.move(line.store, _PREFIX.format(generation=generation))
+        self._store.move(table.part(_GROUPS))
         self._made = Counter(group.members for group, _ in kept)
         for group, name in kept:
             if group.backend is None:
@@ -239,20 +234,6 @@ class HcclCommunicator:
             self.link_up_s[name] = time.monotonic() - began_s
             if ones.item() != len(group.members):
                 raise CommunicatorFailed(f"link check of ranks {_ranks(group.members)} gave {ones.item()}")
-
-    def _meet(self, attempt: Attempt[Any], line: StoreLine, generation: int, word: _Word) -> list[_Word]:
-        """Tell the others what this rank has, and hear what they have."""
-        table = PrefixStore(f"{_PREFIX.format(generation=generation)}/table", line.store)
-        table.set(str(self._rank), json.dumps(word))
-        words = []
-        for member in self._members:
-            attempt.stage = f"rank {member} has not said which groups it has"
-            try:
-                table.wait([str(member)], timedelta(seconds=attempt.go_on()))
-            except dist.DistStoreError as error:  # torch's word for a timeout
-                raise Abandoned from error
-            words.append(_Word(*json.loads(table.get(str(member)))))
-        return words
 
     def isend(self, tensor: torch.Tensor, rank: int) -> Transfer:
         """Start to send `tensor`, of the host, to `rank`."""
@@ -290,7 +271,7 @@ class HcclCommunicator:
         self._host.close()
 
 
-def _without(group: HcclGroup, name: str, words: Sequence[_Word]) -> list[int]:
+def _without(group: HcclGroup, name: str, words: Sequence[HcclWord]) -> list[int]:
     return [member for member in group.members if name not in words[member].groups]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from ..protocol.errors import CommunicatorFailed
 
@@ -21,9 +21,9 @@ class MovableStore(Store):
         super().__init__()
         self._present: Any = None
 
-    def move(self, store: Any, prefix: str) -> None:
-        """Stand for the part `prefix` of `store` from now on."""
-        self._present = PrefixStore(prefix, store)
+    def move(self, store: Any) -> None:
+        """Stand for `store` from now on."""
+        self._present = store
 
     @property
     def _inner(self) -> Any:

@@ -4,30 +4,27 @@ The commit barrier and the swap of own states are a few kilobytes, in every step
 backend's collective hands such a message from thread to thread on both sides, which costs more than the message. Here
 the train thread itself writes to a socket and reads from one, and the end of a life is a shutdown of the sockets.
 
-Connections lead one way: a rank connects to those that it sends to and accepts those that it receives from. A word from
-the store, which changes with every generation, is asked of whoever connects. What travels is as open as the backend's
-own traffic.
+Connections lead one way: a rank connects to those that it sends to and accepts those that it receives from. Whoever
+connects must show that it knows the generation's secret. What travels then is as open as the backend's own traffic.
 """
 
-import hmac
 import secrets
 import socket
 import struct
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from ..protocol.errors import CommunicatorError
+from .greetings import HELLO, Greetings
 from .life import Life
+from .seal import Seal
+from .words import NONCE_BYTES, Listener, NeighbourWord
 
 CHUNK_BYTES = 32 * 1024
 _BUFFER_BYTES = 4 * CHUNK_BYTES  # a chunk fits while the other side does not read
 _HEAD = struct.Struct("<QQQ")  # number of the exchange, which kind it is, length of what follows
 _BARRIER, _SWAP = 1, 2
-_HELLO = struct.Struct("<16sq")  # the word, the rank that connects
-_WORD_BYTES = 16
-_HELLO_S = 1.0
 _LEAST_S = 0.001
 _BACKLOG = 128
 _MOST_BYTES = 1 << 30
@@ -40,16 +37,17 @@ class Neighbours:
     `limit_s`, the life fails; when it ends for whatever reason, its owner cuts the sockets.
     """
 
-    def __init__(self, rank: int, world_size: int, host: str, limit_s: float, life: Life) -> None:
+    def __init__(self, rank: int, world_size: int, host: str, *, limit_s: float, life: Life, seal: Seal) -> None:
         """Listen on `host`. Raises CommunicatorError."""
         self._life = life
         self._rank = rank
         self._world_size = world_size
         self._limit_s = limit_s
-        self._secret = secrets.token_bytes(_WORD_BYTES)
+        self._seal = seal
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._lock = threading.Lock()
         self._over = False
-        self._words: Sequence[Any] = ()
+        self._words: Sequence[NeighbourWord] = ()
         self._to: dict[int, socket.socket] = {}
         self._from: dict[int, socket.socket] = {}
         try:
@@ -57,16 +55,17 @@ class Neighbours:
             self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise CommunicatorError(f"rank {rank} cannot listen on {host}: {error}") from error
+        self._greetings = Greetings(self._listener, seal, self._nonce)
         self._number = 0  # exchanges so far
         self._head = bytearray(_HEAD.size)
 
     @property
-    def word(self) -> list[Any]:
-        """What the others must know to connect; JSON."""
+    def word(self) -> NeighbourWord:
+        """What the others must know to connect."""
         host, port = self._listener.getsockname()[:2]
-        return [host, port, self._secret.hex()]
+        return NeighbourWord(Listener(host, port), self._nonce)
 
-    def expect(self, words: Sequence[Any]) -> None:
+    def expect(self, words: Sequence[NeighbourWord]) -> None:
         """Take note of the words of all ranks, in their order."""
         self._words = words
 
@@ -125,6 +124,7 @@ class Neighbours:
     def close(self) -> None:
         """Give the sockets back. In the train thread."""
         self.cut()
+        self._greetings.close()
         with self._lock:
             for connection in (self._listener, *self._to.values(), *self._from.values()):
                 connection.close()
@@ -136,14 +136,14 @@ class Neighbours:
         """Return the connection to `rank`, made when first asked for."""
         if rank in self._to:
             return self._to[rank]
-        host, port, word = self._words[rank]
+        listener, nonce = self._words[rank]
         connection = socket.socket(self._listener.family, socket.SOCK_STREAM)
         try:
             self._keep(self._to, rank, connection)  # before it is connected: a cut ends that, too
             connection.settimeout(max(_LEAST_S, deadline - time.monotonic()))
-            connection.connect((host, port))
+            connection.connect((listener.host, listener.port))
             connection.settimeout(None)
-            connection.sendall(_HELLO.pack(bytes.fromhex(word), self._rank))
+            connection.sendall(HELLO.pack(self._seal.greeting(nonce, self._rank), self._rank))
         except OSError as error:
             raise self._lost(f"connecting to rank {rank}", error) from error
         return connection
@@ -152,28 +152,14 @@ class Neighbours:
         """Return the connection from `rank`, waited for when first asked for; others that come first are kept."""
         while rank not in self._from:
             try:
-                self._listener.settimeout(max(_LEAST_S, deadline - time.monotonic()))
-                connection, _ = self._listener.accept()
-                peer = self._greeted(connection)
-                if peer is None:
-                    connection.close()
-                else:
-                    self._keep(self._from, peer, connection)
+                peer, connection = self._greetings.next(deadline, self._is_awaited)
+                self._keep(self._from, peer, connection)
             except OSError as error:
                 raise self._lost(f"waiting for rank {rank} to connect", error) from error
         return self._from[rank]
 
-    def _greeted(self, connection: socket.socket) -> int | None:
-        """Return which rank has connected; None for a stranger."""
-        hello = memoryview(bytearray(_HELLO.size))
-        connection.settimeout(_HELLO_S)
-        try:
-            self._fill(connection, hello)
-        except OSError:
-            return None
-        word, rank = _HELLO.unpack(hello)
-        known = hmac.compare_digest(word, self._secret) and 0 <= rank < self._world_size and rank not in self._from
-        return rank if known else None
+    def _is_awaited(self, rank: int) -> bool:
+        return 0 <= rank < self._world_size and rank not in self._from
 
     def _keep(self, where: dict[int, socket.socket], rank: int, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

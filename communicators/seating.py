@@ -8,7 +8,6 @@ Members meet in the store before anything is connected. The commonest trouble, s
 found while nothing is half built.
 """
 
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,24 +16,30 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from ..protocol.types import StoreEndpoint
+from ..protocol.types import Rendezvous, StoreEndpoint
+from . import words
 from .links import Links
 from .names import hurry_lookups_in_this_thread
+from .seal import Seal
+from .sealed_store import SealedStore
 
 T = TypeVar("T")
 
 _KNOCK = "midstep/knock"
-_PREFIX = "midstep/g{generation}/{name}"
 
 
 class Connected(NamedTuple):
-    """A gloo group. `face` has the names of torch's ProcessGroup; `gloo` is the backend behind it."""
+    """A gloo group. `face` has the names of torch's ProcessGroup; `gloo` is the backend behind it.
+
+    `store` is what both were given: a Python object must be kept for as long as C++ may call it.
+    """
 
     face: Any
     gloo: dist.ProcessGroupGloo
+    store: SealedStore
 
 
 class Abandoned(Exception):
@@ -107,7 +112,7 @@ class StoreLine:
     def __init__(self, endpoint: StoreEndpoint, limit_s: float) -> None:
         """Connect within `limit_s`. Raises RuntimeError (torch's). Only in a thread of its own, see names."""
         hurry_lookups_in_this_thread()
-        self.endpoint = endpoint
+        self.endpoint = StoreEndpoint(endpoint.host, endpoint.port)
         self.store = TCPStore(
             endpoint.host,
             endpoint.port,
@@ -116,57 +121,69 @@ class StoreLine:
             wait_for_workers=False,
         )
 
-    def answers(self) -> bool:
-        """Say whether the other end is still there."""
-        try:
-            return self.store.add(_KNOCK, 0) >= 0
-        except RuntimeError:
+    def leads_to(self, endpoint: StoreEndpoint) -> bool:
+        """Say whether `endpoint` is at the other end, and still there."""
+        if (self.endpoint.host, self.endpoint.port) != (endpoint.host, endpoint.port):
             return False
+        try:
+            self.store.check([_KNOCK])
+        except Exception:  # torch's, of whatever kind; another line is made then
+            return False
+        return True
 
 
 class Table:
     """The place in the store where the members of a generation meet, and from which their groups are built."""
 
-    def __init__(self, line: StoreLine, generation: int, collective_s: float) -> None:
+    def __init__(self, line: StoreLine, rendezvous: Rendezvous, generation: int, collective_s: float) -> None:
         """Meet over `line`."""
         self.line = line
-        self.generation = generation
+        self.seal = Seal(rendezvous, generation)
         self._collective_s = collective_s
-        self._store = line.store
 
-    def meet(self, attempt: Attempt[Any], name: str, members: Sequence[int], rank: int, word: Any) -> list[Any]:
-        """Leave `word` (JSON) for the other members and return everybody's, in their order.
+    def part(self, name: str) -> SealedStore:
+        """Return a part of the store that only the members of the generation can use."""
+        return SealedStore(self.line.store, self.line.endpoint, self.seal, name)
 
-        Raises Abandoned when the attempt is over.
+    def meet(
+        self, attempt: Attempt[Any], name: str, members: Sequence[int], rank: int, word: T, *, missing: str
+    ) -> list[T]:
+        """Leave `word` for the other members and return everybody's, in their order.
+
+        `missing`: what to say of a member that does not come. Raises Abandoned when the attempt is over, LinkUpFailed
+        when the store fails or holds what is no word.
         """
-        store = PrefixStore(_PREFIX.format(generation=self.generation, name=name), self._store)
-        store.set(_seat(rank), json.dumps(word))
-        missing = [member for member in members if member != rank]
-        words = {rank: word}
-        while missing:
-            attempt.stage = f"rank {missing[0]} has not come to group {name}"
+        store = self.part(name)
+        store.set(_seat(rank), words.encode(word))
+        heard = {rank: word}
+        for member in members:
+            if member == rank:
+                continue
+            attempt.stage = f"rank {member} {missing}"
             try:
-                store.wait([_seat(missing[0])], timedelta(seconds=attempt.go_on()))
+                store.wait([_seat(member)], timedelta(seconds=attempt.go_on()))
             except dist.DistStoreError as error:  # torch's word for a timeout
                 raise Abandoned from error
-            words[missing[0]] = json.loads(store.get(_seat(missing[0])))
-            del missing[0]
+            try:
+                heard[member] = words.decode(store.get(_seat(member)), type(word))
+            except ValueError as error:
+                raise store.refuse(_seat(member), str(error)) from error
         attempt.stage = f"group {name} is not connected"
-        return [words[member] for member in members]
+        return [heard[member] for member in members]
 
     def connect(self, name: str, place: int, size: int, links: Links, limit_s: float) -> Connected:
         """Build the gloo group `name`, all members of which are at the table. Raises RuntimeError (torch's)."""
         options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [links.device]
         options._timeout = timedelta(seconds=limit_s)  # of the connecting
-        store = PrefixStore(_PREFIX.format(generation=self.generation, name=name), self._store)
+        store = self.part(name)
         gloo = dist.ProcessGroupGloo(store, place, size, options)
         gloo._set_default_timeout(timedelta(seconds=self._collective_s))  # of the collectives
         face = dist.ProcessGroup(store, place, size)
         face._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         face._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         face._set_group_name(c10d.GroupName(name))
-        return Connected(face, gloo)
+        return Connected(face, gloo, store)
 
 
 def _seat(rank: int) -> str:

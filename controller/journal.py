@@ -5,6 +5,7 @@ which its predecessor died. Each opening is a new *term*, which fences the comma
 """
 
 import os
+import secrets
 import socket
 import sqlite3
 import time
@@ -22,6 +23,7 @@ from ..protocol.types import CONTROLLER, JobSpec
 from . import journal_file
 from .events import Event
 from .machine import RecoveryMachine
+from .recovery.meeting import KEY_BYTES
 
 JOURNAL_NAME = "journal.sqlite"
 _REPLAY_CHUNK = 500
@@ -35,10 +37,13 @@ class Founding(msgspec.Struct, frozen=True):
     policy: Policy
     can_create_nodes: bool
     created_s: float
+    rendezvous_key: bytes  # from which every generation has its secret; random, another one in every job
 
     def machine(self) -> RecoveryMachine:
         """Return a machine to which nothing has happened yet."""
-        return RecoveryMachine(self.policy, self.job, can_create_nodes=self.can_create_nodes)
+        return RecoveryMachine(
+            self.policy, self.job, can_create_nodes=self.can_create_nodes, rendezvous_key=self.rendezvous_key
+        )
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -78,7 +83,7 @@ class Journal:
 
         `can_create_nodes`: the platform can make nodes beyond those that the job starts with.
         """
-        founding = Founding(job, policy, can_create_nodes, time.time())
+        founding = Founding(job, policy, can_create_nodes, time.time(), secrets.token_bytes(KEY_BYTES))
         journal_file.create(path, {_FOUNDING: msgspec.msgpack.encode(founding)})
 
     @classmethod

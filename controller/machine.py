@@ -12,6 +12,7 @@ from .actions import Action
 from .events import Event
 from .fault_book import FaultBook
 from .recovery.failures import failure_counts
+from .recovery.meeting import Meeting
 from .recovery.openings import wait_for_nodes
 from .recovery.planning import follow, node_status
 from .recovery.state import JobState, Phase
@@ -22,10 +23,21 @@ from .world import World
 class RecoveryMachine:
     """Decides what is to be done about everything that happens to one job."""
 
-    def __init__(self, policy: Policy, job: JobSpec, *, can_create_nodes: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, job: JobSpec, *, can_create_nodes: bool = False, rendezvous_key: bytes = b""
+    ) -> None:
+        """Begin a job. `rendezvous_key`: what the secrets of its generations are derived from."""
         world = World(size=job.world_size, ranks_per_node=job.ranks_per_node)
         book = FaultBook(job.ranks_per_node, policy.faults.too_often)
-        self._state = JobState(policy, Ladder(policy), job, world, book, can_create_nodes=can_create_nodes)
+        self._state = JobState(
+            policy,
+            Ladder(policy),
+            job,
+            world,
+            book,
+            can_create_nodes=can_create_nodes,
+            meeting=Meeting(rendezvous_key),
+        )
         self._started = False
 
     def handle(self, event: Event, now: float) -> list[Action]:

@@ -92,6 +92,7 @@ class Node:
     failure_domain: str
     state: NodeState
     store: StoreEndpoint | None = None
+    failed_link_ups: int = 0  # at this store, since all ranks last met there
     note: str = ""  # why it is not used
     given_back: bool = False  # the platform has been told to end it
 
@@ -169,19 +170,20 @@ class World:
         """Return where each rank runs."""
         return {holder.rank: Place(holder.node, self.nodes[holder.node].failure_domain) for holder in self.holders}
 
-    def store(self) -> StoreEndpoint:
-        """Return the store that a new generation meets at: that of the first node in use, or of any node.
+    def best_store(self) -> Node | None:
+        """Return the node whose store a new generation meets at, None if no store is known.
 
-        Where no store is known the answer leads nowhere: the link-up fails, and the ladder goes on from there.
+        That is the first node in use, unless link-ups have failed at its store more often than at another one.
         """
-        of_ranks = (self.nodes[holder.node] for holder in self.holders if holder.node)
-        for node in of_ranks:  # the first one, but for trouble
-            if node.state is NodeState.ACTIVE and node.store is not None:
-                return node.store
-        for node in (*map(self.nodes.__getitem__, self.group_nodes()), *self.nodes.values()):
-            if node.store is not None:
-                return node.store
-        return StoreEndpoint("", 0)
+        in_use = self.group_nodes()
+        rest = self.nodes.keys() - set(in_use)
+        known = [self.nodes[name] for name in (*in_use, *(each for each in self.nodes if each in rest))]
+        usable = (NodeState.ACTIVE, NodeState.SPARE)
+        return min(
+            (node for node in known if node.store is not None),
+            key=lambda node: (node.state not in usable, node.failed_link_ups),
+            default=None,
+        )
 
     def add_node(self, name: str, state: NodeState, failure_domain: str = "") -> Node:
         """Enter a node into the books; its failure domain is the node itself where none is named."""

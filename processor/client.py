@@ -2,18 +2,25 @@
 
 It runs beside the train thread and never waits for it: commands are heard while the train thread is stuck in a
 collective, which is when they matter.
+
+A rank that trains on without this line cannot be stopped, so it can do harm. What one message causes is counted and the
+thread lives on; a thread that can do nothing any more takes its process along, which the agent sees at once.
 """
 
 import contextlib
 import logging
 import os
 import queue
+import sys
 import threading
 import time
+import traceback
+from collections import Counter
 from collections.abc import Callable
+from typing import NoReturn
 
 from ..protocol.codec import decode, encode
-from ..protocol.errors import RecoveryError, WireError
+from ..protocol.errors import MailboxFull, RecoveryError, WireError
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import Envelope, Message
 from ..protocol.nonblocking import wait
@@ -24,20 +31,35 @@ _log = logging.getLogger(__name__)
 
 IDLE_S = 5.0
 OUTBOX = 1000
+MAX_FAILED_TURNS = 5  # in a row
+PAUSE_S = 0.1  # after a failed turn
 
 
 class Client:
-    """Owns the control thread, its socket and its mailbox."""
+    """Owns the control thread, its socket and its mailbox.
+
+    `hear` is called in the control thread with each command. `die` is called there, with a text, when the line to the
+    agent cannot be kept up; it must end the process.
+    """
 
     def __init__(
-        self, *, job: str, rank: int, incarnation: int, agent_socket: str, hear: Callable[[Envelope], None]
+        self,
+        *,
+        job: str,
+        rank: int,
+        incarnation: int,
+        agent_socket: str,
+        hear: Callable[[Envelope], None],
+        die: Callable[[str], None] | None = None,
     ) -> None:
         self._hear = hear
+        self._die = die or _end_process
         self._agent_socket = agent_socket
         self._address = rank_address(rank)
         # The incarnation, not the time: clocks of two nodes need not agree on which process is the newer one.
         self._mailbox = Mailbox(job=job, address=self._address, session=incarnation)
         self._outbox: queue.Queue[tuple[Message, int]] = queue.Queue(OUTBOX)
+        self.failures: Counter[str] = Counter()  # what could not be taken in or sent, by the name of the error
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
         self._quiet = threading.Event()  # nothing is waiting to be sent or acknowledged
@@ -46,14 +68,21 @@ class Client:
         self._thread.start()
 
     def post(self, body: Message, generation: int) -> None:
-        """Send a report to the controller, reliably. From any thread; returns at once.
+        """Send a report to the controller, reliably. From any thread; returns at once, or within IDLE_S.
 
-        Raises RecoveryError when the client was closed.
+        Raises RecoveryError when the client was closed, or takes nothing any more.
         """
         if self._stopping.is_set():
             raise RecoveryError(f"{type(body).__name__} cannot be reported any more: this process is about to end")
+        own = threading.current_thread() is self._thread  # which must not wait for itself
         self._quiet.clear()
-        self._outbox.put((body, generation), timeout=IDLE_S)
+        try:
+            self._outbox.put((body, generation), block=not own, timeout=IDLE_S)
+        except queue.Full:
+            raise RecoveryError(
+                f"{type(body).__name__} cannot be reported: {OUTBOX} reports wait, and the control thread has taken "
+                f"none of them for {IDLE_S:g} s"
+            ) from None
         os.eventfd_write(self._wake, 1)
 
     def flush(self, limit_s: float) -> bool:
@@ -71,10 +100,29 @@ class Client:
             os.close(self._wake)
 
     def _run(self) -> None:
+        try:
+            self._listen()
+        except BaseException as error:
+            if not self._stopping.is_set():
+                text = "".join(traceback.format_exception(error))
+                self._die(
+                    f"the line of {self._address} to its agent is lost, so it could not be stopped any more: {text}"
+                )
+
+    def _listen(self) -> None:
         socket = DealerSocket(self._agent_socket, identity=self._address, curve=None)
+        failed_turns = 0
         try:
             while not self._stopping.is_set():
-                self._turn(socket)
+                try:
+                    self._turn(socket)
+                    failed_turns = 0
+                except Exception as error:
+                    failed_turns += 1
+                    if failed_turns >= MAX_FAILED_TURNS:
+                        raise
+                    self._failed(error, "a turn of the control thread failed")
+                    self._stopping.wait(PAUSE_S)
         finally:
             socket.close()
 
@@ -88,18 +136,37 @@ class Client:
         for received in socket.receive():
             self._take(socket, received.data)
         now = time.monotonic()
-        while not self._outbox.empty():
-            body, generation = self._outbox.get_nowait()
-            self._mailbox.generation = max(self._mailbox.generation, generation)
-            socket.send(encode(self._mailbox.post(body, CONTROLLER, now)))
+        self._send_posted(socket, now)
         for envelope in self._mailbox.due(now):
-            socket.send(encode(envelope))
+            self._send(socket, envelope)
         for envelope in self._mailbox.undeliverable(now):
             _log.error("no controller took %s in time", type(envelope.body).__name__)
         if self._mailbox.next_due() is None and self._outbox.empty():
             self._quiet.set()
 
+    def _send_posted(self, socket: DealerSocket, now: float) -> None:
+        for _ in range(OUTBOX):  # and no more in one turn: commands are to be heard in between
+            try:
+                body, generation = self._outbox.get_nowait()
+            except queue.Empty:
+                return
+            self._mailbox.generation = max(self._mailbox.generation, generation)
+            try:
+                self._send(socket, self._mailbox.post(body, CONTROLLER, now))
+            except MailboxFull as error:
+                self._failed(error, f"{type(body).__name__} is not reported")
+
+    def _send(self, socket: DealerSocket, envelope: Envelope) -> None:
+        """Send an envelope. One that cannot be encoded must not keep back those behind it; it is given up in time."""
+        try:
+            data = encode(envelope)
+        except WireError as error:
+            self._failed(error, f"{type(envelope.body).__name__} is not sent")
+            return
+        socket.send(data)
+
     def _take(self, socket: DealerSocket, data: bytes) -> None:
+        """Take in one message. What it causes, of whatever kind, must not make this rank deaf to the next one."""
         try:
             envelope = decode(data)
         except WireError as error:
@@ -107,8 +174,27 @@ class Client:
             return
         taken = self._mailbox.take(envelope, time.monotonic())
         if taken.reply is not None:
-            socket.send(encode(taken.reply))
-        if taken.deliver:
+            self._send(socket, taken.reply)
+        if not taken.deliver:
+            return
+        try:
             self._hear(envelope)
-            if envelope.number:
-                socket.send(encode(self._mailbox.acknowledge(envelope)))
+        except Exception as error:
+            self._failed(
+                error, f"{type(envelope.body).__name__} of generation {envelope.generation} was heard and failed"
+            )
+        if envelope.number:
+            self._send(socket, self._mailbox.acknowledge(envelope))
+
+    def _failed(self, error: Exception, what: str) -> None:
+        self.failures[type(error).__name__] += 1
+        if self.failures[type(error).__name__].bit_count() == 1:  # the 1st, 2nd, 4th...: a flood does not fill the log
+            count = self.failures.total()
+            _log.error("%s (failure %d of the control thread): %s", what, count, error, exc_info=error)
+
+
+def _end_process(text: str) -> NoReturn:
+    """End this process at once, whatever its train thread is in. Its agent reports the exit."""
+    with contextlib.suppress(Exception):
+        print(f"midstep: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the rank's log
+    os._exit(os.EX_SOFTWARE)

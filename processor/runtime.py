@@ -26,7 +26,7 @@ from ..protocol.types import (
     FaultReport,
     JobSettings,
     Moment,
-    StoreEndpoint,
+    Rendezvous,
     rank_address,
 )
 from .callbacks import Callbacks
@@ -58,7 +58,7 @@ class Runtime:
         self.started_s = float(environment[env.STARTED_S])
         self.settings = msgspec.json.decode(environment[env.SETTINGS], type=JobSettings)
         host, _, port = environment[env.STORE].rpartition(":")
-        self.store = StoreEndpoint(host, int(port))
+        self.store = Rendezvous(host, int(port), environment.get(env.STORE_SECRET, ""))
         generation = int(environment[env.GENERATION])
         self.black_box = BlackBox.attach(int(environment[env.BLACK_BOX_FD]))
         self.device = device_named(self.settings.device)
@@ -218,13 +218,16 @@ class Runtime:
         )
         self.post(FaultReported(report))
 
-    def report_not_stopped(self, error: MidstepError) -> None:
+    def report_not_stopped(self, error: Exception) -> None:
         """Report why stop or clean has failed: this process cannot go on."""
         if isinstance(error, CallbackFailed):
             _log.error("%s", error, exc_info=error)
             self.report_fault(FaultKind.EXCEPTION, str(error))
-        else:
+        elif isinstance(error, MidstepError):
             self.report_fault(FaultKind.DEVICE, str(error), FaultLevel.RESTART_BUSINESS)
+        else:
+            _log.error("stop has failed", exc_info=error)
+            self.report_fault(FaultKind.EXCEPTION, f"stop has failed: {type(error).__name__}: {error}")
 
     def flush(self) -> None:
         """Give what was posted a few seconds to arrive, before the process ends."""
@@ -253,5 +256,5 @@ class Runtime:
         if heard.abort:
             try:
                 self.stop(f"generation {body.generation} is being opened")
-            except MidstepError as error:
+            except Exception as error:  # of a device or a library: the train thread may be stuck for good
                 self.report_not_stopped(error)

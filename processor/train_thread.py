@@ -268,7 +268,7 @@ class TrainThread:
         try:
             received = self._rejoining.rejoin(order, self._phases)
             failed = False
-        except (MidstepError, RuntimeError) as error:
+        except Exception as error:  # torch has no limit to the kinds that it raises
             if not isinstance(error, CommunicatorAborted):
                 self._verdicts.on_the_way_back(error)
         if failed:

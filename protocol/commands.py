@@ -2,7 +2,7 @@
 
 import msgspec
 
-from .types import ArmedFault, JobSpec, RepairPart, StoreEndpoint
+from .types import ArmedFault, JobSpec, Rendezvous, RepairPart
 
 
 class WelcomeNode(msgspec.Struct, frozen=True, tag=True):
@@ -30,7 +30,7 @@ class StartProcess(msgspec.Struct, frozen=True, tag=True):
     generation: int
     restart_count: int
     seated: bool
-    store: StoreEndpoint
+    store: Rendezvous
     early: bool = False
     world_size: int = 0  # ranks and nodes of the world now; 0: those that the job asked for
     nodes: int = 0
@@ -61,7 +61,7 @@ class Rejoin(msgspec.Struct, frozen=True, tag=True):
 
     rank: int
     generation: int
-    store: StoreEndpoint
+    store: Rendezvous
     seated: bool  # the groups were built for this generation at start: no rebuild
     part: RepairPart
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .bounds import MOST_OF_A_RANK, Count, Name, Port, ProcessId, Rank, Seconds
+from .bounds import MOST_OF_A_RANK, Count, Name, PathName, Port, ProcessId, Rank, Seconds, Text
 from .faults import Assertion as Assertion
 from .faults import FaultKind as FaultKind
 from .faults import FaultLevel as FaultLevel
@@ -165,6 +165,16 @@ class StoreEndpoint(msgspec.Struct, frozen=True):
 
     host: Name
     port: Port
+
+
+class Rendezvous(StoreEndpoint, frozen=True):
+    """Where the members of a generation meet, and the secret with which they know each other there.
+
+    Whoever can connect can read and write a store. So names and values are sealed with the secret, which is another one
+    in every generation and reaches the members by the controller's authenticated line only.
+    """
+
+    secret: str
 
 
 class RankProgress(msgspec.Struct, frozen=True):

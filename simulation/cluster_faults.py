@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 CUTS_S = (0.5, 2.0, 10.0, 100.0)
 HARMLESS_S = 2.0  # what is shorter than this must cost nobody his process
+STANDSTILLS_S = (1.0, 10.0, 600.0)
 LEVELS = tuple(level for level in FaultLevel if level not in {FaultLevel.SOFTWARE})
 _OF_THE_NODE = frozenset({Treatment.CLOSE, Treatment.LEAVE})  # then all who are there may be replaced
 _OF_THE_RANK = frozenset({Treatment.RESTART, Treatment.LEAVE})  # then whose it is gets another process
@@ -58,13 +59,16 @@ def storm(world: "World", chance: random.Random) -> str:
     return f"the network is bad for {seconds} s"
 
 
-def move_store(world: "World", chance: random.Random) -> str:
-    """A rendezvous store dies, and comes back elsewhere."""
+def strike_store(world: "World", chance: random.Random) -> str:
+    """A rendezvous store dies and comes back elsewhere, or stands still until its agent sees it."""
     agent = _node(world, chance)
     if agent is None:
-        return "no store to move"
-    agent.move_store()
-    return f"the store of {agent.name} moves"
+        return "no store to strike"
+    if chance.random() < 0.5:
+        agent.move_store()
+        return f"the store of {agent.name} moves"
+    agent.freeze_store(seconds := chance.choice(STANDSTILLS_S))
+    return f"the store of {agent.name} is frozen for {seconds} s"
 
 
 def add_node(world: "World", chance: random.Random) -> str:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..protocol.types import StoreEndpoint
+from ..protocol.types import Rendezvous
 
 if TYPE_CHECKING:
     from .played_thread import PlayedThread
@@ -27,7 +27,7 @@ class Group:
         size: int,
         *,
         flaky: bool,
-        serves: Callable[[StoreEndpoint], bool],
+        serves: Callable[[Rendezvous], bool],
     ) -> None:
         """`serves` says whether a rendezvous store listens where a process looks for it."""
         self._serves = serves
@@ -37,13 +37,13 @@ class Group:
         self.frozen = False  # collectives hang without a word
         self._flaky = flaky  # the connections do not come up
         self._connecting: dict[int, tuple[Process, Callable[[], None]]] = {}
-        self._stores: dict[int, StoreEndpoint] = {}
+        self._stores: dict[int, Rendezvous] = {}
         self._members: dict[int, Process] = {}
         self._entered: dict[Key, dict[int, tuple[Process, Callable[[], None]]]] = {}
         self._posted: dict[Key, int] = {}
         self._receiving: dict[Key, Callable[[int], None]] = {}
 
-    def connect(self, process: "Process", store: StoreEndpoint, done: Callable[[], None]) -> None:
+    def connect(self, process: "Process", store: Rendezvous, done: Callable[[], None]) -> None:
         """Wait for all ranks at a store, then go on."""
         if not self._serves(store):
             return

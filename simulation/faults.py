@@ -39,7 +39,7 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
     (3, cluster.kill_node),
     (3, cluster.cut_off_node),
     (1, cluster.storm),
-    (2, cluster.move_store),
+    (2, cluster.strike_store),
     (1, cluster.add_node),
     (1, cluster.hear_node),
     (3, cluster.device_fault),

@@ -110,6 +110,7 @@ class Agent:
         self.harmed = False  # something of it is reported to be broken, so whoever is on it may be replaced
         self.broken = False  # it is reported as a whole, so all who are on it are at fault
         self.store = StoreEndpoint(name, 1)
+        self.store_frozen = False
         self.seats: dict[int, Seat] = {}
         self._welcome = False
         self._early: list[StartProcess] = []
@@ -146,8 +147,14 @@ class Agent:
             for process in self.processes():
                 process.end(SIGKILL)
 
+    def freeze_store(self, seconds: float) -> None:
+        """The rendezvous store does not answer; the agent notices after `seconds`, and starts the next one."""
+        self.store_frozen = True
+        self.world.timeline.after(seconds, self.move_store)
+
     def move_store(self) -> None:
         """The rendezvous store dies; the next one listens elsewhere."""
+        self.store_frozen = False
         self.store = StoreEndpoint(self.name, self.store.port + 1)
         self.endpoint.post(StoreMoved(self.name, self.store), CONTROLLER)
 

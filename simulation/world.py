@@ -8,7 +8,7 @@ from ..controller.events import Event
 from ..controller.machine import RecoveryMachine
 from ..controller.recovery.state import Phase
 from ..protocol.messages import Envelope
-from ..protocol.types import StoreEndpoint
+from ..protocol.types import Rendezvous
 from . import faults
 from .communicators import Group
 from .controller import Controller
@@ -132,9 +132,9 @@ class World:
             self._groups[generation] = Group(self.timeline, self.chance, size, flaky=flaky, serves=self._serves)
         return self._groups[generation]
 
-    def _serves(self, store: StoreEndpoint) -> bool:
+    def _serves(self, store: Rendezvous) -> bool:
         agent = self.agents.get(store.host)
-        return agent is not None and agent.alive and agent.store == store
+        return agent is not None and agent.alive and not agent.store_frozen and agent.store.port == store.port
 
     def add_agent(self, name: str) -> None:
         """A node comes up."""

@@ -36,6 +36,7 @@ from .boundary import before_boundary
 from .deciding import blame_and_decide, rung_failed, stop_now
 from .ending import ready_to_save
 from .handover import part_saved
+from .meeting import linked_up, rendezvous
 from .planning import all_finished, rank_stopped
 from .state import JobState, Phase
 
@@ -151,7 +152,7 @@ def rejoin_command(state: JobState, holder: Holder) -> Rejoin:
     return Rejoin(
         rank=holder.rank,
         generation=state.generation,
-        store=state.world.store(),
+        store=rendezvous(state),
         seated=holder.seated and holder.joined_generation == state.generation,
         part=state.plan.parts[holder.rank],
     )
@@ -173,6 +174,7 @@ def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
     state.history.moved(event.bytes_received)
     if state.awaiting_ready:
         return
+    linked_up(state)
     for each in state.world.holders:
         each.state = RankState.TRAINING
         state.send(rank_address(each.rank), Resume(each.rank, state.generation, event.step))

@@ -12,6 +12,7 @@ from .boundary import late
 from .deciding import blame, blame_and_decide, rung_failed
 from .ending import end, saving_overdue
 from .handover import overdue as handover_overdue
+from .meeting import link_up_failed
 from .nodes import nodes_missing
 from .openings import nodes_needed, overdue, release_held, wait_for_nodes
 from .planning import overdue as overdue_plan
@@ -89,6 +90,7 @@ def _pausing(state: JobState, now: float) -> None:
 
 def _rejoining(state: JobState, now: float) -> None:
     limit_s = state.policy.deadlines.rejoin_s
+    link_up_failed(state)
     _over_time(state, f"{len(state.awaiting_ready)} ranks not ready after {limit_s:g} s", now)
 
 

@@ -109,7 +109,7 @@ def on_node_refused(state: JobState, event: NodeRefused, now: float) -> None:
 
 
 def on_store_moved(state: JobState, event: StoreMoved, now: float) -> None:
-    """A rendezvous store listens elsewhere; the next generation will meet there."""
+    """A rendezvous store listens elsewhere; a generation that meets at it will meet there."""
     if event.node in state.world.nodes:
         state.world.nodes[event.node].store = event.store
 

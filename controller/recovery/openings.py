@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from ...protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
 from ...protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
 from ..world import GONE, PARKED, REACHABLE, Holder, NodeState, RankState
+from .meeting import begin, link_up_failed, rendezvous
 from .state import JobState, Phase
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
@@ -47,6 +48,8 @@ def open_world(state: JobState, now: float) -> None:
             _end_process(state, holder, before[holder.rank])
     if state.generation > 0:
         state.restarts += 1
+    if state.phase is Phase.STARTING and state.ever_resilient:
+        link_up_failed(state)  # a world that links up as it starts did not get that far
     next_generation(state, range(world.size))
     state.unfinished = set(range(world.size))
     for holder in world.holders:
@@ -153,6 +156,7 @@ def stop_all_processes(state: JobState) -> None:
 def next_generation(state: JobState, replaced: Iterable[int]) -> None:
     """Begin the next generation, in which these ranks have other processes."""
     state.generation += 1
+    begin(state)
     state.replaced |= set(replaced)
     state.guilty.clear()
     state.suspicions.clear()
@@ -218,7 +222,7 @@ def start_command(state: JobState, holder: Holder, *, early: int = 0) -> StartPr
         generation=state.generation,
         restart_count=state.restarts,
         seated=holder.seated and not early,
-        store=state.world.store(),
+        store=rendezvous(state),
         early=early > 0,
         world_size=state.world.size,
         nodes=nodes_needed(state),

@@ -14,6 +14,7 @@ from .deciding import blame_and_decide
 from .detected import asks_to_leave, put_off, sort_out, stands
 from .draining import newcomer_failed, newcomer_started
 from .ending import end, lost_while_saving
+from .meeting import link_up_failed
 from .state import OVER, JobState, Phase
 from .suspicion import suspect
 
@@ -44,6 +45,8 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
     if report.kind in SUSPICIONS and 0 < report.generation < state.generation:
         state.ignore("suspicion of an earlier generation")
         return
+    if report.kind is FaultKind.LINK_UP:
+        link_up_failed(state)
     if report.rank in state.guilty:
         state.ignore("fault of a rank that is being replaced")
         return

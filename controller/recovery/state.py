@@ -16,6 +16,7 @@ from ..actions import Action, Finish, Forget, Log, Send
 from ..fault_book import FaultBook
 from ..world import World
 from .history import History
+from .meeting import Meeting
 from .planned import Plans
 
 
@@ -49,6 +50,7 @@ class JobState:
     world: World
     book: FaultBook
     history: History = field(default_factory=History)
+    meeting: Meeting = field(default_factory=Meeting)
     phase: Phase = Phase.WAITING
     generation: int = 0
     term: int = 0

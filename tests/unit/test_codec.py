@@ -19,10 +19,10 @@ from midstep.protocol.messages import (
 from midstep.protocol.types import (
     FaultKind,
     FaultReport,
+    Rendezvous,
     RepairPart,
     RestoreSource,
     ShardTransfer,
-    StoreEndpoint,
 )
 
 
@@ -50,7 +50,7 @@ def envelope(body: Message, version: int = PROTOCOL_VERSION) -> Envelope:
         Rejoin(
             rank=3,
             generation=7,
-            store=StoreEndpoint("127.0.0.1", 4000),
+            store=Rendezvous("127.0.0.1", 4000, "secret"),
             seated=False,
             part=RepairPart(8, RestoreSource.REPLICA, transfers=(ShardTransfer("all", 0, 40, 1, 3),)),
         ),

@@ -12,8 +12,11 @@ import pytest
 
 from midstep.communicators.life import Life
 from midstep.communicators.neighbours import Neighbours
+from midstep.communicators.seal import Seal
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed
+from midstep.protocol.types import Rendezvous
 
+SEAL = Seal(Rendezvous("127.0.0.1", 1, "secret"), 1)
 LONG_S = 20.0
 BLOCKED_S = 0.1
 
@@ -26,7 +29,7 @@ class World:
         self.lives: list[Life] = []
         for rank in range(size):
             self.lives.append(Life(partial(self._cut, rank)))
-            self.ranks.append(Neighbours(rank, size, "127.0.0.1", limit_s, self.lives[rank]))
+            self.ranks.append(Neighbours(rank, size, "127.0.0.1", limit_s=limit_s, life=self.lives[rank], seal=SEAL))
         self._threads = ThreadPoolExecutor(size)
 
     def _cut(self, rank: int) -> None:
@@ -177,8 +180,8 @@ def test_who_does_not_know_the_word_is_turned_away(made: list[World]) -> None:
     world.introduce()
     strangers = []
     for hello in (b"", b"x" * 24, b"GET / HTTP/1.1\r\n\r\n" * 3):
-        host, port, _ = world.ranks[0].word
-        stranger = socket.create_connection((host, port))
+        listener = world.ranks[0].word.listener
+        stranger = socket.create_connection((listener.host, listener.port))
         stranger.sendall(hello)
         stranger.shutdown(socket.SHUT_WR)
         strangers.append(stranger)

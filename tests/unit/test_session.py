@@ -4,7 +4,7 @@ import pytest
 
 from midstep.processor.session import Order, Session, Stage
 from midstep.protocol.messages import Quiesce, Rejoin, Release, Resume, SaveCheckpoint
-from midstep.protocol.types import RepairPart, RestoreSource, StoreEndpoint
+from midstep.protocol.types import Rendezvous, RepairPart, RestoreSource
 
 RANK = 3
 PART = RepairPart(target_step=5, restore=RestoreSource.REPLICA)
@@ -21,7 +21,7 @@ def command(kind: type, generation: int) -> Order:
     """A command of a kind."""
     made: dict[type, Order] = {
         Quiesce: Quiesce(RANK, generation),
-        Rejoin: Rejoin(RANK, generation, StoreEndpoint("h", 1), seated=False, part=PART),
+        Rejoin: Rejoin(RANK, generation, Rendezvous("h", 1, "s"), seated=False, part=PART),
         Resume: Resume(RANK, generation, 5),
         Release: Release(RANK, generation),
         SaveCheckpoint: SaveCheckpoint(RANK, generation, 5, publish=True),

@@ -56,17 +56,24 @@ def test_the_order_of_the_nodes_in_use_is_that_of_their_lowest_rank(world: World
 
 def test_the_store_is_that_of_the_first_node_in_use(world: World) -> None:
     """A lost node's store is passed over."""
-    assert world.store() == StoreEndpoint("host0", 0)
+    assert world.best_store() is world.nodes["node0"]
     world.nodes["node0"].state = NodeState.LOST
-    assert world.store() == StoreEndpoint("host1", 1)
+    assert world.best_store() is world.nodes["node1"]
 
 
-def test_a_world_without_any_store_names_one_that_leads_nowhere() -> None:
-    """The link-up fails there, and the ladder goes on."""
+def test_a_store_at_which_link_ups_failed_comes_after_the_others(world: World) -> None:
+    """Those in use first, then that of the spare, and in the end the one that failed least."""
+    for failed, best in (("node0", "node1"), ("node1", "node2"), ("node2", "node0"), ("node0", "node1")):
+        world.nodes[failed].failed_link_ups += 1
+        assert world.best_store() is world.nodes[best]
+
+
+def test_a_world_without_any_store_has_no_best_one() -> None:
+    """Agents that have not joined yet."""
     world = World(size=1, ranks_per_node=1)
     world.add_node("a", NodeState.SPARE)
     world.place(["a"])
-    assert world.store() == StoreEndpoint("", 0)
+    assert world.best_store() is None
 
 
 def test_places_name_the_failure_domain(world: World) -> None:

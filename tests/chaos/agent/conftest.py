@@ -35,6 +35,7 @@ from midstep.protocol.types import (
     PLATFORM,
     JobSettings,
     JobSpec,
+    Rendezvous,
     node_address,
 )
 
@@ -168,6 +169,7 @@ class Site:
         self.controller.order(WelcomeNode(job=msgspec.structs.replace(job, **changes)), node)
 
     def start(self, rank: int, incarnation: int = 0, node: str = "node0", **changes: Any) -> None:
+        store = self.controller.all(NodeJoined)[0].store
         order = StartProcess(
             rank=rank,
             local_rank=rank,
@@ -176,7 +178,7 @@ class Site:
             generation=incarnation + 1,
             restart_count=incarnation,
             seated=True,
-            store=self.controller.all(NodeJoined)[0].store,
+            store=Rendezvous(store.host, store.port, "of this test"),
         )
         self.controller.order(msgspec.structs.replace(order, **changes), node)
 

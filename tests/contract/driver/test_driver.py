@@ -18,12 +18,13 @@ from midstep.protocol.messages import (
     RankFinished,
     StartProcess,
 )
-from midstep.protocol.types import Activity, RankProgress, RunningProcess, StoreEndpoint
+from midstep.protocol.types import Activity, RankProgress, Rendezvous, RunningProcess, StoreEndpoint
 
 if TYPE_CHECKING:
     from tests.contract.driver.conftest import Peer, Rig
 
 STORE = StoreEndpoint("127.0.0.1", 1)
+RENDEZVOUS = Rendezvous("127.0.0.1", 1, "secret")
 FINISHED = RankFinished(3, 1, 1, 7)
 
 
@@ -95,7 +96,7 @@ def test_a_command_is_repeated_until_it_is_acknowledged_or_forgotten(rig: "Rig")
 
 def test_ranks_are_reached_through_the_agent_that_hosts_them(rig: "Rig") -> None:
     async def scenario() -> None:
-        start = StartProcess(3, 1, 1, 2, 5, 0, False, STORE)
+        start = StartProcess(3, 1, 1, 2, 5, 0, False, RENDEZVOUS)
         quiesce = Send("rank/3", Quiesce(3, 1), 1)
         rig.machine.answers[RankFinished] = [quiesce]
         rig.machine.answers[StopRequested] = [Send("node/b", start, 5), quiesce]

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from midstep.communicators.base import Communicator
 from midstep.communicators.gloo import GlooCommunicator
 from midstep.communicators.names import forget_name_servers_in_this_process
-from midstep.protocol.types import StoreEndpoint
+from midstep.protocol.types import Rendezvous
 
 WORD_S = 30.0
 _FORK = multiprocessing.get_context("fork")
@@ -25,7 +25,7 @@ _FORK = multiprocessing.get_context("fork")
 class Rank:
     """A rank, as its own process sees it."""
 
-    def __init__(self, number: int, world_size: int, store: StoreEndpoint, line: Connection) -> None:
+    def __init__(self, number: int, world_size: int, store: Rendezvous, line: Connection) -> None:
         self.number = number
         self.world_size = world_size
         self.store = store
@@ -70,7 +70,7 @@ class Ranks:
         self._everything: list[Any] = []
         self._store_line, line = _FORK.Pipe()
         self._fork(_serve_store, line)
-        self.store = StoreEndpoint("127.0.0.1", self._store_line.recv())
+        self.store = Rendezvous("127.0.0.1", self._store_line.recv(), "of this test")
 
     def _fork(self, target: Callable[..., None], *args: Any) -> Any:
         process = _FORK.Process(target=target, args=args, daemon=True)

@@ -1,0 +1,70 @@
+"""Where the members of a generation meet, and what keeps others out.
+
+Every node serves a rendezvous store, and one of them is enough. A store that is alive and does not answer, or one that
+somebody disturbs, must not cost the job all its attempts: where a link-up has failed, the next generation meets
+elsewhere.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...protocol.types import Rendezvous, StoreEndpoint
+from ..world import Node, NodeState
+
+if TYPE_CHECKING:
+    from .state import JobState
+
+KEY_BYTES = 32
+_SECRET_BYTES = 16
+_NOWHERE = StoreEndpoint("", 0)
+
+
+@dataclass
+class Meeting:
+    """The store of the present generation. `key`: what the secrets of all generations are derived from."""
+
+    key: bytes = b""
+    node: str = ""  # whose store it is; empty: not chosen yet
+    failed: bool = False  # ranks could not link up there
+
+
+def rendezvous(state: "JobState") -> Rendezvous:
+    """Return where the present generation meets: the same for all its members, and in a replay.
+
+    The secret follows from the job's key and the generation, so that the machine needs no chance of its own. Where no
+    store is known the answer leads nowhere: the link-up fails, and the ladder takes the next rung.
+    """
+    node = _chosen(state)
+    endpoint = node.store if node is not None and node.store is not None else _NOWHERE
+    purpose = f"{state.job.job}/{state.generation}".encode()
+    secret = hashlib.blake2b(purpose, key=state.meeting.key, digest_size=_SECRET_BYTES).hexdigest()
+    return Rendezvous(endpoint.host, endpoint.port, secret)
+
+
+def _chosen(state: "JobState") -> Node | None:
+    meeting, world = state.meeting, state.world
+    node = world.nodes.get(meeting.node)
+    if node is None or node.store is None or node.state not in {NodeState.ACTIVE, NodeState.SPARE}:
+        node = world.best_store()
+        meeting.node = node.name if node is not None else ""
+    return node
+
+
+def begin(state: "JobState") -> None:
+    """Forget the store of the generation before. Runs when a generation is opened."""
+    state.meeting.node, state.meeting.failed = "", False
+
+
+def link_up_failed(state: "JobState") -> None:
+    """Prefer other stores to that of the present generation from now on, whoever reports it and however often."""
+    meeting = state.meeting
+    if meeting.node in state.world.nodes and not meeting.failed:
+        meeting.failed = True
+        state.world.nodes[meeting.node].failed_link_ups += 1
+
+
+def linked_up(state: "JobState") -> None:
+    """Trust the store of the present generation: all ranks have met there."""
+    if state.meeting.node in state.world.nodes:
+        state.world.nodes[state.meeting.node].failed_link_ups = 0

@@ -1,0 +1,189 @@
+"""What ranks leave for each other in the store, and their greetings
+
+Good values and good greetings are changed by chance, from a seed.
+"""
+
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from midstep.communicators import words
+from midstep.communicators.greetings import HELLO, Greetings
+from midstep.communicators.seal import Seal
+from midstep.communicators.sealed_store import SealedStore
+from midstep.protocol.errors import LinkUpFailed
+from midstep.protocol.types import Rendezvous
+
+from .attack import attack
+
+CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
+STORE = Rendezvous("127.0.0.1", 29400, "secret")
+NONCE = bytes(range(16))
+HERE = words.Listener("10.0.0.7", 41000)
+GOOD: tuple[Any, ...] = (
+    words.GlooWord(HERE, ("4x0011223344556677.0", "2x8899aabbccddeeff.1"), words.NeighbourWord(HERE, NONCE)),
+    words.GlooWord(words.Listener("fe80::1%eth0", 1), (), words.NeighbourWord(words.Listener("::1", 65535), NONCE)),
+    words.HcclWord(("4x0011223344556677.0",), -1),
+    HERE,
+    None,
+)
+WRONG: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1 << 80,
+    1e300,
+    "",
+    "x" * 10_000,
+    "10.0.0.7.example.com",
+    [],
+    [[]] * 100,
+    {},
+    {"host": 1},
+)
+
+
+def changed(chance: random.Random, good: bytes) -> bytes:
+    """Return good bytes with something done to them."""
+    data = bytearray(good)
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        place = chance.randrange(len(data) + 1)
+        match chance.randrange(6):
+            case 0 if place < len(data):
+                data[place] ^= 1 << chance.randrange(8)
+            case 1:
+                del data[place:]
+            case 2:
+                data[place:place] = chance.randbytes(chance.choice((1, 4, 100)))
+            case 3:
+                start = chance.randrange(len(data) + 1)
+                data[place:place] = data[start : start + chance.randrange(50)]
+            case 4:
+                data[place:place] = chance.choice((b"[", b"{", b'"', b"9")) * chance.choice((1, 50, 5000))
+            case _:
+                data[place : place + 1] = chance.choice((b"\xff", b"\0", b"-", b"1e999", b"null"))
+    return bytes(data)
+
+
+def of_wrong_type(chance: random.Random, good: Any) -> bytes:
+    """Return a good word in which one value is of another type, or too large."""
+    word = msgspec.to_builtins(good)
+    places: list[tuple[Any, Any]] = []
+
+    def visit(value: Any) -> None:
+        if isinstance(value, tuple):
+            return
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            places.append((value, key))
+            if isinstance(inner, dict | list):
+                visit(inner)
+
+    word = msgspec.json.decode(msgspec.json.encode(word))
+    if not isinstance(word, dict | list):
+        return msgspec.json.encode(chance.choice(WRONG))
+    visit(word)
+    holder, key = chance.choice(places)
+    holder[key] = chance.choice(WRONG)
+    return msgspec.json.encode(word)
+
+
+@attack(
+    "changes what a member has left in the store, in any bit, length or type",
+    holds="it is refused as no member's, and the next good value is taken",
+    reads="which store, which key, and that somebody else writes there",
+)
+def test_no_changed_value_passes_for_a_members() -> None:
+    """Nor what another member, another key or another generation has signed."""
+    chance = random.Random(4711)
+    inner = HashStore()
+    seal = Seal(STORE, 3)
+    store = SealedStore(inner, STORE, seal, "world")
+    elsewhere = [
+        Seal(STORE, 4).close("world/seat/0", b"null"),
+        Seal(Rendezvous("127.0.0.1", 29400, "another"), 3).close("world/seat/0", b"null"),
+        seal.close("world/seat/1", b"null"),
+        seal.close("other/seat/0", b"null"),
+        seal.greeting(b"", 0) + b"null",
+    ]
+    for number in range(CASES):
+        good = words.encode(chance.choice(GOOD))
+        sealed = seal.close("world/seat/0", good)
+        foreign = chance.choice(elsewhere) if number % 10 == 0 else changed(chance, sealed)
+        raw: Any = inner
+        raw.set(seal.name("world/seat/0"), foreign)
+        if foreign != sealed:
+            with pytest.raises(LinkUpFailed, match=r"127\.0\.0\.1:29400.*world/seat/0"):
+                store.get("seat/0")
+        store.set("seat/0", good)
+        assert store.get("seat/0") == good
+
+
+@attack(
+    "leaves a signed word that makes no sense",
+    holds="nothing but hosts that are addresses, ports and names of their kind is believed",
+    reads="which store, which key, and what is wrong with the word",
+)
+def test_a_word_is_of_its_kind_or_refused() -> None:
+    """With one error of the decoder's, whatever is wrong; and in bounded time, however deep or large it is."""
+    chance = random.Random(4712)
+    began_s = time.monotonic()
+    for number in range(CASES):
+        good = chance.choice(GOOD)
+        data = of_wrong_type(chance, good) if number % 2 else changed(chance, words.encode(good))
+        with suppress(ValueError):
+            word = words.decode(data, type(good))
+            assert type(word) is type(good)
+            assert words.decode(words.encode(word), type(good)) == word
+        assert words.decode(words.encode(good), type(good)) == good
+    assert time.monotonic() - began_s < 60.0 + CASES * 0.01
+    for data in (b"[" * 10_000_000, b"[" * (words.MOST_BYTES + 1), b'{"groups":' + b"[" * 1_000_000):
+        with pytest.raises(ValueError, match=r"."):
+            words.decode(data, words.GlooWord)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as made:
+        yield made
+
+
+@attack(
+    "connects to a rank with a greeting that is changed in any bit or length",
+    holds="it is turned away, and the neighbour that comes next is let in",
+)
+def test_no_changed_greeting_makes_a_neighbour(listener: socket.socket) -> None:
+    """Strangers may come before it or at the same time, send too little, too much, or hang up."""
+    chance = random.Random(4713)
+    seal = Seal(STORE, 3)
+    greetings = Greetings(listener, seal, NONCE)
+    good = HELLO.pack(seal.greeting(NONCE, 1), 1)
+    foreign = 0
+    for _ in range(CASES):
+        strangers = []
+        for _ in range(chance.choice((0, 1, 1, 3))):
+            hello = changed(chance, good)
+            if hello[: HELLO.size] == good:  # the right greeting, and then something
+                continue
+            strangers.append(socket.create_connection(listener.getsockname()))
+            strangers[-1].send(hello)
+            if chance.random() < 0.7:
+                strangers[-1].shutdown(socket.SHUT_WR)
+            foreign += 1
+        with socket.create_connection(listener.getsockname()) as neighbour:
+            neighbour.sendall(good)
+            rank, connection = greetings.next(time.monotonic() + 30.0, lambda rank: rank == 1)
+            assert rank == 1
+            assert connection.getpeername() == neighbour.getsockname()
+            connection.close()
+        for stranger in strangers:
+            stranger.close()
+    greetings.close()
+    assert foreign >= CASES / 2
