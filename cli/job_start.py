@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from ..controller.file_system import require_local
 from ..controller.journal import Journal, journal_path
+from ..controller.journal_head import HEAD_NAME
 from ..devices import one_node_on_a_machine, rank_environment
 from ..policies.files import load_policy, render
 from ..policies.roles import beyond
@@ -75,6 +77,7 @@ def found(start: Start) -> Job:
     directory = (start.job_directory or base_directory() / name).absolute()
     if journal_path(directory).exists():
         raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
+    require_local(directory)
     try:
         (directory / "logs").mkdir(parents=True, exist_ok=True)
         (directory / "policy.yaml").write_text(render(policy))
@@ -98,7 +101,9 @@ def found(start: Start) -> Job:
     )
     names = [f"node{number}" for number in range(start.nodes + start.spare_nodes)]
     JobKeys.create(run_directory / "keys", [CONTROLLER, PLATFORM, *map(node_address, names)])
-    Journal.create(journal_path(directory), spec, policy, can_create_nodes=not start.fixed_nodes)
+    Journal.create(
+        journal_path(directory), spec, policy, can_create_nodes=not start.fixed_nodes, head=run_directory / HEAD_NAME
+    )
     write_job_file(directory, JobFile(str(run_directory)))
     sources = [*map(Path, policy.faults.sources), *(source.absolute() for source in start.fault_sources)]
     return Job(spec, policy, directory, run_directory, tuple(dict.fromkeys(sources)))

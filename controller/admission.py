@@ -115,7 +115,8 @@ def unbelievable(report: FaultReport) -> str | None:
         return "longer than a fault can be"
     if report.device is not None and not 0 <= report.device <= _LARGEST_NUMBER:
         return "about no device"
-    return None if 0 <= report.at_s < _LATEST_S else "seen at no time"
+    timely = 0 <= report.at_s < _LATEST_S and 0 <= report.age_s < _LATEST_S
+    return None if timely else "seen at no time"
 
 
 def _ranks_of(body: Message) -> Iterator[int]:

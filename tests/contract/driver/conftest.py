@@ -18,11 +18,12 @@ from midstep.controller.doors.notices import write_endpoint
 from midstep.controller.driver import Driver
 from midstep.controller.events import Event
 from midstep.controller.journal import Journal, journal_path
+from midstep.controller.liveness import Liveness
 from midstep.controller.progress import ProgressBoard
 from midstep.controller.routes import Routes
 from midstep.controller.service import bind
 from midstep.controller.wire import Wire
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.schema import HeartbeatPolicy, default_policy, job_settings
 from midstep.protocol import codec
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
 from midstep.protocol.keys import JobKeys
@@ -121,6 +122,7 @@ class Rig:
         self.peers: list[Peer] = []
         self.patience_s = 600.0
         self.missed = MISSED
+        self.hold_s = HeartbeatPolicy().hold_s
 
     def peer(self, identity: str, *, polite: bool = True) -> Peer:
         self.peers.append(Peer(self, identity, polite))
@@ -145,7 +147,8 @@ class Rig:
                 journal=journal,
                 wire=Wire(router, mailbox, routes, JOB.world_size),
                 routes=routes,
-                board=ProgressBoard(world_size=JOB.world_size, interval_s=HEARTBEAT_S, missed=self.missed),
+                board=ProgressBoard(world_size=JOB.world_size),
+                liveness=Liveness(HeartbeatPolicy(HEARTBEAT_S, self.missed, hold_s=self.hold_s)),
                 control=control,
                 job_directory=self.job_directory,
                 patience_s=self.patience_s,
