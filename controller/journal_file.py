@@ -133,7 +133,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA synchronous = FULL")
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if damage != "ok":
-                raise journal_chain.damaged(path, f"the file is damaged ({damage})")
+                raise journal_chain.damaged(path, f"the file is damaged ({' '.join(str(damage).split())})")
         except BaseException:
             connection.close()
             raise
