@@ -130,7 +130,7 @@ class Journal:
             self._connection.execute("INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*columns, lease))
         self._lease = lease
         with journal_file.explained(self._path, "look at the journal"):
-            self._files = journal_file.identities(self._path)
+            self._files = journal_file.OpenFiles(self._path)
         self._note()
 
     def append(self, entries: Sequence[Entry], at_s: float) -> tuple[bool, ...]:
@@ -146,7 +146,8 @@ class Journal:
 
     def _append(self, entries: Sequence[Entry], at_s: float) -> tuple[tuple[int, bytes], tuple[bool, ...]]:
         with journal_file.explained(self._path, "record events"), journal_file.transaction(self._connection):
-            self._require_own_files()
+            if not self._files.are_there():
+                raise damaged(self._path, "it was deleted or replaced while this controller was writing it")
             latest = self._connection.execute("SELECT max(term) FROM lease").fetchone()[0]
             if latest is not None and latest > self.term:
                 raise JournalSuperseded(
@@ -174,10 +175,6 @@ class Journal:
             (*columns, chain),
         )
         return (columns[0], chain) if cursor.rowcount == 1 else None
-
-    def _require_own_files(self) -> None:
-        if journal_file.identities(self._path) != self._files:
-            raise damaged(self._path, "it was deleted or replaced while this controller was writing it")
 
     def _note(self) -> None:
         if self._head is not None:

@@ -159,16 +159,23 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def identities(path: Path) -> tuple[tuple[int, int] | None, ...]:
-    """Return which files there are now under the names of an open journal; None for a name without one."""
-    return _identity(path), _identity(path.with_name(path.name + "-wal"))
+class OpenFiles:
+    """The files of an open journal, which are asked in every transaction whether they still have their names."""
+
+    def __init__(self, path: Path) -> None:
+        """Take note of what there is now. Raises OSError."""
+        self._names = (str(path), f"{path}-wal")
+        self._identities = [_identity(os.stat(name)) for name in self._names]
+
+    def are_there(self) -> bool:
+        """Say whether none was deleted or replaced. Raises OSError for other trouble."""
+        try:
+            return [_identity(os.stat(name)) for name in self._names] == self._identities
+        except FileNotFoundError:
+            return False
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
+def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 

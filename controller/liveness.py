@@ -33,8 +33,8 @@ class Hold(msgspec.Struct, frozen=True):
         """Say what is held, and for how long still."""
         silent_s, left_s = max(0.0, now - self.quiet_since_s), max(0.0, self.until_s - now)
         return (
-            f"holding: {len(self.nodes)} of {self.watched} nodes silent for {silent_s:.0f} s; the controller itself may "
-            f"be cut off, so nothing is decided about them for another {left_s:.0f} s"
+            f"holding: {len(self.nodes)} of {self.watched} nodes silent for {silent_s:.0f} s; the controller itself "
+            f"may be cut off, so nothing is decided about them for another {left_s:.0f} s"
         )
 
 
