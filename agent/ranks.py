@@ -196,7 +196,7 @@ class RankHost:
             self._report_failed_start(order, reason)
 
     async def _replace(self, seat: _Seat, job: JobSpec, order: StartProcess) -> None:
-        began_s = time.time()
+        began_s = time.monotonic()
         if seat.life is not None:
             self._end(seat.life, 0.0)
             await self._gone(seat.life, DEATH_S)

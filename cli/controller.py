@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from ..protocol.errors import MidstepError
+from ..protocol.errors import JournalDamaged, MidstepError
 
 EXIT_FAILED = 70  # the controller could not go on; the job is not over (there is no result.json)
+EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
 
 
 @click.command("controller", short_help="Run the controller of a job (started by `midstep run`).")
@@ -62,7 +63,7 @@ def command(
 
     It replays the job's journal, takes over with a new term, and goes on where the last controller ended. When the job
     is over, its exit code is this command's. Exit code 70: the controller could not go on, and the job may be running;
-    start another one. Logs go to stderr.
+    start another one. Exit code 65: the journal is damaged, and no controller can go on. Logs go to stderr.
     """
     from ..controller.service import KEYS_NAME, serve
 
@@ -81,5 +82,5 @@ def command(
         )
     except MidstepError as error:
         click.echo(f"midstep controller: {error}", err=True)
-        sys.exit(EXIT_FAILED)
+        sys.exit(EXIT_DAMAGED if isinstance(error, JournalDamaged) else EXIT_FAILED)
     sys.exit(exit_code)

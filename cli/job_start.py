@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from ..controller.file_system import require_local
 from ..controller.journal import Journal, journal_path
+from ..controller.journal_head import HEAD_NAME
 from ..devices import one_node_on_a_machine, rank_environment
 from ..policies.files import load_policy, render
 from ..policies.roles import beyond
@@ -78,6 +80,7 @@ def found(start: Start) -> Job:
     directory = (start.job_directory or base_directory() / name).absolute()
     if journal_path(directory).exists():
         raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
+    require_local(directory)
     try:
         (directory / "logs").mkdir(parents=True, exist_ok=True)
         (directory / "policy.yaml").write_text(render(policy))
@@ -102,7 +105,9 @@ def found(start: Start) -> Job:
     try:
         names = [f"node{number}" for number in range(start.nodes + start.spare_nodes)]
         JobKeys.create(held.path / "keys", [CONTROLLER, PLATFORM, *map(node_address, names)])
-        Journal.create(journal_path(directory), spec, policy, can_create_nodes=not start.fixed_nodes)
+        Journal.create(
+            journal_path(directory), spec, policy, can_create_nodes=not start.fixed_nodes, head=held.path / HEAD_NAME
+        )
         write_job_file(directory, JobFile(str(held.path)))
     except OSError as error:
         held.remove()

@@ -1,14 +1,58 @@
-"""The controller's time."""
+"""The controller's time: one clock for a whole job, whoever is its controller."""
 
 import time
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a job's clock said once, and the machine's monotonic clock then. `boot`: which start of which machine."""
+
+    boot: str
+    monotonic_s: float
+    at_s: float
 
 
 class Clock:
-    """Wall-clock seconds that never run backwards, not even behind those of an earlier controller of the job."""
+    """Seconds since 1970 as the machine had them when the job began, counted on from there by its monotonic clock.
+
+    Nothing that is done to the machine's wall clock afterwards moves it. It never runs backwards, not even behind an
+    earlier controller of the job.
+    """
 
     def __init__(self, floor_s: float = 0.0) -> None:
         self._base_s = max(time.time(), floor_s) - time.monotonic()
 
+    @classmethod
+    def continuing(cls, last: Reading | None) -> Self:
+        """Go on with the clock of an earlier controller: exactly on the same machine, and else not behind it."""
+        if last is None:
+            return cls()
+        made = cls(last.at_s)
+        if last.boot == _boot() and time.monotonic() >= last.monotonic_s:
+            made._base_s = last.at_s - last.monotonic_s
+        return made
+
     def now(self) -> float:
         """Return the time, in seconds since 1970."""
         return self._base_s + time.monotonic()
+
+    def raise_to(self, floor_s: float) -> None:
+        """Be at least at `floor_s` from now on."""
+        self._base_s = max(self._base_s, floor_s - time.monotonic())
+
+    def reading(self) -> Reading:
+        """Return what a later controller needs to go on with this clock."""
+        monotonic_s = time.monotonic()
+        return Reading(_boot(), monotonic_s, self._base_s + monotonic_s)
+
+
+def _boot() -> str:
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:  # then each controller begins at the wall clock, and not behind the last one
+        return ""

@@ -6,6 +6,7 @@ journal cannot be written nothing is handled, acknowledged or sent; operators ar
 """
 
 import asyncio
+import contextlib
 import logging
 from functools import partial
 from pathlib import Path
@@ -14,22 +15,23 @@ from typing import Protocol
 import msgspec
 
 from ..policies.fault_codes import FaultCodes
-from ..protocol.errors import JournalError, JournalSuperseded, MidstepError
+from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded, MidstepError
 from ..protocol.incidents import JobStatus
-from ..protocol.messages import DeleteNode, EndJob, FaultReported, NodeHeartbeat, NodeLost
+from ..protocol.messages import FaultReported, NodeHeartbeat, NodeLost
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Log, Send
-from .clock import Clock
 from .doors.control_requests import Reply
 from .doors.control_socket import ControlServer
 from .doors.desk import Desk
 from .doors.notices import Result, write_result
-from .events import ControllerStarted, DeadlinePassed, Event, NodeReturned, StopRequested
+from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
 from .journal import Entry, Journal
 from .journal_trouble import JournalTrouble
+from .liveness import Liveness
 from .pending import Answer, Pending, regret
 from .progress import ProgressBoard
 from .routes import Routes
+from .timestamps import said_at, stamped
 from .wire import Arrival, Wire
 
 BATCH_LIMIT = 1000  # events in one transaction
@@ -66,6 +68,7 @@ class Driver:
         wire: Wire,
         routes: Routes,
         board: ProgressBoard,
+        liveness: Liveness,
         control: ControlServer,
         job_directory: Path,
         codes: FaultCodes | None = None,
@@ -77,11 +80,12 @@ class Driver:
         self._wire = wire
         self._routes = routes
         self._board = board
+        self._liveness = liveness
         self._control = control
         self._codes = codes or FaultCodes({})
         self._desk = Desk(journal.founding.job)
         self._job_directory = job_directory
-        self._clock = Clock()
+        self._clock = journal.clock
         self._pending: list[Pending] = []
         self._trouble = JournalTrouble(patience_s)
         self._numbers = 0
@@ -93,7 +97,8 @@ class Driver:
     async def run(self) -> int:
         """Replay, take over, and drive the job to its end. Returns the exit code of the job.
 
-        Raises JournalError when the journal stays unwritable, JournalSuperseded when another controller has taken over.
+        Raises JournalError when the journal stays unwritable, JournalDamaged when it is not what was written,
+        JournalSuperseded when another controller has taken over.
         """
         loop = asyncio.get_running_loop()
         self._wake = wake = asyncio.Event()
@@ -139,9 +144,9 @@ class Driver:
             self._learn(event, self._machine.handle(event, at_s), at_s)
             last_s = max(last_s, at_s)
             events += 1
-        self._clock = Clock(last_s)
+        self._clock.raise_to(last_s)
         self._wire.restore(self._journal.seen())
-        self._board.start(self._clock.now())
+        self._liveness.start(self._clock.now())
         _log.info("term %d begins, %d events replayed", self._journal.term, events)
         self._pend(ControllerStarted(self._journal.term))
 
@@ -162,16 +167,18 @@ class Driver:
 
     def status(self) -> JobStatus:
         """Return how the job stands, with the latest heartbeats and what this controller has refused."""
-        status = self._board.overlay(self._machine.status(self._clock.now()))
+        now = self._clock.now()
+        status = self._board.overlay(self._machine.status(now))
         refused = {**status.refused, **self._wire.refused, **self._control.refused}
         error = self._trouble.error
         reason = status.reason if error is None else f"the journal cannot be written: {error}"
-        return msgspec.structs.replace(status, refused=refused, reason=reason, term=self._journal.term)
+        term, holding = self._journal.term, self._liveness.holding(now)
+        return msgspec.structs.replace(status, refused=refused, reason=reason, term=term, holding=holding)
 
     def _take(self, arrival: Arrival, now: float) -> None:
         if arrival.connection.startswith(_NODE_PREFIX):
             node = arrival.connection.removeprefix(_NODE_PREFIX)
-            if self._board.hear(node, now):
+            if self._liveness.hear(node, now):
                 self._pend(NodeReturned(node))
         envelope = arrival.envelope
         if isinstance(envelope.body, NodeHeartbeat):
@@ -179,17 +186,18 @@ class Driver:
             self._wire.acknowledge(arrival)
             return
         # Admission lets nothing but reports through.
-        event: Event = self._understood(envelope.body)  # type: ignore[arg-type]
+        event: Event = self._taken_in(envelope.body, said_at(envelope, now))  # type: ignore[arg-type]
         entry = Entry(event, envelope.sender, envelope.session, envelope.number)
         self._pending.append(Pending(entry, arrival))
 
     def _pend(self, event: Event, answer: Answer | None = None) -> None:
         self._numbers += 1
-        entry = Entry(self._understood(event), CONTROLLER, self._journal.session, self._numbers)
+        entry = Entry(self._taken_in(event, self._clock.now()), CONTROLLER, self._journal.session, self._numbers)
         self._pending.append(Pending(entry, answer=answer))
 
-    def _understood(self, event: Event) -> Event:
-        """Say what a fault's code means before it is journaled: a replay must not depend on a table of its day."""
+    def _taken_in(self, event: Event, at_s: float) -> Event:
+        """Fill in what a replay must not depend on: when it was, on this clock, and what a fault's code means today."""
+        event = stamped(event, at_s)
         return FaultReported(self._codes.completed(event.report)) if isinstance(event, FaultReported) else event
 
     def _serve(self, now: float) -> None:
@@ -205,18 +213,26 @@ class Driver:
     def _listen_for_silence(self, now: float) -> None:
         if self._wire.pending:  # a word of a node may lie unread
             return
-        for lost in self._board.silent(now):
-            _log.warning("node %s: %s", lost.node, lost.reason)
-            self._pend(lost)
+        held = self._liveness.hold
+        for event in self._liveness.judge(now):
+            _log.warning("%s", event.text if isinstance(event, HoldEnded) else f"node {event.node}: {event.reason}")
+            self._pend(event)
+        if held is None and self._liveness.hold is not None:
+            _log.warning("%s", self._liveness.hold.text(now))
 
     def _watch_deadline(self, now: float) -> None:
         """Last in a turn, and only when all that came in time has been handled."""
-        deadline = self._machine.next_deadline()
+        deadline = self._deadline(now)
         if self._pending or deadline is None or deadline > now or now < self._deadline_not_before_s:
             return
         self._deadline_not_before_s = now + DEADLINE_SPACING_S
         self._pend(DeadlinePassed())
         self._commit(now)
+
+    def _deadline(self, now: float) -> float | None:
+        """Return when the machine's next deadline is due, unless the answers to it cannot arrive at present."""
+        deadline = self._machine.next_deadline()
+        return None if deadline is not None and self._liveness.puts_off(deadline, now) else deadline
 
     def _commit(self, now: float) -> None:
         if not self._pending or self._trouble.blocks(now):
@@ -224,7 +240,7 @@ class Driver:
         batch = self._pending[:BATCH_LIMIT]
         try:
             fresh = self._journal.append([pending.entry for pending in batch], now)
-        except JournalSuperseded:
+        except (JournalDamaged, JournalSuperseded):
             raise
         except JournalError as error:
             self._suffer(error, now)
@@ -253,14 +269,12 @@ class Driver:
         if isinstance(event, NodeLost):
             self._wire.forget(node_address(event.node))  # nobody is there to acknowledge
         self._routes.learn(event, actions)
-        self._board.learn(event, now)
+        self._liveness.learn(event, now)
         for action in actions:
             if isinstance(action, Finish):
                 self._finish = action
-            elif isinstance(action, Send) and isinstance(action.body, DeleteNode):
-                self._board.unwatch(action.body.node)
-            elif isinstance(action, Send) and isinstance(action.body, EndJob):
-                self._board.unwatch(action.receiver.removeprefix(_NODE_PREFIX))
+            elif isinstance(action, Send):
+                self._liveness.ordered(action.receiver, action.body)
 
     def _perform(self, actions: list[Action], now: float) -> None:
         for action in actions:
@@ -289,20 +303,14 @@ class Driver:
 
     async def _sleep(self, wake: asyncio.Event) -> None:
         now = self._clock.now()
-        times = [now + LONGEST_SLEEP_S, self._board.next_check(now)]
-        times += [self._machine.next_deadline(), self._wire.next_due()]
+        times = [now + LONGEST_SLEEP_S, self._liveness.next_check(now)]
+        times += [self._deadline(now), self._wire.next_due()]
         if self._trouble.error is not None:
             times.append(self._trouble.retry_s)
         if self._drain_until_s:
             times.append(self._drain_until_s)
         first = min(moment for moment in times if moment is not None)
         # Never zero: a deadline that has passed and waits for the journal must not make this a busy loop.
-        await _wait(wake, max(first - now, DEADLINE_SPACING_S / 2))
-
-
-async def _wait(wake: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await wake.wait()
-    except TimeoutError:
-        return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(first - now, DEADLINE_SPACING_S / 2)):
+                await wake.wait()

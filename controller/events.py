@@ -38,10 +38,34 @@ class NodeReturned(msgspec.Struct, frozen=True, tag=True):
     node: str
 
 
+class HoldEnded(msgspec.Struct, frozen=True, tag=True):
+    """The silence of `nodes`, of so many that were `watched`, was held for `held_s`; `lost` are given up after all."""
+
+    nodes: tuple[str, ...]
+    watched: int
+    held_s: float
+    lost: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Say in one line what was held, and how that ended."""
+        end = f"{', '.join(self.lost)} given up after all" if self.lost else "none was given up for it"
+        return f"{len(self.nodes)} of {self.watched} nodes were silent together, held for {self.held_s:.1f} s: {end}"
+
+
 class StopRequested(msgspec.Struct, frozen=True, tag=True):
     """An operator, or a signal to the launcher, wants the job to end."""
 
     reason: str
 
 
-Event = Report | DeadlinePassed | ControllerStarted | InjectRequested | KillNodeRequested | NodeReturned | StopRequested
+Event = (
+    Report
+    | DeadlinePassed
+    | ControllerStarted
+    | InjectRequested
+    | KillNodeRequested
+    | NodeReturned
+    | HoldEnded
+    | StopRequested
+)

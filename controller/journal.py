@@ -1,9 +1,12 @@
 """The truth about a job: every event that its recovery machine was given, durable before anything follows from it.
 
 A controller that was killed opens the same journal, folds the events into a new machine, and goes on in the phase in
-which its predecessor died. Each opening is a new *term*, which fences the commands of all earlier ones.
+which its predecessor died. Each opening is a new *term*, which fences the commands of all earlier ones. A journal that
+is not what was written is refused: to act on an older world would kill healthy ranks.
 """
 
+import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -17,33 +20,20 @@ from typing import Self
 import msgspec
 
 from ..policies.schema import Policy
-from ..protocol.errors import JournalError, JournalSuperseded
+from ..protocol.errors import JournalSuperseded
 from ..protocol.incidents import JobStatus
 from ..protocol.types import CONTROLLER, JobSpec
-from . import journal_file
+from . import journal_file, journal_records
+from .clock import Clock
 from .events import Event
-from .machine import RecoveryMachine
+from .journal_chain import damaged, link, origin
+from .journal_head import Head, HeadFile, read_head
+from .journal_records import Founding
 from .recovery.meeting import KEY_BYTES
 
 JOURNAL_NAME = "journal.sqlite"
-_REPLAY_CHUNK = 500
-_FOUNDING = "founding"
 
-
-class Founding(msgspec.Struct, frozen=True):
-    """What a job's machine starts from, and what never changes afterwards. `created_s`: wall-clock seconds."""
-
-    job: JobSpec
-    policy: Policy
-    can_create_nodes: bool
-    created_s: float
-    rendezvous_key: bytes  # from which every generation has its secret; random, another one in every job
-
-    def machine(self) -> RecoveryMachine:
-        """Return a machine to which nothing has happened yet."""
-        return RecoveryMachine(
-            self.policy, self.job, can_create_nodes=self.can_create_nodes, rendezvous_key=self.rendezvous_key
-        )
+_log = logging.getLogger(__name__)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -56,7 +46,6 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 _encode_event = msgspec.msgpack.Encoder().encode
-_decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
 def journal_path(job_directory: str | Path) -> Path:
@@ -67,89 +56,135 @@ def journal_path(job_directory: str | Path) -> Path:
 class Journal:
     """The journal, open for its one writer. `term` and `session` are higher than those of every earlier opening."""
 
-    def __init__(self, path: Path, lock: journal_file.Lock, connection: sqlite3.Connection) -> None:
+    def __init__(
+        self, path: Path, lock: journal_file.Lock, connection: sqlite3.Connection, head: HeadFile | None
+    ) -> None:
         """Not for callers: `Journal.open`."""
         self._path = path
         self._lock = lock
+        self._closing = contextlib.ExitStack()
         self._connection = connection
-        self.term = 0
-        self.session = 0
-        self.founding = read_founding(connection, path)
-        self._begin_term()
+        self._head = head
+        self.founding, self._origin = journal_records.read_founding(connection, path)
+        self._leases = journal_records.read_leases(connection, path, self._origin)
+        with journal_file.explained(path, "read the last event"):
+            self._last = journal_records.last_event(connection, self._origin)
+        self.clock = Clock.continuing(self._leases.clock)
+        self.term = self._leases.term + 1
+        self.session = max(time.time_ns(), self._leases.session + 1)  # also when the clock was set back
 
     @staticmethod
-    def create(path: Path, job: JobSpec, policy: Policy, *, can_create_nodes: bool = False) -> None:
+    def create(
+        path: Path, job: JobSpec, policy: Policy, *, can_create_nodes: bool = False, head: Path | None = None
+    ) -> None:
         """Found the journal of a new job. Raises JournalError if there is one already or it cannot be written.
 
-        `can_create_nodes`: the platform can make nodes beyond those that the job starts with.
+        `can_create_nodes`: the platform can make nodes beyond those that the job starts with. `head`: as in `open`.
         """
-        founding = Founding(job, policy, can_create_nodes, time.time(), secrets.token_bytes(KEY_BYTES))
-        journal_file.create(path, {_FOUNDING: msgspec.msgpack.encode(founding)})
+        key = secrets.token_bytes(KEY_BYTES)
+        founding = msgspec.msgpack.encode(Founding(job, policy, can_create_nodes, time.time(), key))
+        first = origin(founding)
+        journal_file.create(path, {journal_records.FOUNDING: founding, journal_records.ORIGIN: first})
+        if head is not None:
+            with journal_file.explained(head, "note the end of the journal"), HeadFile(head) as file:
+                file.write(Head(first, 0, first, 0, first))
 
     @classmethod
-    def open(cls, path: Path, *, wait_s: float = 0.0) -> Self:
+    def open(cls, path: Path, *, wait_s: float = 0.0, head: Path | None = None) -> Self:
         """Become the active controller of the job: take the lock (waiting up to `wait_s`) and begin a new term.
 
-        Raises JournalError: no such file, not a journal, damaged, not writable, or another controller is active.
+        `head`: a file outside the job directory in which the journal's end is noted, and with which it is compared.
+        Raises JournalError: no such file, not a journal, not writable, or another controller is active; JournalDamaged
+        when it is not what was written.
         """
         if not path.is_file():
             journal_file.open_for_reading(path).close()  # says what is missing, before a lock file is made
-        lock = journal_file.Lock(path.with_name(path.name + ".lock"), wait_s)
-        try:
+        with contextlib.ExitStack() as stack:
+            lock = journal_file.Lock(path.with_name(path.name + ".lock"), wait_s)
+            stack.callback(lock.close)
             connection = journal_file.open_for_writing(path)
-            try:
-                return cls(path, lock, connection)
-            except BaseException:
-                connection.close()
-                raise
-        except BaseException:
-            lock.close()
-            raise
+            stack.callback(connection.close)
+            file = None
+            if head is not None:
+                with journal_file.explained(head, "open the note of the journal's end"):
+                    file = stack.enter_context(HeadFile(head))
+            journal = cls(path, lock, connection, file)
+            if head is not None:
+                journal._compare(head)
+            journal._begin_term()
+            journal._closing = stack.pop_all()
+        return journal
+
+    def _compare(self, head: Path) -> None:
+        """Hold the journal against what was noted of its end."""
+        noted = read_head(head)
+        if noted is not None:
+            journal_records.require_head(self._connection, self._path, noted, self._origin)
+        elif self.term > 1:
+            _log.warning("%s is missing or cannot be read: a loss of the journal's end would not be seen", head)
 
     def _begin_term(self) -> None:
+        now = self.clock.reading()
+        events, chain = self._last
+        columns = (self.term, self.session, os.getpid(), socket.gethostname(), *msgspec.structs.astuple(now), events)
+        lease = link(self._leases.chain, *columns, chain)
         with journal_file.explained(self._path, "begin a term"), journal_file.transaction(self._connection):
-            last = self._connection.execute("SELECT max(term), max(session) FROM lease").fetchone()
-            self.term = (last[0] or 0) + 1
-            self.session = max(time.time_ns(), (last[1] or 0) + 1)  # also when the clock was set back
-            self._connection.execute(
-                "INSERT INTO lease VALUES (?, ?, ?, ?, ?)",
-                (self.term, self.session, os.getpid(), socket.gethostname(), time.time()),
-            )
+            self._connection.execute("INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*columns, lease))
+        self._lease = lease
+        with journal_file.explained(self._path, "look at the journal"):
+            self._files = journal_file.OpenFiles(self._path)
+        self._note()
 
     def append(self, entries: Sequence[Entry], at_s: float) -> tuple[bool, ...]:
         """Make events durable, all or none; False marks those that were there already.
 
-        `at_s` is the wall-clock time that the machine is given with them. Raises JournalError when they are not durable
-        (nothing may follow from them then), JournalSuperseded when a later term has begun.
+        `at_s` is the controller's time that the machine is given with them. Raises JournalError when they are not
+        durable (nothing may follow from them then), JournalSuperseded when a later term has begun, JournalDamaged when
+        the file is not the one any more that this controller has written.
         """
+        self._last, fresh = self._append(entries, float(at_s))
+        self._note()
+        return fresh
+
+    def _append(self, entries: Sequence[Entry], at_s: float) -> tuple[tuple[int, bytes], tuple[bool, ...]]:
         with journal_file.explained(self._path, "record events"), journal_file.transaction(self._connection):
+            if not self._files.are_there():
+                raise damaged(self._path, "it was deleted or replaced while this controller was writing it")
             latest = self._connection.execute("SELECT max(term) FROM lease").fetchone()[0]
-            if latest != self.term:
+            if latest is not None and latest > self.term:
                 raise JournalSuperseded(
                     f"{self._path}: term {latest} has begun, this controller holds term {self.term}. "
                     "It is no longer the active one and must leave."
                 )
-            return tuple(self._insert(entry, at_s) for entry in entries)
+            last = journal_records.last_event(self._connection, self._origin)
+            if latest != self.term or last != self._last:
+                raise damaged(self._path, f"after event {self._last[0]} it was changed by somebody else")
+            fresh = []
+            for entry in entries:
+                written = self._insert(entry, at_s, last)
+                last = last if written is None else written
+                fresh.append(written is not None)
+        return last, tuple(fresh)
 
-    def _insert(self, entry: Entry, at_s: float) -> bool:
+    def _insert(self, entry: Entry, at_s: float, last: tuple[int, bytes]) -> tuple[int, bytes] | None:
+        """Write an event behind the `last` one; return its number and hash, None when it was there already."""
+        kind, payload = type(entry.event).__name__, _encode_event(entry.event)
+        columns = (last[0] + 1, self.term, at_s, entry.sender, entry.session, entry.number or None, kind, payload)
+        chain = link(last[1], *columns)
         cursor = self._connection.execute(
-            "INSERT INTO events (term, at_s, sender, session, number, kind, payload) VALUES (?, ?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (sender, session, number) DO NOTHING",
-            (
-                self.term,
-                at_s,
-                entry.sender,
-                entry.session,
-                entry.number or None,
-                type(entry.event).__name__,
-                _encode_event(entry.event),
-            ),
+            "INSERT INTO events (seq, term, at_s, sender, session, number, kind, payload, chain)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sender, session, number) DO NOTHING",
+            (*columns, chain),
         )
-        return cursor.rowcount == 1
+        return (columns[0], chain) if cursor.rowcount == 1 else None
+
+    def _note(self) -> None:
+        if self._head is not None:
+            self._head.write(Head(self._origin, self.term, self._lease, *self._last))
 
     def replay(self) -> Iterator[tuple[Event, float]]:
-        """Yield every event with the time it was handled at, in order."""
-        return read_events(self._connection, self._path)
+        """Yield every event with the time it was handled at, in order. Raises JournalDamaged where it is not whole."""
+        yield from journal_records.read_events(self._connection, self._path, self._origin)
 
     def seen(self) -> Iterator[tuple[str, int, int]]:
         """Yield (sender, session, number) of what was taken in from each sender's latest session."""
@@ -163,9 +198,8 @@ class Journal:
             )
 
     def close(self) -> None:
-        """Close the file and let another controller in."""
-        self._connection.close()
-        self._lock.close()
+        """Close the files and let another controller in."""
+        self._closing.close()
 
     def __enter__(self) -> Self:
         return self
@@ -176,40 +210,6 @@ class Journal:
         self.close()
 
 
-def read_founding(connection: sqlite3.Connection, path: Path) -> Founding:
-    """Return what the journal was founded with."""
-    with journal_file.explained(path, "read the job from the journal"):
-        row = connection.execute("SELECT value FROM meta WHERE key = ?", (_FOUNDING,)).fetchone()
-    try:
-        return msgspec.msgpack.decode(row[0] if row else b"", type=Founding)
-    except msgspec.MsgspecError as error:
-        raise JournalError(
-            f"{path}: the job in the journal cannot be read: {error}. Use the midstep version that wrote it."
-        ) from error
-
-
-def read_events(connection: sqlite3.Connection, path: Path) -> Iterator[tuple[Event, float]]:
-    """Yield every event with its time, in order, from an open journal."""
-    last = 0
-    while True:
-        with journal_file.explained(path, "read events"):
-            rows = connection.execute(
-                "SELECT seq, at_s, kind, payload FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
-                (last, _REPLAY_CHUNK),
-            ).fetchall()
-        if not rows:
-            return
-        for seq, at_s, kind, payload in rows:
-            try:
-                event = _decode_event(payload)
-            except msgspec.MsgspecError as error:
-                raise JournalError(
-                    f"{path}: event {seq} ({kind}) cannot be read: {error}. Use the midstep version that wrote it."
-                ) from error
-            yield event, at_s
-            last = seq
-
-
 def read_status(job_directory: str | Path) -> JobStatus:
     """Return the job's status as of its last event, from the journal alone: nobody has to be alive.
 
@@ -218,10 +218,10 @@ def read_status(job_directory: str | Path) -> JobStatus:
     path = journal_path(job_directory)
     connection = journal_file.open_for_reading(path)
     try:
-        founding = read_founding(connection, path)
+        founding, first = journal_records.read_founding(connection, path)
         machine = founding.machine()
         last_s = founding.created_s
-        for event, at_s in read_events(connection, path):
+        for event, at_s in journal_records.read_events(connection, path, first):
             machine.handle(event, at_s)
             last_s = at_s
         return machine.status(last_s)

@@ -15,17 +15,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ..protocol.errors import JournalError
+from ..protocol.errors import JournalDamaged, JournalError
+from . import journal_chain
 
 APPLICATION_ID = 0x6D696473  # "mids": tells a journal from any other sqlite file
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_S = 5.0  # how long sqlite waits for a reader that holds up a checkpoint
 LOCK_POLL_S = 0.05
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE lease (
-    term INTEGER PRIMARY KEY, session INTEGER NOT NULL, pid INTEGER NOT NULL, host TEXT NOT NULL, began_s REAL NOT NULL
+    term INTEGER PRIMARY KEY,
+    session INTEGER NOT NULL,
+    pid INTEGER NOT NULL,
+    host TEXT NOT NULL,
+    boot TEXT NOT NULL,  -- which start of the machine, with its monotonic clock when the term began
+    monotonic_s REAL NOT NULL,
+    began_s REAL NOT NULL,
+    events INTEGER NOT NULL,  -- how many there were
+    chain BLOB NOT NULL  -- see journal_chain.py
 );
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY,
@@ -36,6 +45,7 @@ CREATE TABLE events (
     number INTEGER,  -- NULL: sent without a number, cannot be told from a repetition
     kind TEXT NOT NULL,
     payload BLOB NOT NULL,
+    chain BLOB NOT NULL,
     UNIQUE (sender, session, number)
 );
 """
@@ -43,8 +53,8 @@ CREATE TABLE events (
 _ADVICE = {
     "SQLITE_FULL": "Free space on that disk; nothing that was acknowledged is lost",
     "SQLITE_IOERR": "Look for a full or failing disk (df, dmesg) and for a file size limit (ulimit -f)",
-    "SQLITE_NOTADB": "The file is not a journal of midstep; restore it, or start the job in another job directory",
-    "SQLITE_CORRUPT": "The file is damaged; restore it from a copy, or start the job in another job directory",
+    "SQLITE_NOTADB": f"The file is not a journal of midstep. {journal_chain.ADVICE.removesuffix('.')}",
+    "SQLITE_CORRUPT": f"The file is damaged. {journal_chain.ADVICE.removesuffix('.')}",
     "SQLITE_BUSY": "Another process holds it; end that process and try again",
     "SQLITE_LOCKED": "Another process holds it; end that process and try again",
     "SQLITE_READONLY": "Make the file and its directory writable for this user",
@@ -53,15 +63,19 @@ _ADVICE = {
 }
 
 
+_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+
+
 @contextmanager
 def explained(path: Path, doing: str) -> Iterator[None]:
-    """Turn every sqlite and file error inside into a JournalError with path and advice."""
+    """Turn every sqlite and file error inside into a JournalError with path and advice; JournalDamaged for damage."""
     try:
         yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "") or ""
         advice = next((text for key, text in _ADVICE.items() if name.startswith(key)), "See the text above")
-        raise JournalError(f"{path}: cannot {doing}: {error} ({name or 'sqlite'}). {advice}.") from error
+        kind = JournalDamaged if name.startswith(_DAMAGE) else JournalError
+        raise kind(f"{path}: cannot {doing}: {error} ({name or 'sqlite'}). {advice}.") from error
     except OSError as error:
         raise JournalError(
             f"{path}: cannot {doing}: {error.strerror}. Check space and permissions of that directory."
@@ -112,13 +126,14 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     _require(path)
     with explained(path, "open the journal"):
         connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
+        connection.text_factory = _text
         try:
             _identify(connection, path)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if damage != "ok":
-                raise JournalError(f"{path}: the journal is damaged ({damage}). {_ADVICE['SQLITE_CORRUPT']}.")
+                raise journal_chain.damaged(path, f"the file is damaged ({' '.join(str(damage).split())})")
         except BaseException:
             connection.close()
             raise
@@ -135,12 +150,38 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"{path.resolve().as_uri()}?{query}", uri=True, isolation_level=None, timeout=BUSY_S
         )
+        connection.text_factory = _text
         try:
             _identify(connection, path)
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+class OpenFiles:
+    """The files of an open journal, which are asked in every transaction whether they still have their names."""
+
+    def __init__(self, path: Path) -> None:
+        """Take note of what there is now. Raises OSError."""
+        self._names = (str(path), f"{path}-wal")
+        self._identities = [_identity(os.stat(name)) for name in self._names]
+
+    def are_there(self) -> bool:
+        """Say whether none was deleted or replaced. Raises OSError for other trouble."""
+        try:
+            return [_identity(os.stat(name)) for name in self._names] == self._identities
+        except FileNotFoundError:
+            return False
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _text(data: bytes) -> str:
+    """Return what should be text; where it is not, the chain says so."""
+    return data.decode(errors="replace")
 
 
 def _require(path: Path) -> None:

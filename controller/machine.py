@@ -121,4 +121,5 @@ class RecoveryMachine:
             exit_code=state.exit_code,
             reason=state.reason,
             ranks_asked=state.job.world_size,
+            holds=tuple(state.holds),
         )

@@ -1,55 +1,22 @@
-"""What heartbeats tell: how far each rank is, and which nodes have gone silent.
+"""How far each rank is, by the latest heartbeats.
 
-Heartbeats are many and of no worth a second later, so they are not journaled; the conclusion "this node is gone" is.
+Heartbeats are many and of no worth a second later, so they are not journaled; status shows what they say.
 """
 
 import msgspec
 
 from ..protocol.incidents import JobStatus, RankStatus
-from ..protocol.messages import NodeHeartbeat, NodeJoined, NodeLost
+from ..protocol.messages import NodeHeartbeat
 from ..protocol.types import RankProgress
-from .events import Event
 
 
 class ProgressBoard:
-    """The latest step clock of every rank, and when each node was last heard. Times are the controller's."""
+    """The latest step clock of every rank."""
 
-    def __init__(self, *, world_size: int, interval_s: float, missed: int) -> None:
-        """A node is silent after `missed` intervals without a word."""
+    def __init__(self, *, world_size: int) -> None:
+        """`world_size`: of the job; what speaks of other ranks is dropped."""
         self._world_size = world_size
-        self._interval_s = interval_s
-        self._silent_s = interval_s * missed
-        self._heard: dict[str, float] = {}  # nodes that are watched
-        self._lost: dict[str, float] = {}  # nodes that were given up, and when their return was last told
         self._ranks: dict[int, dict[int, RankProgress]] = {}  # by rank, then incarnation: a successor may be ready
-        self._checked_s: float | None = None
-
-    def learn(self, event: Event, now: float) -> None:
-        """Watch nodes that join, stop watching nodes that are gone."""
-        if isinstance(event, NodeJoined):
-            self._heard[event.node] = now
-            self._lost.pop(event.node, None)
-        elif isinstance(event, NodeLost):
-            self.unwatch(event.node)
-            self._lost[event.node] = now
-
-    def unwatch(self, node: str) -> None:
-        """Nobody expects to hear `node` any more."""
-        self._heard.pop(node, None)
-        self._lost.pop(node, None)
-
-    def hear(self, node: str, now: float) -> bool:
-        """Any word of a node shows that it lives. True: it was given up for lost, and should be asked who it is.
-
-        Said again after the time in which a node goes silent, until it has joined.
-        """
-        if node in self._heard:
-            self._heard[node] = now
-        told_s = self._lost.get(node)
-        if told_s is None or now - told_s < self._silent_s:
-            return False
-        self._lost[node] = now
-        return True
 
     def take(self, heartbeat: NodeHeartbeat) -> None:
         """Take in the step clocks of a node. A rank's earlier life never hides its later one, nor the other way."""
@@ -60,34 +27,6 @@ class ProgressBoard:
             lives[progress.incarnation] = progress
             for incarnation in [each for each in lives if each < max(lives) - 1]:
                 del lives[incarnation]
-
-    def start(self, now: float) -> None:
-        """A controller begins to listen: what happened before it did is nobody's silence."""
-        self._heard = dict.fromkeys(self._heard, now)
-        self._checked_s = now
-
-    def silent(self, now: float) -> tuple[NodeLost, ...]:
-        """Return the nodes that have gone silent, once each; they are not watched any longer.
-
-        Call it after everything that has arrived was taken in. When this process itself stood still (stopped, swapped
-        out, waiting for its disk), that time counts for nobody.
-        """
-        away_s = 0.0 if self._checked_s is None else now - self._checked_s - self._interval_s
-        self._checked_s = now
-        if away_s > self._interval_s:
-            self._heard = {node: min(now, heard_s + away_s) for node, heard_s in self._heard.items()}
-        lost = tuple(
-            NodeLost(node, f"no word for {now - heard_s:.1f} s", now)
-            for node, heard_s in self._heard.items()
-            if now - heard_s > self._silent_s
-        )
-        for event in lost:
-            self.unwatch(event.node)
-        return lost
-
-    def next_check(self, now: float) -> float | None:
-        """Return when `silent` has to be asked again: twice in an interval; None while nobody is watched."""
-        return now + self._interval_s / 2 if self._heard else None
 
     def overlay(self, status: JobStatus) -> JobStatus:
         """Return the machine's status with the steps and activities of the latest heartbeats.

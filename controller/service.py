@@ -23,6 +23,8 @@ from .doors.line_socket import LineServer
 from .doors.notices import read_endpoint, write_endpoint
 from .driver import Driver
 from .journal import Journal, journal_path
+from .journal_head import HEAD_NAME
+from .liveness import Liveness
 from .progress import ProgressBoard
 from .routes import Routes
 from .wire import Wire
@@ -44,7 +46,9 @@ def serve(job_directory: Path, run_directory: Path, listen: str, *, keys_directo
     """
     _allow_many_connections()
     with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(Journal.open(journal_path(job_directory), wait_s=wait_s))
+        journal = stack.enter_context(
+            Journal.open(journal_path(job_directory), wait_s=wait_s, head=run_directory / HEAD_NAME)
+        )
         job, policy = journal.founding.job, journal.founding.policy
         router = bind(listen, run_directory, JobKeys.load_server(keys_directory))
         stack.callback(router.close)
@@ -65,11 +69,8 @@ def serve(job_directory: Path, run_directory: Path, listen: str, *, keys_directo
             journal=journal,
             wire=Wire(router, mailbox, routes, job.world_size),
             routes=routes,
-            board=ProgressBoard(
-                world_size=job.world_size,
-                interval_s=policy.heartbeat.interval_s,
-                missed=policy.heartbeat.missed,
-            ),
+            board=ProgressBoard(world_size=job.world_size),
+            liveness=Liveness(policy.heartbeat),
             control=control,
             job_directory=job_directory,
             codes=fault_codes(policy.faults),

@@ -70,7 +70,8 @@ def parse_line(data: bytes, name: str, now: float) -> FaultReport:
     at_s = seconds(line.at_s)
     return FaultReport(
         kind=line.kind,
-        at_s=at_s if 0 < at_s <= now else now,
+        at_s=now,
+        age_s=now - at_s if 0 < at_s <= now else 0.0,
         seen_by=detector_address(_name(line.detector or name)),
         detail=line.detail,
         rank=line.rank,

@@ -44,7 +44,8 @@ class Reading(msgspec.Struct, frozen=True):
         """Return the reading as `seen_by` reports it at `now` (wall-clock seconds)."""
         return FaultReport(
             kind=self.kind,
-            at_s=self.at_s if 0 < self.at_s <= now else now,
+            at_s=now,
+            age_s=now - self.at_s if 0 < self.at_s <= now else 0.0,
             seen_by=seen_by,
             detail=self.detail,
             node=self.node,

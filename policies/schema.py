@@ -23,6 +23,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
 SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
 BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
 
@@ -134,10 +135,15 @@ class StallPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HeartbeatPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often an agent says that it lives, and how many may be missed before its node counts as lost."""
+    """How often an agent says that it lives, and how many may be missed before its node counts as lost.
+
+    While more than `hold_share` of the nodes are silent at once, none of them counts as lost, for up to `hold_s`.
+    """
 
     interval_s: Seconds = 0.5
     missed: Count = 6
+    hold_share: Share = 0.5  # 1: silence is never held
+    hold_s: SecondsOrZero = 60.0
 
 
 class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

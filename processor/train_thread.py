@@ -173,7 +173,7 @@ class TrainThread:
         if runtime.early:  # the rank is another process's until the controller says so, and speaks in its name
             while not isinstance(runtime.wait_order(), Quiesce):
                 _log.warning("an order before the rank was taken over; ignored")
-            began_s = time.time()
+            began_s = time.monotonic()
         runtime.post(
             RankJoined(
                 runtime.rank,
@@ -181,7 +181,7 @@ class TrainThread:
                 runtime.incarnation,
                 pid=os.getpid(),
                 report=self._rejoining.report(JOINING_PATIENCE_S),
-                join_s=max(0.0, time.time() - began_s),
+                join_s=max(0.0, time.monotonic() - began_s),
             )
         )
 

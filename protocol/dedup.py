@@ -4,20 +4,23 @@ A sender never has two messages to one receiver in flight whose numbers lie `WIN
 is that far behind the highest one is old news, and one bit for each of the others is enough.
 """
 
+import math
+
 WINDOW = 4096
 _MASK = (1 << WINDOW) - 1
 
 
 class SenderMemory:
-    """What is remembered of one sender: its session, and which of its last `WINDOW` numbers were taken.
+    """What is remembered of one sender: its session, when it was heard, which of its last `WINDOW` numbers were taken.
 
     Bit i of `taken` and `acknowledged` stands for the number `highest - i`.
     """
 
-    __slots__ = ("acknowledged", "highest", "session", "taken")
+    __slots__ = ("acknowledged", "heard_s", "highest", "session", "taken")
 
     def __init__(self, session: int) -> None:
         self.session = session
+        self.heard_s = -math.inf  # in this life of the receiver
         self.highest = 0
         self.taken = 0
         self.acknowledged = 0

@@ -12,5 +12,5 @@ SETTINGS = "MIDSTEP_SETTINGS"  # JobSettings as JSON
 JOB_DIRECTORY = "MIDSTEP_JOB_DIRECTORY"
 STORE = "MIDSTEP_STORE"  # host:port of the rendezvous store of the generation
 STORE_SECRET = "MIDSTEP_STORE_SECRET"  # of the members of the generation, see Rendezvous
-STARTED_S = "MIDSTEP_STARTED_S"  # wall-clock seconds at which the agent began to start the process
+STARTED_S = "MIDSTEP_STARTED_S"  # when the agent began to start the process, on the machine's monotonic clock
 FAULTS = "MIDSTEP_FAULTS"  # a JSON list of ArmedFault, for tests and demonstrations

@@ -14,6 +14,7 @@
     |   +-- StaleMessage            an older generation, term or session
     +-- MailboxFull                 more is unacknowledged than a mailbox may hold; nothing was posted
     +-- JournalError                the controller's journal cannot be read or written
+    |   +-- JournalDamaged          it is not what was written: no controller may act on it
     |   +-- JournalSuperseded       a later term has begun: this controller is no longer the active one
     +-- PlatformError               nodes could not be had or released
     +-- YamlError                   YAML text is refused; carries line and column
@@ -82,6 +83,10 @@ class MailboxFull(MidstepError):
 
 class JournalError(MidstepError):
     """The controller's journal cannot be read or written."""
+
+
+class JournalDamaged(JournalError):
+    """The journal is not what was written: records are missing, changed or foreign. No controller may act on it."""
 
 
 class JournalSuperseded(JournalError):

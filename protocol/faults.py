@@ -62,7 +62,9 @@ class Assertion(enum.StrEnum):
 class FaultReport(msgspec.Struct, frozen=True):
     """One observation of something wrong.
 
-    `at_s` is wall-clock seconds at the observer; `generation` and `incarnation` say which life of the rank it is about.
+    `at_s` is when it was said: the controller sets it, on its own clock, when it takes the report in. `age_s` is how
+    long the fault had stood then, as its observer says. `generation` and `incarnation` say which life of the rank it is
+    about.
     """
 
     kind: FaultKind
@@ -80,4 +82,5 @@ class FaultReport(msgspec.Struct, frozen=True):
     assertion: Assertion = Assertion.ONCE
     mendable: bool = False  # the process that has it lives, and can mend it without being replaced
     meaning: Text = ""  # of the code, in one line
+    age_s: Seconds = 0.0
     trusted_step: Count | None = None  # updates after which no rank's state can be trusted; None: nothing has spread

@@ -40,9 +40,9 @@ class RankPhase(msgspec.Struct, frozen=True):
 class Incident(msgspec.Struct, frozen=True):
     """Everything from the first fault report to the resumed step, or to the stop.
 
-    `began_s` is when the first fault happened, as its observer says; `resumed_s` when the last rank had committed the
-    first new step. `pids_before` and `pids_after` map rank to process id; `replaced` names the ranks whose process was
-    meant to be replaced.
+    `began_s` is when the first fault was reported by its observer, and `resumed_s` when the last rank had committed the
+    first new step: both on the controller's clock. `pids_before` and `pids_after` map rank to process id; `replaced`
+    names the ranks whose process was meant to be replaced.
     """
 
     number: int
@@ -136,10 +136,21 @@ class StandingFault(msgspec.Struct, frozen=True):
     times: int = 1  # how often it was asserted
 
 
+class HoldRecord(msgspec.Struct, frozen=True):
+    """A time in which most nodes were silent at once, and nothing was decided about them. `lost` were given up then."""
+
+    ended_s: float
+    held_s: float
+    nodes: tuple[str, ...]
+    watched: int
+    lost: tuple[str, ...] = ()
+
+
 class JobStatus(msgspec.Struct, frozen=True):
     """The answer to `midstep status`: the machine's view at `at_s`.
 
     `ranks_asked`: how many the job asked for, where it may go on with fewer; `ranks` are those of the present world.
+    `holding` says what is held while most nodes are silent, and `holds` are those that have ended.
     """
 
     job: str
@@ -160,3 +171,5 @@ class JobStatus(msgspec.Struct, frozen=True):
     ranks_asked: int = 0
     incidents_left_out: int = 0  # the earliest, to keep an answer small; the journal has them
     faults_left_out: int = 0  # those that were heard of first
+    holding: str = ""
+    holds: tuple[HoldRecord, ...] = ()

@@ -18,9 +18,10 @@ from .codec import PROTOCOL_VERSION
 from .dedup import WINDOW, SenderMemory
 from .errors import ConfigurationError, MailboxFull
 from .messages import Ack, Envelope, Message
-from .types import CONTROLLER
+from .types import CONTROLLER, DETECTOR_PREFIX
 
 MAX_SENDERS = 65_536
+DETECTOR_QUIET_S = 30.0  # then an earlier session of a detector is believed again; its resends come much more often
 _BACKOFF = 2.0
 
 
@@ -55,11 +56,11 @@ class Taken(msgspec.Struct, frozen=True):
 class _Outgoing:
     """A message that nobody has acknowledged yet."""
 
-    __slots__ = ("due_s", "envelope", "give_up_s", "sent_s", "wait_s")
+    __slots__ = ("due_s", "envelope", "give_up_s", "posted_s", "sent_s", "wait_s")
 
     def __init__(self, envelope: Envelope, now: float, wait_s: float, give_up_s: float) -> None:
         self.envelope = envelope
-        self.sent_s = now
+        self.posted_s = self.sent_s = now
         self.wait_s = wait_s
         self.give_up_s = give_up_s
         self.due_s = now + wait_s
@@ -144,7 +145,7 @@ class Mailbox:
         return self._last_number[receiver] - next(iter(waiting)) + 1 if waiting else 0
 
     def due(self, now: float) -> list[Envelope]:
-        """Return what must be sent again now. The waits double from `retry_s` to `retry_max_s`."""
+        """Return what must be sent again now, with its age. The waits double from `retry_s` to `retry_max_s`."""
         ripe = []
         while self._timetable and self._timetable[0][0] <= now:
             outgoing = self._held(*heapq.heappop(self._timetable))
@@ -155,7 +156,7 @@ class Mailbox:
             outgoing.wait_s = min(outgoing.wait_s * _BACKOFF, self._retry_max_s)
             outgoing.due_s = now + outgoing.wait_s
             self._schedule(outgoing)
-        return [outgoing.envelope for outgoing in ripe]
+        return [msgspec.structs.replace(each.envelope, age_s=now - each.posted_s) for each in ripe]
 
     def next_due(self) -> float | None:
         """Return when `due` or `undeliverable` may have something to say next; None: nothing is waiting."""
@@ -194,7 +195,7 @@ class Mailbox:
         controller: when it is in the journal). A repeated one is answered at once if it was taken in, and not at all
         before.
         """
-        refusal = self._fault_of(envelope)
+        refusal = self._fault_of(envelope, now)
         if refusal is not None:
             return self._refuse(refusal)
         sender = self._senders.get(envelope.sender)
@@ -202,6 +203,7 @@ class Mailbox:
         if sender is None or new_session:
             sender = self._senders[envelope.sender] = SenderMemory(envelope.session)
             self._hurry(envelope.sender, now)
+        sender.heard_s = now
         if envelope.sender == CONTROLLER:
             self.term = max(self.term, envelope.term)
             self.generation = max(self.generation, envelope.generation)
@@ -251,7 +253,7 @@ class Mailbox:
         self.refused[refusal] += 1
         return Taken(False, refusal)
 
-    def _fault_of(self, envelope: Envelope) -> Refusal | None:
+    def _fault_of(self, envelope: Envelope, now: float) -> Refusal | None:
         """Say why the envelope must not even be looked into."""
         wrong = {
             Refusal.WRONG_VERSION: envelope.version != PROTOCOL_VERSION,
@@ -260,19 +262,23 @@ class Mailbox:
             Refusal.OWN_ADDRESS: envelope.sender == self.address,
             Refusal.NEGATIVE: min(envelope.number, envelope.session, envelope.term, envelope.generation) < 0,
             Refusal.OLD_TERM: envelope.sender == CONTROLLER and envelope.term < self.term,
-            Refusal.STALE_SESSION: self._is_stale(envelope),
+            Refusal.STALE_SESSION: self._is_stale(envelope, now),
             Refusal.TOO_MANY_SENDERS: len(self._senders) >= MAX_SENDERS and envelope.sender not in self._senders,
         }
         return next((refusal for refusal, applies in wrong.items() if applies), None)
 
-    def _is_stale(self, envelope: Envelope) -> bool:
+    def _is_stale(self, envelope: Envelope, now: float) -> bool:
         """Say whether a later session of the sender has been heard.
 
         A controller of a higher term is never stale: a standby may have been started long before the one it replaces.
+        Nor is a detector when the later session has been quiet: it is started again under the same name, perhaps after
+        a clock that was ahead was put right, and what it says twice does no harm.
         """
         known = self._senders.get(envelope.sender)
         if known is None or envelope.session >= known.session:
             return False
+        if envelope.sender.startswith(DETECTOR_PREFIX):
+            return now - known.heard_s < DETECTOR_QUIET_S
         return not (envelope.sender == CONTROLLER and envelope.term > self.term)
 
     def _take_ack(self, sender: str, ack: Ack, new_session: bool) -> Taken:

@@ -134,7 +134,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """What is on the wire: a message with who says it, in which term and generation, and its number.
 
     `session` is the sender's start in nanoseconds; a higher one replaces a lower one. `number` is 0 for messages that
-    are neither acknowledged nor retried.
+    are neither acknowledged nor retried. `age_s`: since its sender first said it, on the sender's own monotonic clock.
     """
 
     version: int
@@ -146,3 +146,4 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     session: Number
     number: Number
     body: Message
+    age_s: float = 0.0

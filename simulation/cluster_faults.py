@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .world import World
 
 CUTS_S = (0.5, 2.0, 10.0, 100.0)
+ISOLATED_S = (5.0, 10.0, 30.0)  # shorter than silence is held
 HARMLESS_S = 2.0  # what is shorter than this must cost nobody his process
 STANDSTILLS_S = (1.0, 10.0, 600.0)
 LEVELS = tuple(level for level in FaultLevel if level not in {FaultLevel.SOFTWARE})
@@ -50,6 +51,19 @@ def cut_off_node(world: "World", chance: random.Random) -> str:
         process.harmed = process.harmed or seconds > HARMLESS_S
     ways = "cut off" if deaf and mute else "deaf" if deaf else "mute"
     return f"{agent.name} is {ways} for {seconds} s"
+
+
+def isolate_controller(world: "World", chance: random.Random) -> str:
+    """The controller is cut off from all nodes, or from all but one, while the ranks train on."""
+    alive = [agent for agent in world.agents.values() if agent.alive]
+    if not alive or any(agent.isolated_until_s > world.timeline.now for agent in alive):
+        return "no node to be isolated from, or it is"
+    spared = chance.choice(alive) if len(alive) > 2 and chance.random() < 0.3 else None
+    seconds = chance.choice(ISOLATED_S)
+    for agent in alive:
+        if agent is not spared:
+            agent.isolated_until_s = world.timeline.now + seconds
+    return f"the controller is cut off from {len(alive) - (spared is not None)} nodes for {seconds} s"
 
 
 def storm(world: "World", chance: random.Random) -> str:

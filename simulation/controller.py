@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from ..controller.actions import Action, Finish, Forget, Send
 from ..controller.admission import refusal
 from ..controller.events import ControllerStarted, DeadlinePassed, Event, NodeReturned
+from ..controller.liveness import Liveness
 from ..controller.machine import RecoveryMachine
 from ..controller.recovery.state import Phase
 from ..controller.recovery.table import TABLE
 from ..controller.routes import Routes
+from ..controller.timestamps import said_at, stamped
 from ..protocol.mailbox import Mailbox
-from ..protocol.messages import DeleteNode, EndJob, Envelope, NodeJoined, NodeLost, Report
+from ..protocol.messages import Envelope, NodeLost, Report
 from ..protocol.types import CONTROLLER, PLATFORM, node_address
 from .invariants import Invariant
 from .network import Endpoint
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from .world import World
 
 DEADLINE_SPACING_S = 0.02
-SILENT_S = 3.0
+PUT_OFF_S = 0.25  # until a deadline that is put off is looked at again
 Entry = tuple[Event, float, str, int, int]
 
 
@@ -49,8 +51,7 @@ class Controller:
         world = self._world
         self.machine = RecoveryMachine(world.policy, world.job, can_create_nodes=world.setting.can_create_nodes)
         self._routes = Routes()
-        self._watched: dict[str, float] = {}
-        self._lost: dict[str, float] = {}  # nodes given up, and when their return was last told
+        self._liveness = Liveness(world.policy.heartbeat)
         self._endpoint = Endpoint(
             Mailbox(job=world.job.job, address=CONTROLLER, session=world.next_session()),
             self._timeline,
@@ -67,11 +68,11 @@ class Controller:
                 world.fail(Invariant.JOURNAL_IS_TRUTH, what)
             if index >= len(self.done):
                 self.done.append(actions)
-            self._learn(event, actions)
+            self._learn(event, actions, at_s)
             self._endpoint.mailbox.remember(sender, session, number)
             last_s = at_s
         assert last_s <= self._timeline.now
-        self._watched = dict.fromkeys(self._watched, self._timeline.now)
+        self._liveness.start(self._timeline.now)
         self.up = True
         self._deadline_s: float | None = None
         world.log(f"controller of term {self.term} starts in {self.machine.phase}")
@@ -110,7 +111,7 @@ class Controller:
         refused = refusal(identity, envelope, self._world.setting.size, self._routes)
         if not self.up or refused is not None:
             return False
-        self._watched.update({connection: self._timeline.now} if connection in self._watched else {})
+        self._hear(connection)
         self._routes.relayed(envelope.sender, node_address(connection))
         self._endpoint.receive(envelope)
         return True
@@ -125,7 +126,8 @@ class Controller:
     def _take(self, envelope: Envelope) -> bool:
         body = envelope.body
         assert isinstance(body, Report)
-        return self._handle(body, envelope.sender, envelope.session, envelope.number)
+        event = stamped(body, said_at(envelope, self._timeline.now))
+        return self._handle(event, envelope.sender, envelope.session, envelope.number)
 
     def _handle(self, event: Event, sender: str, session: int, number: int) -> bool:
         """Record, handle, act. False: it died on the way."""
@@ -144,7 +146,7 @@ class Controller:
             world.fail(Invariant.BY_THE_TABLE, what)
         world.handled(event, before, actions)
         world.watch.handled(event, before, actions)
-        self._learn(event, actions)
+        self._learn(event, actions, now)
         for number_of_action, action in enumerate(actions):
             if number_of_action == acts:
                 self._die_while_acting(actions[number_of_action:])
@@ -189,24 +191,18 @@ class Controller:
         elif isinstance(action, Finish) and self.finish is None:
             self.finish = action
 
-    def _learn(self, event: Event, actions: list[Action]) -> None:
+    def _learn(self, event: Event, actions: list[Action], now: float) -> None:
         if isinstance(event, NodeLost):
             self._endpoint.mailbox.forget(node_address(event.node))
-            self._watched.pop(event.node, None)
-            self._lost[event.node] = self._timeline.now
-        elif isinstance(event, NodeJoined):
-            self._watched[event.node] = self._timeline.now
-            self._lost.pop(event.node, None)
         self._routes.learn(event, actions)
+        self._liveness.learn(event, now)
         for action in actions:
-            if isinstance(action, Send) and isinstance(action.body, DeleteNode):
-                self._unwatch(action.body.node)
-            elif isinstance(action, Send) and isinstance(action.body, EndJob):
-                self._unwatch(action.receiver.removeprefix("node/"))
+            if isinstance(action, Send):
+                self._liveness.ordered(action.receiver, action.body)
 
-    def _unwatch(self, node: str) -> None:
-        self._watched.pop(node, None)
-        self._lost.pop(node, None)
+    def _hear(self, node: str) -> None:
+        if self._liveness.hear(node, self._timeline.now):
+            self._handle(NodeReturned(node), CONTROLLER, 0, 0)
 
     def _transmit(self, envelope: Envelope) -> None:
         connection = self._routes.connection(envelope.receiver)
@@ -225,7 +221,9 @@ class Controller:
                 return
             self._deadline_s = None
             again_s = self.machine.next_deadline()
-            if again_s is not None and again_s <= self._timeline.now:
+            if again_s is not None and self._liveness.puts_off(again_s, self._timeline.now):
+                self._timeline.after(PUT_OFF_S, self._plan_deadline)
+            elif again_s is not None and again_s <= self._timeline.now:
                 self._handle(DeadlinePassed(), CONTROLLER, 0, 0)
             else:
                 self._plan_deadline()
@@ -233,21 +231,16 @@ class Controller:
         self._timeline.after(max(due_s - self._timeline.now, DEADLINE_SPACING_S), look)
 
     def _look_for_silence(self) -> None:
-        """Nodes that cannot be reached are given up, without being told."""
+        """Take in heartbeats, which are not played one by one, and give up the nodes that have gone silent."""
         if not self.up or self.machine.phase is Phase.ENDED:
             return
         now, endpoint = self._timeline.now, self._endpoint
-        for name in list(self._watched):
-            if not self.up:
-                return  # it died over the node before
-            if self._world.agents[name].is_heard:
-                self._watched[name] = now
-            elif now - self._watched.get(name, now) > SILENT_S:
-                self._handle(NodeLost(name, "no word for 3 s", now), CONTROLLER, 0, 0)
-        for name, told_s in list(self._lost.items()):
-            agent = self._world.agents.get(name)
-            if self.up and agent is not None and agent.is_heard and now - told_s > SILENT_S:
-                self._lost[name] = now
-                self._handle(NodeReturned(name), CONTROLLER, 0, 0)
+        for name, agent in list(self._world.agents.items()):
+            if self.up and agent.is_heard:
+                self._hear(name)
+        for event in self._liveness.judge(now) if self.up else ():
+            if self.up:  # it may die over the one before
+                self._handle(event, CONTROLLER, 0, 0)
         if self._world.busy:
-            self._timeline.after(0.5, lambda: self._look_for_silence() if endpoint is self._endpoint else None)
+            wait_s = self._world.policy.heartbeat.interval_s / 2
+            self._timeline.after(wait_s, lambda: self._look_for_silence() if endpoint is self._endpoint else None)

@@ -53,7 +53,7 @@ class Excuses:
         agent = process.seat.agent
         state = self._world.machine.state.world.nodes[agent.name].state
         now = self._world.timeline.now
-        told = now > max(agent.deaf_until_s, self._left.setdefault(agent.name, now)) + RESENT_S
+        told = now > max(agent.deaf_until_s, agent.isolated_until_s, self._left.setdefault(agent.name, now)) + RESENT_S
         if state is NodeState.ACTIVE:
             del self._left[agent.name]
         return state is NodeState.LOST or (state is not NodeState.ACTIVE and not told)

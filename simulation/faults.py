@@ -38,6 +38,7 @@ DEEDS: tuple[tuple[int, Deed], ...] = (
     (1, processes.fail_save),
     (3, cluster.kill_node),
     (3, cluster.cut_off_node),
+    (2, cluster.isolate_controller),
     (1, cluster.storm),
     (2, cluster.strike_store),
     (1, cluster.add_node),

@@ -17,6 +17,7 @@ class Invariant(enum.StrEnum):
     REASONS_GIVEN = "every decision has a reason"
     # Beyond the nine:
     JOURNAL_IS_TRUTH = "the journal is the truth"  # a replay acts and remembers alike
+    TIMES_ARE_TRUE = "times are true"  # durations are those of one clock, whatever the clocks of nodes say
     AT_MOST_ONCE = "at most once"  # no message is taken in twice
     OWN_VOICE = "own voice"  # a rank is believed only over the node that its process was started on
     BY_THE_TABLE = "by the table"  # no transition that the table does not have

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .world import World
 
 SIGKILL = -9
+SKEWS_S = (0.0, 3600.0, -3600.0)  # of the nodes' wall clocks
 STALL_S = 2.0  # a step that takes longer is reported
 WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
 
@@ -85,9 +86,7 @@ class Seat:
         if self.process is process:
             self.process = None
         expected = self.ordered > process.incarnation
-        self.agent.post_soon(
-            ProcessExited(self.agent.name, _running(process), status, self.agent.world.timeline.now, expected)
-        )
+        self.agent.post_soon(ProcessExited(self.agent.name, _running(process), status, self.agent.wall_s, expected))
 
 
 def _written(slots: list[tuple[int, int, int]], rank: int, step: int, blob: int) -> list[tuple[int, int, int]]:
@@ -107,11 +106,13 @@ class Agent:
         self.world, self.name = world, name
         self.alive = True
         self.deaf_until_s = self.mute_until_s = 0.0
+        self.isolated_until_s = 0.0  # it is the controller that is cut off, which must cost no process its life
         self.harmed = False  # something of it is reported to be broken, so whoever is on it may be replaced
         self.broken = False  # it is reported as a whole, so all who are on it are at fault
         self.store = StoreEndpoint(name, 1)
         self.store_frozen = False
         self.seats: dict[int, Seat] = {}
+        self._skew_s = SKEWS_S[len(world.agents) % len(SKEWS_S)]
         self._welcome = False
         self._early: list[StartProcess] = []
         mailbox = Mailbox(job=world.job.job, address=node_address(name), session=world.next_session())
@@ -122,14 +123,19 @@ class Agent:
         self.endpoint.post(self._joined(), CONTROLLER)
 
     @property
+    def wall_s(self) -> float:
+        """What the node's wall clock says."""
+        return self.world.timeline.now + self._skew_s
+
+    @property
     def hears(self) -> bool:
         """Whether the network leads here."""
-        return self.alive and self.world.timeline.now >= self.deaf_until_s
+        return self.alive and self.world.timeline.now >= max(self.deaf_until_s, self.isolated_until_s)
 
     @property
     def is_heard(self) -> bool:
         """Whether the network leads from here to the controller."""
-        return self.alive and self.world.timeline.now >= self.mute_until_s
+        return self.alive and self.world.timeline.now >= max(self.mute_until_s, self.isolated_until_s)
 
     def processes(self) -> list[Process]:
         """Return the processes that live here."""
@@ -164,7 +170,7 @@ class Agent:
         """A detector on this node has found something wrong with a device, or with the machine."""
         seat = self.seats.get(rank) if rank is not None else None
         report = FaultReport(
-            kind, self.world.timeline.now, node_address(self.name), "seen by a detector", rank, self.name,
+            kind, self.wall_s, node_address(self.name), "seen by a detector", rank, self.name,
             incarnation=seat.process.incarnation if seat is not None and seat.process is not None else 0,
             level=level, code="80E01801", assertion=assertion,
         )  # fmt: skip
@@ -195,7 +201,7 @@ class Agent:
                 return
             if process.session.generation != generation or process.activity not in WATCHED:
                 return
-            now, kind = self.world.timeline.now, FaultKind.STALL
+            now, kind = self.wall_s, FaultKind.STALL
             name = node_address(self.name)
             report = FaultReport(
                 kind, now, name, "slow", process.rank, self.name, generation, process.incarnation
@@ -241,7 +247,7 @@ class Agent:
                         seat.process.end(SIGKILL)
             case ProbeProgress(probe=probe):
                 clocks = tuple(process.progress() for process in self.processes())
-                self.endpoint.post(ProgressReported(self.name, probe, self.world.timeline.now, clocks), CONTROLLER)
+                self.endpoint.post(ProgressReported(self.name, probe, self.wall_s, clocks), CONTROLLER)
             case ArmFault(fault=fault):
                 process = self.hosts(fault.rank)
                 if process is not None:
@@ -268,7 +274,7 @@ class Agent:
         if not self.alive or seat.ordered != order.incarnation:
             return
         if self.world.refuse_start():
-            now, name = self.world.timeline.now, node_address(self.name)
+            now, name = self.wall_s, node_address(self.name)
             report = FaultReport(
                 FaultKind.START_FAILED, now, name, "fork failed", order.rank, self.name, order.generation,
                 order.incarnation,

@@ -137,7 +137,7 @@ class Process(PlayedThread):
 
     def report_fault(self, kind: FaultKind, detail: str, *, mendable: bool = False) -> None:
         """Report something wrong in this rank."""
-        now, name = self.world.timeline.now, rank_address(self.rank)
+        now, name = self.seat.agent.wall_s, rank_address(self.rank)
         node, generation = self.seat.agent.name, self.session.generation
         report = FaultReport(kind, now, name, detail, self.rank, node, generation, self.incarnation, mendable=mendable)
         self.post(FaultReported(report))

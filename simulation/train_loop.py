@@ -203,7 +203,8 @@ class TrainLoop:
             if self._first_step:
                 self._first_step = False
                 incarnation, generation = process.incarnation, process.session.generation
-                process.post(StepCommitted(process.rank, generation, incarnation, self.count, world.timeline.now, 0.1))
+                now = process.seat.agent.wall_s
+                process.post(StepCommitted(process.rank, generation, incarnation, self.count, now, 0.1))
             every = world.setting.checkpoint_every
             if every and self.count % every == 0:
                 process.doing(Activity.CHECKPOINTING)

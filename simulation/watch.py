@@ -31,6 +31,7 @@ class Watch:
 
     def __init__(self, world: "World") -> None:
         self._world = world
+        self._began_s = world.timeline.now
         self._excuses = Excuses(world)
         self.scaling = ScalingWatch(world)
         self.steps = StepWatch(world)
@@ -260,6 +261,9 @@ class Watch:
         for incident in machine.incidents:
             if incident.outcome is Outcome.OPEN:
                 world.fail(Invariant.ALWAYS_ENDS, f"incident {incident.number} is open in the end")
+            times = (self._began_s, incident.began_s, incident.resumed_s or world.timeline.now, world.timeline.now)
+            if list(times) != sorted(times):
+                world.fail(Invariant.TIMES_ARE_TRUE, f"incident {incident.number} was from {times[1]} to {times[2]}")
         world.controller.replay()
         given_back = {node.name for node in machine.state.world.nodes.values() if node.given_back}
         if given_back - world.platform.deleted:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from ...protocol.incidents import Incident, JobStatus, Outcome
 from ...protocol.types import Decision, FaultReport
 from .causes import cause_line
@@ -79,6 +81,7 @@ def report_json(status: JobStatus, incidents: tuple[Incident, ...]) -> dict[str,
         "budgets": budgets_json(status),
         "refused": dict(status.refused),
         "faults": faults_json(status),
+        "holds": [msgspec.to_builtins(hold) for hold in status.holds],
     }
 
 
@@ -89,6 +92,7 @@ def status_json(status: JobStatus) -> dict[str, Any]:
         "generation": status.generation,
         "term": status.term,
         "median_step_s": status.median_step_s,
+        "holding": status.holding,
         "ranks": [
             {
                 "rank": rank.rank,

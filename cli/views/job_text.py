@@ -10,16 +10,17 @@ from .causes import headline_cause
 from .incident_text import OUTCOME_STYLES, incident_view
 from .timeline import incident_end_s
 from .timeline_text import legend
-from .wording import ABSENT, count_text, date_text, duration_text, telling_line
+from .wording import ABSENT, clock_text, count_text, date_text, duration_text, telling_line
 
 BUDGET_BAR = 20
 OVERVIEW_ROWS = 20
 CAUSE_WIDTH = 24
+HOLD_ROWS = 5
 
 
 def job_view(status: JobStatus, incidents: tuple[Incident, ...], *, width: int) -> RenderableType:
     """Return the report of the chosen incidents of a job, at most `width` columns wide."""
-    parts: list[RenderableType] = [job_line(status), summary_line(status)]
+    parts: list[RenderableType] = [job_line(status), summary_line(status), *hold_lines(status)]
     if len(incidents) > 1:
         parts.extend((Text(""), overview(incidents, status.at_s)))
     for incident in incidents:
@@ -63,6 +64,16 @@ def summary_line(status: JobStatus) -> Text:
     if recovering:
         text.append(f", {duration_text(sum(recovering))} spent recovering")
     return text
+
+
+def hold_lines(status: JobStatus) -> list[Text]:
+    """Return what is held while most nodes are silent, and a line for each of the latest times that it was so."""
+    lines = [Text(status.holding, style="bold yellow")] if status.holding else []
+    for hold in status.holds[-HOLD_ROWS:]:
+        end = f"{', '.join(hold.lost)} given up after that" if hold.lost else "none was given up for it"
+        silent = f"{len(hold.nodes)} of {count_text(hold.watched, 'node')} silent for {duration_text(hold.held_s)}"
+        lines.append(Text(f"held: {silent} up to {clock_text(hold.ended_s)}, {end}", style="yellow"))
+    return lines
 
 
 def overview(incidents: tuple[Incident, ...], until_s: float) -> Table:

@@ -98,8 +98,9 @@ def closed_nodes(state: JobState, now: float) -> dict[str, str]:
         for fault in state.book.on(name, _CLOSED):
             closed.setdefault(name, closed_text(name, fault.level, _what(fault)))
         for fault in state.book.on(name, frozenset({Treatment.RESTART})):
-            if now - fault.at_s > limit_s:
-                text = f"{fault.level} {_what(fault)} on node {name} has stood for {now - fault.at_s:.0f} s"
+            stood_s = fault.age_s + now - fault.at_s
+            if stood_s > limit_s:
+                text = f"{fault.level} {_what(fault)} on node {name} has stood for {stood_s:.0f} s"
                 closed.setdefault(name, f"{text}; up to {limit_s:g} s a restart in place can mend it")
     return closed
 

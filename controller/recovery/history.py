@@ -95,8 +95,9 @@ class History:
             self._change(bytes_moved=self.open.bytes_moved + size_bytes)
 
     def resumed(self, at_s: float, pids: Mapping[int, int], median_step_s: float) -> None:
-        """Close the incident: the first new step is committed everywhere."""
+        """Close the incident: the first new step is committed everywhere, at `at_s`, but not before what led to it."""
         if self.open:
+            at_s = max(at_s, self.open.began_s, *(phase.began_s for phase in self.open.phases))
             phases = tuple(self._ended(phase, at_s) for phase in self.open.phases)
             self._change(
                 phases=phases,

@@ -1,5 +1,6 @@
 """When a node comes, goes, or cannot be had."""
 
+from ...protocol.incidents import HoldRecord
 from ...protocol.messages import (
     IntroduceNode,
     NodeJoined,
@@ -10,7 +11,7 @@ from ...protocol.messages import (
     WelcomeNode,
 )
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
-from ..events import NodeReturned
+from ..events import HoldEnded, NodeReturned
 from ..world import GONE, NodeState
 from .deciding import blame, decide, rung_failed
 from .detected import settle
@@ -20,6 +21,8 @@ from .failures import too_many
 from .openings import wait_for_nodes
 from .scaling import resize
 from .state import OVER, JobState, Phase
+
+MAX_HOLDS = 100  # that are remembered
 
 
 def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
@@ -95,6 +98,12 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
         wait_for_nodes(state, now)
         return
     decide(state, now)
+
+
+def on_hold_ended(state: JobState, event: HoldEnded, now: float) -> None:
+    """Most nodes were silent at once, and nothing was decided about them: remember it for the report."""
+    state.holds.append(HoldRecord(now, event.held_s, event.nodes, event.watched, event.lost))
+    del state.holds[:-MAX_HOLDS]
 
 
 def on_node_refused(state: JobState, event: NodeRefused, now: float) -> None:

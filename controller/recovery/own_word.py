@@ -26,16 +26,18 @@ def note(state: JobState, rank: int, report: FaultReport) -> None:
 def is_known(state: JobState, report: FaultReport) -> bool:
     """Say whether a detector reports what the process has told already, or what struck the one before it.
 
-    A process that is hurt all the same says so itself: clocks of nodes that differ a little hide nothing.
+    What a detector says soon after a process was replaced is about the one before it: a process that is hurt all the
+    same says so itself.
     """
     if report.rank is None or not _from_outside(report):
         return False
-    if report.at_s < state.world.holders[report.rank].started_s:
+    holder = state.world.holders[report.rank]
+    if report.at_s < holder.started_s + (SAME_FAULT_S if holder.incarnation > 1 else 0.0):
         return True
     if report.rank in state.mending or report.rank in state.mended:
         return True
     incarnation, said_s = state.own_words.get(report.rank, (0, 0.0))
-    same_life = incarnation == state.world.holders[report.rank].incarnation
+    same_life = incarnation == holder.incarnation
     return same_life and state.now - said_s <= SAME_FAULT_S
 
 

@@ -35,15 +35,9 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
     if state.phase in OVER or state.phase is Phase.WAITING:
         put_off(state, report)
         return
-    stale = _stale(state, report)
+    stale = _stale(state, report) or _past_suspicion(state, report)
     if stale is not None:
         state.ignore(stale)
-        return
-    if report.kind in SUSPICIONS and state.phase in {Phase.QUIESCING, Phase.STARTING}:
-        state.ignore("suspicion while everybody is being stopped")
-        return
-    if report.kind in SUSPICIONS and 0 < report.generation < state.generation:
-        state.ignore("suspicion of an earlier generation")
         return
     if report.kind is FaultKind.LINK_UP:
         link_up_failed(state)
@@ -55,6 +49,21 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
         suspect(state, report, now)
         return
     blame_and_decide(state, [report], now)
+
+
+def _past_suspicion(state: JobState, report: FaultReport) -> str | None:
+    """Say why a suspicion is over already, perhaps as it was long on its way; None when it is to be looked into."""
+    if report.kind not in SUSPICIONS:
+        return None
+    if state.phase in {Phase.QUIESCING, Phase.STARTING}:
+        return "suspicion while everybody is being stopped"
+    if 0 < report.generation < state.generation:
+        return "suspicion of an earlier generation"
+    if report.kind is not FaultKind.STALL or state.phase is Phase.SUSPECTING:
+        return None
+    if state.phase is Phase.FINISHING:
+        return "stall of a step that is over"
+    return "stall from before the clocks were read last" if report.at_s < state.clocks_read_s else None
 
 
 def take_up(state: JobState, now: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ...policies.facts import NodeFailure, Spent
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
+from ...protocol.incidents import HoldRecord
 from ...protocol.messages import Command
 from ...protocol.types import Decision, FaultReport, JobSpec, RepairPlan, Rung, rank_address
 from ..actions import Action, Finish, Forget, Log, Send
@@ -104,7 +105,9 @@ class JobState:
     median_step_s: float = 0.0
     first_steps_at_s: float = 0.0
     probes: int = 0
+    clocks_read_s: float = 0.0  # when they were asked for last
     now: float = 0.0  # of the event that is being handled
+    holds: list[HoldRecord] = field(default_factory=list)  # the latest ones
     ignored: dict[str, int] = field(default_factory=dict)
     exit_code: int | None = None
     reason: str = ""

@@ -79,7 +79,7 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         named = with_rank(suspicion, rank, holder.node, holder.incarnation)
         named = msgspec.structs.replace(
             named,
-            at_s=suspicion.at_s if clock is None else min(suspicion.at_s, now - clock.activity_age_s),
+            at_s=suspicion.at_s if clock is None else _since_s(clock, holder.started_s, suspicion.at_s, now),
             detail=f"rank {rank} holds up the others: {describe_clock(clock)}",
             seen_by=CONTROLLER,
         )
@@ -99,6 +99,11 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         decide(state, now)
 
 
+def _since_s(clock: RankProgress, started_s: float, suspected_s: float, now: float) -> float:
+    """Return since when a rank has held up the others: not after that was seen, and not before it was there."""
+    return min(suspected_s, max(started_s, now - clock.activity_age_s))
+
+
 def _waits_for_orders(clock: RankProgress) -> bool:
     """Whether a rank has left its step, and is not to blame for doing nothing: unless the kernel has stopped it."""
     return clock.activity is Activity.RECOVERING and not clock.suspended
@@ -107,6 +112,7 @@ def _waits_for_orders(clock: RankProgress) -> bool:
 def _probe_nodes(state: JobState, now: float) -> None:
     """Ask every node for its step clocks."""
     state.probes += 1
+    state.clocks_read_s = now
     state.world.progress.clear()
     state.awaiting_progress = set(state.world.group_nodes())
     for name in sorted(state.awaiting_progress):

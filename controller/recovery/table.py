@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 
 from ...protocol import messages as m
-from ..events import ControllerStarted, DeadlinePassed, InjectRequested, KillNodeRequested, NodeReturned, StopRequested
+from ..events import (
+    ControllerStarted,
+    DeadlinePassed,
+    HoldEnded,
+    InjectRequested,
+    KillNodeRequested,
+    NodeReturned,
+    StopRequested,
+)
 from . import barriers, boundary, deadlines, draining, ending, nodes, reports, requests, suspicion
 from .state import JobState, Phase
 
@@ -41,6 +49,7 @@ NOT_SUSPECTED = (*DECIDED, P.RUNNING, P.RESUMING, P.FINISHING)
 ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.NodeJoined, nodes.on_node_joined, (P.STARTING,)),
     Row(ALIVE, NodeReturned, nodes.on_node_returned),
+    Row(ALIVE, HoldEnded, nodes.on_hold_ended),
     Row(ALIVE, m.NodeLost, nodes.on_node_lost, DECIDED),
     Row((P.WAITING,), m.NodeRefused, nodes.on_node_refused, (P.STARTING, P.ENDED)),  # or it waits on, for other nodes
     Row(AT_WORK, m.NodeRefused, nodes.on_node_refused),

@@ -39,6 +39,7 @@ from midstep.protocol.types import (
     FaultKind,
     FaultReport,
     RankProgress,
+    Rendezvous,
     RunningProcess,
     StepReport,
     StoreEndpoint,
@@ -48,13 +49,14 @@ from .attack import attack
 
 A, B = "node/a", "node/b"  # a: ranks 0 and 1, b: ranks 2 and 3
 STORE = StoreEndpoint("127.0.0.1", 1)
+RENDEZVOUS = Rendezvous("127.0.0.1", 1, "secret")
 STANDING = StepReport(7, ready=False, clean=True)
 EXIT = FaultReport(FaultKind.EXIT, 1.0, A, "", rank=2, node="a", incarnation=1)
 
 
 def start(rank: int, incarnation: int, address: str, *, early: bool = False) -> Send:
     """The order to start a process."""
-    return Send(address, StartProcess(rank, rank % 2, 0, incarnation, 1, 0, True, STORE, early), 1)
+    return Send(address, StartProcess(rank, rank % 2, 0, incarnation, 1, 0, True, RENDEZVOUS, early), 1)
 
 
 def clock(rank: int, incarnation: int = 1) -> RankProgress:

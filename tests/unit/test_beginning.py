@@ -25,10 +25,10 @@ from midstep.protocol.types import (
     CheckpointTrace,
     JobSettings,
     Moment,
+    Rendezvous,
     RepairPart,
     RestoreSource,
     StepReport,
-    StoreEndpoint,
 )
 
 from .test_machine import Cluster
@@ -255,7 +255,9 @@ def test_rank_0_leaves_an_earlier_training_behind_where_training_begins(tmp_path
     played: Any = Played(tmp_path, rank)
     rejoining = Rejoining(played, played, played, standing=Standing(clean=True), step_order=played)
     part = RepairPart(0, RestoreSource.REPLICA)
-    rejoining.rejoin(Rejoin(rank, 1, StoreEndpoint("127.0.0.1", 1), seated=True, part=part), Phases(lambda _: None))
+    rejoining.rejoin(
+        Rejoin(rank, 1, Rendezvous("127.0.0.1", 1, "secret"), seated=True, part=part), Phases(lambda _: None)
+    )
     assert (tmp_path / "step-00000010.aside-gpt-g1").exists() is moved
     assert (tmp_path / "step-00000010").exists() is not moved
     assert played.restored == [(b"own", 0)]

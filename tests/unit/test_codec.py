@@ -75,7 +75,7 @@ def test_a_message_of_another_version_is_refused_with_the_remedy() -> None:
 
 def test_an_unknown_message_is_refused() -> None:
     fields = msgspec.to_builtins(envelope(Quiesce(rank=0, generation=1)))
-    fields[-1]["type"] = "Explode"
+    fields[Envelope.__struct_fields__.index("body")]["type"] = "Explode"
     with pytest.raises(MalformedMessage):
         decode(msgspec.msgpack.encode(fields))
 

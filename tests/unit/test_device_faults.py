@@ -115,7 +115,7 @@ def test_a_passing_fault_that_does_not_pass_in_time_leaves_the_node(cluster: Clu
 
 
 def test_a_passing_fault_that_is_old_is_not_mended_in_place(cluster: Cluster) -> None:
-    cluster.feed(seen(cluster, FaultLevel.RESTART_BUSINESS, at_s=cluster.now - 61))
+    cluster.feed(seen(cluster, FaultLevel.RESTART_BUSINESS, age_s=61.0))
     (incident,) = cluster.machine.incidents
     assert incident.rung is Rung.RECOVER
     assert "has stood for 61 s; up to 60 s a restart in place can mend it" in incident.decisions[0].reason

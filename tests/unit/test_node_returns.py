@@ -3,8 +3,9 @@
 import msgspec
 
 from midstep.controller.events import ControllerStarted, NodeReturned, StopRequested
-from midstep.controller.progress import ProgressBoard
+from midstep.controller.liveness import Liveness
 from midstep.controller.recovery.state import Phase
+from midstep.policies.schema import HeartbeatPolicy
 from midstep.protocol.messages import (
     DeleteNode,
     FaultReported,
@@ -104,26 +105,26 @@ def test_a_node_that_found_its_controller_again_keeps_its_processes() -> None:
     assert state_of(cluster, "node1") == "active"
 
 
-def test_the_board_tells_of_a_return_once_in_a_while_until_the_node_has_joined() -> None:
+def test_a_return_is_told_once_in_a_while_until_the_node_has_joined() -> None:
     """Words that were still on their way when it was given up are no return."""
-    board = ProgressBoard(world_size=2, interval_s=0.5, missed=6)
+    liveness = Liveness(HeartbeatPolicy())
     joined = NodeJoined("node0", "node0", StoreEndpoint("h", 1))
-    board.learn(joined, 0.0)
-    assert not board.hear("node0", 1.0)
-    board.learn(NodeLost("node0", "silent", 10.0), 10.0)
-    assert not board.hear("node0", 10.1)
-    assert board.hear("node0", 20.0)
-    assert not board.hear("node0", 20.5)
-    assert board.hear("node0", 23.1)
-    board.learn(joined, 23.2)
-    assert not board.hear("node0", 40.0)
+    liveness.learn(joined, 0.0)
+    assert not liveness.hear("node0", 1.0)
+    liveness.learn(NodeLost("node0", "silent", 10.0), 10.0)
+    assert not liveness.hear("node0", 10.1)
+    assert liveness.hear("node0", 20.0)
+    assert not liveness.hear("node0", 20.5)
+    assert liveness.hear("node0", 23.1)
+    liveness.learn(joined, 23.2)
+    assert not liveness.hear("node0", 40.0)
 
 
-def test_the_board_does_not_wait_for_nodes_that_are_to_end() -> None:
-    board = ProgressBoard(world_size=2, interval_s=0.5, missed=6)
-    board.learn(NodeLost("node0", "silent", 10.0), 10.0)
-    board.unwatch("node0")
-    assert not board.hear("node0", 40.0)
+def test_nodes_that_are_to_end_are_not_waited_for() -> None:
+    liveness = Liveness(HeartbeatPolicy())
+    liveness.learn(NodeLost("node0", "silent", 10.0), 10.0)
+    liveness.ordered("platform", DeleteNode("node0"))
+    assert not liveness.hear("node0", 40.0)
 
 
 def test_a_restarted_controller_gives_nodes_back_once_more() -> None:

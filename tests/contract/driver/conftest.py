@@ -18,24 +18,26 @@ from midstep.controller.doors.notices import write_endpoint
 from midstep.controller.driver import Driver
 from midstep.controller.events import Event
 from midstep.controller.journal import Journal, journal_path
+from midstep.controller.liveness import Liveness
 from midstep.controller.progress import ProgressBoard
 from midstep.controller.routes import Routes
 from midstep.controller.service import bind
 from midstep.controller.wire import Wire
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.schema import HeartbeatPolicy, default_policy, job_settings
 from midstep.protocol import codec
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import Ack, Envelope, Message, StartProcess
 from midstep.protocol.transport import DealerSocket
-from midstep.protocol.types import JobSpec, StoreEndpoint
+from midstep.protocol.types import JobSpec, Rendezvous
 
 PATIENCE_S = 20.0
 HEARTBEAT_S = 0.1
 MISSED = 1000
 FIRST_LIVES = [
-    Send("node/a", StartProcess(rank, rank, 0, 1, 1, 0, True, StoreEndpoint("127.0.0.1", 1)), 1) for rank in range(4)
+    Send("node/a", StartProcess(rank, rank, 0, 1, 1, 0, True, Rendezvous("127.0.0.1", 1, "secret")), 1)
+    for rank in range(4)
 ]
 JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
 
@@ -126,6 +128,7 @@ class Rig:
         self.peers: list[Peer] = []
         self.patience_s = 600.0
         self.missed = MISSED
+        self.hold_s = HeartbeatPolicy().hold_s
 
     def peer(self, identity: str, *, polite: bool = True) -> Peer:
         self.peers.append(Peer(self, identity, polite))
@@ -151,7 +154,8 @@ class Rig:
                 journal=journal,
                 wire=Wire(router, mailbox, routes, JOB.world_size),
                 routes=routes,
-                board=ProgressBoard(world_size=JOB.world_size, interval_s=HEARTBEAT_S, missed=self.missed),
+                board=ProgressBoard(world_size=JOB.world_size),
+                liveness=Liveness(HeartbeatPolicy(HEARTBEAT_S, self.missed, hold_s=self.hold_s)),
                 control=control,
                 job_directory=self.job_directory,
                 patience_s=self.patience_s,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from midstep.controller.progress import ProgressBoard
+from midstep.controller.liveness import Liveness
 from midstep.controller.recovery.state import Phase
 from midstep.policies.files import parse_policy
-from midstep.policies.schema import job_settings
-from midstep.protocol.messages import NodeJoined, Quiesce, Rejoin, StartProcess, StopProcess
+from midstep.policies.schema import HeartbeatPolicy, job_settings
+from midstep.protocol.messages import NodeJoined, NodeLost, Quiesce, Rejoin, StartProcess, StopProcess
 from midstep.protocol.types import FaultKind, Rung, RunningProcess
 
 from .played_job import PlayedJob
@@ -80,15 +80,15 @@ def test_signal_to_one_agent_does_not_close_the_job_for_everyone() -> None:
 def test_missing_keep_alive_is_a_lost_node() -> None:
     """#111646: the missing heartbeat of an agent does not lead to a restart."""
     job = PlayedJob().start()
-    board = ProgressBoard(world_size=4, interval_s=0.5, missed=6)
+    liveness = Liveness(HeartbeatPolicy())
     for event, at_s in job.journal:
-        board.learn(event, at_s)
-    board.start(job.now)
+        liveness.learn(event, at_s)
+    liveness.start(job.now)
     quiet_s = 0.0
-    while not (lost := board.silent(job.now + quiet_s)):
+    while not (lost := liveness.judge(job.now + quiet_s)):
         quiet_s += 0.25
-        board.hear("node0", job.now + quiet_s)
-        board.hear("node2", job.now + quiet_s)
+        liveness.hear("node0", job.now + quiet_s)
+        liveness.hear("node2", job.now + quiet_s)
     assert quiet_s <= 4.0
 
     job.alive_nodes.discard("node1")
@@ -96,7 +96,7 @@ def test_missing_keep_alive_is_a_lost_node() -> None:
     job.feed(*lost)
     job.settle()
 
-    assert [event.node for event in lost] == ["node1"]
+    assert [event.node for event in lost if isinstance(event, NodeLost)] == ["node1"]
     assert job.rungs == [Rung.RECOVER]
 
 

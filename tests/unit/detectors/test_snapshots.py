@@ -27,7 +27,7 @@ def test_a_fault_is_told_when_it_comes_and_when_it_has_vanished_and_not_in_betwe
     assert snapshots.take([said(reading("A"))], 101.0) == []
     found = snapshots.take([said(reading("B"))], 102.0)
     assert in_short(found) == [("A", Assertion.RECOVER), ("B", Assertion.OCCUR)]
-    assert [report.at_s for report in found] == [102.0, 50.0]
+    assert [(report.at_s, report.age_s) for report in found] == [(102.0, 0.0), (102.0, 52.0)]
     assert {report.seen_by for report in found} == {"detector/files"}
     assert found[0].fault_id == "n/0/A"
 

@@ -11,7 +11,7 @@ from midstep.cli.status import as_data
 from midstep.cli.views.incident_text import incident_view
 from midstep.cli.views.job_text import job_view
 from midstep.cli.views.status_view import status_view
-from midstep.protocol.incidents import Incident, JobStatus, RankPhase, RankStatus
+from midstep.protocol.incidents import HoldRecord, Incident, JobStatus, RankPhase, RankStatus
 from midstep.protocol.types import Decision, FaultKind, FaultReport, Rung, SkippedRung
 
 
@@ -141,3 +141,12 @@ def test_a_job_without_anything_yet_has_a_status_and_a_report(running: JobStatus
     bare = msgspec.structs.replace(running, ranks=(), nodes=(), budgets=(), incidents=(), median_step_s=0.0)
     assert "No rank has joined yet." in plain(status_view(bare))
     assert "No incidents." in plain(job_view(bare, (), width=100))
+
+
+def test_a_silence_that_is_or_was_held_is_told_of_with_its_length_and_its_end(status: JobStatus) -> None:
+    holds = (HoldRecord(1763700012.0, 12.0, ("a", "b", "c"), 4), HoldRecord(1763700099.0, 60.0, ("b", "c"), 3, ("c",)))
+    held = msgspec.structs.replace(status, holds=holds, holding="holding: 2 of 3 nodes silent for 5 s")
+    for text in (plain(job_view(held, (), width=120), 120), plain(status_view(held), 120)):
+        assert "holding: 2 of 3 nodes silent for 5 s" in text
+        assert "3 of 4 nodes silent for 12.0 s up to 04:40:12.000 UTC, none was given up for it" in text
+        assert "2 of 3 nodes silent for 1 min 0 s up to 04:41:39.000 UTC, c given up after that" in text

@@ -1,0 +1,167 @@
+"""Which nodes have gone silent, and whose silence that is: theirs, or the controller's own.
+
+A controller that is cut off sees what it would see if all nodes had died, and must not act on it: the ranks train on.
+So while more than a share of the nodes owe their heartbeats at the same time, their silence is held for a while.
+Heartbeats are many and of no worth a second later, so none is journaled; the conclusions are: a node is lost, a hold
+has ended. Pure: time is an argument, and is the controller's.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ..policies.schema import HeartbeatPolicy
+from ..protocol.messages import Command, DeleteNode, EndJob, NodeJoined, NodeLost
+from ..protocol.types import node_address
+from .events import Event, HoldEnded
+
+QUIET_SHARE = 1 / 3  # of the time in which a node goes silent: one that is cut off with others is late by then, too
+QUIET_INTERVALS = 2
+RESENT_S = 5.0  # after a silence of all: what was said in it has arrived by then
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Nodes whose silence is held, of how many that are watched, and the times between which it is."""
+
+    nodes: tuple[str, ...]
+    watched: int
+    quiet_since_s: float  # when the first of them was heard last
+    began_s: float
+    until_s: float
+
+    def text(self, now: float) -> str:
+        """Say what is held, and for how long still."""
+        silent_s, left_s = max(0.0, now - self.quiet_since_s), max(0.0, self.until_s - now)
+        return (
+            f"holding: {len(self.nodes)} of {self.watched} nodes silent for {silent_s:.0f} s; the controller itself "
+            f"may be cut off, so nothing is decided about them for another {left_s:.0f} s"
+        )
+
+
+class Liveness:
+    """When each node was last heard, and what follows from its silence."""
+
+    def __init__(self, policy: HeartbeatPolicy) -> None:
+        """A node is silent after `missed` intervals without a word."""
+        self._policy = policy
+        self._silent_s = policy.interval_s * policy.missed
+        quiet_s = max(QUIET_SHARE * self._silent_s, QUIET_INTERVALS * policy.interval_s)
+        self._quiet_s = min(self._silent_s, quiet_s)
+        self._heard: dict[str, float] = {}  # nodes that are watched
+        self._lost: dict[str, float] = {}  # nodes that were given up, and when their return was last told
+        self._checked_s: float | None = None
+        self._deaf_since_s: float | None = None  # most nodes are quiet
+        self._hears_from_s = 0.0  # most nodes were quiet before, and what they said may still be on its way
+        self._held: set[str] = set()  # in the present hold, heard again or not
+        self.hold: Hold | None = None
+
+    def learn(self, event: Event, now: float) -> None:
+        """Watch nodes that join, stop watching nodes that are gone."""
+        if isinstance(event, NodeJoined):
+            self._heard[event.node] = now
+            self._lost.pop(event.node, None)
+        elif isinstance(event, NodeLost):
+            self._unwatch(event.node)
+            self._lost[event.node] = now
+
+    def ordered(self, receiver: str, order: Command) -> None:
+        """Expect no more word of a node that is told to end."""
+        if isinstance(order, DeleteNode):
+            self._unwatch(order.node)
+        elif isinstance(order, EndJob):
+            self._unwatch(receiver.removeprefix(node_address("")))
+
+    def hear(self, node: str, now: float) -> bool:
+        """Any word of a node shows that it lives. True: it was given up for lost, and should be asked what runs there.
+
+        Said again after the time in which a node goes silent, until it has joined.
+        """
+        if node in self._heard:
+            self._heard[node] = now
+        told_s = self._lost.get(node)
+        if told_s is None or now - told_s < self._silent_s:
+            return False
+        self._lost[node] = now
+        return True
+
+    def start(self, now: float) -> None:
+        """A controller begins to listen: what happened before it did is no node's silence."""
+        self._heard = dict.fromkeys(self._heard, now)
+        self._checked_s = now
+
+    def judge(self, now: float) -> tuple[HoldEnded | NodeLost, ...]:
+        """Return what follows from the silence of nodes: those that are lost, once each, and a hold that has ended.
+
+        Lost nodes are not watched any longer. Call it after everything that has arrived was taken in. When this process
+        itself stood still (stopped, swapped out, waiting for its disk), that time counts for no node.
+        """
+        self._excuse_own_pause(now)
+        self._listen(now)
+        silent = self._silent_for(self._silent_s, now)
+        if silent and self._deaf_since_s is not None and not self._hold_is_over(now):
+            began_s = self.hold.began_s if self.hold is not None else now
+            since_s, until_s = now - max(silent.values()), began_s + self._policy.hold_s
+            self.hold = Hold(tuple(silent), len(self._heard), since_s, began_s, until_s)
+            self._held |= silent.keys()
+            return ()
+        lost = tuple(NodeLost(node, f"no word for {age_s:.1f} s", now) for node, age_s in silent.items())
+        held, self.hold = self.hold, None
+        for event in lost:
+            self._unwatch(event.node)
+        if held is None:
+            return lost
+        nodes = tuple(sorted(self._held))
+        self._held.clear()
+        return (HoldEnded(nodes, held.watched, now - held.began_s, tuple(silent)), *lost)
+
+    def puts_off(self, due_s: float, now: float) -> bool:
+        """Say whether a deadline that was due at `due_s` is not to be acted on yet, as the answers could not arrive.
+
+        So it is while most nodes are quiet, and for as long afterwards, up to what a resend takes; never for longer
+        than a hold can last.
+        """
+        deaf = self._deaf_since_s is not None
+        return now - due_s < self._policy.hold_s and (deaf or now < self._hears_from_s)
+
+    def next_check(self, now: float) -> float | None:
+        """Return when `judge` has to be asked again: twice in an interval; None while no node is watched."""
+        return now + self._policy.interval_s / 2 if self._heard else None
+
+    def holding(self, now: float) -> str:
+        """Return what status says of the present hold; the empty string when there is none."""
+        return "" if self.hold is None else self.hold.text(now)
+
+    def _unwatch(self, node: str) -> None:
+        self._heard.pop(node, None)
+        self._lost.pop(node, None)
+
+    def _excuse_own_pause(self, now: float) -> None:
+        interval_s = self._policy.interval_s
+        away_s = 0.0 if self._checked_s is None else now - self._checked_s - interval_s
+        self._checked_s = now
+        if away_s > interval_s:
+            self._heard = {node: min(now, heard_s + away_s) for node, heard_s in self._heard.items()}
+
+    def _listen(self, now: float) -> None:
+        """Note whether most nodes are quiet, and when they are heard again.
+
+        The rest gets the whole time once more then: they do not find their way back all at once.
+        """
+        quiet = self._silent_for(self._quiet_s, now)
+        if self._is_most(quiet):
+            if self._deaf_since_s is None:
+                self._deaf_since_s = now - self._quiet_s
+        elif self._deaf_since_s is not None:
+            self._hears_from_s = now + min(RESENT_S, now - self._deaf_since_s)
+            self._deaf_since_s = None
+            self._heard.update(dict.fromkeys(quiet, now))
+
+    def _silent_for(self, limit_s: float, now: float) -> dict[str, float]:
+        """Return the nodes that were not heard for more than `limit_s`, and for how long."""
+        return {node: now - heard_s for node, heard_s in self._heard.items() if now - heard_s > limit_s}
+
+    def _is_most(self, nodes: Iterable[str]) -> bool:
+        return len(tuple(nodes)) > self._policy.hold_share * len(self._heard)
+
+    def _hold_is_over(self, now: float) -> bool:
+        return self.hold is not None and now >= self.hold.until_s
