@@ -12,12 +12,14 @@ import os
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import psutil
 import zmq
 
+from ..protocol.discovery import read_endpoint
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
 from ..protocol.mailbox import Mailbox
@@ -96,6 +98,7 @@ class Agent:
             on_command=self._command,
             on_new_controller=self._join,
             on_foreign=self._foreign,
+            lookup=partial(read_endpoint, self._folder.parent),
         )
         self._ranks = RankHost(options.node, router.endpoint, self._nursery, post=self._link.post)
         self._relay = Relay(router, oldest_session=self._ranks.oldest_session, forward=self._link.forward)

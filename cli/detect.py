@@ -131,7 +131,7 @@ def _detect(
     if only_keys:
         click.echo(str(JobKeys.folder(run_directory / KEYS_NAME, detector_address(name))))
         return 0
-    from ..controller.doors.notices import read_endpoint
+    from ..protocol.discovery import read_endpoint
 
     endpoint = read_endpoint(run_directory)
     if endpoint is None:

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from ..policies.fault_codes import FaultCodes
+from ..protocol.discovery import FOUND_S
 from ..protocol.errors import JournalError, JournalSuperseded, MidstepError
 from ..protocol.incidents import JobStatus
 from ..protocol.messages import DeleteNode, EndJob, FaultReported, NodeHeartbeat, NodeLost
@@ -141,7 +142,7 @@ class Driver:
             events += 1
         self._clock = Clock(last_s)
         self._wire.restore(self._journal.seen())
-        self._board.start(self._clock.now())
+        self._board.start(self._clock.now(), FOUND_S)
         _log.info("term %d begins, %d events replayed", self._journal.term, events)
         self._pend(ControllerStarted(self._journal.term))
 

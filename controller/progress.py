@@ -61,9 +61,12 @@ class ProgressBoard:
             for incarnation in [each for each in lives if each < max(lives) - 1]:
                 del lives[incarnation]
 
-    def start(self, now: float) -> None:
-        """A controller begins to listen: what happened before it did is nobody's silence."""
-        self._heard = dict.fromkeys(self._heard, now)
+    def start(self, now: float, found_s: float = 0.0) -> None:
+        """A controller begins to listen: what happened before it did is nobody's silence.
+
+        Neither are the first `found_s`, in which nodes look for it. Who has found it is watched as always.
+        """
+        self._heard = dict.fromkeys(self._heard, now + found_s)
         self._checked_s = now
 
     def silent(self, now: float) -> tuple[NodeLost, ...]:
@@ -75,7 +78,7 @@ class ProgressBoard:
         away_s = 0.0 if self._checked_s is None else now - self._checked_s - self._interval_s
         self._checked_s = now
         if away_s > self._interval_s:
-            self._heard = {node: min(now, heard_s + away_s) for node, heard_s in self._heard.items()}
+            self._heard = {node: max(heard_s, min(now, heard_s + away_s)) for node, heard_s in self._heard.items()}
         lost = tuple(
             NodeLost(node, f"no word for {now - heard_s:.1f} s", now)
             for node, heard_s in self._heard.items()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..policies.code_files import fault_codes
+from ..protocol.discovery import read_endpoint
 from ..protocol.errors import ConfigurationError
 from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
@@ -20,7 +21,7 @@ from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
 from .doors.control_socket import ControlServer
 from .doors.line_socket import LineServer
-from .doors.notices import read_endpoint, write_endpoint
+from .doors.notices import write_endpoint
 from .driver import Driver
 from .journal import Journal, journal_path
 from .progress import ProgressBoard
@@ -80,15 +81,19 @@ def serve(job_directory: Path, run_directory: Path, listen: str, *, keys_directo
 def bind(listen: str, run_directory: Path, keys: ServerKeys) -> RouterSocket:
     """Listen where the last controller of this job listened, if `listen` leaves the port open, else at `listen`.
 
-    So agents that were connected find the new controller without being told.
+    So agents that were connected are connected again at once. At another port they look it up (`protocol.discovery`).
     """
-    last = read_endpoint(run_directory)
+    try:
+        last = read_endpoint(run_directory)
+    except ConfigurationError as error:
+        _log.warning("where the last controller listened is not known: %s", error)
+        last = None
     host = listen.removesuffix(_ANY_PORT)
     if last is not None and listen.endswith(_ANY_PORT) and last.rpartition(":")[0] == host:
         try:
             return RouterSocket(last, curve=keys)
         except ConfigurationError as error:
-            _log.warning("another port has to do, agents will find it in the run directory: %s", error)
+            _log.warning("another port has to do, agents look it up in the run directory: %s", error)
     return RouterSocket(listen, curve=keys)
 
 

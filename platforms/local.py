@@ -14,11 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from ..protocol import environment as names
+from ..protocol.discovery import read_endpoint
 from ..protocol.errors import ConfigurationError, MidstepError, PlatformError
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
@@ -43,7 +45,7 @@ class LocalOptions(msgspec.Struct, frozen=True):
     """
 
     job: str
-    controller: str  # where it listens, tcp://
+    controller: str  # where it listens at first, tcp://
     keys: str  # the job's key directory: keys for new nodes are made here
     run_directory: str
     log_directory: str
@@ -106,6 +108,7 @@ class LocalPlatform:
             ),
             on_command=self._command,
             on_new_controller=lambda: None,  # it learns of the nodes from their agents
+            lookup=partial(read_endpoint, Path(options.run_directory)),
         )
 
     @property
@@ -207,7 +210,7 @@ class LocalPlatform:
         command = [sys.executable, "-m", "midstep.cli.agent"]
         arguments = {
             "--job": options.job,
-            "--controller": options.controller,
+            "--controller": self._link.endpoint,
             "--node": name,
             "--keys": options.keys,
             "--run-dir": options.run_directory,

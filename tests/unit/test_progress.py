@@ -79,6 +79,23 @@ def test_after_a_restart_nodes_get_the_whole_time_again() -> None:
     assert [node for node, _ in run(made, 1000.1, 1010.0)] == ["a"]
 
 
+def test_a_new_controller_gives_nodes_time_to_find_it_and_those_that_have_no_more_than_others() -> None:
+    made = board("a", "b")
+    made.start(1000.0, 5.0)
+    made.hear("b", 1000.5)
+    lost = dict(run(made, 1000.0, 1020.0))
+    assert 1000.5 + SILENT_S < lost["b"] <= 1000.5 + SILENT_S + INTERVAL_S
+    assert 1005.0 + SILENT_S < lost["a"] <= 1005.0 + SILENT_S + INTERVAL_S
+
+
+def test_a_controller_that_stood_still_at_its_start_takes_no_time_to_be_found_away() -> None:
+    made = board("a")
+    made.start(1000.0, 5.0)
+    assert made.silent(1000.25) == ()
+    assert made.silent(1003.0) == ()
+    assert run(made, 1003.0, 1007.5) == []
+
+
 def test_an_earlier_life_of_a_rank_does_not_hide_its_present_one() -> None:
     made = board("a")
     made.take(NodeHeartbeat("a", 0.0, (clock(0, 2, 40),)))

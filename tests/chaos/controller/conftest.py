@@ -14,7 +14,7 @@ import pytest
 
 from midstep.controller.doors.control_requests import Request, StatusReply, StatusRequest
 from midstep.controller.doors.control_socket import NoController, ask
-from midstep.controller.doors.notices import read_endpoint
+from midstep.protocol.discovery import read_endpoint
 from midstep.controller.journal import Journal, journal_path, read_status
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol import codec
