@@ -130,9 +130,16 @@ def _run_directory(name: str) -> Path:
     return directory
 
 
-def _owner_lives(run_directory: Path) -> bool:
+def launcher_of(run_directory: Path) -> int | None:
+    """Return the process id of the `midstep run` that made a run directory; None if it does not say."""
     try:
-        pid = int((run_directory / OWNER_FILE).read_text())
+        return int((run_directory / OWNER_FILE).read_text())
     except (OSError, ValueError):
+        return None
+
+
+def _owner_lives(run_directory: Path) -> bool:
+    pid = launcher_of(run_directory)
+    if pid is None:
         return time.time() - run_directory.stat().st_mtime < 60 if run_directory.exists() else False
     return psutil.pid_exists(pid)

@@ -1,5 +1,6 @@
 """The controller's time."""
 
+import asyncio
 import time
 
 
@@ -12,3 +13,12 @@ class Clock:
     def now(self) -> float:
         """Return the time, in seconds since 1970."""
         return self._base_s + time.monotonic()
+
+
+async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for an event, or until `timeout_s` is over."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -20,7 +20,7 @@ from ..protocol.incidents import JobStatus
 from ..protocol.messages import DeleteNode, EndJob, FaultReported, NodeHeartbeat, NodeLost
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Log, Send
-from .clock import Clock
+from .clock import Clock, wait_at_most
 from .doors.control_requests import Reply
 from .doors.control_socket import ControlServer
 from .doors.desk import Desk
@@ -28,6 +28,7 @@ from .doors.notices import Result, write_result
 from .events import ControllerStarted, DeadlinePassed, Event, NodeReturned, StopRequested
 from .journal import Entry, Journal
 from .journal_trouble import JournalTrouble
+from .keepalive import KeepAlive
 from .pending import Answer, Pending, regret
 from .progress import ProgressBoard
 from .routes import Routes
@@ -71,8 +72,10 @@ class Driver:
         job_directory: Path,
         codes: FaultCodes | None = None,
         patience_s: float = JOURNAL_PATIENCE_S,
+        alive: KeepAlive | None = None,
+        stop: str | None = None,
     ) -> None:
-        """Nothing happens before `run`. `codes`: what the codes of faults mean to this job."""
+        """Nothing happens before `run`. `codes`: what codes of faults mean to this job. `stop`: why it is to end."""
         self._machine = machine
         self._journal = journal
         self._wire = wire
@@ -80,6 +83,8 @@ class Driver:
         self._board = board
         self._control = control
         self._codes = codes or FaultCodes({})
+        self._alive = alive or KeepAlive()
+        self._stop = stop
         self._desk = Desk(journal.founding.job)
         self._job_directory = job_directory
         self._clock = Clock()
@@ -137,6 +142,9 @@ class Driver:
         last_s = 0.0
         events = 0
         for event, at_s in self._journal.replay():
+            self._alive.beat()
+            if isinstance(event, StopRequested):
+                self._stop = None  # asked twice, it would not wait for the checkpoint
             self._learn(event, self._machine.handle(event, at_s), at_s)
             last_s = max(last_s, at_s)
             events += 1
@@ -145,9 +153,12 @@ class Driver:
         self._board.start(self._clock.now(), FOUND_S)
         _log.info("term %d begins, %d events replayed", self._journal.term, events)
         self._pend(ControllerStarted(self._journal.term))
+        if self._stop is not None:
+            self._pend(StopRequested(self._stop))
 
     def turn(self) -> None:
         """Do everything that is to be done now, within bounds."""
+        self._alive.serve()
         now = self._clock.now()
         for arrival in self._wire.receive(now):
             self._take(arrival, now)
@@ -300,12 +311,4 @@ class Driver:
             times.append(self._drain_until_s)
         first = min(moment for moment in times if moment is not None)
         # Never zero: a deadline that has passed and waits for the journal must not make this a busy loop.
-        await _wait(wake, max(first - now, DEADLINE_SPACING_S / 2))
-
-
-async def _wait(wake: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await wake.wait()
-    except TimeoutError:
-        return
+        await wait_at_most(wake, max(first - now, DEADLINE_SPACING_S / 2))

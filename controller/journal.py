@@ -8,10 +8,10 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
@@ -59,11 +59,18 @@ def journal_path(job_directory: str | Path) -> Path:
     return Path(job_directory) / JOURNAL_NAME
 
 
+class Lock(Protocol):
+    """What keeps other controllers out while a journal is open."""
+
+    def close(self) -> None:
+        """Let the next one in."""
+
+
 class Journal:
     """The journal, open for its one writer. `term` and `session` are higher than those of every earlier opening."""
 
-    def __init__(self, path: Path, lock: journal_file.Lock, connection: sqlite3.Connection) -> None:
-        """Not for callers: `Journal.open`."""
+    def __init__(self, path: Path, lock: Lock, connection: sqlite3.Connection) -> None:
+        """Not for callers: `Journal.open`, `journal_copy.open_copy`."""
         self._path = path
         self._lock = lock
         self._connection = connection
@@ -82,16 +89,18 @@ class Journal:
         journal_file.create(path, {_FOUNDING: msgspec.msgpack.encode(founding)})
 
     @classmethod
-    def open(cls, path: Path, *, wait_s: float = 0.0) -> Self:
+    def open(cls, path: Path, *, wait_s: float = 0.0, beat: Callable[[], None] = lambda: None) -> Self:
         """Become the active controller of the job: take the lock (waiting up to `wait_s`) and begin a new term.
+
+        `beat` is called now and then, also later in what takes long: a big journal is no hang.
 
         Raises JournalError: no such file, not a journal, damaged, not writable, or another controller is active.
         """
         if not path.is_file():
             journal_file.open_for_reading(path).close()  # says what is missing, before a lock file is made
-        lock = journal_file.Lock(path.with_name(path.name + ".lock"), wait_s)
+        lock = journal_file.Lock(path.with_name(path.name + ".lock"), wait_s, beat)
         try:
-            connection = journal_file.open_for_writing(path)
+            connection = journal_file.open_for_writing(path, beat)
             try:
                 return cls(path, lock, connection)
             except BaseException:

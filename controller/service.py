@@ -9,8 +9,11 @@ import contextlib
 import logging
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import msgspec
 
 from ..policies.code_files import fault_codes
 from ..protocol.discovery import read_endpoint
@@ -21,9 +24,11 @@ from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
 from .doors.control_socket import ControlServer
 from .doors.line_socket import LineServer
-from .doors.notices import write_endpoint
+from .doors.notices import Result, read_result, write_endpoint, write_result
 from .driver import Driver
 from .journal import Journal, journal_path
+from .journal_copy import open_copy
+from .keepalive import KeepAlive
 from .progress import ProgressBoard
 from .routes import Routes
 from .wire import Wire
@@ -36,16 +41,38 @@ _ANY_PORT = ":0"
 _log = logging.getLogger(__name__)
 
 
-def serve(job_directory: Path, run_directory: Path, listen: str, *, keys_directory: Path, wait_s: float) -> int:
+class Term(msgspec.Struct, frozen=True):
+    """How a controller takes over.
+
+    `wait_s`: how long to stand by for the present controller to end. `stop`: why the job is to be stopped at once,
+    unless that has been asked for before. `in_memory`: with a copy of a journal that cannot be written.
+    """
+
+    wait_s: float = 10.0
+    stop: str | None = None
+    in_memory: bool = False
+
+
+def serve(
+    job_directory: Path,
+    run_directory: Path,
+    listen: str,
+    *,
+    keys_directory: Path,
+    term: Term,
+    alive: KeepAlive,
+) -> int:
     """Be the active controller of a job until it is over, and return the job's exit code.
 
-    `wait_s`: how long to stand by for the present controller to end. SIGINT and SIGTERM ask the machine to stop the
-    job. Raises JournalError, JournalSuperseded or ConfigurationError; then the job is not over, and another
-    controller may go on with it.
+    SIGINT and SIGTERM ask the machine to stop the job. Raises JournalError, JournalSuperseded or ConfigurationError;
+    then the job is not over, and another controller may go on with it.
     """
+    alive.beat()
     _allow_many_connections()
     with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(Journal.open(journal_path(job_directory), wait_s=wait_s))
+        path = journal_path(job_directory)
+        opened = open_copy(path) if term.in_memory else Journal.open(path, wait_s=term.wait_s, beat=alive.beat)
+        journal = stack.enter_context(opened)
         job, policy = journal.founding.job, journal.founding.policy
         router = bind(listen, run_directory, JobKeys.load_server(keys_directory))
         stack.callback(router.close)
@@ -74,8 +101,15 @@ def serve(job_directory: Path, run_directory: Path, listen: str, *, keys_directo
             control=control,
             job_directory=job_directory,
             codes=fault_codes(policy.faults),
+            alive=alive,
+            stop=term.stop,
         )
-        return asyncio.run(_drive(driver, run_directory))
+        exit_code = asyncio.run(_drive(driver, run_directory))
+        if term.in_memory and read_result(job_directory) is None:
+            # The disk of the job directory may be why there is no better controller, and this is its end's only record.
+            result = Result(job.job, exit_code, driver.status().reason, journal.term, time.time())
+            write_result(run_directory, result)
+        return exit_code
 
 
 def bind(listen: str, run_directory: Path, keys: ServerKeys) -> RouterSocket:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from ..protocol import environment as names
 from ..protocol.discovery import read_endpoint
@@ -34,6 +35,7 @@ from .processes import WatchedProcess
 RETRY_MAX_S = 2.0
 GIVE_UP_S = 7 * 24 * 3600.0
 KILLED_S = 5.0
+SERVICES = {"midstep-zygote", "midstep-standby", "midstep-store"}  # what an agent keeps for itself
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +117,16 @@ class LocalPlatform:
     def agents(self) -> dict[str, int]:
         """The agents that run now: pid by node."""
         return {node.name: node.process.pid for node in self._nodes.values() if node.process is not None}
+
+    def has_ranks(self) -> bool:
+        """Say whether any training process runs below the agents: anything that is none of an agent's own services."""
+        names_below = set()
+        for pid in self.agents.values():
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(pid).children():
+                    with contextlib.suppress(psutil.Error):
+                        names_below.add(child.name())
+        return bool(names_below - SERVICES)
 
     def start(self, nodes: int) -> None:
         """Start the nodes of a new job: node0, node1, ... Spare ones are among them. Raises PlatformError."""
