@@ -205,19 +205,24 @@ class Supervisor:
         """Look at what has changed, and say what the user has to know."""
         now = self._now()
         process = self._process
-        up_s = 0.0 if process is None or process.serving_s is None else now - process.serving_s
-        if up_s >= STABLE_S and self._outage.since_s is not None:
-            if self._said_s is not None:
-                _log.warning("a controller is there again, after %.0f s", now - self._outage.since_s)
-            self._outage.stays_up()
-            self._said_s = self._deserted_s = None
-            self._note(Stage.SERVING, pid=process.pid if process is not None else 0)
+        if process is not None and process.serving_s is not None:
+            if now - process.serving_s >= STABLE_S and self._outage.since_s is not None:
+                self._recovered(process, now)
         elif self.served.is_set() and self._outage.is_lost(now):
             self._look_for_ranks(now)
             if self._said_s is None or now - self._said_s >= REMIND_S:
                 self._said_s = now
                 self._say_lost(now)
                 self._write_notice()
+
+    def _recovered(self, process: ControllerProcess, now: float) -> None:
+        """A controller has stayed up."""
+        since_s = self._outage.since_s
+        if self._said_s is not None and since_s is not None:
+            _log.warning("a controller is there again, after %.0f s", now - since_s)
+        self._outage.stays_up()
+        self._said_s = self._deserted_s = None
+        self._note(Stage.SERVING, pid=process.pid)
 
     def _say_lost(self, now: float) -> None:
         since_s = self._outage.since_s if self._outage.since_s is not None else now
