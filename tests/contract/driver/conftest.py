@@ -18,6 +18,7 @@ from midstep.controller.doors.notices import write_endpoint
 from midstep.controller.driver import Driver
 from midstep.controller.events import Event
 from midstep.controller.journal import Journal, journal_path
+from midstep.controller.keepalive import KeepAlive
 from midstep.controller.progress import ProgressBoard
 from midstep.controller.routes import Routes
 from midstep.controller.service import bind
@@ -121,6 +122,8 @@ class Rig:
         self.peers: list[Peer] = []
         self.patience_s = 600.0
         self.missed = MISSED
+        self.alive = KeepAlive()
+        self.stop: str | None = None
 
     def peer(self, identity: str, *, polite: bool = True) -> Peer:
         self.peers.append(Peer(self, identity, polite))
@@ -149,6 +152,8 @@ class Rig:
                 control=control,
                 job_directory=self.job_directory,
                 patience_s=self.patience_s,
+                alive=self.alive,
+                stop=self.stop,
             )
             task = asyncio.get_running_loop().create_task(driver.run())
             try:
