@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -145,8 +146,11 @@ async def _run(way: _Way, name: str, watched: _Watched) -> int:
     from ..detectors.files import FileDetector
     from ..detectors.lines import MAX_LINE_BYTES, LineDetector
     from ..detectors.reporter import FaultReporter
+    from ..protocol.discovery import Lookup, read_endpoint
 
-    async with FaultReporter(way.job, way.controller, name, way.keys) as reporter:
+    here = way.run_directory
+    lookup: Lookup = (lambda: None) if here is None else partial(read_endpoint, here)
+    async with FaultReporter(way.job, way.controller, name, way.keys, lookup=lookup) as reporter:
         if watched.sources:
             state = None if way.run_directory is None else way.run_directory / f"detect-{name}.state"
             watching = asyncio.create_task(

@@ -7,46 +7,60 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import subprocess
 import sys
 import time
-from collections import deque
 from functools import partial
+from typing import IO
 
 from ..agent.kernel import die_with_parent
 from .job_start import Job
+from .restart_backoff import Backoff, RestartBackoff
 
-RESTARTS = 10  # within RESTARTS_WINDOW_S; then the job goes on without
-RESTARTS_WINDOW_S = 60.0
-PAUSE_S = 0.5
+BACKOFF = Backoff(first_s=0.5)  # one that ends at once must not take a core
 
 _log = logging.getLogger(__name__)
 
 
 async def watch_faults(job: Job) -> None:
     """Run the detector of a job's fault sources until cancelled, again and again if it dies."""
-    starts: deque[float] = deque(maxlen=RESTARTS)
+    waits = RestartBackoff(BACKOFF)
+    sources = [argument for source in job.fault_sources for argument in ("--source", str(source))]
+    for serial, node in job.policy.faults.node_serials.items():
+        sources += ["--serial", f"{serial}={node}"]
     with (job.job_directory / "logs" / "detect.log").open("ab") as log:
-        while len(starts) < RESTARTS or time.monotonic() - starts[0] > RESTARTS_WINDOW_S:
-            starts.append(time.monotonic())
-            sources = [argument for source in job.fault_sources for argument in ("--source", str(source))]
-            for serial, node in job.policy.faults.node_serials.items():
-                sources += ["--serial", f"{serial}={node}"]
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "midstep.cli.main", "detect", *sources, "--", str(job.job_directory)),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=partial(die_with_parent, os.getpid()),
+        while True:
+            began_s = time.monotonic()
+            how = await _watch_once(job, sources, log)
+            delay_s = waits.delay_s(time.monotonic() - began_s, random.random())
+            _log.warning(
+                "the watch over fault sources %s, %d times in a row: no fault source is read for %.1f s; see %s",
+                how,
+                waits.deaths,
+                delay_s,
+                log.name,
             )
-            try:
-                status = await process.wait()
-            finally:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
-            _log.warning("the watch over fault sources ended with status %d; starting it again", status)
-            await asyncio.sleep(PAUSE_S)  # one that ends at once must not take a core
-    _log.error("nobody watches the fault sources any more: it has ended %d times; see %s", RESTARTS, log.name)
+            await asyncio.sleep(delay_s)
+
+
+async def _watch_once(job: Job, sources: list[str], log: IO[bytes]) -> str:
+    """Run one detector to its end, and return how it ended."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "midstep.cli.main", "detect", *sources, "--", str(job.job_directory)),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+    except OSError as error:
+        return f"could not be started ({error})"
+    try:
+        return f"ended with status {await process.wait()}"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
