@@ -19,7 +19,7 @@ import msgspec
 import psutil
 import zmq
 
-from ..protocol.discovery import read_endpoint
+from ..protocol.discovery import GIVE_UP_S, read_endpoint
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
 from ..protocol.mailbox import Mailbox
@@ -47,7 +47,6 @@ from .relay import Relay, listen
 from .store_host import StoreHost
 
 RETRY_MAX_S = 2.0
-GIVE_UP_S = 7 * 24 * 3600.0  # a controller that is away is waited for, as long as the training goes on
 LAST_WORDS_S = 0.5  # for reports that are still unacknowledged when the agent leaves
 LEFTOVERS_S = 5.0
 

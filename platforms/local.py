@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from ..protocol import environment as names
-from ..protocol.discovery import read_endpoint
+from ..protocol.discovery import GIVE_UP_S, read_endpoint
 from ..protocol.errors import ConfigurationError, MidstepError, PlatformError
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
@@ -33,7 +33,6 @@ from .leftovers import kill_marked, kill_tree
 from .processes import WatchedProcess
 
 RETRY_MAX_S = 2.0
-GIVE_UP_S = 7 * 24 * 3600.0
 KILLED_S = 5.0
 SERVICES = {"midstep-zygote", "midstep-standby", "midstep-store"}  # what an agent keeps for itself
 
