@@ -23,6 +23,7 @@ from midstep.protocol.incidents import JobStatus
 from midstep.protocol.messages import IntroduceNode, NodeHeartbeat, NodeJoined
 
 from ..chaos.agent.conftest import Site
+from ..chaos.controller.conftest import Cluster
 from ..chaos.jobs import PATIENCE_S, ROOMY, Job
 from .attack import attack
 
@@ -90,6 +91,40 @@ def test_an_agent_finds_a_controller_that_had_to_move(root: Path) -> None:
             site.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.chaos
+@attack(
+    "the disk of the run directory becomes full, then the controller is killed",
+    holds="the next one comes up all the same, at the same place: it needs no space there",
+)
+def test_a_controller_comes_back_on_a_full_run_directory(root: Path) -> None:
+    """Its endpoint is written already, and a socket takes no block."""
+    cluster = Cluster()
+    mounted = cluster.root / "small"
+    mounted.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(mounted)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        cluster.close()
+        pytest.skip("a small disk can be had by root only")
+    try:
+        cluster.run_directory = Path(shutil.copytree(cluster.run_directory, mounted / "run"))
+        cluster.run_directory.chmod(0o700)
+        cluster.keys = cluster.run_directory / "keys"
+        cluster.start()
+        with contextlib.suppress(OSError), (mounted / "full").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        term = cluster.status().term
+        cluster.kill_controller()
+        cluster.start_controller()
+        cluster.until(lambda: cluster.status().term > term and cluster.phase() == "running")
+    finally:
+        for controller in cluster.controllers:
+            controller.kill()
+            controller.wait(10)
+        subprocess.run(["umount", "-l", str(mounted)], check=True)
+        cluster.close()
 
 
 # --- whole jobs -----------------------------------------------------------------------------------------------------
