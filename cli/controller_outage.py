@@ -28,8 +28,9 @@ class Outage:
         self._policy = policy
         self._tries = 0
         self._last_resort_tried = False
+        self._by_user = False
         self.since_s: float | None = now
-        self.stopping = False
+        self.stopping = False  # every further controller is to stop the job
 
     def ended(self, now: float) -> None:
         """A controller has ended, and the job is not over."""
@@ -43,8 +44,8 @@ class Outage:
         self._last_resort_tried = False
 
     def ask_to_stop(self) -> None:
-        """From now on controllers are started to stop the job."""
-        self.stopping = True
+        """The user wants the job to end: with a controller, or without one if there is no other way."""
+        self.stopping = self._by_user = True
 
     def is_lost(self, now: float) -> bool:
         """Whether there has been no controller for so long that the policy says what is done."""
@@ -52,12 +53,21 @@ class Outage:
 
     def next_attempt(self, now: float) -> Attempt:
         """Choose what is started next."""
-        if self.stopping and self._tries < STOP_TRIES:
+        if self.stopping:
+            return self._next_to_stop()
+        if self.is_lost(now) and self._policy.when_lost is WhenLost.STOP and not self._last_resort_tried:
+            self._last_resort_tried = True
+            return Attempt.LAST_RESORT
+        return Attempt.ORDINARY
+
+    def _next_to_stop(self) -> Attempt:
+        if self._tries < STOP_TRIES:
             self._tries += 1
             return Attempt.STOPPING
-        if self.stopping or (self.is_lost(now) and self._policy.when_lost is WhenLost.STOP):
-            if not self._last_resort_tried:
-                self._last_resort_tried = True
-                return Attempt.LAST_RESORT
-            return Attempt.NONE if self.stopping else Attempt.ORDINARY
-        return Attempt.ORDINARY
+        if not self._last_resort_tried:
+            self._last_resort_tried = True
+            return Attempt.LAST_RESORT
+        if not self._by_user:  # only the user ends ranks that nothing has saved
+            self._tries = 0
+            self._last_resort_tried = False
+        return Attempt.NONE if self._by_user else Attempt.STOPPING

@@ -17,11 +17,12 @@ from .running_time import TICK_S
 
 START_S = 60.0  # to the first sign of life: Python comes up, on a busy machine
 KILLED_S = 5.0
+UNKILLABLE_S = 30.0  # a disk that does not answer keeps a killed process in the kernel
 _READ_BYTES = 65_536
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a controller ended before its job was over. `status` None: it could not be started."""
+    """How a controller ended before its job was over. `status` None: it could not be started, or is given up."""
 
     status: int | None
     lived_s: float
@@ -48,7 +49,8 @@ class ControllerProcess:
         self._on_serving = on_serving
         self._started_s = now()
         self._beat_s: float | None = None
-        self._killed_for: str | None = None
+        self.killed_for = ""  # why, if it had to be
+        self._killed_s: float | None = None
         self.serving_s: float | None = None  # when its loop was first seen to turn
         os.set_blocking(pipe, False)
         asyncio.get_running_loop().add_reader(pipe, self._read)
@@ -87,6 +89,11 @@ class ControllerProcess:
         """Its process id."""
         return self._process.pid
 
+    @property
+    def serves(self) -> bool:
+        """Whether its loop has been seen to turn, and it is not one that hangs."""
+        return self.serving_s is not None and self._killed_s is None
+
     def interrupt(self) -> None:
         """Ask it to stop the job."""
         self._signal(signal.SIGINT)
@@ -99,12 +106,14 @@ class ControllerProcess:
                 await asyncio.wait([exited], timeout=TICK_S)
                 self._judge()
                 tick()
+                if self._killed_s is not None and self._now() - self._killed_s > UNKILLABLE_S:
+                    return Ending(None, self._now() - self._started_s, f"{self.killed_for}, and does not end")
+            status = exited.result()
         finally:
             exited.cancel()
             self._stop_reading()
-        status = exited.result()
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return Ending(status, self._now() - self._started_s, self._killed_for or f"ended with {how}")
+        return Ending(status, self._now() - self._started_s, self.killed_for or f"ended with {how}")
 
     async def close(self) -> None:
         """Kill it if it lives, and wait a little for its end. Idempotent."""
@@ -118,8 +127,9 @@ class ControllerProcess:
         now = self._now()
         limit_s = START_S if self._beat_s is None else self._hang_s
         silent_s = now - (self._started_s if self._beat_s is None else self._beat_s)
-        if silent_s > limit_s and self._killed_for is None and self._process.returncode is None:
-            self._killed_for = f"was killed, as it had shown no sign of life for {silent_s:.0f} s"
+        if silent_s > limit_s and self._killed_s is None and self._process.returncode is None:
+            self._killed_s = now
+            self.killed_for = f"was killed, as it had shown no sign of life for {silent_s:.0f} s"
             self._signal(signal.SIGKILL)
 
     def _read(self) -> None:

@@ -142,7 +142,7 @@ class Supervisor:
     def _serves(self, attempt: Attempt) -> None:
         assert self._process is not None
         if attempt is Attempt.LAST_RESORT:
-            self._outage.ask_to_stop()  # what it has begun is not taken back by an ordinary one
+            self._outage.stopping = True  # what it has begun is not taken back by an ordinary one
         self._note(Stage.SERVING, pid=self._process.pid)
         self.served.set()
         self._tell_to_stop()
@@ -150,7 +150,7 @@ class Supervisor:
     def _tell_to_stop(self) -> None:
         """Hand the user's wish on, once to each controller: asked twice, it does not wait for the checkpoint."""
         process = self._process
-        if self._stop_reason is None or self._told_to_stop or process is None or process.serving_s is None:
+        if self._stop_reason is None or self._told_to_stop or process is None or not process.serves:
             return
         self._told_to_stop = True
         process.interrupt()
@@ -205,10 +205,14 @@ class Supervisor:
         """Look at what has changed, and say what the user has to know."""
         now = self._now()
         process = self._process
-        if process is not None and process.serving_s is not None:
+        if process is not None and process.serving_s is not None and process.serves:
             if now - process.serving_s >= STABLE_S and self._outage.since_s is not None:
                 self._recovered(process, now)
-        elif self.served.is_set() and self._outage.is_lost(now):
+            return
+        if process is not None and process.killed_for:
+            self._outage.ended(now)
+            self._last = process.killed_for
+        if self.served.is_set() and self._outage.is_lost(now):
             self._look_for_ranks(now)
             if self._said_s is None or now - self._said_s >= REMIND_S:
                 self._said_s = now

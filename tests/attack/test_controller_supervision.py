@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from midstep.cli import controller_process
 from midstep.cli import supervisor as supervision
 from midstep.cli.controller_notice import read_notice, why_no_answer
 from midstep.cli.job_start import Job
@@ -267,6 +268,31 @@ def test_a_job_without_a_controller_can_be_stopped(tmp_path: Path) -> None:
             assert read_result(watch.job_directory) == result
 
     play(scenario)
+
+
+def test_a_controller_that_cannot_be_killed_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that a dead disk keeps in the kernel: it is said, and the job can be stopped all the same."""
+    monkeypatch.setattr(controller_process, "UNKILLABLE_S", 0.1)
+    real = controller_process.ControllerProcess._signal
+    monkeypatch.setattr(controller_process.ControllerProcess, "_signal", lambda self, number: None)
+
+    async def scenario() -> None:
+        async with watching(tmp_path, lives=["hang", "fail"]) as watch:
+            await watch.until(lambda: "stopped by a signal" in watch.unanswered())
+            frozen = read_notice(watch.run_directory)
+            assert frozen is not None
+            try:
+                await watch.until(lambda: watch.lives() != ["life"])
+                watch.supervisor.stop("enough")
+                assert (await watch.result()).exit_code == 130
+            finally:
+                monkeypatch.setattr(controller_process.ControllerProcess, "_signal", real)
+                os.kill(frozen.pid, signal.SIGKILL)
+
+    play(scenario)
+    assert "no sign of life" in caplog.text
 
 
 def test_a_wish_to_stop_reaches_the_controller_that_comes_after_a_frozen_one(tmp_path: Path) -> None:

@@ -94,6 +94,18 @@ def test_a_user_who_stops_the_job_gets_some_tries_the_last_resort_and_then_an_en
     assert attempts == [Attempt.STOPPING] * STOP_TRIES + [Attempt.LAST_RESORT, Attempt.NONE, Attempt.NONE]
 
 
+def test_without_the_users_wish_ranks_are_never_ended_unsaved() -> None:
+    """A controller of last resort has begun to park and save, and has died: that is tried on."""
+    outage = Outage(STOP, 0.0)
+    assert outage.next_attempt(31.0) is Attempt.LAST_RESORT
+    outage.stopping = True
+    attempts = [outage.next_attempt(40.0 + number) for number in range(200)]
+    assert Attempt.NONE not in attempts
+    assert attempts.count(Attempt.LAST_RESORT) > 10
+    outage.ask_to_stop()
+    assert Attempt.NONE in [outage.next_attempt(400.0 + number) for number in range(STOP_TRIES + 2)]
+
+
 def test_a_controller_that_stayed_up_while_it_stopped_the_job_gives_the_tries_back() -> None:
     outage = Outage(CONTINUE, 0.0)
     outage.ask_to_stop()
