@@ -21,8 +21,7 @@ class RestartBackoff:
     def delay_s(self, lived_s: float, chance: float) -> float:
         """Return how long to wait now that a process has ended that lived for `lived_s`.
 
-        `chance`, from 0 to 1, spreads the wait over its upper half, so that many who wait for one thing do not come at
-        once.
+        `chance`, from 0 to 1, spreads the wait over its upper half, so that many processes do not retry at once.
         """
         if lived_s >= self._backoff.reset_s:
             self.deaths = 0

@@ -1,6 +1,6 @@
 """How the launcher sees that its controller lives and does not hang: a byte now and then on an inherited pipe.
 
-The loop that drives the job writes it, so it stops when that loop does; a thread of its own would go on for ever.
+The loop that drives the job writes it, so it stops when that loop does; a thread of its own would never stop.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ class KeepAlive:
     """The controller's end of the pipe. Never blocks and never fails: to be watched is no condition for working."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """Without a descriptor nobody watches, and nothing is written."""
+        """Without a descriptor nothing is written."""
         self._descriptor = descriptor
         self._stage = STARTING
         self._next_s = 0.0

@@ -62,9 +62,9 @@ class ProgressBoard:
                 del lives[incarnation]
 
     def start(self, now: float, found_s: float = 0.0) -> None:
-        """A controller begins to listen: what happened before it did is nobody's silence.
+        """A controller begins to listen: what happened before it did is no silence.
 
-        Neither are the first `found_s`, in which nodes look for it. Who has found it is watched as always.
+        Neither are the first `found_s`, in which nodes look for it. A node that has found it is watched as always.
         """
         self._heard = dict.fromkeys(self._heard, now + found_s)
         self._checked_s = now

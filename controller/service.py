@@ -65,7 +65,7 @@ def serve(
     """Be the active controller of a job until it is over, and return the job's exit code.
 
     SIGINT and SIGTERM ask the machine to stop the job. Raises JournalError, JournalSuperseded or ConfigurationError;
-    then the job is not over, and another controller may go on with it.
+    then the job is not over, and another controller may continue it.
     """
     alive.beat()
     _allow_many_connections()

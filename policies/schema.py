@@ -140,7 +140,7 @@ class HeartbeatPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WhenLost(enum.StrEnum):
     """What is done about the training when no controller can be kept running."""
 
-    CONTINUE = "continue"  # it goes on unguarded, and a controller is tried again and again
+    CONTINUE = "continue"  # it continues unguarded, and a controller is tried again and again
     STOP = "stop"  # it is parked and saved, and the job ends
 
 

@@ -11,8 +11,8 @@ from .errors import ConfigurationError
 
 ENDPOINT_NAME = "controller.endpoint"
 LOOKUP_S = 1.0  # a controller that has been silent for this long is looked up, again and again
-FOUND_S = 5.0  # by then everybody who lives has found a controller that has just started
-GIVE_UP_S = 7 * 24 * 3600.0  # what is to be said to a controller is kept for so long: training goes on without one
+FOUND_S = 5.0  # by then every living agent has found a controller that has just started
+GIVE_UP_S = 7 * 24 * 3600.0  # what is to be said to a controller is kept for so long: training continues without one
 _TCP = "tcp://"
 
 Lookup = Callable[[], str | None]

@@ -63,7 +63,7 @@ def root() -> Iterator[Path]:
     reads="`the controller listens at ... now` in the agent's log",
 )
 def test_an_agent_finds_a_controller_that_had_to_move(root: Path) -> None:
-    """The agent joins at the new place with the process that it had, and goes on beating there."""
+    """The agent joins at the new place with the process that it had, and keeps beating there."""
 
     async def scenario(site: Site) -> None:
         await site.agent()
@@ -159,7 +159,7 @@ def wait_for(job: Job, holds: Callable[[], object], what: str) -> None:
 
 
 def goes_on(job: Job) -> None:
-    """The training goes on."""
+    """The training continues."""
     before = trained(job)
     wait_for(job, lambda: trained(job) > before + 5, "some steps")
 
@@ -187,11 +187,11 @@ def shown(job: Job) -> str:
 @pytest.mark.timeout(180)
 @attack(
     "kill -9 of a job's controller while its port is taken, then its keys are removed, so that no controller comes up",
-    holds="the training goes on with the same processes; the successor knows them all; Ctrl-C ends the job in order",
+    holds="the training continues with the same processes; the successor knows them all; Ctrl-C ends the job in order",
     reads="`NO CONTROLLER for ... s`, in `midstep status`, too, and what is not saved",
 )
 def test_a_job_outlives_its_controllers(start: Callable[..., Job]) -> None:
-    """Moved, lost, found again, and lost for good: no process is replaced, and the user is told each time."""
+    """Moved, lost, found again, and lost for good: no process is replaced, and the user reads it each time."""
     job = start(lost_after_s=1)
     first = job.until(lambda status: status.phase == "running" and status.committed >= 5, "some steps")
 

@@ -140,8 +140,8 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
 
 @attack(
     "the controller ends at once, twenty times in a row, in the middle of a job",
-    holds="the launcher goes on with growing waits; the job ends as its last controller says",
-    reads="`NO CONTROLLER for ... s: training goes on unguarded`, each minute",
+    holds="the launcher keeps starting it, with growing waits; the job ends as its last controller says",
+    reads="`NO CONTROLLER for ... s: training continues unguarded`, each minute",
 )
 def test_a_controller_that_fails_again_and_again_does_not_end_the_job(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -177,7 +177,7 @@ def test_a_job_whose_first_controller_never_comes_up_ends_at_once_with_the_reaso
     reads="`its controller (pid ...) is stopped by a signal` in `midstep status`",
 )
 def test_a_controller_that_hangs_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A frozen controller is told from a slow one, by status and by the launcher."""
+    """Status says that it is frozen, and the launcher kills it."""
 
     async def scenario() -> None:
         async with watching(tmp_path, lives=["hang", "end"]) as watch:
@@ -192,7 +192,7 @@ def test_a_controller_that_hangs_is_replaced(tmp_path: Path, caplog: pytest.LogC
 def test_a_pause_of_the_whole_machine_is_no_hang_of_the_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Time in which the launcher did not run counts for nothing: a jump of its clock replaces nobody."""
+    """Time in which the launcher did not run counts for nothing: a jump of its clock replaces no controller."""
     ahead_s = 0.0
     real = time.monotonic
     monkeypatch.setattr("midstep.cli.supervisor.time.monotonic", lambda: real() + ahead_s)

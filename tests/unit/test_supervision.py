@@ -95,7 +95,7 @@ def test_a_user_who_stops_the_job_gets_some_tries_the_last_resort_and_then_an_en
 
 
 def test_without_the_users_wish_ranks_are_never_ended_unsaved() -> None:
-    """A controller of last resort has begun to park and save, and has died: that is tried on."""
+    """A controller of last resort has begun to park and save, and has died: it is tried again."""
     outage = Outage(STOP, 0.0)
     assert outage.next_attempt(31.0) is Attempt.LAST_RESORT
     outage.stopping = True

@@ -93,7 +93,7 @@ def test_a_journal_beats_while_sqlite_works(rig: "Rig") -> None:
     assert calls
 
 
-def test_a_pipe_that_nobody_reads_or_that_is_broken_holds_nothing_up(pipe: tuple[int, int]) -> None:
+def test_a_pipe_that_is_not_read_or_that_is_broken_holds_nothing_up(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
