@@ -11,12 +11,14 @@ import logging
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import psutil
 import zmq
 
+from ..protocol.discovery import GIVE_UP_S, read_endpoint
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
 from ..protocol.mailbox import Mailbox
@@ -45,7 +47,6 @@ from .relay import Relay, listen
 from .store_host import StoreHost
 
 RETRY_MAX_S = 2.0
-GIVE_UP_S = 7 * 24 * 3600.0  # a controller that is away is waited for, as long as the training goes on
 LAST_WORDS_S = 0.5  # for reports that are still unacknowledged when the agent leaves
 LEFTOVERS_S = 5.0
 
@@ -96,6 +97,7 @@ class Agent:
             on_command=self._command,
             on_new_controller=self._join,
             on_foreign=self._foreign,
+            lookup=partial(read_endpoint, self._folder.parent),
         )
         self._ranks = RankHost(options.node, router.endpoint, self._nursery, post=self._link.post)
         self._relay = Relay(router, oldest_session=self._ranks.oldest_session, forward=self._link.forward)

@@ -32,14 +32,36 @@ SETTLED_S = 10_000.0
 Record = list[tuple[Event, float]]
 
 
-def new_machine(nodes: int) -> RecoveryMachine:
-    """A job to which nothing has happened yet."""
-    job = JobSpec(
+def job_of(nodes: int, spares: int = SPARES) -> JobSpec:
+    """Return a job on so many nodes."""
+    return JobSpec(
         job="benchmark", command=("train.py",), is_module=False, no_python=False, environment={},
         working_directory="/", job_directory="/", world_size=nodes * RANKS_PER_NODE, ranks_per_node=RANKS_PER_NODE,
-        nodes=nodes, spare_nodes=SPARES, max_restarts=0, settings=JobSettings(),
+        nodes=nodes, spare_nodes=spares, max_restarts=0, settings=JobSettings(),
     )  # fmt: skip
-    return RecoveryMachine(default_policy(), job)
+
+
+def new_machine(nodes: int) -> RecoveryMachine:
+    """A job to which nothing has happened yet."""
+    return RecoveryMachine(default_policy(), job_of(nodes))
+
+
+def news_of_a_kill(machine: RecoveryMachine, victim: int, now: float) -> list[Event]:
+    """Return the first events of an incident: all other ranks complain, then the victim's agent says what it was."""
+    generation = machine.generation
+    lost = machine.state.world.holders[victim]
+    news: list[Event] = [
+        FaultReported(
+            FaultReport(
+                FaultKind.COMMUNICATION, now, f"rank/{holder.rank}", "connection closed by peer", holder.rank,
+                holder.node, generation, holder.incarnation,
+            )
+        )
+        for holder in machine.state.world.holders
+        if holder is not lost
+    ]  # fmt: skip
+    process = RunningProcess(victim, lost.pid, lost.incarnation, generation)
+    return [*news, ProcessExited(lost.node, process, -9, now, expected=False)]
 
 
 def play(nodes: int) -> tuple[Record, Record]:
@@ -51,18 +73,9 @@ def play(nodes: int) -> tuple[Record, Record]:
     fleet.run_until(SETTLED_S)
     if machine.phase is not Phase.RUNNING:
         raise RuntimeError(f"the job does not run: {machine.phase}")
-    start, now, generation = record[:], fleet.now, machine.generation
+    start = record[:]
     record.clear()
-    victim = machine.state.world.holders[VICTIM]
-    for holder in machine.state.world.holders:
-        if holder is not victim:
-            report = FaultReport(
-                FaultKind.COMMUNICATION, now, f"rank/{holder.rank}", "connection closed by peer", holder.rank,
-                holder.node, generation, holder.incarnation,
-            )  # fmt: skip
-            fleet.feed((FaultReported(report),))
-    process = RunningProcess(VICTIM, victim.pid, victim.incarnation, generation)
-    fleet.feed((ProcessExited(victim.node, process, -9, now, expected=False),))
+    fleet.feed(news_of_a_kill(machine, VICTIM, fleet.now))
     fleet.run_until(2 * SETTLED_S)
     if machine.phase is not Phase.RUNNING or machine.incidents[-1].replaced != (VICTIM,):
         raise RuntimeError(f"the job has not recovered as it should: {machine.phase}")

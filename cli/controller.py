@@ -49,6 +49,17 @@ EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
     metavar="SECONDS",
     help="Stand by this long for another controller of the job to end; then give up.",
 )
+@click.option(
+    "--stop",
+    metavar="REASON",
+    help="Stop the job, with a checkpoint where that is possible, unless it is being stopped already.",
+)
+@click.option(
+    "--in-memory",
+    is_flag=True,
+    help="Work on a copy of a journal that cannot be written. Only to stop a job: what is recorded is lost.",
+)
+@click.option("--keepalive-fd", type=int, help="Write a byte to this inherited pipe at least each second.")
 @click.option("--verbose", is_flag=True, help="Log every refused message, too.")
 def command(
     *,
@@ -57,6 +68,9 @@ def command(
     listen: str,
     keys_directory: Path | None,
     wait_s: float,
+    stop: str | None,
+    in_memory: bool,
+    keepalive_fd: int | None,
     verbose: bool,
 ) -> None:
     """Run the controller of a job. You need this only to start one by hand; `midstep run` does it for you.
@@ -65,8 +79,11 @@ def command(
     is over, its exit code is this command's. Exit code 70: the controller could not go on, and the job may be running;
     start another one. Exit code 65: the journal is damaged, and no controller can go on. Logs go to stderr.
     """
-    from ..controller.service import KEYS_NAME, serve
+    from ..controller.keepalive import KeepAlive
+    from ..controller.service import KEYS_NAME, Term, serve
 
+    if in_memory and stop is None:
+        raise click.UsageError("--in-memory is for stopping a job only: give --stop REASON, too.")
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if verbose else logging.INFO,
@@ -78,7 +95,8 @@ def command(
             run_directory.resolve(),
             listen,
             keys_directory=keys_directory or run_directory / KEYS_NAME,
-            wait_s=wait_s,
+            term=Term(wait_s, stop, in_memory),
+            alive=KeepAlive(keepalive_fd),
         )
     except MidstepError as error:
         click.echo(f"midstep controller: {error}", err=True)

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -138,7 +139,7 @@ def _detect(
     if only_keys:
         click.echo(str(JobKeys.folder(run_directory / KEYS_NAME, detector_address(name))))
         return 0
-    from ..controller.doors.notices import read_endpoint
+    from ..protocol.discovery import read_endpoint
 
     endpoint = read_endpoint(run_directory)
     if endpoint is None:
@@ -152,8 +153,11 @@ async def _run(way: _Way, name: str, watched: _Watched) -> int:
     from ..detectors.files import FileDetector
     from ..detectors.lines import MAX_LINE_BYTES, LineDetector
     from ..detectors.reporter import FaultReporter
+    from ..protocol.discovery import Lookup, read_endpoint
 
-    async with FaultReporter(way.job, way.controller, name, way.keys) as reporter:
+    here = way.run_directory
+    lookup: Lookup = (lambda: None) if here is None else partial(read_endpoint, here)
+    async with FaultReporter(way.job, way.controller, name, way.keys, lookup=lookup) as reporter:
         if watched.sources:
             if watched.signs:
                 os.set_blocking(sys.stdout.fileno(), False)

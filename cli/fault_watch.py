@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import subprocess
 import sys
 import time
@@ -16,20 +17,19 @@ from functools import partial
 from typing import BinaryIO
 
 from ..agent.kernel import die_with_parent
-from ..controller.doors.notices import read_endpoint
 from ..detectors.files import Sign
 from ..detectors.reporter import FaultReporter
+from ..protocol.discovery import read_endpoint
 from ..protocol.errors import MidstepError
 from ..protocol.keys import JobKeys
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 from .job_start import Job
+from .restart_backoff import Backoff, RestartBackoff
 
 NAME = "watch"  # in whose name the launcher reports that nothing watches
 FAULT_ID = "fault-watch"
 KEYS_NAME = "keys"
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
-STEADY_S = 60.0  # a watch that has lived so long begins with the first pause again
+BACKOFF = Backoff(first_s=0.5)  # one that ends at once must not take a core
 SILENCE_S = 60.0  # without a sign of life; one file takes some seconds at most
 KILLED_S = 5.0
 _READ_BYTES = 4096
@@ -43,8 +43,8 @@ async def watch_faults(job: Job) -> None:
         try:
             await _watch(job)
         except (MidstepError, OSError) as error:  # the disk is full, for one: there may be room later
-            _log.error("nothing watches the fault sources, trying again in %g s: %s", LONGEST_PAUSE_S, error)
-            await asyncio.sleep(LONGEST_PAUSE_S)
+            _log.error("nothing watches the fault sources, trying again in %g s: %s", BACKOFF.longest_s, error)
+            await asyncio.sleep(BACKOFF.longest_s)
 
 
 async def _watch(job: Job) -> None:
@@ -54,7 +54,8 @@ async def _watch(job: Job) -> None:
     if endpoint is None:
         raise MidstepError(f"{job.run_directory}: no controller has come up, so faults cannot be reported to it")
     with (job.job_directory / "logs" / "detect.log").open("ab") as log:
-        async with FaultReporter(job.spec.job, endpoint, NAME, keys) as reporter:
+        lookup = partial(read_endpoint, job.run_directory)
+        async with FaultReporter(job.spec.job, endpoint, NAME, keys, lookup=lookup) as reporter:
             await _FaultWatch(job, log, reporter).keep()
 
 
@@ -69,13 +70,13 @@ class _FaultWatch:
 
     async def keep(self) -> None:
         """Start the detector whenever there is none."""
-        pause_s = FIRST_PAUSE_S
+        waits = RestartBackoff(BACKOFF)
         while True:
-            began = time.monotonic()
+            began_s = time.monotonic()
             why = await self._one_life()
-            pause_s = FIRST_PAUSE_S if time.monotonic() - began > STEADY_S else min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = waits.delay_s(time.monotonic() - began_s, random.random())
             self._report_down(f"`midstep detect` {why}; it is started again after a pause, see {self._log.name}")
-            await asyncio.sleep(pause_s)  # one that ends at once must not take a core
+            await asyncio.sleep(pause_s)
 
     async def _one_life(self) -> str:
         """Start a detector, see it to its end, and return how it ended."""

@@ -1,4 +1,4 @@
-"""Keeps a job on one machine alive: the controller process, started again when it dies, and the local platform.
+"""Keeps a job on one machine alive: its controller, which `supervisor` keeps running, and the local platform.
 
 The launcher decides nothing about recoveries. When it ends, whatever the signal, so does everything it started.
 """
@@ -8,33 +8,24 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections import deque
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from watchfiles import awatch
-
-from ..agent.kernel import die_with_parent
-from ..controller.doors.notices import Result, read_endpoint, read_result
+from ..controller.doors.notices import Result
 from ..platforms.local import LocalOptions, LocalPlatform
+from ..protocol.discovery import read_endpoint
 from ..protocol.errors import PlatformError
 from .fault_watch import watch_faults
 from .job_start import Job
+from .supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
 # Status and new lines of logs are for a reader's eyes: nobody tells of them, and more often than this is not seen.
 LOOK_S = 0.2
-FILE_LOOK_MS = 100  # a file system that tells of no changes is looked at this often
 START_S = 60.0
 STOP_MARGIN_S = 10.0
-RESTARTS = 10  # of the controller, within RESTARTS_WINDOW_S
-RESTARTS_WINDOW_S = 60.0
 
 
 class Launcher:
@@ -44,21 +35,24 @@ class Launcher:
         self._job = job
         self._look = look
         self._stops = 0
-        self._controller: asyncio.subprocess.Process | None = None
+        self._supervisor: Supervisor | None = None
 
     async def run(self) -> Result:
         """Start controller and nodes, wait for the end, clear everything away, and return how the job ended.
 
-        Raises PlatformError when the controller cannot be kept running; everything is cleared away then, too.
+        Raises PlatformError when the first controller does not come up; everything is cleared away then, too.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
-        supervising = asyncio.create_task(self._keep_controller())
         platform: LocalPlatform | None = None
+        self._supervisor = supervisor = Supervisor(self._job, guards=lambda: platform is None or platform.has_ranks())
+        supervising = asyncio.create_task(supervisor.run())
         watching: asyncio.Task[None] | None = None
         try:
-            endpoint = await self._endpoint(supervising)
+            endpoint = await self._endpoint(supervisor, supervising)
+            if endpoint is None:
+                return await supervising
             spec = self._job.spec
             platform = LocalPlatform(
                 LocalOptions(
@@ -89,73 +83,32 @@ class Launcher:
                 await supervising
             if platform is not None:
                 await platform.close()
-            self._end_controller()
+            await supervisor.close()
             self._look()
             for path in self._job.held.remove():
                 _log.warning("%s cannot be removed and is left", path)
 
-    async def _endpoint(self, supervising: "asyncio.Task[Result]") -> str:
-        written = asyncio.create_task(_written_endpoint(self._job.run_directory))
+    async def _endpoint(self, supervisor: Supervisor, supervising: "asyncio.Task[Result]") -> str | None:
+        """Return where the job's first controller listens; None if the job is over already."""
+        served = asyncio.create_task(supervisor.served.wait())
         try:
-            await asyncio.wait([supervising, written], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-            if written.done():
-                return written.result()
+            await asyncio.wait([supervising, served], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _cancelled(written)
-        log = self._job.job_directory / "logs" / "controller.log"
-        raise PlatformError(f"the controller does not come up; see {log}")
-
-    async def _keep_controller(self) -> Result:
-        """Run the controller, again and again if it dies before the job is over."""
-        job = self._job
-        starts: deque[float] = deque(maxlen=RESTARTS)
-        with (job.job_directory / "logs" / "controller.log").open("ab") as log:
-            while True:
-                if len(starts) == RESTARTS and time.monotonic() - starts[0] < RESTARTS_WINDOW_S:
-                    raise PlatformError(
-                        f"the controller has died {RESTARTS} times in {RESTARTS_WINDOW_S:g} s; see {log.name}"
-                    )
-                starts.append(time.monotonic())
-                self._controller = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "midstep.cli.main", "controller"),
-                    *("--job-dir", str(job.job_directory), "--run-dir", str(job.run_directory)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=partial(die_with_parent, os.getpid()),
-                )
-                (job.run_directory / "controller.pid").write_text(str(self._controller.pid))
-                status = await self._controller.wait()
-                result = read_result(job.job_directory)
-                if result is not None:
-                    return result
-                _log.warning("the controller ended with status %d before the job was over; starting it again", status)
+            await _cancelled(served)
+        if supervising.done():
+            return None
+        endpoint = read_endpoint(self._job.run_directory)
+        if endpoint is None:
+            log = self._job.job_directory / "logs" / "controller.log"
+            raise PlatformError(f"the controller does not come up; see {log}")
+        return endpoint
 
     def _on_signal(self, number: int) -> None:
         self._stops += 1
-        if self._stops == 1 and self._controller is not None:
-            _log.warning("%s: asking the job to stop; once more ends it at once", signal.Signals(number).name)
-            with contextlib.suppress(ProcessLookupError):
-                self._controller.send_signal(signal.SIGINT)
-
-    def _end_controller(self) -> None:
-        if self._controller is not None and self._controller.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._controller.kill()
-
-
-async def _written_endpoint(run_directory: Path) -> str:
-    """Return where the controller listens as soon as it has written that down."""
-    changes = awatch(
-        run_directory, watch_filter=None, step=5, rust_timeout=FILE_LOOK_MS, yield_on_timeout=True, recursive=False
-    )
-    async with contextlib.aclosing(changes):
-        while True:
-            endpoint = read_endpoint(run_directory)
-            if endpoint is not None:
-                return endpoint
-            await anext(changes)
+        if self._stops == 1 and self._supervisor is not None:
+            name = signal.Signals(number).name
+            _log.warning("%s: asking the job to stop; once more ends it at once", name)
+            self._supervisor.stop(f"midstep run received {name}")
 
 
 async def _cancelled(task: "asyncio.Task[Any] | None") -> None:

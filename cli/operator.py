@@ -7,15 +7,23 @@ import click
 from ..controller.doors.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
 from ..controller.doors.control_socket import NoController, ask
 from ..protocol.errors import MidstepError
+from .controller_notice import why_no_answer
 from .job_directories import find_job
 from .job_file import run_directory_of
+from .run_directory import launcher_of
 
 
 def tell(job: str | None, request: Request, timeout_s: float) -> str:
     """Give the controller of a job an order and return what follows from it. Raises ClickException if nothing does."""
     try:
         job_directory = find_job(job)
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+    try:
         reply = ask(live_directory(job_directory), request, timeout_s)
+    except NoController as error:
+        why = what_became_of_it(job_directory)
+        raise click.ClickException(f"{job_directory.name}: {why}" if why else str(error)) from error
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     if isinstance(reply, Accepted):
@@ -36,6 +44,12 @@ def ranks_on(job: str | None, node: str, timeout_s: float) -> tuple[int, ...]:
     if not there:
         raise click.ClickException(f"no rank is on {node} (see `midstep status`).")
     return there
+
+
+def what_became_of_it(job_directory: Path) -> str | None:
+    """Return what the launcher and the kernel say about a controller that does not answer; None if nothing is known."""
+    run_directory = run_directory_of(job_directory)
+    return None if run_directory is None else why_no_answer(run_directory, launcher_of(run_directory))
 
 
 def live_directory(job_directory: Path) -> Path:

@@ -39,6 +39,14 @@ def claim_run_directory(name: str) -> RunDirectory:
     return directory
 
 
+def launcher_of(run_directory: Path) -> int | None:
+    """Return the process id of the `midstep run` that holds a run directory; None if it does not say."""
+    try:
+        return int((run_directory / PID_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def place_for(name: str) -> Path:
     """Return the first place in which the paths of the job's sockets are short enough; nothing is made.
 

@@ -9,11 +9,12 @@ import msgspec
 
 from ..controller.doors.control_requests import StatusReply, StatusRequest
 from ..controller.doors.control_socket import NoController, ask
+from ..controller.doors.notices import read_result
 from ..controller.journal import read_status
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
 from .job_directories import find_job
-from .operator import live_directory
+from .operator import live_directory, what_became_of_it
 
 ASK_S = 2.0
 
@@ -34,8 +35,8 @@ ASK_S = 2.0
 def command(job: str | None, as_json: bool, watch: bool, every_s: float) -> None:
     """Show how a job stands: phase, ranks, nodes, budgets, incidents.
 
-    Asks the job's controller. If there is none (the job has ended, or the controller is being restarted), the job's
-    journal is read instead, and that is said.
+    Asks the job's controller. If none answers (the job has ended, or its controller hangs or is being restarted), the
+    job's journal is read instead, and it is said why.
 
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
     Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs.
@@ -68,10 +69,14 @@ def look(job_directory: Path) -> tuple[JobStatus, str]:
             return reply.status, ""
         why = "its controller gave no status"
     except NoController as error:
-        why = str(error)
+        why = what_became_of_it(job_directory) or str(error)
     status = read_status(job_directory)
     if status.exit_code is not None:
         return status, "the job has ended; this is the end of its journal"
+    result = read_result(job_directory)
+    if result is not None:
+        note = f"the job has ended without a controller that could record it: {result.reason}"
+        return msgspec.structs.replace(status, exit_code=result.exit_code, reason=result.reason), note
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.at_s))
     return status, f"no controller answers; this is the journal as of {at} ({why})"
 

@@ -1,5 +1,6 @@
 """The controller's time: one clock for a whole job, whoever is its controller."""
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Self
@@ -49,6 +50,15 @@ class Clock:
         """Return what a later controller needs to go on with this clock."""
         monotonic_s = time.monotonic()
         return Reading(_boot(), monotonic_s, self._base_s + monotonic_s)
+
+
+async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for an event, or until `timeout_s` is over."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return
 
 
 def _boot() -> str:

@@ -6,7 +6,6 @@ journal cannot be written nothing is handled, acknowledged or sent; operators ar
 """
 
 import asyncio
-import contextlib
 import logging
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,13 @@ from typing import Protocol
 import msgspec
 
 from ..policies.fault_codes import FaultCodes
+from ..protocol.discovery import FOUND_S
 from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded, MidstepError
 from ..protocol.incidents import JobStatus
 from ..protocol.messages import FaultReported, NodeHeartbeat, NodeLost
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Log, Send
+from .clock import wait_at_most
 from .doors.control_requests import Reply
 from .doors.control_socket import ControlServer
 from .doors.desk import Desk
@@ -27,6 +28,7 @@ from .doors.notices import Result, write_result
 from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
 from .journal import Entry, Journal
 from .journal_trouble import JournalTrouble
+from .keepalive import KeepAlive
 from .liveness import Liveness
 from .pending import Answer, Pending, regret
 from .progress import ProgressBoard
@@ -73,8 +75,10 @@ class Driver:
         job_directory: Path,
         codes: FaultCodes | None = None,
         patience_s: float = JOURNAL_PATIENCE_S,
+        alive: KeepAlive | None = None,
+        stop: str | None = None,
     ) -> None:
-        """Nothing happens before `run`. `codes`: what the codes of faults mean to this job."""
+        """Nothing happens before `run`. `codes`: what codes of faults mean to this job. `stop`: why it is to end."""
         self._machine = machine
         self._journal = journal
         self._wire = wire
@@ -83,6 +87,8 @@ class Driver:
         self._liveness = liveness
         self._control = control
         self._codes = codes or FaultCodes({})
+        self._alive = alive or KeepAlive()
+        self._stop = stop
         self._desk = Desk(journal.founding.job)
         self._job_directory = job_directory
         self._clock = journal.clock
@@ -141,17 +147,23 @@ class Driver:
         last_s = 0.0
         events = 0
         for event, at_s in self._journal.replay():
+            self._alive.beat()
+            if isinstance(event, StopRequested):
+                self._stop = None  # asked twice, it would not wait for the checkpoint
             self._learn(event, self._machine.handle(event, at_s), at_s)
             last_s = max(last_s, at_s)
             events += 1
         self._clock.raise_to(last_s)
         self._wire.restore(self._journal.seen())
-        self._liveness.start(self._clock.now())
+        self._liveness.start(self._clock.now(), FOUND_S)
         _log.info("term %d begins, %d events replayed", self._journal.term, events)
         self._pend(ControllerStarted(self._journal.term))
+        if self._stop is not None:
+            self._pend(StopRequested(self._stop))
 
     def turn(self) -> None:
         """Do everything that is to be done now, within bounds."""
+        self._alive.serve()
         now = self._clock.now()
         for arrival in self._wire.receive(now):
             self._take(arrival, now)
@@ -311,6 +323,4 @@ class Driver:
             times.append(self._drain_until_s)
         first = min(moment for moment in times if moment is not None)
         # Never zero: a deadline that has passed and waits for the journal must not make this a busy loop.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(first - now, DEADLINE_SPACING_S / 2)):
-                await wake.wait()
+        await wait_at_most(wake, max(first - now, DEADLINE_SPACING_S / 2))

@@ -12,10 +12,10 @@ import secrets
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
@@ -53,18 +53,24 @@ def journal_path(job_directory: str | Path) -> Path:
     return Path(job_directory) / JOURNAL_NAME
 
 
+class Lock(Protocol):
+    """What keeps other controllers out while a journal is open."""
+
+    def close(self) -> None:
+        """Let the next one in."""
+
+
 class Journal:
     """The journal, open for its one writer. `term` and `session` are higher than those of every earlier opening."""
 
-    def __init__(
-        self, path: Path, lock: journal_file.Lock, connection: sqlite3.Connection, head: HeadFile | None
-    ) -> None:
-        """Not for callers: `Journal.open`."""
+    def __init__(self, path: Path, lock: Lock, connection: sqlite3.Connection, note: HeadFile | None) -> None:
+        """Not for callers: `Journal.open`, `journal_copy.open_copy`."""
         self._path = path
         self._lock = lock
         self._closing = contextlib.ExitStack()
         self._connection = connection
-        self._head = head
+        self._note_file = note
+        self._files: journal_file.OpenFiles | None = None
         self.founding, self._origin = journal_records.read_founding(connection, path)
         self._leases = journal_records.read_leases(connection, path, self._origin)
         with journal_file.explained(path, "read the last event"):
@@ -90,29 +96,54 @@ class Journal:
                 file.write(Head(first, 0, first, 0, first))
 
     @classmethod
-    def open(cls, path: Path, *, wait_s: float = 0.0, head: Path | None = None) -> Self:
+    def open(
+        cls, path: Path, *, wait_s: float = 0.0, head: Path | None = None, beat: Callable[[], None] = lambda: None
+    ) -> Self:
         """Become the active controller of the job: take the lock (waiting up to `wait_s`) and begin a new term.
 
         `head`: a file outside the job directory in which the journal's end is noted, and with which it is compared.
+        `beat` is called now and then, also later in what takes long: a big journal is no hang.
+
         Raises JournalError: no such file, not a journal, not writable, or another controller is active; JournalDamaged
         when it is not what was written.
         """
         if not path.is_file():
             journal_file.open_for_reading(path).close()  # says what is missing, before a lock file is made
         with contextlib.ExitStack() as stack:
-            lock = journal_file.Lock(path.with_name(path.name + ".lock"), wait_s)
+            lock = journal_file.Lock(path.with_name(path.name + ".lock"), wait_s, beat)
             stack.callback(lock.close)
-            connection = journal_file.open_for_writing(path)
+            connection = journal_file.open_for_writing(path, beat)
             stack.callback(connection.close)
-            file = None
-            if head is not None:
-                with journal_file.explained(head, "open the note of the journal's end"):
-                    file = stack.enter_context(HeadFile(head))
-            journal = cls(path, lock, connection, file)
-            if head is not None:
-                journal._compare(head)
-            journal._begin_term()
-            journal._closing = stack.pop_all()
+            return cls.begin(path, lock, connection, stack, head=head)
+
+    @classmethod
+    def begin(
+        cls,
+        path: Path,
+        lock: Lock,
+        connection: sqlite3.Connection,
+        closing: contextlib.ExitStack,
+        *,
+        head: Path | None,
+        in_memory: bool = False,
+    ) -> Self:
+        """Begin a new term on an open connection. For `Journal.open` and `journal_copy.open_copy`.
+
+        `closing` closes what is open, and is the journal's from then on. `in_memory`: the connection is to a copy, so
+        that neither the file of that name nor the note of its end is looked after. Raises as `open` does.
+        """
+        note = None
+        if head is not None and not in_memory:
+            with journal_file.explained(head, "open the note of the journal's end"):
+                note = closing.enter_context(HeadFile(head))
+        journal = cls(path, lock, connection, note)
+        if head is not None:
+            journal._compare(head)
+        journal._begin_term()
+        if not in_memory:
+            with journal_file.explained(path, "look at the journal"):
+                journal._files = journal_file.OpenFiles(path)
+        journal._closing = closing.pop_all()
         return journal
 
     def _compare(self, head: Path) -> None:
@@ -131,8 +162,6 @@ class Journal:
         with journal_file.explained(self._path, "begin a term"), journal_file.transaction(self._connection):
             self._connection.execute("INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*columns, lease))
         self._lease = lease
-        with journal_file.explained(self._path, "look at the journal"):
-            self._files = journal_file.OpenFiles(self._path)
         self._note()
 
     def append(self, entries: Sequence[Entry], at_s: float) -> tuple[bool, ...]:
@@ -148,7 +177,7 @@ class Journal:
 
     def _append(self, entries: Sequence[Entry], at_s: float) -> tuple[tuple[int, bytes], tuple[bool, ...]]:
         with journal_file.explained(self._path, "record events"), journal_file.transaction(self._connection):
-            if not self._files.are_there():
+            if self._files is not None and not self._files.are_there():
                 raise damaged(self._path, "it was deleted or replaced while this controller was writing it")
             latest = self._connection.execute("SELECT max(term) FROM lease").fetchone()[0]
             if latest is not None and latest > self.term:
@@ -179,8 +208,8 @@ class Journal:
         return (columns[0], chain) if cursor.rowcount == 1 else None
 
     def _note(self) -> None:
-        if self._head is not None:
-            self._head.write(Head(self._origin, self.term, self._lease, *self._last))
+        if self._note_file is not None:
+            self._note_file.write(Head(self._origin, self.term, self._lease, *self._last))
 
     def replay(self) -> Iterator[tuple[Event, float]]:
         """Yield every event with the time it was handled at, in order. Raises JournalDamaged where it is not whole."""

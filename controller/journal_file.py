@@ -10,7 +10,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -22,6 +22,7 @@ APPLICATION_ID = 0x6D696473  # "mids": tells a journal from any other sqlite fil
 SCHEMA_VERSION = 2
 BUSY_S = 5.0  # how long sqlite waits for a reader that holds up a checkpoint
 LOCK_POLL_S = 0.05
+BEAT_INSTRUCTIONS = 100_000  # of sqlite's machine: some milliseconds
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -121,14 +122,18 @@ def create(path: Path, meta: dict[str, bytes]) -> None:
             draft.unlink(missing_ok=True)
 
 
-def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the journal for the one controller that holds its lock: WAL, synchronous FULL, checked for damage."""
+def open_for_writing(path: Path, beat: Callable[[], None] = lambda: None) -> sqlite3.Connection:
+    """Open the journal for the one controller that holds its lock: WAL, synchronous FULL, checked for damage.
+
+    `beat` is called again and again while sqlite works.
+    """
     _require(path)
     with explained(path, "open the journal"):
         connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
         connection.text_factory = _text
         try:
             _identify(connection, path)
+            connection.set_progress_handler(beat, BEAT_INSTRUCTIONS)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -208,20 +213,23 @@ def _identify(connection: sqlite3.Connection, path: Path) -> None:
 class Lock:
     """The one-writer lock of a journal: an flock, so that the kernel frees it however its holder ends."""
 
-    def __init__(self, path: Path, wait_s: float) -> None:
-        """Take the lock, waiting up to `wait_s` for its holder to end; JournalError names the holder."""
+    def __init__(self, path: Path, wait_s: float, beat: Callable[[], None] = lambda: None) -> None:
+        """Take the lock, waiting up to `wait_s` for its holder to end; JournalError names the holder.
+
+        `beat` is called again and again meanwhile.
+        """
         self._path = path
         self._file: IO[str] | None = None
         with explained(path, "open the lock file"):
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
         try:
-            self._take(file, wait_s)
+            self._take(file, wait_s, beat)
         except BaseException:
             file.close()
             raise
         self._file = file
 
-    def _take(self, file: IO[str], wait_s: float) -> None:
+    def _take(self, file: IO[str], wait_s: float, beat: Callable[[], None]) -> None:
         give_up = time.monotonic() + wait_s
         while True:
             try:
@@ -233,6 +241,7 @@ class Lock:
                         f"{self._path}: another controller is active on this journal ({self._holder(file)}). "
                         "It has to end first; one job has one active controller."
                     ) from None
+                beat()
                 # The kernel has no wait for a lock with a deadline, and its holder may be on another machine.
                 time.sleep(LOCK_POLL_S)
         with explained(self._path, "write the lock file"):

@@ -84,9 +84,12 @@ class Liveness:
         self._lost[node] = now
         return True
 
-    def start(self, now: float) -> None:
-        """A controller begins to listen: what happened before it did is no node's silence."""
-        self._heard = dict.fromkeys(self._heard, now)
+    def start(self, now: float, found_s: float = 0.0) -> None:
+        """A controller begins to listen: what happened before it did is no node's silence.
+
+        Neither are the first `found_s`, in which nodes look for it. A node that has found it is watched as always.
+        """
+        self._heard = dict.fromkeys(self._heard, now + found_s)
         self._checked_s = now
 
     def judge(self, now: float) -> tuple[HoldEnded | NodeLost, ...]:
@@ -140,7 +143,7 @@ class Liveness:
         away_s = 0.0 if self._checked_s is None else now - self._checked_s - interval_s
         self._checked_s = now
         if away_s > interval_s:
-            self._heard = {node: min(now, heard_s + away_s) for node, heard_s in self._heard.items()}
+            self._heard = {node: max(heard_s, min(now, heard_s + away_s)) for node, heard_s in self._heard.items()}
 
     def _listen(self, now: float) -> None:
         """Note whether most nodes are quiet, and when they are heard again.

@@ -9,10 +9,14 @@ import contextlib
 import logging
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from ..policies.code_files import fault_codes
+from ..protocol.discovery import read_endpoint
 from ..protocol.errors import ConfigurationError
 from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
@@ -20,10 +24,12 @@ from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
 from .doors.control_socket import ControlServer
 from .doors.line_socket import LineServer
-from .doors.notices import read_endpoint, write_endpoint
+from .doors.notices import Result, read_result, write_endpoint, write_result
 from .driver import Driver
 from .journal import Journal, journal_path
+from .journal_copy import open_copy
 from .journal_head import HEAD_NAME
+from .keepalive import KeepAlive
 from .liveness import Liveness
 from .progress import ProgressBoard
 from .routes import Routes
@@ -37,18 +43,40 @@ _ANY_PORT = ":0"
 _log = logging.getLogger(__name__)
 
 
-def serve(job_directory: Path, run_directory: Path, listen: str, *, keys_directory: Path, wait_s: float) -> int:
+class Term(msgspec.Struct, frozen=True):
+    """How a controller takes over.
+
+    `wait_s`: how long to stand by for the present controller to end. `stop`: why the job is to be stopped at once,
+    unless that has been asked for before. `in_memory`: with a copy of a journal that cannot be written.
+    """
+
+    wait_s: float = 10.0
+    stop: str | None = None
+    in_memory: bool = False
+
+
+def serve(
+    job_directory: Path,
+    run_directory: Path,
+    listen: str,
+    *,
+    keys_directory: Path,
+    term: Term,
+    alive: KeepAlive,
+) -> int:
     """Be the active controller of a job until it is over, and return the job's exit code.
 
-    `wait_s`: how long to stand by for the present controller to end. SIGINT and SIGTERM ask the machine to stop the
-    job. Raises JournalError, JournalSuperseded or ConfigurationError; then the job is not over, and another
-    controller may go on with it.
+    SIGINT and SIGTERM ask the machine to stop the job. Raises JournalError, JournalSuperseded or ConfigurationError;
+    then the job is not over, and another controller may continue it.
     """
+    alive.beat()
     _allow_many_connections()
     with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(
-            Journal.open(journal_path(job_directory), wait_s=wait_s, head=run_directory / HEAD_NAME)
-        )
+        path, head = journal_path(job_directory), run_directory / HEAD_NAME
+        if term.in_memory:
+            journal = stack.enter_context(open_copy(path, head=head))
+        else:
+            journal = stack.enter_context(Journal.open(path, wait_s=term.wait_s, head=head, beat=alive.beat))
         job, policy = journal.founding.job, journal.founding.policy
         router = bind(listen, run_directory, JobKeys.load_server(keys_directory))
         stack.callback(router.close)
@@ -74,22 +102,33 @@ def serve(job_directory: Path, run_directory: Path, listen: str, *, keys_directo
             control=control,
             job_directory=job_directory,
             codes=fault_codes(policy.faults),
+            alive=alive,
+            stop=term.stop,
         )
-        return asyncio.run(_drive(driver, run_directory))
+        exit_code = asyncio.run(_drive(driver, run_directory))
+        if term.in_memory and read_result(job_directory) is None:
+            # The disk of the job directory may be why there is no better controller, and this is its end's only record.
+            result = Result(job.job, exit_code, driver.status().reason, journal.term, time.time())
+            write_result(run_directory, result)
+        return exit_code
 
 
 def bind(listen: str, run_directory: Path, keys: ServerKeys) -> RouterSocket:
     """Listen where the last controller of this job listened, if `listen` leaves the port open, else at `listen`.
 
-    So agents that were connected find the new controller without being told.
+    So agents that were connected are connected again at once. At another port they look it up (`protocol.discovery`).
     """
-    last = read_endpoint(run_directory)
+    try:
+        last = read_endpoint(run_directory)
+    except ConfigurationError as error:
+        _log.warning("where the last controller listened is not known: %s", error)
+        last = None
     host = listen.removesuffix(_ANY_PORT)
     if last is not None and listen.endswith(_ANY_PORT) and last.rpartition(":")[0] == host:
         try:
             return RouterSocket(last, curve=keys)
         except ConfigurationError as error:
-            _log.warning("another port has to do, agents will find it in the run directory: %s", error)
+            _log.warning("another port has to do, agents look it up in the run directory: %s", error)
     return RouterSocket(listen, curve=keys)
 
 

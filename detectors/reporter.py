@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ..protocol.discovery import Lookup
 from ..protocol.errors import MidstepError
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
@@ -35,15 +36,18 @@ class FaultReporter:
     Reports wait while there is no controller; one that it refuses is sent again, and given up in the end.
     """
 
-    def __init__(self, job: str, controller: str, name: str, keys: Path) -> None:
-        """`controller`: where it listens, `tcp://host:port`; `keys`: the directory with the folder of this detector.
+    def __init__(self, job: str, controller: str, name: str, keys: Path, *, lookup: Lookup = lambda: None) -> None:
+        """`controller`: where it listens at first, `tcp://host:port`; `lookup`: how it is found when it has moved;
+        `keys`: the directory with the folder of this detector.
 
         Raises ConfigurationError when the keys are not there, or the endpoint is none.
         """
         address = detector_address(name)
         mailbox = Mailbox(job=job, address=address, session=time.time_ns(), retry_max_s=2.0, give_up_s=GIVE_UP_S)
         socket = DealerSocket(controller, identity=address, curve=JobKeys.load_client(keys, address))
-        self._link = ControllerLink(mailbox, socket, on_command=self._command, on_new_controller=lambda: None)
+        self._link = ControllerLink(
+            mailbox, socket, on_command=self._command, on_new_controller=lambda: None, lookup=lookup
+        )
         self._waiting: deque[FaultReport] = deque()  # for a place among those that are on their way
         self._timer: asyncio.TimerHandle | None = None
 

@@ -5,6 +5,7 @@ even when it was killed.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -12,11 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from ..protocol import environment as names
+from ..protocol.discovery import GIVE_UP_S, read_endpoint
 from ..protocol.errors import ConfigurationError, MidstepError, PlatformError
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
@@ -29,8 +33,8 @@ from .leftovers import kill_marked, kill_tree
 from .processes import WatchedProcess
 
 RETRY_MAX_S = 2.0
-GIVE_UP_S = 7 * 24 * 3600.0
 KILLED_S = 5.0
+SERVICES = {"midstep-zygote", "midstep-standby", "midstep-store"}  # what an agent keeps for itself
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +46,7 @@ class LocalOptions(msgspec.Struct, frozen=True):
     """
 
     job: str
-    controller: str  # where it listens, tcp://
+    controller: str  # where it listens at first, tcp://
     keys: str  # the job's key directory: keys for new nodes are made here
     run_directory: str
     log_directory: str
@@ -105,12 +109,23 @@ class LocalPlatform:
             ),
             on_command=self._command,
             on_new_controller=lambda: None,  # it learns of the nodes from their agents
+            lookup=partial(read_endpoint, Path(options.run_directory)),
         )
 
     @property
     def agents(self) -> dict[str, int]:
         """The agents that run now: pid by node."""
         return {node.name: node.process.pid for node in self._nodes.values() if node.process is not None}
+
+    def has_ranks(self) -> bool:
+        """Say whether any training process runs below the agents: anything that is none of an agent's own services."""
+        names_below = set()
+        for pid in self.agents.values():
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(pid).children():
+                    with contextlib.suppress(psutil.Error):
+                        names_below.add(child.name())
+        return bool(names_below - SERVICES)
 
     def start(self, nodes: int) -> None:
         """Start the nodes of a new job: node0, node1, ... Spare ones are among them. Raises PlatformError."""
@@ -210,7 +225,7 @@ class LocalPlatform:
         command = [sys.executable, "-m", "midstep.cli.agent"]
         arguments = {
             "--job": options.job,
-            "--controller": options.controller,
+            "--controller": self._link.endpoint,
             "--node": name,
             "--keys": options.keys,
             "--run-dir": options.run_directory,

@@ -21,6 +21,7 @@ _MOST = 1_000_000_000
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
 SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
+HangSeconds = Annotated[float, msgspec.Meta(ge=6, le=_LONGEST_S)]  # a journal that others read may hold it up for 5
 Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -146,6 +147,21 @@ class HeartbeatPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hold_s: SecondsOrZero = 60.0
 
 
+class WhenLost(enum.StrEnum):
+    """What is done about the training when no controller can be kept running."""
+
+    CONTINUE = "continue"  # it continues unguarded, and a controller is tried again and again
+    STOP = "stop"  # it is parked and saved, and the job ends
+
+
+class ControllerPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a controller counts as hung, when as lost for good, and what is done then."""
+
+    hang_s: HangSeconds = 10.0  # without a sign of life, it is killed and replaced
+    lost_after_s: Seconds = 30.0  # without one that stays up
+    when_lost: WhenLost = WhenLost.CONTINUE
+
+
 class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The collective layer: how long one attempt to build it may take, how many, and its own timeout."""
 
@@ -225,6 +241,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     standby: StandbyPolicy = StandbyPolicy()
     stall: StallPolicy = StallPolicy()
     heartbeat: HeartbeatPolicy = HeartbeatPolicy()
+    controller: ControllerPolicy = ControllerPolicy()
     faults: FaultPolicy = FaultPolicy()
     sub_health: SubHealthAction = SubHealthAction.DRAIN
     scale: ScalePolicy = ScalePolicy()

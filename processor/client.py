@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ..protocol.codec import decode, encode
+from ..protocol.discovery import GIVE_UP_S
 from ..protocol.errors import MailboxFull, RecoveryError, WireError
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import Envelope, Message
@@ -57,7 +58,7 @@ class Client:
         self._agent_socket = agent_socket
         self._address = rank_address(rank)
         # The incarnation, not the time: clocks of two nodes need not agree on which process is the newer one.
-        self._mailbox = Mailbox(job=job, address=self._address, session=incarnation)
+        self._mailbox = Mailbox(job=job, address=self._address, session=incarnation, give_up_s=GIVE_UP_S)
         self._outbox: queue.Queue[tuple[Message, int]] = queue.Queue(OUTBOX)
         self.failures: Counter[str] = Counter()  # what could not be taken in or sent, by the name of the error
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 from .codec import decode, encode
-from .errors import MailboxFull, WireError
+from .discovery import LOOKUP_S, Lookup
+from .errors import ConfigurationError, MailboxFull, WireError
 from .mailbox import Mailbox
 from .messages import Envelope, Message
 from .transport import DealerSocket, Received
@@ -26,7 +27,7 @@ class ControllerLink:
     `on_command` gets each envelope once; it is acknowledged before, since a command lost with this process is
     noticed by the process's end. `on_new_controller` is called when a controller is heard for the first time,
     or a new one. `on_foreign` gets envelopes for other addresses (an agent's ranks) with their bytes; without
-    it they are refused.
+    it they are refused. `lookup` is asked while the controller is silent, and the socket follows it.
     """
 
     def __init__(
@@ -37,18 +38,28 @@ class ControllerLink:
         on_command: Callable[[Envelope], None],
         on_new_controller: Callable[[], None],
         on_foreign: Callable[[Envelope, bytes], None] | None = None,
+        lookup: Lookup = lambda: None,
     ) -> None:
         self.mailbox = mailbox
         self._socket = socket
         self._on_command = on_command
         self._on_new_controller = on_new_controller
         self._on_foreign = on_foreign
+        self._lookup = lookup
+        self._lookup_failure = ""
         self._loop = asyncio.get_running_loop()
+        self._heard_s = self._loop.time()
+        self._next_lookup = self._loop.call_later(LOOKUP_S, self._follow)
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._quiet = asyncio.Event()  # nothing waits to be acknowledged
         self._quiet.set()
         socket.attach(self._loop, self._received)
+
+    @property
+    def endpoint(self) -> str:
+        """Where the controller is believed to listen."""
+        return self._socket.endpoint
 
     def post(self, body: Message, *, reliable: bool = True) -> None:
         """Send a report to the controller; a reliable one until it is acknowledged."""
@@ -81,6 +92,7 @@ class ControllerLink:
     def close(self) -> None:
         """Stop talking. Idempotent."""
         self._closed = True
+        self._next_lookup.cancel()
         if self._timer is not None:
             self._timer.cancel()
         self._socket.close()
@@ -91,7 +103,25 @@ class ControllerLink:
         except WireError as error:
             _log.error("a %s is lost: %s", type(envelope.body).__name__, error)
 
+    def _follow(self) -> None:
+        """Look a silent controller up, and connect to where it is: another process may have its old port by now."""
+        self._next_lookup = self._loop.call_later(LOOKUP_S, self._follow)
+        if self._loop.time() - self._heard_s < LOOKUP_S:
+            return
+        try:
+            endpoint = self._lookup()
+            if endpoint is None or endpoint == self.endpoint:
+                return
+            self._socket.move_to(endpoint)
+        except ConfigurationError as error:
+            if str(error) != self._lookup_failure:
+                _log.warning("the controller cannot be looked up: %s", error)
+            self._lookup_failure = str(error)
+        else:
+            _log.warning("the controller listens at %s now", endpoint)
+
     def _received(self, batch: list[Received]) -> None:
+        self._heard_s = self._loop.time()
         for message in batch:
             if self._closed:
                 return

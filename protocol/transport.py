@@ -214,11 +214,10 @@ class DealerSocket(NonblockingSocket):
         name = identity.encode()
         if not name or b"\0" in name or len(name) > MAX_IDENTITY_BYTES:
             raise ConfigurationError(f"{identity!r} is no identity: 1 to {MAX_IDENTITY_BYTES} bytes, none zero.")
-        path = ipc_path(endpoint)
-        if curve is None and path is None:
-            raise ConfigurationError(f"{endpoint} needs CURVE keys: only unix sockets go without.")
+        _require_keys(endpoint, curve)
         super().__init__(zmq.DEALER, context)
         self.endpoint = endpoint
+        self._keys = curve
         self._outbox: deque[bytes] = deque()
         try:
             if curve is not None:
@@ -241,6 +240,22 @@ class DealerSocket(NonblockingSocket):
     def wants_to_send(self) -> bool:
         """Whether the outbox waits for a connection."""
         return bool(self._outbox)
+
+    def move_to(self, endpoint: str) -> None:
+        """Connect to a router elsewhere, as the same identity and with the same keys, and leave the present one.
+
+        Raises ConfigurationError when the endpoint cannot be used; nothing has changed then.
+        """
+        if endpoint == self.endpoint:
+            return
+        _require_keys(endpoint, self._keys)
+        try:
+            self._socket.connect(endpoint)
+            self._socket.disconnect(self.endpoint)
+        except zmq.ZMQError as error:
+            raise ConfigurationError(f"cannot connect to {endpoint}: {error}.") from error
+        self.endpoint = endpoint
+        self._check_soon()
 
     def send(self, data: bytes) -> bool:
         """Send, or keep until there is a connection. False: the message is too big."""
@@ -272,6 +287,12 @@ class DealerSocket(NonblockingSocket):
             return None
         data = frames[0].bytes
         return Received("", None, data) if data else None
+
+
+def _require_keys(endpoint: str, curve: ClientKeys | ServerKeys | None) -> None:
+    """Raise ConfigurationError for what is no endpoint, and for TCP without keys."""
+    if ipc_path(endpoint) is None and curve is None:
+        raise ConfigurationError(f"{endpoint} needs CURVE keys: only unix sockets go without.")
 
 
 def _user_id(frame: zmq.Frame) -> str | None:

@@ -3,14 +3,15 @@
 Both are replaced as a whole, so that a reader never sees half of one.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
 import msgspec
 
-from ...protocol.errors import MidstepError
+from ...protocol.discovery import ENDPOINT_NAME, read_endpoint
+from ...protocol.errors import ConfigurationError, MidstepError
 
-ENDPOINT_NAME = "controller.endpoint"
 RESULT_NAME = "result.json"
 
 
@@ -25,16 +26,14 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def write_endpoint(run_directory: Path, endpoint: str) -> None:
-    """Say where the controller listens, as one line, e.g. `tcp://127.0.0.1:41237`."""
+    """Say where the controller listens, as one line, e.g. `tcp://127.0.0.1:41237`.
+
+    A file that says so already is left alone: a controller that takes over at the same place needs no space for it.
+    """
+    with contextlib.suppress(ConfigurationError):  # what cannot be read is replaced
+        if read_endpoint(run_directory) == endpoint:
+            return
     _replace(run_directory / ENDPOINT_NAME, f"{endpoint}\n".encode())
-
-
-def read_endpoint(run_directory: Path) -> str | None:
-    """Return where the controller listens or last listened; None if none ever did."""
-    try:
-        return (run_directory / ENDPOINT_NAME).read_text().strip() or None
-    except FileNotFoundError:
-        return None
 
 
 def write_result(job_directory: Path, result: Result) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import psutil
 import yaml
 
+from midstep.cli.controller_notice import read_notice
 from midstep.controller.doors.control_requests import Accepted, KillNodeRequest, Request, StatusReply, StatusRequest
 from midstep.controller.doors.control_socket import NoController, ask
 from midstep.protocol import environment as names
@@ -205,7 +206,9 @@ class Job:
 
     def controller_pid(self) -> int:
         """Return the process id of the controller that was started last."""
-        return int((self.run_directory / "controller.pid").read_text())
+        notice = read_notice(self.run_directory)
+        assert notice is not None
+        return notice.pid
 
     def processes(self) -> list[psutil.Process]:
         """Return every process that belongs to the job, wherever it has got to."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DistributedSampler
 
-from midstep.controller.doors.notices import read_endpoint
+from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.types import node_address
 

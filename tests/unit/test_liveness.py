@@ -176,3 +176,24 @@ def test_one_silent_node_of_several_puts_no_deadline_off() -> None:
     made = watching(*RACK)
     run(made, 0.0, 2.5, talking=("a", "b", "c"))
     assert not made.puts_off(2.0, 2.5)
+
+
+def test_a_new_controller_gives_nodes_time_to_find_it_and_those_that_have_no_more_than_others() -> None:
+    """What each of them owes is counted from when it was found, or from the end of the time to find it."""
+    made = watching("a", "b", "c", now=1000.0)
+    made.start(1000.0, 5.0)
+    made.hear("b", 1000.5)
+    told = {
+        event.node: at_s for event, at_s in run(made, 1000.0, 1020.0, talking=("c",)) if isinstance(event, NodeLost)
+    }
+    assert 1000.5 + SILENT_S < told["b"] <= 1000.5 + SILENT_S + INTERVAL_S
+    assert 1005.0 + SILENT_S < told["a"] <= 1005.0 + SILENT_S + INTERVAL_S
+
+
+def test_a_controller_that_stood_still_at_its_start_takes_no_time_to_be_found_away() -> None:
+    """The pause is its own, and ends before the time in which nodes look for it does."""
+    made = watching("a", "b", "c", now=1000.0)
+    made.start(1000.0, 5.0)
+    made.judge(1000.25)
+    made.judge(1003.0)
+    assert run(made, 1003.0, 1007.5, talking=("b", "c")) == []

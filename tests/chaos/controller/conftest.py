@@ -14,10 +14,10 @@ import pytest
 
 from midstep.controller.doors.control_requests import Request, StatusReply, StatusRequest
 from midstep.controller.doors.control_socket import NoController, ask
-from midstep.controller.doors.notices import read_endpoint
 from midstep.controller.journal import Journal, journal_path, read_status
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol import codec
+from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox

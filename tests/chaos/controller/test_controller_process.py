@@ -9,7 +9,8 @@ import pytest
 
 from midstep.controller.doors.control_requests import Accepted, StopJobRequest
 from midstep.controller.doors.control_socket import socket_path
-from midstep.controller.doors.notices import read_endpoint, read_result
+from midstep.controller.doors.notices import read_result
+from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import RankJoined, RankQuiesced, RankReady, StepCommitted
 from midstep.protocol.types import Rung

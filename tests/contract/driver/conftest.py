@@ -18,6 +18,7 @@ from midstep.controller.doors.notices import write_endpoint
 from midstep.controller.driver import Driver
 from midstep.controller.events import Event
 from midstep.controller.journal import Journal, journal_path
+from midstep.controller.keepalive import KeepAlive
 from midstep.controller.liveness import Liveness
 from midstep.controller.progress import ProgressBoard
 from midstep.controller.routes import Routes
@@ -129,6 +130,8 @@ class Rig:
         self.patience_s = 600.0
         self.missed = MISSED
         self.hold_s = HeartbeatPolicy().hold_s
+        self.alive = KeepAlive()
+        self.stop: str | None = None
 
     def peer(self, identity: str, *, polite: bool = True) -> Peer:
         self.peers.append(Peer(self, identity, polite))
@@ -159,6 +162,8 @@ class Rig:
                 control=control,
                 job_directory=self.job_directory,
                 patience_s=self.patience_s,
+                alive=self.alive,
+                stop=self.stop,
             )
             task = asyncio.get_running_loop().create_task(driver.run())
             try:

@@ -1,0 +1,297 @@
+"""Keeps a controller running beside its job: watches it, starts it again, and says so when that does not help.
+
+A job without a controller trains on, but no fault is answered. Nothing here ends the training for that reason alone:
+`controller.when_lost` of the policy, the user, or the end of all training processes do.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import IO
+
+import msgspec
+
+from ..controller.doors.notices import Result, read_result, write_result
+from ..controller.journal import read_status
+from ..protocol.errors import MidstepError, PlatformError
+from .controller import EXIT_DAMAGED, EXIT_FAILED
+from .controller_notice import ControllerNotice, NoticeFile, Stage
+from .controller_outage import STABLE_S, Attempt, Outage
+from .controller_process import ControllerProcess, Ending
+from .job_start import Job
+from .restart_backoff import Backoff, RestartBackoff
+from .running_time import TICK_S, RunningTime
+
+CONTROLLER = (sys.executable, "-m", "midstep.cli.main", "controller")
+START_TRIES = 5  # of a job's first controller, before anything trains
+REMIND_S = 60.0
+DESERTED_S = 60.0  # without a controller and without any training process
+DESERTED_LOOK_S = 5.0
+INTERRUPTED = 130
+
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Runs controllers until the job is over. `guards`: whether there is a training process that one would guard."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        guards: Callable[[], bool] = lambda: True,
+        program: Sequence[str] = CONTROLLER,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Construct it in the running loop; nothing is started before `run`. Raises OSError."""
+        self._job = job
+        self._program = program
+        self._guards = guards
+        self._log_file = job.job_directory / "logs" / "controller.log"
+        self._clock = RunningTime(time.monotonic())
+        self._outage = Outage(job.policy.controller, self._now())
+        self._waits = backoff or Backoff()
+        self._backoff = RestartBackoff(self._waits)
+        self._process: ControllerProcess | None = None
+        self._stop_reason: str | None = None
+        self._told_to_stop = False  # the present process
+        self._hurry = asyncio.Event()
+        self._noted = ControllerNotice(Stage.STARTING, time.time())
+        self._notice = NoticeFile(job.run_directory)
+        self._last = ""
+        self._said_s: float | None = None  # that there is no controller
+        self._deserted_s: float | None = None
+        self._looked_s = 0.0
+        self.served = asyncio.Event()  # a controller of this job has been seen to serve
+
+    async def run(self) -> Result:
+        """Return how the job ended. Raises PlatformError when not even its first controller comes up."""
+        with self._log_file.open("ab") as log:
+            while True:
+                attempt = self._outage.next_attempt(self._now())
+                if attempt is Attempt.NONE:
+                    return self._concluded(INTERRUPTED, self._unsaved())
+                ending = await self._one(attempt, log)
+                result = await self._result(ending)
+                if result is not None:
+                    return result
+                self._died(attempt, ending)
+                if self._is_hopeless():
+                    raise PlatformError(
+                        f"the job's first controller does not come up: {START_TRIES} of them {ending.how}, without "
+                        f"having served; see {self._log_file}"
+                    )
+                await self._pause(self._backoff.delay_s(ending.lived_s, random.random()))
+                if self._is_deserted():
+                    return self._concluded(
+                        1,
+                        f"there has been no controller since {_clock(self._down_since())}, and no training process is "
+                        f"left: how they ended stands in {self._log_file.parent}",
+                    )
+
+    def stop(self, reason: str) -> None:
+        """Have the job stopped by the controller that is there, or else by the next one."""
+        if self._stop_reason is not None:
+            return
+        self._stop_reason = reason
+        self._outage.ask_to_stop()
+        self._backoff = RestartBackoff(self._waits)
+        self._hurry.set()
+        self._tell_to_stop()
+
+    async def close(self) -> None:
+        """End the controller, if there is one. Idempotent."""
+        if self._process is not None:
+            await self._process.close()
+            self._process = None
+        self._notice.close()
+
+    # --- one controller ---------------------------------------------------------------------------------------------
+
+    async def _one(self, attempt: Attempt, log: IO[bytes]) -> Ending:
+        """Start a controller and wait for its end."""
+        command = [
+            *self._program,
+            *("--job-dir", str(self._job.job_directory), "--run-dir", str(self._job.run_directory)),
+        ]
+        self._told_to_stop = attempt is not Attempt.ORDINARY
+        if self._told_to_stop:
+            command += ["--stop", self._stop_reason or self._lost_reason()]
+        if attempt is Attempt.LAST_RESORT:
+            _log.error("the job is to be stopped by a controller of last resort, with a copy of the journal in memory")
+            command += ["--in-memory"]
+        try:
+            self._process = await ControllerProcess.start(
+                command,
+                log,
+                hang_s=self._job.policy.controller.hang_s,
+                now=self._now,
+                on_serving=lambda: self._serves(attempt),
+            )
+        except OSError as error:  # no process, no memory, no descriptor is left
+            return Ending(None, 0.0, f"could not be started: {error}")
+        self._note(Stage.STARTING, pid=self._process.pid)
+        ending = await self._process.ended(self._tick)
+        self._process = None
+        return ending
+
+    def _serves(self, attempt: Attempt) -> None:
+        assert self._process is not None
+        if attempt is Attempt.LAST_RESORT:
+            self._outage.stopping = True  # what it has begun is not taken back by an ordinary one
+        self._note(Stage.SERVING, pid=self._process.pid)
+        self.served.set()
+        self._tell_to_stop()
+
+    def _tell_to_stop(self) -> None:
+        """Hand the user's wish on, once to each controller: asked twice, it does not wait for the checkpoint."""
+        process = self._process
+        if self._stop_reason is None or self._told_to_stop or process is None or not process.serves:
+            return
+        self._told_to_stop = True
+        process.interrupt()
+
+    async def _result(self, ending: Ending) -> Result | None:
+        """Return how the job ended, if it has: from the notice, or from the journal where there was no room for one."""
+        job = self._job
+        for directory in (job.job_directory, job.run_directory):
+            try:
+                result = read_result(directory)
+            except (MidstepError, OSError) as error:
+                _log.error("%s", error)
+                continue
+            if result is not None:
+                return result
+        if ending.status is None or ending.status < 0 or ending.status in {EXIT_DAMAGED, EXIT_FAILED}:
+            return None
+        try:
+            status = await asyncio.to_thread(read_status, job.job_directory)
+        except MidstepError as error:
+            _log.error("whether the job has ended is not known: %s", error)
+            return None
+        if status.exit_code is None:
+            return None
+        return Result(job.spec.job, status.exit_code, status.reason, status.term, status.at_s)
+
+    def _died(self, attempt: Attempt, ending: Ending) -> None:
+        self._outage.ended(self._now())
+        self._last = ending.how
+        if attempt is Attempt.LAST_RESORT:
+            _log.error(
+                "the job could not be parked and saved: the controller of last resort %s; see %s",
+                ending.how,
+                self._log_file,
+            )
+        elif self._said_s is None:
+            _log.warning("the controller %s before the job was over; it is started again", ending.how)
+
+    # --- without one ------------------------------------------------------------------------------------------------
+
+    async def _pause(self, delay_s: float) -> None:
+        """Wait before the next try, unless the user wants the job to be stopped."""
+        self._note(Stage.ENDED, next_s=time.time() + delay_s)
+        until_s = self._now() + delay_s
+        while (left_s := until_s - self._now()) > 0 and not self._hurry.is_set() and not self._is_deserted():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), min(left_s, TICK_S))
+            self._tick()
+        self._hurry.clear()
+
+    def _tick(self) -> None:
+        """Look at what has changed, and say what the user has to know."""
+        now = self._now()
+        process = self._process
+        if process is not None and process.serving_s is not None and process.serves:
+            if now - process.serving_s >= STABLE_S and self._outage.since_s is not None:
+                self._recovered(process, now)
+            return
+        if process is not None and process.killed_for:
+            self._outage.ended(now)
+            self._last = process.killed_for
+        if self.served.is_set() and self._outage.is_lost(now):
+            self._look_for_ranks(now)
+            if self._said_s is None or now - self._said_s >= REMIND_S:
+                self._said_s = now
+                self._say_lost(now)
+                self._write_notice()
+
+    def _recovered(self, process: ControllerProcess, now: float) -> None:
+        """A controller has stayed up."""
+        since_s = self._outage.since_s
+        if self._said_s is not None and since_s is not None:
+            _log.warning("a controller is there again, after %.0f s", now - since_s)
+        self._outage.stays_up()
+        self._said_s = self._deserted_s = None
+        self._note(Stage.SERVING, pid=process.pid)
+
+    def _say_lost(self, now: float) -> None:
+        since_s = self._outage.since_s if self._outage.since_s is not None else now
+        _log.error(
+            "NO CONTROLLER for %.0f s: training continues unguarded, no fault is answered. The last one %s; see %s. It "
+            "is tried again and again. Ctrl-C ends the job, without an emergency checkpoint if none comes up",
+            now - since_s,
+            self._last,
+            self._log_file,
+        )
+
+    def _look_for_ranks(self, now: float) -> None:
+        if now - self._looked_s < DESERTED_LOOK_S:
+            return
+        self._looked_s = now
+        if self._guards():
+            self._deserted_s = None
+        elif self._deserted_s is None:
+            self._deserted_s = now
+
+    def _is_deserted(self) -> bool:
+        return self._deserted_s is not None and self._now() - self._deserted_s >= DESERTED_S
+
+    def _is_hopeless(self) -> bool:
+        return not self.served.is_set() and not self._outage.stopping and self._backoff.deaths >= START_TRIES - 1
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return self._clock.at(time.monotonic())
+
+    def _down_since(self) -> float:
+        since_s = self._outage.since_s
+        return time.time() - (0.0 if since_s is None else self._now() - since_s)
+
+    def _lost_reason(self) -> str:
+        return f"no controller could be kept running since {_clock(self._down_since())} (controller.when_lost: stop)"
+
+    def _unsaved(self) -> str:
+        return (
+            f"{self._stop_reason}: no controller could be started to save the training (the last one {self._last}), so "
+            "there is no emergency checkpoint. What was trained since the newest one in "
+            f"{self._job.spec.settings.checkpoint_directory} is lost"
+        )
+
+    def _concluded(self, exit_code: int, reason: str) -> Result:
+        """Return, and note for others, an end that no controller could record."""
+        result = Result(self._job.spec.job, exit_code, reason, 0, time.time())
+        try:
+            write_result(self._job.job_directory, result)
+        except MidstepError as error:
+            _log.error("%s", error)
+        return result
+
+    def _note(self, stage: Stage, *, pid: int = 0, next_s: float | None = None) -> None:
+        self._noted = ControllerNotice(stage, time.time(), pid, self._backoff.deaths, self._last, next_s)
+        self._write_notice()
+
+    def _write_notice(self) -> None:
+        lost_s = self._down_since() if self.served.is_set() and self._outage.is_lost(self._now()) else None
+        try:
+            self._notice.write(msgspec.structs.replace(self._noted, lost_since_s=lost_s))
+        except OSError as error:
+            _log.error("`midstep status` cannot be told about the controller: %s", error)
+
+
+def _clock(at_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at_s))
