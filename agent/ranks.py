@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..platforms.log_files import open_log
 from ..platforms.processes import WatchedProcess
 from ..protocol.blackbox import BlackBox
 from ..protocol.errors import AgentError
@@ -244,7 +245,7 @@ class RankHost:
             step_began_s=now,
             median_step_s=0.0,
         )
-        output = _open_log(log)
+        output = open_log(log)
         try:
             life.process = standby.order(training, (seat.box.fd, output), lambda status: self._exited(life, status))
         finally:
@@ -311,8 +312,3 @@ class RankHost:
 def log_path(job_directory: str, order: StartProcess) -> Path:
     """Say where the output of a training process lies."""
     return Path(job_directory) / "logs" / f"rank-{order.rank}.{order.incarnation}.log"
-
-
-def _open_log(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -14,6 +14,7 @@ from collections import deque
 from functools import partial
 
 from ..agent.kernel import die_with_parent
+from ..platforms.log_files import open_log
 from .job_start import Job
 
 RESTARTS = 10  # within RESTARTS_WINDOW_S; then the job goes on without
@@ -26,7 +27,8 @@ _log = logging.getLogger(__name__)
 async def watch_faults(job: Job) -> None:
     """Run the detector of a job's fault sources until cancelled, again and again if it dies."""
     starts: deque[float] = deque(maxlen=RESTARTS)
-    with (job.job_directory / "logs" / "detect.log").open("ab") as log:
+    path = job.job_directory / "logs" / "detect.log"
+    with open(open_log(path), "ab", buffering=0) as log:
         while len(starts) < RESTARTS or time.monotonic() - starts[0] > RESTARTS_WINDOW_S:
             starts.append(time.monotonic())
             sources = [argument for source in job.fault_sources for argument in ("--source", str(source))]
@@ -49,4 +51,4 @@ async def watch_faults(job: Job) -> None:
                     await process.wait()
             _log.warning("the watch over fault sources ended with status %d; starting it again", status)
             await asyncio.sleep(PAUSE_S)  # one that ends at once must not take a core
-    _log.error("nobody watches the fault sources any more: it has ended %d times; see %s", RESTARTS, log.name)
+    _log.error("nobody watches the fault sources any more: it has ended %d times; see %s", RESTARTS, path)

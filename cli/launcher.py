@@ -22,8 +22,11 @@ from watchfiles import awatch
 
 from ..agent.kernel import die_with_parent
 from ..controller.doors.notices import Result, read_endpoint, read_result
+from ..controller.journal import read_status
 from ..platforms.local import LocalOptions, LocalPlatform
-from ..protocol.errors import PlatformError
+from ..platforms.log_files import open_log
+from ..protocol.errors import JournalError, MidstepError, PlatformError
+from .controller import EXIT_FAILED
 from .fault_watch import watch_faults
 from .job_start import Job
 
@@ -109,11 +112,12 @@ class Launcher:
         """Run the controller, again and again if it dies before the job is over."""
         job = self._job
         starts: deque[float] = deque(maxlen=RESTARTS)
-        with (job.job_directory / "logs" / "controller.log").open("ab") as log:
+        path = job.job_directory / "logs" / "controller.log"
+        with open(open_log(path), "ab", buffering=0) as log:
             while True:
                 if len(starts) == RESTARTS and time.monotonic() - starts[0] < RESTARTS_WINDOW_S:
                     raise PlatformError(
-                        f"the controller has died {RESTARTS} times in {RESTARTS_WINDOW_S:g} s; see {log.name}"
+                        f"the controller has died {RESTARTS} times in {RESTARTS_WINDOW_S:g} s; see {path}"
                     )
                 starts.append(time.monotonic())
                 self._controller = await asyncio.create_subprocess_exec(
@@ -125,9 +129,9 @@ class Launcher:
                     start_new_session=True,
                     preexec_fn=partial(die_with_parent, os.getpid()),
                 )
-                (job.run_directory / "controller.pid").write_text(str(self._controller.pid))
+                _write_pid(job.run_directory / "controller.pid", self._controller.pid)
                 status = await self._controller.wait()
-                result = read_result(job.job_directory)
+                result = _result(job, status)
                 if result is not None:
                     return result
                 _log.warning("the controller ended with status %d before the job was over; starting it again", status)
@@ -145,6 +149,33 @@ class Launcher:
                 self._controller.kill()
 
 
+def _write_pid(path: Path, pid: int) -> None:
+    """Say which process is the controller, for people: nothing that runs reads it."""
+    try:
+        path.write_text(str(pid))
+    except OSError as error:
+        _log.warning("%s cannot be written: %s; the controller is process %d", path, error.strerror, pid)
+
+
+def _result(job: Job, status: int) -> Result | None:
+    """Return how the job ended: by its file, or by its journal where that could not be written. None: it has not."""
+    try:
+        result = read_result(job.job_directory)
+    except MidstepError as error:
+        _log.warning("%s", error)
+        result = None
+    if result is not None or status < 0 or status == EXIT_FAILED:
+        return result
+    try:
+        ended = read_status(job.job_directory)
+    except JournalError as error:
+        _log.warning("%s", error)
+        return None
+    if ended.exit_code is None:
+        return None
+    return Result(job.spec.job, ended.exit_code, ended.reason, ended.term, ended.at_s)
+
+
 async def _written_endpoint(run_directory: Path) -> str:
     """Return where the controller listens as soon as it has written that down."""
     changes = awatch(
@@ -152,9 +183,10 @@ async def _written_endpoint(run_directory: Path) -> str:
     )
     async with contextlib.aclosing(changes):
         while True:
-            endpoint = read_endpoint(run_directory)
-            if endpoint is not None:
-                return endpoint
+            with contextlib.suppress(MidstepError):  # the controller says so in its log, when it is to stay so
+                endpoint = read_endpoint(run_directory)
+                if endpoint is not None:
+                    return endpoint
             await anext(changes)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..policies.code_files import fault_codes
-from ..protocol.errors import ConfigurationError
+from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
 from ..protocol.transport import RouterSocket
@@ -50,7 +50,8 @@ def serve(job_directory: Path, run_directory: Path, listen: str, *, keys_directo
         stack.callback(router.close)
         control = ControlServer(run_directory)
         stack.callback(control.close)
-        write_endpoint(run_directory, router.endpoint)
+        if router.endpoint != _last_endpoint(run_directory):
+            write_endpoint(run_directory, router.endpoint)
         _log.info("term %d listens at %s", journal.term, router.endpoint)
         mailbox = Mailbox(
             job=job.job,
@@ -82,7 +83,7 @@ def bind(listen: str, run_directory: Path, keys: ServerKeys) -> RouterSocket:
 
     So agents that were connected find the new controller without being told.
     """
-    last = read_endpoint(run_directory)
+    last = _last_endpoint(run_directory)
     host = listen.removesuffix(_ANY_PORT)
     if last is not None and listen.endswith(_ANY_PORT) and last.rpartition(":")[0] == host:
         try:
@@ -90,6 +91,14 @@ def bind(listen: str, run_directory: Path, keys: ServerKeys) -> RouterSocket:
         except ConfigurationError as error:
             _log.warning("another port has to do, agents will find it in the run directory: %s", error)
     return RouterSocket(listen, curve=keys)
+
+
+def _last_endpoint(run_directory: Path) -> str | None:
+    try:
+        return read_endpoint(run_directory)
+    except MidstepError as error:
+        _log.warning("where the last controller listened is not known: %s", error)
+        return None
 
 
 async def _drive(driver: Driver, run_directory: Path) -> int:

@@ -5,7 +5,6 @@ even when it was killed.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -27,6 +26,7 @@ from ..protocol.messages import CreateNode, DeleteNode, EndJob, Envelope, KillNo
 from ..protocol.transport import DealerSocket
 from ..protocol.types import PLATFORM, node_address
 from .leftovers import kill_marked, kill_tree
+from .log_files import open_log
 from .processes import WatchedProcess
 
 RETRY_MAX_S = 2.0
@@ -190,7 +190,10 @@ class LocalPlatform:
             JobKeys.add(self._options.keys, node_address(name))
         except ConfigurationError as error:
             raise PlatformError(f"no keys for {name}: {error}") from error
-        theirs, ours = os.pipe()
+        try:
+            theirs, ours = os.pipe()
+        except OSError as error:
+            raise PlatformError(f"the agent of {name} cannot be started: {error}") from error
         node = _Node(name, ours)
         try:
             pid = self._spawn(name, theirs)
@@ -218,8 +221,7 @@ class LocalPlatform:
         for option, value in arguments.items():
             command += [option, value]
         log = Path(options.log_directory) / f"agent-{name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        with open(open_log(log), "ab", buffering=0) as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -253,8 +255,7 @@ class LocalPlatform:
         del self._nodes[node.name]
         # An agent that was killed leaves its socket, and perhaps what its ranks had started.
         kill_marked(names.AGENT_SOCKET, self._mark(node.name))
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._folder(node.name))
+        shutil.rmtree(self._folder(node.name), ignore_errors=True)
         if not node.deleted and not self._ending:
             how = f"signal {-status}" if status < 0 else f"status {status}"
             reason = f"its agent ended with {how}"

@@ -3,6 +3,7 @@
 Both are replaced as a whole, so that a reader never sees half of one.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -30,11 +31,19 @@ def write_endpoint(run_directory: Path, endpoint: str) -> None:
 
 
 def read_endpoint(run_directory: Path) -> str | None:
-    """Return where the controller listens or last listened; None if none ever did."""
+    """Return where the controller listens or last listened; None if none ever did.
+
+    Raises MidstepError when the file cannot be read.
+    """
+    path = run_directory / ENDPOINT_NAME
     try:
-        return (run_directory / ENDPOINT_NAME).read_text().strip() or None
+        return path.read_text().strip() or None
     except FileNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise MidstepError(
+            f"{path}: not an endpoint of midstep ({error}). Remove it; the controller writes it."
+        ) from error
 
 
 def write_result(job_directory: Path, result: Result) -> None:
@@ -43,13 +52,13 @@ def write_result(job_directory: Path, result: Result) -> None:
 
 
 def read_result(job_directory: Path) -> Result | None:
-    """Return how the job ended; None while it has not."""
+    """Return how the job ended; None while it has not. Raises MidstepError when the file cannot be read."""
     path = job_directory / RESULT_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=Result)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise MidstepError(
             f"{path}: not a result of midstep ({error}). Remove the file and look at the journal."
         ) from error
@@ -68,4 +77,5 @@ def _replace(path: Path, data: bytes) -> None:
             f"{path}: cannot be written: {error.strerror}. Check space and permissions of that directory."
         ) from error
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file system that takes no draft takes no removal of one either
+            draft.unlink()
