@@ -25,6 +25,22 @@ def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None
         return
     if report.kind is FaultKind.STALL and state.phase is Phase.PAUSING:
         state.ignore("stall on the way to a stop, which has a deadline of its own")
+    elif report.kind is FaultKind.UNRESPONSIVE:
+        _take_suspended(state, report, now)
+    else:
+        take_fault(state, report, now)
+
+
+def _take_suspended(state: JobState, report: FaultReport, now: float) -> None:
+    """An agent sees that a process is stopped: nobody has to wait for it, in any phase in which it is needed.
+
+    A script that is not resilient is left as it is, as by torchrun: a person may be looking at it with a debugger.
+    """
+    if not state.ever_resilient:
+        state.ignore("process that is stopped, of a script that is not resilient")
+    elif state.phase is Phase.SAVING and report.rank is not None and _stale(state, report) is None:
+        holder = state.world.holders[report.rank]  # the others save without it as soon as its end is known
+        state.send(node_address(holder.node), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
     else:
         take_fault(state, report, now)
 
