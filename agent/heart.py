@@ -62,6 +62,7 @@ class Heart:
     def _tick(self, planned_s: float) -> None:
         now = self._loop.time()
         lag_s = now - planned_s
+        self._ranks.watch_memory()
         readings = self._ranks.progress()
         self._judge(readings, now, lag_s)
         for process in self._ranks.waiting(readings):

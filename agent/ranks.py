@@ -1,7 +1,6 @@
 """The training processes of a node: started, watched, hurt on purpose and ended as the controller says.
 
-A rank's seat outlives its processes: its black box, and the number of the incarnation that was last asked
-for. Commands are idempotent by that number, since they may come twice or out of order.
+Commands are idempotent by the number of the incarnation that they are about, since they may come twice or out of order.
 """
 
 import asyncio
@@ -15,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from ..platforms.log_files import open_log
-from ..platforms.processes import WatchedProcess
 from ..protocol.blackbox import BlackBox
 from ..protocol.errors import AgentError
 from ..protocol.messages import (
@@ -41,6 +39,8 @@ from . import orders
 from .environment import rank_environment
 from .kernel import is_stopped
 from .nursery import Nursery
+from .out_of_memory import KillCounter, MemoryKills
+from .seats import Life, Seat
 from .standbys import Standby
 
 WELCOME_S = 60.0  # a start waits this long for the job's description, which may come after it
@@ -48,32 +48,6 @@ START_TRIES = 3  # standbys that may die between being taken and being told
 DEATH_S = 10.0  # a killed process is gone by then, unless the kernel itself is stuck
 
 _log = logging.getLogger(__name__)
-
-
-class _Life:
-    """One process of a rank."""
-
-    __slots__ = ("early", "expected", "process", "running", "seat")
-
-    def __init__(self, seat: "_Seat", running: RunningProcess) -> None:
-        self.seat = seat
-        self.running = running
-        self.process: WatchedProcess | None = None
-        self.expected = False  # it has been told to end
-        self.early = False  # it gets ready while another process holds the rank, and has not been announced
-
-
-class _Seat:
-    """A rank's place on this node."""
-
-    __slots__ = ("box", "life", "oldest_session", "ordered", "starting")
-
-    def __init__(self, box: BlackBox) -> None:
-        self.box = box
-        self.life: _Life | None = None
-        self.ordered = -1  # the latest incarnation that a start or a stop was about
-        self.oldest_session = 0
-        self.starting = asyncio.Lock()
 
 
 class RankHost:
@@ -85,9 +59,11 @@ class RankHost:
         self._nursery = nursery
         self._post = post
         self._job: asyncio.Future[JobSpec] = asyncio.get_running_loop().create_future()
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, Seat] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
+        self._counter = KillCounter()
+        self._memory_kills = MemoryKills()
 
     def welcome(self, job: JobSpec) -> None:
         """The job is known. Again: nothing."""
@@ -136,6 +112,10 @@ class RankHost:
                 readings.append(msgspec.structs.replace(reading, suspended=suspended))
         return tuple(readings)
 
+    def watch_memory(self) -> None:
+        """Take in whether the kernel has killed for lack of memory, on this node or, without cgroups, this machine."""
+        self._memory_kills.observe(self._counter.read(), time.monotonic())
+
     def waiting(self, readings: Iterable[RankProgress]) -> tuple[RunningProcess, ...]:
         """Name, once each, the early processes that have reached their train function by these step clocks."""
         reached = {clock.rank: clock.incarnation for clock in readings if clock.activity is Activity.RECOVERING}
@@ -183,7 +163,7 @@ class RankHost:
             seat = self._seats.get(order.rank)
             if seat is None:
                 box = BlackBox.create(order.rank, job.settings.black_box_bytes)
-                seat = self._seats[order.rank] = _Seat(box)
+                seat = self._seats[order.rank] = Seat(box)
             if order.incarnation <= seat.ordered:
                 return  # a repetition, or overtaken by a later order
             seat.ordered = order.incarnation
@@ -195,7 +175,7 @@ class RankHost:
             _log.error("rank %d was not started: %s", order.rank, reason)
             self._report_failed_start(order, reason)
 
-    async def _replace(self, seat: _Seat, job: JobSpec, order: StartProcess) -> None:
+    async def _replace(self, seat: Seat, job: JobSpec, order: StartProcess) -> None:
         began_s = time.time()
         if seat.life is not None:
             self._end(seat.life, 0.0)
@@ -227,11 +207,11 @@ class RankHost:
                 return
 
     def _begin_life(
-        self, seat: _Seat, order: StartProcess, training: orders.TrainingOrder, standby: Standby, log: Path
+        self, seat: Seat, order: StartProcess, training: orders.TrainingOrder, standby: Standby, log: Path
     ) -> None:
         seat.oldest_session = order.incarnation
         pid = standby.process.pid
-        life = _Life(seat, RunningProcess(order.rank, pid, order.incarnation, order.generation))
+        life = Life(seat, RunningProcess(order.rank, pid, order.incarnation, order.generation))
         life.early = order.early
         now = time.monotonic()
         seat.box.write_progress(
@@ -253,10 +233,12 @@ class RankHost:
         seat.life = life
         self._post(ProcessStarted(node=self._node, process=life.running, warm=standby.warm))
 
-    def _exited(self, life: _Life, status: int) -> None:
+    def _exited(self, life: Life, status: int) -> None:
         at_s = time.time()
         if life.seat.life is life:
             life.seat.life = None
+        self.watch_memory()
+        killed = status == -signal.SIGKILL and not life.expected
         self._post(
             ProcessExited(
                 node=self._node,
@@ -265,10 +247,11 @@ class RankHost:
                 at_s=at_s,
                 expected=life.expected,
                 last=life.seat.box.read_progress(time.monotonic()),
+                out_of_memory=killed and self._memory_kills.claim(time.monotonic()),
             )
         )
 
-    def _end(self, life: _Life, grace_s: float) -> None:
+    def _end(self, life: Life, grace_s: float) -> None:
         life.expected = True
         if life.process is None:
             return
@@ -278,11 +261,11 @@ class RankHost:
             life.process.signal(signal.SIGTERM)
             asyncio.get_running_loop().call_later(grace_s, life.process.kill)
 
-    async def _gone(self, life: _Life, timeout_s: float) -> None:
+    async def _gone(self, life: Life, timeout_s: float) -> None:
         if life.process is not None and not await life.process.wait(timeout_s):
             _log.error("process %d of rank %d does not end", life.running.pid, life.running.rank)
 
-    def _lives(self) -> Iterable[_Life]:
+    def _lives(self) -> Iterable[Life]:
         return (seat.life for seat in tuple(self._seats.values()) if seat.life is not None)
 
     def _report_failed_start(self, order: StartProcess, reason: str) -> None:

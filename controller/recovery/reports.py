@@ -109,8 +109,8 @@ def on_process_started(state: JobState, event: ProcessStarted, now: float) -> No
 
 def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None:
     """A training process has ended: well, or as a fault."""
-    process = event.process
-    if newcomer_failed(state, process.rank, process.incarnation, describe_exit(event.status), now):
+    process, how = event.process, describe_exit(event.status, out_of_memory=event.out_of_memory)
+    if newcomer_failed(state, process.rank, process.incarnation, how, now):
         return
     holder = state.world.holder(process.rank)
     if holder is None or process.incarnation != holder.incarnation or holder.state in GONE:
@@ -123,14 +123,14 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
         _exited_well(state, holder.rank, now)
         return
     if holder.state is RankState.RELEASED:
-        reason = f"rank {holder.rank} failed after training had finished: {describe_exit(event.status)}"
+        reason = f"rank {holder.rank} failed after training had finished: {how}"
         end(state, event.status if event.status > 0 else 1, reason, now)
         return
     report = FaultReport(
-        kind=FaultKind.EXIT,
+        kind=FaultKind.OUT_OF_MEMORY if event.out_of_memory else FaultKind.EXIT,
         at_s=event.at_s,
         seen_by=node_address(event.node),
-        detail=describe_exit(event.status),
+        detail=how,
         rank=holder.rank,
         node=holder.node,
         generation=state.generation,
