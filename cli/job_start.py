@@ -11,6 +11,7 @@ import psutil
 
 from ..controller.journal import Journal, journal_path
 from ..devices import one_node_on_a_machine, rank_environment
+from ..platforms.leftovers import NodeMark
 from ..policies.files import load_policy, render
 from ..policies.roles import beyond
 from ..policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
@@ -120,7 +121,7 @@ def _run_directory(name: str) -> Path:
         raise ConfigurationError(f"{base} belongs to somebody else or is open to others. Remove it.")
     for old in base.iterdir():
         if not _owner_lives(old):
-            shutil.rmtree(old, ignore_errors=True)
+            _clear(old)
     directory = base / name
     try:
         directory.mkdir(mode=0o700)
@@ -128,6 +129,15 @@ def _run_directory(name: str) -> Path:
         raise ConfigurationError(f"a job named {name} is running on this machine. Choose another --job.") from error
     (directory / OWNER_FILE).write_text(str(os.getpid()))
     return directory
+
+
+def _clear(run_directory: Path) -> None:
+    """Remove what a launcher left that was killed, and what is left of nodes whose agents were killed with it."""
+    if run_directory.is_dir():
+        for folder in run_directory.iterdir():
+            if folder.is_dir():
+                NodeMark(run_directory, folder.name).kill_all()
+    shutil.rmtree(run_directory, ignore_errors=True)
 
 
 def _owner_lives(run_directory: Path) -> bool:

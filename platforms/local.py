@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from ..protocol import environment as names
 from ..protocol.errors import ConfigurationError, MidstepError, PlatformError
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
@@ -25,7 +24,7 @@ from ..protocol.mailbox import Mailbox
 from ..protocol.messages import CreateNode, DeleteNode, EndJob, Envelope, KillNode, NodeLost, NodeRefused
 from ..protocol.transport import DealerSocket
 from ..protocol.types import PLATFORM, node_address
-from .leftovers import kill_marked, kill_tree
+from .leftovers import NodeMark, kill_tree
 from .log_files import open_log
 from .processes import WatchedProcess
 
@@ -221,22 +220,21 @@ class LocalPlatform:
         for option, value in arguments.items():
             command += [option, value]
         log = Path(options.log_directory) / f"agent-{name}.log"
-        with open(open_log(log), "ab", buffering=0) as output:
+        with open(open_log(log), "ab", buffering=0) as output, self._mark(name).handed_down() as marks:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**self._environment, names.AGENT_SOCKET: self._mark(name)},
+                env={**self._environment, **marks},
                 pass_fds=(life,),
                 start_new_session=True,
             )
         process.returncode = 0  # it is waited for by its pidfd; Popen must not do so too
         return process.pid
 
-    def _mark(self, name: str) -> str:
-        """What all processes of a node carry in their environment."""
-        return f"ipc://{self._folder(name)}/agent.sock"
+    def _mark(self, name: str) -> NodeMark:
+        return NodeMark(Path(self._options.run_directory), name)
 
     def _folder(self, name: str) -> Path:
         return Path(self._options.run_directory).resolve() / name
@@ -254,7 +252,7 @@ class LocalPlatform:
             node.kill.cancel()
         del self._nodes[node.name]
         # An agent that was killed leaves its socket, and perhaps what its ranks had started.
-        kill_marked(names.AGENT_SOCKET, self._mark(node.name))
+        self._mark(node.name).kill_all()
         shutil.rmtree(self._folder(node.name), ignore_errors=True)
         if not node.deleted and not self._ending:
             how = f"signal {-status}" if status < 0 else f"status {status}"
