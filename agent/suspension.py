@@ -25,13 +25,21 @@ class Suspension(msgspec.Struct, frozen=True):
         )
 
 
+# A process that is traced is stopped for a moment at each system call, and gets on all the same.
+_Place = tuple[int, int, int, Activity, int]
+
+
+def _place_of(progress: RankProgress) -> _Place:
+    return progress.incarnation, progress.generation, progress.step, progress.activity, progress.collectives
+
+
 class _Stop:
     """What is remembered of a process that is stopped."""
 
-    __slots__ = ("incarnation", "reports", "since_s")
+    __slots__ = ("place", "reports", "since_s")
 
-    def __init__(self, incarnation: int, since_s: float) -> None:
-        self.incarnation = incarnation
+    def __init__(self, place: _Place, since_s: float) -> None:
+        self.place = place
         self.since_s = since_s
         self.reports = 0
 
@@ -39,9 +47,9 @@ class _Stop:
 class SuspensionClock:
     """Watches which ranks of a node are stopped.
 
-    A rank is reported when its process has been stopped for `limit_s` without a break, and again each time that this
-    has doubled: the controller may not have been able to do anything about it. A rank that has finished is not
-    reported: nothing is lost with it, and its end has a deadline of its own.
+    A rank is reported when its process has been stopped for `limit_s` at one place, without a break, and again each
+    time that this has doubled: the controller may not have been able to do anything about it. A rank that has finished
+    is not reported: nothing is lost with it, and its end has a deadline of its own.
     """
 
     def __init__(self, *, limit_s: float) -> None:
@@ -63,8 +71,9 @@ class SuspensionClock:
             self.forget(progress.rank)
             return None
         stop = self._stops.get(progress.rank)
-        if stop is None or stop.incarnation != progress.incarnation:
-            stop = self._stops[progress.rank] = _Stop(progress.incarnation, now)
+        place = _place_of(progress)
+        if stop is None or stop.place != place:
+            stop = self._stops[progress.rank] = _Stop(place, now)
         stopped_s = now - stop.since_s
         if stopped_s < self._limit_s * 2**stop.reports:
             return None

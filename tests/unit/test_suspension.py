@@ -86,6 +86,16 @@ def test_a_new_process_of_the_rank_has_its_whole_grace() -> None:
     assert clock.observe(reading(incarnation=2), 6.0) is None
 
 
+def test_a_traced_process_that_gets_on_is_not_reported() -> None:
+    """Each look may find it at a system call that its tracer holds up."""
+    clock = watched()
+
+    assert clock.observe(reading(collectives=1), 2.0) is None
+    assert clock.observe(reading(collectives=2), 4.0) is None
+    assert clock.observe(reading(collectives=2, activity=Activity.COMPUTING), 6.0) is None
+    assert clock.observe(reading(collectives=2, activity=Activity.COMPUTING), 6.0 + LIMIT_S) is not None
+
+
 def test_a_rank_that_has_finished_is_left_alone() -> None:
     clock = watched()
 
