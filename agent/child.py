@@ -7,7 +7,6 @@ end when the agent does, whatever ends it.
 """
 
 import contextlib
-import io
 import os
 import runpy
 import signal
@@ -23,6 +22,7 @@ from ..protocol.environment import BLACK_BOX_FD, GENERATION, STORE_SECRET
 from . import orders
 from .kernel import await_adoption, die_with_parent, name_process
 from .leaving import leave
+from .output import reopen_output
 from .rendezvous import separate_generations
 
 ADOPTION_S = 10.0
@@ -98,7 +98,7 @@ def train(order: orders.TrainingOrder, *, black_box: int, log: int) -> NoReturn:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    _reopen_output()
+    reopen_output()
     os.environ.clear()
     os.environ.update(order.environment)
     os.environ[BLACK_BOX_FD] = str(black_box)
@@ -162,13 +162,6 @@ def _reset_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def _reopen_output() -> None:
-    """Write lines as they come: what a process said just before it was killed is what is wanted of its log."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
 
 
 def _reseed() -> None:

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from ..protocol.messages import FaultReported, Message, NewcomerWaiting, NodeHeartbeat
-from ..protocol.types import FaultKind, FaultReport, JobSettings, node_address
+from ..protocol.messages import FaultReported, NewcomerWaiting, NodeHeartbeat
+from ..protocol.types import FaultKind, FaultReport, JobSettings, RankProgress, node_address
 from .ranks import RankHost
-from .stall_clock import Stall, StallClock
+from .stall_clock import StallClock
+from .suspension import SuspensionClock
 
 TICK_S = 0.1
 LAG_S = 0.05  # a loop that is later than this was held up
@@ -30,6 +31,7 @@ class Heart:
         self._next_beat_s = 0.0
         self._heartbeat_s = TICK_S
         self._stalls: StallClock | None = None
+        self._suspensions: SuspensionClock | None = None
 
     def start(self, settings: JobSettings) -> None:
         """Beat by these settings from now on. Again with others when the job is known."""
@@ -40,6 +42,7 @@ class Heart:
             grace_s=settings.stall_grace_s,
             after_steps=settings.stall_after_steps,
         )
+        self._suspensions = SuspensionClock(limit_s=settings.stall_suspended_s)
         self.close()
         self._tick(self._loop.time())
 
@@ -47,6 +50,8 @@ class Heart:
         """The rank gets a new process."""
         if self._stalls is not None:
             self._stalls.forget(rank)
+        if self._suspensions is not None:
+            self._suspensions.forget(rank)
 
     def close(self) -> None:
         """Stop beating. Idempotent."""
@@ -57,14 +62,9 @@ class Heart:
     def _tick(self, planned_s: float) -> None:
         now = self._loop.time()
         lag_s = now - planned_s
+        self._ranks.watch_memory()
         readings = self._ranks.progress()
-        if self._stalls is not None:
-            if lag_s > LAG_S:
-                self._stalls.held_up(lag_s)
-            for reading in readings:
-                stall = self._stalls.observe(reading)
-                if stall is not None:
-                    self._post(_report(stall, self._node))
+        self._judge(readings, now, lag_s)
         for process in self._ranks.waiting(readings):
             self._post(NewcomerWaiting(node=self._node, process=process))
         if now >= self._next_beat_s:
@@ -72,17 +72,30 @@ class Heart:
             self._post(NodeHeartbeat(node=self._node, at_s=time.time(), ranks=readings), reliable=False)
         self._timer = self._loop.call_at(now + self._interval_s, self._tick, now + self._interval_s)
 
+    def _judge(self, readings: Iterable[RankProgress], now: float, lag_s: float) -> None:
+        """Report the ranks that stand still. A loop that comes late was held up, and so may they have been."""
+        if self._stalls is None or self._suspensions is None:
+            return
+        if lag_s > LAG_S:
+            self._stalls.held_up(lag_s)
+            self._suspensions.held_up(lag_s)
+        for reading in readings:
+            stall = self._stalls.observe(reading)
+            if stall is not None:
+                self._report(FaultKind.STALL, stall.detail, reading)
+            suspension = self._suspensions.observe(reading, now)
+            if suspension is not None:
+                self._report(FaultKind.UNRESPONSIVE, suspension.detail, reading)
 
-def _report(stall: Stall, node: str) -> Message:
-    return FaultReported(
-        FaultReport(
-            kind=FaultKind.STALL,
+    def _report(self, kind: FaultKind, detail: str, progress: RankProgress) -> None:
+        report = FaultReport(
+            kind=kind,
             at_s=time.time(),
-            seen_by=node_address(node),
-            detail=stall.detail,
-            rank=stall.progress.rank,
-            node=node,
-            generation=stall.progress.generation,
-            incarnation=stall.progress.incarnation,
+            seen_by=node_address(self._node),
+            detail=detail,
+            rank=progress.rank,
+            node=self._node,
+            generation=progress.generation,
+            incarnation=progress.incarnation,
         )
-    )
+        self._post(FaultReported(report))

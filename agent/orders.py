@@ -77,15 +77,13 @@ def channel() -> tuple[socket.socket, socket.socket]:
 
 def send(end: socket.socket, order: Order, fds: tuple[int, ...] = ()) -> None:
     """Send an order with descriptors. Raises AgentError when the other end is gone or its queue is full."""
-    payload = os.memfd_create("midstep-order", os.MFD_CLOEXEC)
     try:
-        with os.fdopen(os.dup(payload), "wb") as file:
-            file.write(_encoder.encode(order))
-        socket.send_fds(end, [b"."], [payload, *fds], socket.MSG_NOSIGNAL)
+        with os.fdopen(os.memfd_create("midstep-order", os.MFD_CLOEXEC), "wb") as payload:
+            payload.write(_encoder.encode(order))
+            payload.flush()
+            socket.send_fds(end, [b"."], [payload.fileno(), *fds], socket.MSG_NOSIGNAL)
     except OSError as error:
         raise AgentError(f"a {type(order).__name__} could not be sent: {error}") from error
-    finally:
-        os.close(payload)
 
 
 def receive(end: socket.socket) -> tuple[Order, list[int]] | None:

@@ -1,7 +1,6 @@
 """The training processes of a node: started, watched, hurt on purpose and ended as the controller says.
 
-A rank's seat outlives its processes: its black box, and the number of the incarnation that was last asked
-for. Commands are idempotent by that number, since they may come twice or out of order.
+Commands are idempotent by the number of the incarnation that they are about, since they may come twice or out of order.
 """
 
 import asyncio
@@ -14,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..platforms.processes import WatchedProcess
+from ..platforms.log_files import open_log
 from ..protocol.blackbox import BlackBox
-from ..protocol.bounds import fits
 from ..protocol.errors import AgentError
 from ..protocol.messages import (
     FaultReported,
@@ -41,6 +39,8 @@ from . import orders
 from .environment import rank_environment
 from .kernel import is_stopped
 from .nursery import Nursery
+from .out_of_memory import KillCounter, MemoryKills
+from .seats import Life, Seat
 from .standbys import Standby
 
 WELCOME_S = 60.0  # a start waits this long for the job's description, which may come after it
@@ -48,39 +48,6 @@ START_TRIES = 3  # standbys that may die between being taken and being told
 DEATH_S = 10.0  # a killed process is gone by then, unless the kernel itself is stuck
 
 _log = logging.getLogger(__name__)
-
-
-class _Life:
-    """One process of a rank."""
-
-    __slots__ = ("early", "expected", "process", "running", "seat")
-
-    def __init__(self, seat: "_Seat", running: RunningProcess) -> None:
-        self.seat = seat
-        self.running = running
-        self.process: WatchedProcess | None = None
-        self.expected = False  # it has been told to end
-        self.early = False  # it gets ready while another process holds the rank, and has not been announced
-
-    def clock(self) -> RankProgress | None:
-        """Read the step clock, which its process may have spoilt: what is not about this life does not count."""
-        reading = self.seat.box.read_progress(time.monotonic())
-        if reading is None or reading.incarnation != self.running.incarnation:
-            return None
-        return reading if fits(reading) else None
-
-
-class _Seat:
-    """A rank's place on this node."""
-
-    __slots__ = ("box", "life", "oldest_session", "ordered", "starting")
-
-    def __init__(self, box: BlackBox) -> None:
-        self.box = box
-        self.life: _Life | None = None
-        self.ordered = -1  # the latest incarnation that a start or a stop was about
-        self.oldest_session = 0
-        self.starting = asyncio.Lock()
 
 
 class RankHost:
@@ -92,9 +59,11 @@ class RankHost:
         self._nursery = nursery
         self._post = post
         self._job: asyncio.Future[JobSpec] = asyncio.get_running_loop().create_future()
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, Seat] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
+        self._counter = KillCounter()
+        self._memory_kills = MemoryKills()
 
     def welcome(self, job: JobSpec) -> None:
         """The job is known. Again: nothing."""
@@ -137,6 +106,10 @@ class RankHost:
         return tuple(
             msgspec.structs.replace(clock, suspended=is_stopped(pid)) for pid, clock in clocks if clock is not None
         )
+
+    def watch_memory(self) -> None:
+        """Take in whether the kernel has killed for lack of memory, on this node or, without cgroups, this machine."""
+        self._memory_kills.observe(self._counter.read(), time.monotonic())
 
     def waiting(self, readings: Iterable[RankProgress]) -> tuple[RunningProcess, ...]:
         """Name, once each, the early processes that have reached their train function by these step clocks."""
@@ -183,7 +156,7 @@ class RankHost:
             seat = self._seats.get(order.rank)
             if seat is None:
                 box = BlackBox.create(order.rank, job.settings.black_box_bytes)
-                seat = self._seats[order.rank] = _Seat(box)
+                seat = self._seats[order.rank] = Seat(box)
             if order.incarnation <= seat.ordered:
                 return  # a repetition, or overtaken by a later order
             seat.ordered = order.incarnation
@@ -195,7 +168,7 @@ class RankHost:
             _log.error("rank %d was not started: %s", order.rank, reason)
             self._report_failed_start(order, reason)
 
-    async def _replace(self, seat: _Seat, job: JobSpec, order: StartProcess) -> None:
+    async def _replace(self, seat: Seat, job: JobSpec, order: StartProcess) -> None:
         began_s = time.monotonic()
         if seat.life is not None:
             self._end(seat.life, 0.0)
@@ -227,11 +200,11 @@ class RankHost:
                 return
 
     def _begin_life(
-        self, seat: _Seat, order: StartProcess, training: orders.TrainingOrder, standby: Standby, log: Path
+        self, seat: Seat, order: StartProcess, training: orders.TrainingOrder, standby: Standby, log: Path
     ) -> None:
         seat.oldest_session = order.incarnation
         pid = standby.process.pid
-        life = _Life(seat, RunningProcess(order.rank, pid, order.incarnation, order.generation))
+        life = Life(seat, RunningProcess(order.rank, pid, order.incarnation, order.generation))
         life.early = order.early
         now = time.monotonic()
         seat.box.write_progress(
@@ -245,7 +218,7 @@ class RankHost:
             step_began_s=now,
             median_step_s=0.0,
         )
-        output = _open_log(log)
+        output = open_log(log)
         try:
             life.process = standby.order(training, (seat.box.fd, output), lambda status: self._exited(life, status))
         finally:
@@ -253,10 +226,12 @@ class RankHost:
         seat.life = life
         self._post(ProcessStarted(node=self._node, process=life.running, warm=standby.warm))
 
-    def _exited(self, life: _Life, status: int) -> None:
+    def _exited(self, life: Life, status: int) -> None:
         at_s = time.time()
         if life.seat.life is life:
             life.seat.life = None
+        self.watch_memory()
+        killed = status == -signal.SIGKILL and not life.expected
         self._post(
             ProcessExited(
                 node=self._node,
@@ -265,10 +240,11 @@ class RankHost:
                 at_s=at_s,
                 expected=life.expected,
                 last=life.clock(),
+                out_of_memory=killed and self._memory_kills.claim(time.monotonic()),
             )
         )
 
-    def _end(self, life: _Life, grace_s: float) -> None:
+    def _end(self, life: Life, grace_s: float) -> None:
         life.expected = True
         if life.process is None:
             return
@@ -278,11 +254,11 @@ class RankHost:
             life.process.signal(signal.SIGTERM)
             asyncio.get_running_loop().call_later(grace_s, life.process.kill)
 
-    async def _gone(self, life: _Life, timeout_s: float) -> None:
+    async def _gone(self, life: Life, timeout_s: float) -> None:
         if life.process is not None and not await life.process.wait(timeout_s):
             _log.error("process %d of rank %d does not end", life.running.pid, life.running.rank)
 
-    def _lives(self) -> Iterable[_Life]:
+    def _lives(self) -> Iterable[Life]:
         return (seat.life for seat in tuple(self._seats.values()) if seat.life is not None)
 
     def _report_failed_start(self, order: StartProcess, reason: str) -> None:
@@ -312,8 +288,3 @@ class RankHost:
 def log_path(job_directory: str, order: StartProcess) -> Path:
     """Say where the output of a training process lies."""
     return Path(job_directory) / "logs" / f"rank-{order.rank}.{order.incarnation}.log"
-
-
-def _open_log(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -14,11 +14,13 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
 from ..agent.kernel import die_with_parent
 from ..detectors.files import Sign
 from ..detectors.reporter import FaultReporter
+from ..platforms.log_files import open_log
 from ..protocol.discovery import read_endpoint
 from ..protocol.errors import MidstepError
 from ..protocol.keys import JobKeys
@@ -53,18 +55,20 @@ async def _watch(job: Job) -> None:
     endpoint = read_endpoint(job.run_directory)
     if endpoint is None:
         raise MidstepError(f"{job.run_directory}: no controller has come up, so faults cannot be reported to it")
-    with (job.job_directory / "logs" / "detect.log").open("ab") as log:
+    path = job.job_directory / "logs" / "detect.log"
+    with open(open_log(path), "ab", buffering=0) as log:
         lookup = partial(read_endpoint, job.run_directory)
         async with FaultReporter(job.spec.job, endpoint, NAME, keys, lookup=lookup) as reporter:
-            await _FaultWatch(job, log, reporter).keep()
+            await _FaultWatch(job, log, path, reporter).keep()
 
 
 class _FaultWatch:
     """The watch of one job, over the lives of its processes."""
 
-    def __init__(self, job: Job, log: BinaryIO, reporter: FaultReporter) -> None:
+    def __init__(self, job: Job, log: BinaryIO, path: Path, reporter: FaultReporter) -> None:
         self._job = job
         self._log = log
+        self._path = path
         self._reporter = reporter
         self._down = False
 
@@ -75,7 +79,7 @@ class _FaultWatch:
             began_s = time.monotonic()
             why = await self._one_life()
             pause_s = waits.delay_s(time.monotonic() - began_s, random.random())
-            self._report_down(f"`midstep detect` {why}; it is started again after a pause, see {self._log.name}")
+            self._report_down(f"`midstep detect` {why}; it is started again after a pause, see {self._path}")
             await asyncio.sleep(pause_s)
 
     async def _one_life(self) -> str:

@@ -20,10 +20,13 @@ class JobFile(msgspec.Struct, frozen=True):
 
 
 def write_job_file(job_directory: Path, job_file: JobFile) -> None:
-    """Write `job.json`. Raises OSError."""
-    draft = job_directory / f".{JOB_FILE_NAME}"
-    draft.write_bytes(msgspec.json.encode(job_file) + b"\n")
-    draft.replace(job_directory / JOB_FILE_NAME)
+    """Write `job.json`. Raises ConfigurationError."""
+    draft, path = job_directory / f".{JOB_FILE_NAME}", job_directory / JOB_FILE_NAME
+    try:
+        draft.write_bytes(msgspec.json.encode(job_file) + b"\n")
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}. Choose another --job-dir.") from error
 
 
 def run_directory_of(job_directory: Path) -> Path | None:

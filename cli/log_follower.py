@@ -23,9 +23,7 @@ class LogFollower:
             match = _NAME.fullmatch(path.name)
             if match is None:
                 continue
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                data = file.read(_MOST_BYTES)
+            data = self._added(path)
             if not data:
                 continue
             self._read[path] = self._read.get(path, 0) + len(data)
@@ -33,3 +31,12 @@ class LogFollower:
             self._parts[path] = rest[-_MOST_BYTES:]
             for line in lines:
                 self._show(int(match[1]), line.decode(errors="replace"))
+
+    def _added(self, path: Path) -> bytes:
+        """Return what is new in a log; nothing if it cannot be read, which is no reason to end a job."""
+        try:
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                return file.read(_MOST_BYTES)
+        except OSError:
+            return b""

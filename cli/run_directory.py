@@ -9,6 +9,7 @@ import os
 import stat
 from pathlib import Path
 
+from ..platforms.leftovers import NodeMark
 from ..protocol.endpoints import MAX_IPC_PATH_BYTES
 from ..protocol.errors import ConfigurationError
 from ..protocol.run_directories import Fate, RunDirectory, claim, clear_abandoned
@@ -85,8 +86,15 @@ def _longest_bytes(place: Path, name: str) -> int:
     return len(os.fsencode(f"{place}/{name}{_LONGEST_BELOW}"))
 
 
+def _end_leftovers(run_directory: Path) -> None:
+    """End what is left of nodes whose agents were killed together with their launcher."""
+    for folder in run_directory.iterdir():
+        if not folder.is_symlink() and folder.is_dir():
+            NodeMark(run_directory, folder.name).kill_all()
+
+
 def _say_what_is_left(base: Path) -> None:
-    left = [each for each in clear_abandoned(base) if each.fate is not Fate.IN_USE]
+    left = [each for each in clear_abandoned(base, _end_leftovers) if each.fate is not Fate.IN_USE]
     for fate, why in ((Fate.NOT_OURS, "has no mark of midstep"), (Fate.STUCK, "cannot be removed whole")):
         names = [ascii(each.name) for each in left if each.fate is fate]
         if names:

@@ -17,6 +17,7 @@ import msgspec
 
 from ..controller.doors.notices import Result, read_result, write_result
 from ..controller.journal import read_status
+from ..platforms.log_files import open_log
 from ..protocol.errors import MidstepError, PlatformError
 from .controller import EXIT_DAMAGED, EXIT_FAILED
 from .controller_notice import ControllerNotice, NoticeFile, Stage
@@ -70,7 +71,7 @@ class Supervisor:
 
     async def run(self) -> Result:
         """Return how the job ended. Raises PlatformError when not even its first controller comes up."""
-        with self._log_file.open("ab") as log:
+        with open(open_log(self._log_file), "ab", buffering=0) as log:
             while True:
                 attempt = self._outage.next_attempt(self._now())
                 if attempt is Attempt.NONE:

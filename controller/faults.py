@@ -71,8 +71,10 @@ def describe_clock(clock: RankProgress | None) -> str:
     return f"in {clock.activity} for {clock.activity_age_s:.1f} s{stopped}"
 
 
-def describe_exit(status: int) -> str:
+def describe_exit(status: int, *, out_of_memory: bool = False) -> str:
     """Say in words how a process ended; negative numbers are signals."""
+    if out_of_memory:
+        return "the process was killed by the kernel for lack of memory"
     if status >= 0:
         return f"the process ended with status {status}"
     try:

@@ -17,7 +17,7 @@ import msgspec
 
 from ..policies.code_files import fault_codes
 from ..protocol.discovery import read_endpoint
-from ..protocol.errors import ConfigurationError
+from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
 from ..protocol.transport import RouterSocket
@@ -118,11 +118,7 @@ def bind(listen: str, run_directory: Path, keys: ServerKeys) -> RouterSocket:
 
     So agents that were connected are connected again at once. At another port they look it up (`protocol.discovery`).
     """
-    try:
-        last = read_endpoint(run_directory)
-    except ConfigurationError as error:
-        _log.warning("where the last controller listened is not known: %s", error)
-        last = None
+    last = _last_endpoint(run_directory)
     host = listen.removesuffix(_ANY_PORT)
     if last is not None and listen.endswith(_ANY_PORT) and last.rpartition(":")[0] == host:
         try:
@@ -130,6 +126,14 @@ def bind(listen: str, run_directory: Path, keys: ServerKeys) -> RouterSocket:
         except ConfigurationError as error:
             _log.warning("another port has to do, agents look it up in the run directory: %s", error)
     return RouterSocket(listen, curve=keys)
+
+
+def _last_endpoint(run_directory: Path) -> str | None:
+    try:
+        return read_endpoint(run_directory)
+    except MidstepError as error:
+        _log.warning("where the last controller listened is not known: %s", error)
+        return None
 
 
 async def _drive(driver: Driver, run_directory: Path) -> int:

@@ -1,9 +1,99 @@
-"""Kills what a node leaves on this machine: everything below its agent, or everything that carries its mark."""
+"""Kills what a node leaves on this machine: everything below its agent, or everything that carries its mark.
+
+A process can leave its parents, its session and its environment behind: a helper that forks twice, calls `setsid` and
+starts a program without variables is nobody's child any more when the agent has been killed. So a node has two marks.
+One is a variable, for whoever looks at a process. The other is the soft limit of file locks (RLIMIT_LOCKS), which
+Linux has not enforced since 2.4.25, hands down in every fork and exec, and shows in /proc/PID/limits.
+"""
 
 import contextlib
-from collections.abc import Iterable
+import logging
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
+import xxhash
+
+from ..protocol import environment as names
+
+KILL_S = 2.0  # for all that is marked to be gone; what takes longer hangs in the kernel
+PAUSE_S = 0.01
+_RLIMIT_LOCKS = 10  # `resource` has no name for it
+_LOCKS_LINE = "Max file locks"
+_LEAST_LIMIT = 1 << 62  # nobody sets such a limit by hand
+
+_log = logging.getLogger(__name__)
+
+
+class NodeMark:
+    """The mark of one node: what its agent is started with, and all that comes from it inherits."""
+
+    def __init__(self, run_directory: Path, node: str) -> None:
+        """`run_directory`: the job's, on this machine."""
+        self.socket = f"ipc://{run_directory.resolve() / node}/agent.sock"
+        self._limit = _LEAST_LIMIT | (xxhash.xxh3_64_intdigest(self.socket.encode()) >> 3)
+        self._variable = f"{names.AGENT_SOCKET}={self.socket}".encode()
+
+    @contextlib.contextmanager
+    def handed_down(self) -> Iterator[dict[str, str]]:
+        """Give the mark to what this process starts within; yields the variables to start it with.
+
+        Where the limit may not be set the variable has to do.
+        """
+        variables = {names.AGENT_SOCKET: self.socket}
+        before = resource.getrlimit(_RLIMIT_LOCKS)
+        try:
+            resource.setrlimit(_RLIMIT_LOCKS, (self._limit, before[1]))
+        except (ValueError, OSError) as error:
+            _log.warning("%s is marked by its environment only: %s", self.socket, error)
+            yield variables
+            return
+        try:
+            yield variables
+        finally:
+            resource.setrlimit(_RLIMIT_LOCKS, before)
+
+    def kill_all(self) -> None:
+        """Kill every living process with this mark, and what they start meanwhile; for KILL_S at most."""
+        deadline = time.monotonic() + KILL_S
+        while found := self._sweep(deadline):
+            if time.monotonic() > deadline:
+                _log.error("processes of %s that do not end: %s", self.socket, found)
+                return
+            time.sleep(PAUSE_S)
+
+    def is_on(self, pid: int) -> bool:
+        """Whether the process carries the mark. False when it is gone."""
+        return _limit_of(pid) == self._limit or self._variable in _environment_of(pid)
+
+    def _sweep(self, deadline: float) -> list[int]:
+        """Kill what is marked, and say what that was. What was forked while this looked elsewhere is looked at, too."""
+        found: list[int] = []
+        seen: set[int] = set()
+        while (fresh := {*psutil.pids()} - seen) and time.monotonic() <= deadline:
+            found += [pid for pid in fresh if self._kill(pid)]
+            seen |= fresh
+        return found
+
+    def _kill(self, pid: int) -> bool:
+        """Kill the process if it is marked; say whether it was, and lives or may live for a moment."""
+        if pid == os.getpid():
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            process = os.pidfd_open(pid)
+            try:
+                # Looked at after it was opened: what is killed is never another process that got the number since.
+                if not _has_ended(process) and self.is_on(pid):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                    return True
+            finally:
+                os.close(process)
+        return False
 
 
 def kill_tree(pid: int) -> None:
@@ -12,20 +102,27 @@ def kill_tree(pid: int) -> None:
         root = psutil.Process(pid)
         below = root.children(recursive=True)
         root.kill()
-        _kill(below)
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
-def kill_marked(name: str, value: str) -> None:
-    """Kill every process of this user that was started with the environment variable `name` set to `value`."""
-    marked = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(name) == value:
-                marked.append(process)
-    _kill(marked)
+def _has_ended(process: int) -> bool:
+    """Whether the process behind a pidfd is a zombie, which its parent may keep for as long as it likes."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
 
 
-def _kill(processes: Iterable[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+def _limit_of(pid: int) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{pid}/limits").read_text().splitlines():
+            if line.startswith(_LOCKS_LINE):
+                return int(line.removeprefix(_LOCKS_LINE).split()[0])
+    return None
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []

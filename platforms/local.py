@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ..protocol import environment as names
 from ..protocol.discovery import GIVE_UP_S, read_endpoint
 from ..protocol.errors import ConfigurationError, MidstepError, PlatformError
 from ..protocol.keys import JobKeys
@@ -29,7 +28,8 @@ from ..protocol.messages import CreateNode, DeleteNode, EndJob, Envelope, KillNo
 from ..protocol.removal import remove_tree
 from ..protocol.transport import DealerSocket
 from ..protocol.types import PLATFORM, node_address
-from .leftovers import kill_marked, kill_tree
+from .leftovers import NodeMark, kill_tree
+from .log_files import open_log
 from .processes import WatchedProcess
 
 RETRY_MAX_S = 2.0
@@ -208,7 +208,10 @@ class LocalPlatform:
             JobKeys.add(self._options.keys, node_address(name))
         except ConfigurationError as error:
             raise PlatformError(f"no keys for {name}: {error}") from error
-        theirs, ours = os.pipe()
+        try:
+            theirs, ours = os.pipe()
+        except OSError as error:
+            raise PlatformError(f"the agent of {name} cannot be started: {error}") from error
         node = _Node(name, ours)
         try:
             pid = self._spawn(name, theirs)
@@ -236,23 +239,21 @@ class LocalPlatform:
         for option, value in arguments.items():
             command += [option, value]
         log = Path(options.log_directory) / f"agent-{name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        with open(open_log(log), "ab", buffering=0) as output, self._mark(name).handed_down() as marks:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**self._environment, names.AGENT_SOCKET: self._mark(name)},
+                env={**self._environment, **marks},
                 pass_fds=(life,),
                 start_new_session=True,
             )
         process.returncode = 0  # it is waited for by its pidfd; Popen must not do so too
         return process.pid
 
-    def _mark(self, name: str) -> str:
-        """What all processes of a node carry in their environment."""
-        return f"ipc://{self._folder(name)}/agent.sock"
+    def _mark(self, name: str) -> NodeMark:
+        return NodeMark(Path(self._options.run_directory), name)
 
     def _folder(self, name: str) -> Path:
         return Path(self._options.run_directory).resolve() / name
@@ -270,7 +271,7 @@ class LocalPlatform:
             node.kill.cancel()
         del self._nodes[node.name]
         # An agent that was killed leaves its socket, and perhaps what its ranks had started.
-        kill_marked(names.AGENT_SOCKET, self._mark(node.name))
+        self._mark(node.name).kill_all()
         for left in remove_tree(self._folder(node.name)):
             _log.warning("%s cannot be removed and is left", left)
         if not node.deleted and not self._ending:

@@ -128,11 +128,15 @@ class StandbyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StallPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank stalls when a step takes more than `factor` median steps + `grace_s`, once it has a history."""
+    """A rank stalls when a step takes more than `factor` median steps + `grace_s`, once it has a history.
+
+    A process that the kernel has stopped (SIGSTOP, a debugger) is at fault after `suspended_s`, whatever it was doing.
+    """
 
     factor: Factor = 3.0
     grace_s: SecondsOrZero = 1.0
     after_steps: Count = 5
+    suspended_s: Seconds = 3.0
 
 
 class HeartbeatPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -277,6 +281,7 @@ def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
         stall_factor=policy.stall.factor,
         stall_grace_s=policy.stall.grace_s,
         stall_after_steps=policy.stall.after_steps,
+        stall_suspended_s=policy.stall.suspended_s,
         orders_s=policy.deadlines.orders_s,
         link_up_s=policy.communicator.link_up_s,
         collective_s=policy.communicator.collective_s,

@@ -66,15 +66,17 @@ class BlackBox:
     @classmethod
     def create(cls, rank: int, capacity_bytes: int) -> Self:
         """Make the black box of `rank` with slots of `capacity_bytes`. Runs in the agent, once per rank and
-        node.
+        node. Raises AgentError when the machine has no descriptor or memory for it.
         """
-        fd = os.memfd_create(f"midstep-rank-{rank}", os.MFD_CLOEXEC)
+        fd = -1
         try:
+            fd = os.memfd_create(f"midstep-rank-{rank}", os.MFD_CLOEXEC)
             size = _SLOTS_BYTES + SLOTS * slot_bytes(capacity_bytes)
             os.ftruncate(fd, size)
             memory = mmap.mmap(fd, size)
-        except OSError as error:
-            os.close(fd)
+        except (OSError, OverflowError, ValueError) as error:
+            if fd >= 0:
+                os.close(fd)
             raise AgentError(
                 f"no shared memory for the black box of rank {rank} ({capacity_bytes} bytes a slot): {error}"
             ) from error

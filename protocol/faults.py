@@ -18,7 +18,7 @@ class FaultKind(enum.StrEnum):
     STALL = "stall"  # the step clock stands still
     COMMUNICATION = "communication"  # a collective failed, and nobody is known to be at fault
     LINK_UP = "link_up"  # a communicator could not be built
-    UNRESPONSIVE = "unresponsive"  # a command was not carried out before its deadline
+    UNRESPONSIVE = "unresponsive"  # a command was not carried out before its deadline, or the process is stopped
     CORRUPTION = "corruption"  # a checksum was wrong, or a rank came back to another step than it was told to
     NODE_LOST = "node_lost"  # the node or its agent is gone
     START_FAILED = "start_failed"  # a replacement process never joined

@@ -67,6 +67,7 @@ class ProcessExited(msgspec.Struct, frozen=True, tag=True):
     at_s: Seconds
     expected: bool  # the agent had been told to end it
     last: RankProgress | None = None  # where its step clock stood, from the black box that outlives it
+    out_of_memory: bool = False  # the kernel killed it for lack of memory
 
 
 class FaultReported(msgspec.Struct, frozen=True, tag=True):

@@ -12,7 +12,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -134,14 +134,15 @@ def claim(base: Path, name: str) -> RunDirectory:
         os.close(folder)
 
 
-def clear_abandoned(base: Path) -> list[Leftover]:
+def clear_abandoned(base: Path, end_leftovers: Callable[[Path], None] = lambda path: None) -> list[Leftover]:
     """Remove the run directories in `base` whose launchers have ended. Returns what else is there, and is left.
 
+    `end_leftovers` ends what is left of the nodes of a run directory, before that is removed.
     Raises ConfigurationError as `open_base` does.
     """
     folder = open_base(base)
     try:
-        found = [Leftover(name, _clear(folder, name)) for name in sorted(os.listdir(folder))]
+        found = [Leftover(name, _clear(folder, base / name, end_leftovers)) for name in sorted(os.listdir(folder))]
     finally:
         os.close(folder)
     return [each for each in found if each.fate is not Fate.REMOVED]
@@ -151,14 +152,15 @@ def remove_abandoned(path: Path) -> Fate:
     """Remove one run directory if its launcher has ended. For the last agent of a launcher that was killed."""
     try:
         with _opened(path.parent) as base:
-            return _clear(base, path.name)
+            return _clear(base, path)
     except FileNotFoundError:
         return Fate.REMOVED
     except OSError:
         return Fate.STUCK
 
 
-def _clear(base: int, name: str) -> Fate:
+def _clear(base: int, path: Path, end_leftovers: Callable[[Path], None] = lambda path: None) -> Fate:
+    name = path.name
     try:
         with _folder(base, name) as folder:
             lock = _open_mark(folder) if mount_of(folder) == mount_of(base) else -1
@@ -170,6 +172,7 @@ def _clear(base: int, name: str) -> Fate:
                 # Who had the lock before may have removed it all, and another launcher may have made it again.
                 if not _same(folder, name, base) or not _same(lock, MARK_NAME, folder):
                     return Fate.IN_USE
+                end_leftovers(path)
                 return Fate.STUCK if _discard(base, name, folder) else Fate.REMOVED
             finally:
                 os.close(lock)

@@ -231,6 +231,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     stall_factor: float = 3.0
     stall_grace_s: float = 1.0
     stall_after_steps: int = 5  # steps of history before the clock is believed
+    stall_suspended_s: float = 3.0  # a process that the kernel has stopped for so long is at fault
     orders_s: float = 600.0  # how long a parked processor waits for the controller
     link_up_s: float = 1.5  # one attempt to build the communicators
     collective_s: float = 1800.0  # the communicator's own timeout

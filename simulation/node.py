@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 SIGKILL = -9
 SKEWS_S = (0.0, 3600.0, -3600.0)  # of the nodes' wall clocks
 STALL_S = 2.0  # a step that takes longer is reported
+SUSPENDED_S = 3.0  # a process that is stopped for longer is reported
 WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
 
 
@@ -201,16 +202,26 @@ class Agent:
                 return
             if process.session.generation != generation or process.activity not in WATCHED:
                 return
-            now, kind = self.wall_s, FaultKind.STALL
-            name = node_address(self.name)
-            report = FaultReport(
-                kind, now, name, "slow", process.rank, self.name, generation, process.incarnation
-            )  # fmt: skip
-            self.endpoint.post(FaultReported(report), CONTROLLER)
+            self._report(FaultKind.STALL, "slow", process)
             self.world.timeline.after(age_s, lambda: look(2 * age_s))
 
         if not first:
             self.world.timeline.after(STALL_S, look)
+
+    def watch_suspended(self, process: Process) -> None:
+        """Report a process that is stopped, in whatever it was doing, and again when that has lasted twice as long."""
+
+        def look(stopped_s: float = SUSPENDED_S) -> None:
+            if self.alive and process.alive and process.activity is not Activity.FINISHED:
+                self._report(FaultKind.UNRESPONSIVE, "stopped", process)
+                self.world.timeline.after(stopped_s, lambda: look(2 * stopped_s))
+
+        self.world.timeline.after(SUSPENDED_S, look)
+
+    def _report(self, kind: FaultKind, detail: str, process: Process) -> None:
+        now, name, generation = self.wall_s, node_address(self.name), process.session.generation
+        report = FaultReport(kind, now, name, detail, process.rank, self.name, generation, process.incarnation)
+        self.endpoint.post(FaultReported(report), CONTROLLER)
 
     # --- inside -------------------------------------------------------------------------------------------------
 

@@ -98,9 +98,15 @@ class Process(PlayedThread):
         if injury is Injury.RAISE:
             self.raising = True
         elif injury is Injury.STOP:  # which may come later than it was asked for
-            self.suspended = not self.watched_by_nobody
+            if not self.watched_by_nobody:
+                self.suspend()
         else:
             self.end(SIGKILL)
+
+    def suspend(self) -> None:
+        """Be stopped by the kernel, for ever; the agent sees that."""
+        self.suspended = True
+        self.seat.agent.watch_suspended(self)
 
     def flush_and_exit(self, status: int) -> None:
         """Leave when the last words have arrived, or some seconds later."""

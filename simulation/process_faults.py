@@ -55,7 +55,8 @@ def stop_rank(world: "World", chance: random.Random) -> str:
     process = victim(world, chance, _unwatched(world))
     if process is None:
         return "nobody to stop"
-    process.suspended = process.harmed = True
+    process.harmed = True
+    process.suspend()
     return f"rank {process.rank} is stopped in {process.session.stage}, {process.activity}"
 
 

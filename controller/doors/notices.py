@@ -42,13 +42,13 @@ def write_result(job_directory: Path, result: Result) -> None:
 
 
 def read_result(job_directory: Path) -> Result | None:
-    """Return how the job ended; None while it has not."""
+    """Return how the job ended; None while it has not. Raises MidstepError when the file cannot be read."""
     path = job_directory / RESULT_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=Result)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise MidstepError(
             f"{path}: not a result of midstep ({error}). Remove the file and look at the journal."
         ) from error
@@ -67,4 +67,5 @@ def _replace(path: Path, data: bytes) -> None:
             f"{path}: cannot be written: {error.strerror}. Check space and permissions of that directory."
         ) from error
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file system that takes no draft takes no removal of one either
+            draft.unlink()

@@ -26,6 +26,22 @@ def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None
         return
     if report.kind is FaultKind.STALL and state.phase is Phase.PAUSING:
         state.ignore("stall on the way to a stop, which has a deadline of its own")
+    elif report.kind is FaultKind.UNRESPONSIVE:
+        _take_suspended(state, report, now)
+    else:
+        take_fault(state, report, now)
+
+
+def _take_suspended(state: JobState, report: FaultReport, now: float) -> None:
+    """An agent sees that a process is stopped: nobody has to wait for it, in any phase in which it is needed.
+
+    A script that is not resilient is left as it is, as by torchrun: a person may be looking at it with a debugger.
+    """
+    if not state.ever_resilient:
+        state.ignore("process that is stopped, of a script that is not resilient")
+    elif state.phase is Phase.SAVING and report.rank is not None and _stale(state, report) is None:
+        holder = state.world.holders[report.rank]  # the others save without it as soon as its end is known
+        state.send(node_address(holder.node), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
     else:
         take_fault(state, report, now)
 
@@ -105,8 +121,8 @@ def on_process_started(state: JobState, event: ProcessStarted, now: float) -> No
 
 def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None:
     """A training process has ended: well, or as a fault."""
-    process = event.process
-    if newcomer_failed(state, process.rank, process.incarnation, describe_exit(event.status), now):
+    process, how = event.process, describe_exit(event.status, out_of_memory=event.out_of_memory)
+    if newcomer_failed(state, process.rank, process.incarnation, how, now):
         return
     holder = state.world.holder(process.rank)
     if holder is None or process.incarnation != holder.incarnation or holder.state in GONE:
@@ -119,14 +135,14 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
         _exited_well(state, holder.rank, now)
         return
     if holder.state is RankState.RELEASED:
-        reason = f"rank {holder.rank} failed after training had finished: {describe_exit(event.status)}"
+        reason = f"rank {holder.rank} failed after training had finished: {how}"
         end(state, event.status if event.status > 0 else 1, reason, now)
         return
     report = FaultReport(
-        kind=FaultKind.EXIT,
+        kind=FaultKind.OUT_OF_MEMORY if event.out_of_memory else FaultKind.EXIT,
         at_s=event.at_s,
         seen_by=node_address(event.node),
-        detail=describe_exit(event.status),
+        detail=how,
         rank=holder.rank,
         node=holder.node,
         generation=state.generation,

@@ -32,7 +32,8 @@ STEPS = 60
 STEP_S = 0.03
 RANKS = 4
 
-# Room for many recoveries, and for a busy machine: only real stalls are to be seen as such.
+# Room for many recoveries, and for a busy machine: only real stalls are to be seen as such. A process that stops itself
+# holds a recovery in its phase, until the test has it go on.
 ROOMY: dict[str, Any] = {
     "ladder": [
         {"rung": "retry_step", "attempts": 8, "budget": {"per_job": 1000}},
@@ -42,7 +43,7 @@ ROOMY: dict[str, Any] = {
         {"rung": "stop"},
     ],
     "checkpoint": {"every_steps": 10},
-    "stall": {"grace_s": 3.0},
+    "stall": {"grace_s": 3.0, "suspended_s": PATIENCE_S},
     "heartbeat": {"missed": 20},
     "incident": {"max_attempts": 20},
     "node": {"failures": None},
@@ -101,11 +102,12 @@ class Job:
         for made in (root, self.records, self.temporary):
             made.mkdir(exist_ok=True)
         for step in gates:
-            self._gate(step).touch()
+            self.close_gate(step)
         self._policy = root / "policy.yaml"
         chosen = ROOMY if policy is None else policy
         if gates:
-            chosen = {**chosen, "stall": {"grace_s": PATIENCE_S}}  # to be held at a gate is no stall
+            # To be held at a gate is no stall.
+            chosen = {**chosen, "stall": {"grace_s": PATIENCE_S, "suspended_s": PATIENCE_S}}
         self._policy.write_text(yaml.safe_dump(chosen))
         self._shared = _shared_memory()
         self.output = root / "output.txt"
@@ -190,6 +192,10 @@ class Job:
             return status.phase == "running" and all(rank.step == step for rank in status.ranks)
 
         return self.until(held, f"all ranks at the gate of step {step}", limit_s)
+
+    def close_gate(self, step: int) -> None:
+        """Have the ranks wait in front of a step."""
+        self._gate(step).touch()
 
     def open_gate(self, step: int) -> None:
         """Let the ranks go on into a step."""

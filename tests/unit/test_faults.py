@@ -103,6 +103,11 @@ def test_an_exit_is_said_in_words(status: int, words: str) -> None:
     assert describe_exit(status) == words
 
 
+def test_a_kill_for_lack_of_memory_is_named_as_such() -> None:
+    """And not by the signal, which tells nothing."""
+    assert describe_exit(-9, out_of_memory=True) == "the process was killed by the kernel for lack of memory"
+
+
 def test_a_clock_is_said_in_words() -> None:
     """Also that it is stopped, and that there is none."""
     assert describe_clock(clock(0)) == "in collective for 8.0 s"

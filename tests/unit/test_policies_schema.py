@@ -235,7 +235,7 @@ def test_settings_carry_every_key_that_the_file_sets() -> None:
     text = """
 restore: [checkpoint]
 standby: {warm: false, preload: [numpy]}
-stall: {factor: 4, grace_s: 2, after_steps: 6}
+stall: {factor: 4, grace_s: 2, after_steps: 6, suspended_s: 7}
 heartbeat: {interval_s: 0.25}
 communicator: {link_up_s: 2, collective_s: 900}
 deadlines: {orders_s: 700, stop_grace_s: 1}
@@ -252,6 +252,7 @@ black_box_bytes: 8192
         stall_factor=4.0,
         stall_grace_s=2.0,
         stall_after_steps=6,
+        stall_suspended_s=7.0,
         orders_s=700.0,
         link_up_s=2.0,
         collective_s=900.0,

@@ -333,13 +333,12 @@ def test_a_stop_that_overtakes_its_start_wins(play: Play) -> None:
 def test_a_start_that_cannot_be_done_is_a_fault(play: Play) -> None:
     async def scenario(site: Any) -> None:
         await site.agent()
-        (site.root / "blocked").write_text("a file where the job directory should be")
-        site.welcome(SLEEP, job_directory=str(site.root / "blocked"))
+        site.welcome(SLEEP, settings=JobSettings(black_box_bytes=1 << 60))
         site.start(0)
 
         report = (await site.controller.until(FaultReported)).report
         assert (report.kind, report.rank, report.incarnation) == (FaultKind.START_FAILED, 0, 0)
-        assert "blocked" in report.detail
+        assert "no shared memory for the black box of rank 0" in report.detail
 
     play(scenario)
 

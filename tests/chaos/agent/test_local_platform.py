@@ -27,14 +27,14 @@ time.sleep(600)
 
 
 @contextlib.contextmanager
-def nodes_of(site: Any, **changes: Any) -> Iterator[LocalPlatform]:
+def nodes_of(site: Any, *, log_directory: str | None = None, **changes: Any) -> Iterator[LocalPlatform]:
     """A platform for the site's controller; its agents do not survive the test."""
     options = LocalOptions(
         job="agent-test",
         controller=site.controller.router.endpoint,
         keys=str(site.root / "keys"),
         run_directory=str(site.root),
-        log_directory=str(site.root),
+        log_directory=log_directory or str(site.root),
         grace_s=10.0,
         max_nodes=2,
     )

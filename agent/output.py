@@ -1,0 +1,62 @@
+"""The standard output of a training process: a log that cannot take more costs lines, and not the step.
+
+Python raises from `print` when the file system behind it is full, read-only or gone. In a train function that would be
+a fault of the rank, and its replacement would meet the same; so every disk that logs fill up would end the job.
+"""
+
+import errno
+import io
+import os
+import sys
+from typing import Any
+
+# The file cannot take it; anything else, as a descriptor that the script has closed, is the script's to know.
+_CANNOT_TAKE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.EPIPE}
+)
+
+
+class LossyFile(io.FileIO):
+    """A file for writing that drops what the file system refuses, and says so when it takes something again."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        """Write to `descriptor`, which stays the caller's; `name` is for people."""
+        super().__init__(descriptor, "wb", closefd=False)
+        self.name = name
+        self._lost_bytes = 0
+        self._reason = ""
+
+    def write(self, data: Any, /) -> int:
+        """Write some of `data` and return how much; all of it when it had to be dropped."""
+        size_bytes = memoryview(data).nbytes
+        try:
+            if self._lost_bytes:
+                super().write(f"midstep: {self._lost_bytes} bytes of output were lost: {self._reason}\n".encode())
+                self._lost_bytes = 0
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _CANNOT_TAKE:
+                raise
+            self._lost_bytes += size_bytes
+            self._reason = os.strerror(error.errno)
+            return size_bytes
+
+
+def reopen_output() -> None:
+    """Put a `LossyFile` below `sys.stdout` and `sys.stderr`.
+
+    Lines are written as they come: what a process said just before it was killed is what is wanted of its log.
+    """
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)  # type: ignore[misc]
+
+
+def _stream(descriptor: int, present: object) -> io.TextIOWrapper:
+    wrapped = present if isinstance(present, io.TextIOWrapper) else None
+    file = LossyFile(descriptor, "<stdout>" if descriptor == 1 else "<stderr>")
+    return io.TextIOWrapper(
+        io.BufferedWriter(file),
+        encoding=wrapped.encoding if wrapped is not None else None,
+        errors=wrapped.errors if wrapped is not None else "backslashreplace",
+        line_buffering=True,
+    )

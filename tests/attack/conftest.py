@@ -1,0 +1,7 @@
+"""Agents, controllers and jobs to attack: those of the chaos tests."""
+
+from ..chaos.agent.conftest import play, root
+from ..chaos.conftest import device, start_job, undisturbed
+from ..chaos.controller.conftest import cluster
+
+__all__ = ["cluster", "device", "play", "root", "start_job", "undisturbed"]
