@@ -25,6 +25,7 @@ from ..protocol.messages import (
     StartProcess,
     StopProcess,
 )
+from ..protocol.private_files import make_private_directory, open_log
 from ..protocol.types import (
     Activity,
     ArmedFault,
@@ -244,11 +245,10 @@ class RankHost:
             step_began_s=now,
             median_step_s=0.0,
         )
-        output = _open_log(log)
-        try:
-            life.process = standby.order(training, (seat.box.fd, output), lambda status: self._exited(life, status))
-        finally:
-            os.close(output)
+        make_private_directory(log.parent)
+        with open_log(log) as output:
+            descriptors = (seat.box.fd, output.fileno())
+            life.process = standby.order(training, descriptors, lambda status: self._exited(life, status))
         seat.life = life
         self._post(ProcessStarted(node=self._node, process=life.running, warm=standby.warm))
 
@@ -311,8 +311,3 @@ class RankHost:
 def log_path(job_directory: str, order: StartProcess) -> Path:
     """Say where the output of a training process lies."""
     return Path(job_directory) / "logs" / f"rank-{order.rank}.{order.incarnation}.log"
-
-
-def _open_log(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

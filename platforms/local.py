@@ -24,6 +24,7 @@ from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import CreateNode, DeleteNode, EndJob, Envelope, KillNode, NodeLost, NodeRefused
+from ..protocol.private_files import make_private_directory, open_log
 from ..protocol.transport import DealerSocket
 from ..protocol.types import PLATFORM, node_address
 from .leftovers import kill_marked, kill_tree
@@ -218,8 +219,8 @@ class LocalPlatform:
         for option, value in arguments.items():
             command += [option, value]
         log = Path(options.log_directory) / f"agent-{name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        make_private_directory(log.parent)
+        with open_log(log) as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

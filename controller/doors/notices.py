@@ -3,12 +3,12 @@
 Both are replaced as a whole, so that a reader never sees half of one.
 """
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from ...protocol.errors import MidstepError
+from ...protocol.private_files import replace_file
 
 ENDPOINT_NAME = "controller.endpoint"
 RESULT_NAME = "result.json"
@@ -56,16 +56,9 @@ def read_result(job_directory: Path) -> Result | None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, data)
     except OSError as error:
         raise MidstepError(
             f"{path}: cannot be written: {error.strerror}. Check space and permissions of that directory."
         ) from error
-    finally:
-        draft.unlink(missing_ok=True)
