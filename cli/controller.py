@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..protocol.errors import MidstepError
+from .output import echo, log_to_stderr
 
 EXIT_FAILED = 70  # the controller could not go on; the job is not over (there is no result.json)
 
@@ -66,11 +67,7 @@ def command(
     """
     from ..controller.service import KEYS_NAME, serve
 
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s controller %(levelname)s %(message)s",
-    )
+    log_to_stderr(logging.DEBUG if verbose else logging.INFO, "%(asctime)s controller %(levelname)s %(message)s")
     try:
         exit_code = serve(
             job_directory.resolve(),
@@ -80,6 +77,6 @@ def command(
             wait_s=wait_s,
         )
     except MidstepError as error:
-        click.echo(f"midstep controller: {error}", err=True)
+        echo(f"midstep controller: {error}", err=True)
         sys.exit(EXIT_FAILED)
     sys.exit(exit_code)

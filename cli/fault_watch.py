@@ -14,6 +14,7 @@ from collections import deque
 from functools import partial
 
 from ..agent.kernel import die_with_parent
+from ..protocol.private_files import open_log
 from .job_start import Job
 
 RESTARTS = 10  # within RESTARTS_WINDOW_S; then the job goes on without
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 async def watch_faults(job: Job) -> None:
     """Run the detector of a job's fault sources until cancelled, again and again if it dies."""
     starts: deque[float] = deque(maxlen=RESTARTS)
-    with (job.job_directory / "logs" / "detect.log").open("ab") as log:
+    with open_log(job.job_directory / "logs" / "detect.log") as log:
         while len(starts) < RESTARTS or time.monotonic() - starts[0] > RESTARTS_WINDOW_S:
             starts.append(time.monotonic())
             sources = [argument for source in job.fault_sources for argument in ("--source", str(source))]

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ..protocol.errors import ConfigurationError
+from ..protocol.private_files import replace_file
 
 JOB_FILE_NAME = "job.json"
 
@@ -21,9 +22,7 @@ class JobFile(msgspec.Struct, frozen=True):
 
 def write_job_file(job_directory: Path, job_file: JobFile) -> None:
     """Write `job.json`. Raises OSError."""
-    draft = job_directory / f".{JOB_FILE_NAME}"
-    draft.write_bytes(msgspec.json.encode(job_file) + b"\n")
-    draft.replace(job_directory / JOB_FILE_NAME)
+    replace_file(job_directory / JOB_FILE_NAME, msgspec.json.encode(job_file) + b"\n")
 
 
 def run_directory_of(job_directory: Path) -> Path | None:

@@ -1,8 +1,10 @@
 """From the flags of `midstep run` to a job: its directories, its keys, its journal."""
 
+import logging
 import os
 import secrets
 import shutil
+import stat
 import time
 from pathlib import Path
 
@@ -16,11 +18,14 @@ from ..policies.roles import beyond
 from ..policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
 from ..protocol.errors import ConfigurationError
 from ..protocol.keys import JobKeys
+from ..protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory, replace_file
 from ..protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
 from .job_directories import base_directory, checked_name
 from .job_file import JobFile, write_job_file
 
 OWNER_FILE = "launcher.pid"
+
+_log = logging.getLogger(__name__)
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -76,8 +81,8 @@ def found(start: Start) -> Job:
     if journal_path(directory).exists():
         raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
     try:
-        (directory / "logs").mkdir(parents=True, exist_ok=True)
-        (directory / "policy.yaml").write_text(render(policy))
+        make_private_directory(directory / "logs")
+        replace_file(directory / "policy.yaml", render(policy).encode())
         run_directory = _run_directory(name)
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
@@ -97,11 +102,27 @@ def found(start: Start) -> Job:
         settings=job_settings(policy, directory),
     )
     names = [f"node{number}" for number in range(start.nodes + start.spare_nodes)]
-    JobKeys.create(run_directory / "keys", [CONTROLLER, PLATFORM, *map(node_address, names)])
-    Journal.create(journal_path(directory), spec, policy, can_create_nodes=not start.fixed_nodes)
-    write_job_file(directory, JobFile(str(run_directory)))
+    try:
+        JobKeys.create(run_directory / "keys", [CONTROLLER, PLATFORM, *map(node_address, names)])
+        Journal.create(journal_path(directory), spec, policy, can_create_nodes=not start.fixed_nodes)
+        write_job_file(directory, JobFile(str(run_directory)))
+    except BaseException as error:
+        shutil.rmtree(run_directory, ignore_errors=True)  # keys of a job that never was
+        if isinstance(error, OSError):
+            raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
+        raise
+    _warn_of_writers(directory)
     sources = [*map(Path, policy.faults.sources), *(source.absolute() for source in start.fault_sources)]
     return Job(spec, policy, directory, run_directory, tuple(dict.fromkeys(sources)))
+
+
+def _warn_of_writers(directory: Path) -> None:
+    """Say so when others can replace what the job writes: a directory that was there keeps the mode that it had."""
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & WRITABLE_BY_OTHERS:
+        _log.warning(
+            "%s can be written by others (mode %o): they can change the job's results; chmod 700 it", directory, mode
+        )
 
 
 def _on_device(policy: Policy, device: DeviceName | None) -> Policy:

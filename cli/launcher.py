@@ -8,12 +8,10 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,13 @@ from ..agent.kernel import die_with_parent
 from ..controller.doors.notices import Result, read_endpoint, read_result
 from ..platforms.local import LocalOptions, LocalPlatform
 from ..protocol.errors import PlatformError
+from ..protocol.private_files import open_log
 from .fault_watch import watch_faults
 from .job_start import Job
+from .stop_signals import StopSignals
 
 _log = logging.getLogger(__name__)
 
-# Status and new lines of logs are for a reader's eyes: nobody tells of them, and more often than this is not seen.
-LOOK_S = 0.2
 FILE_LOOK_MS = 100  # a file system that tells of no changes is looked at this often
 START_S = 60.0
 STOP_MARGIN_S = 10.0
@@ -41,24 +39,22 @@ RESTARTS_WINDOW_S = 60.0
 class Launcher:
     """Runs one job to its end. Use as `await Launcher(job).run()`."""
 
-    def __init__(self, job: Job, look: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._look = look
-        self._stops = 0
         self._controller: asyncio.subprocess.Process | None = None
 
     async def run(self) -> Result:
         """Start controller and nodes, wait for the end, clear everything away, and return how the job ended.
 
-        Raises PlatformError when the controller cannot be kept running; everything is cleared away then, too.
+        Raises PlatformError when the controller cannot be kept running. Everything is cleared away then, too, and
+        whatever else fails: each part by itself, the keys last.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal, number)
-        supervising = asyncio.create_task(self._keep_controller())
-        platform: LocalPlatform | None = None
-        watching: asyncio.Task[None] | None = None
-        try:
+        async with contextlib.AsyncExitStack() as ending:
+            ending.callback(_remove, self._job.run_directory)
+            stop = await ending.enter_async_context(StopSignals(self._job.run_directory))
+            supervising = asyncio.create_task(self._keep_controller())
+            ending.callback(self._end_controller)
+            ending.push_async_callback(_cancelled, supervising)
             endpoint = await self._endpoint(supervising)
             spec = self._job.spec
             platform = LocalPlatform(
@@ -73,26 +69,22 @@ class Launcher:
                 # What an agent imports for its ranks it imports in their environment, and at once.
                 environment={**os.environ, **spec.environment},
             )
+            ending.push_async_callback(platform.close)
+            ending.push_async_callback(_cancelled, supervising)  # before the nodes leave, which is no fault then
             platform.start(spec.nodes + spec.spare_nodes)
             if self._job.fault_sources:
                 watching = asyncio.create_task(watch_faults(self._job))
-            while not supervising.done() and self._stops < 2:
-                self._look()
-                await asyncio.wait([supervising], timeout=LOOK_S)
-            if self._stops >= 2:
-                supervising.cancel()
-                return Result(spec.job, 130, "interrupted twice: ended at once", 0, time.time())
-            return await supervising
-        finally:
-            await _cancelled(watching)
-            supervising.cancel()
-            with contextlib.suppress(asyncio.CancelledError, PlatformError):
-                await supervising
-            if platform is not None:
-                await platform.close()
-            self._end_controller()
-            self._look()
-            shutil.rmtree(self._job.run_directory, ignore_errors=True)
+                watching.add_done_callback(_say_failure)
+                ending.push_async_callback(_cancelled, watching)
+            return await self._result(supervising, stop)
+
+    async def _result(self, supervising: "asyncio.Task[Result]", stop: StopSignals) -> Result:
+        insisting = asyncio.create_task(stop.insisted.wait())
+        await asyncio.wait([supervising, insisting], return_when=asyncio.FIRST_COMPLETED)
+        await _cancelled(insisting)
+        if not supervising.done():
+            return Result(self._job.spec.job, 130, "interrupted twice: ended at once", 0, time.time())
+        return await supervising
 
     async def _endpoint(self, supervising: "asyncio.Task[Result]") -> str:
         written = asyncio.create_task(_written_endpoint(self._job.run_directory))
@@ -109,7 +101,7 @@ class Launcher:
         """Run the controller, again and again if it dies before the job is over."""
         job = self._job
         starts: deque[float] = deque(maxlen=RESTARTS)
-        with (job.job_directory / "logs" / "controller.log").open("ab") as log:
+        with open_log(job.job_directory / "logs" / "controller.log") as log:
             while True:
                 if len(starts) == RESTARTS and time.monotonic() - starts[0] < RESTARTS_WINDOW_S:
                     raise PlatformError(
@@ -132,13 +124,6 @@ class Launcher:
                     return result
                 _log.warning("the controller ended with status %d before the job was over; starting it again", status)
 
-    def _on_signal(self, number: int) -> None:
-        self._stops += 1
-        if self._stops == 1 and self._controller is not None:
-            _log.warning("%s: asking the job to stop; once more ends it at once", signal.Signals(number).name)
-            with contextlib.suppress(ProcessLookupError):
-                self._controller.send_signal(signal.SIGINT)
-
     def _end_controller(self) -> None:
         if self._controller is not None and self._controller.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -158,8 +143,19 @@ async def _written_endpoint(run_directory: Path) -> str:
             await anext(changes)
 
 
-async def _cancelled(task: "asyncio.Task[Any] | None") -> None:
-    if task is not None:
+async def _cancelled(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task and wait for it. The error of one that has failed is for whoever waits for its result."""
+    if not task.done():
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait([task])
+
+
+def _say_failure(watching: "asyncio.Task[None]") -> None:
+    if not watching.cancelled() and (error := watching.exception()) is not None:
+        _log.error("the fault sources are not watched any more, and the job continues without: %s", error)
+
+
+def _remove(run_directory: Path) -> None:
+    shutil.rmtree(run_directory, ignore_errors=True)
+    if run_directory.exists():
+        _log.error("%s could not be removed, and holds the job's keys: remove it", run_directory)

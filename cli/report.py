@@ -5,15 +5,16 @@ It replays the job's journal read-only, so it works while the job runs, after it
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import Incident, JobStatus
 from .job_directories import find_job
+from .output import echo, echo_json
+from .terminal import Terminal
 from .views.incident_data import report_json
 
 WIDTH = 100
@@ -55,14 +56,14 @@ def command(job: str | None, number: int | None, as_json: bool, picture: Path | 
             from .views.timeline_picture import write_picture
 
             write_picture(status, incidents, picture)
-            click.echo(f"wrote {picture}", err=True)
+            echo(f"wrote {picture}", err=True)
         if trace is not None:
             from .views.trace import trace_json
 
             write_text(trace, json.dumps(trace_json(status, incidents)))
-            click.echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
+            echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
         if as_json:
-            click.echo(json.dumps(report_json(status, incidents), indent=2))
+            echo_json(json.dumps(report_json(status, incidents), indent=2))
         else:
             print_report(status, incidents)
     except MidstepError as error:
@@ -100,13 +101,10 @@ def print_report(status: JobStatus, incidents: tuple[Incident, ...]) -> None:
 
 def show(view: RenderableType, width: int) -> None:
     """Print a view to standard output, without the blanks that tables leave at the ends of lines."""
-    console = Console(file=sys.stdout, width=width, highlight=False)
-    with console.capture() as captured:
-        console.print(view)
-    encoding = sys.stdout.encoding or "utf-8"
-    lines = (line.rstrip() for line in captured.get().splitlines())
-    # A terminal that cannot show a character of somebody's error text shows a question mark instead.
-    click.echo("\n".join(lines).encode(encoding, "replace").decode(encoding))
+    terminal = Terminal(width=width)
+    with terminal.capture() as captured:
+        terminal.print(view)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def write_text(path: Path, text: str) -> None:

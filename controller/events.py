@@ -39,9 +39,10 @@ class NodeReturned(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopRequested(msgspec.Struct, frozen=True, tag=True):
-    """An operator, or a signal to the launcher, wants the job to end."""
+    """An operator, or a signal to the launcher, wants the job to end. `insist`: at once, if asked before."""
 
     reason: str
+    insist: bool = True
 
 
 Event = Report | DeadlinePassed | ControllerStarted | InjectRequested | KillNodeRequested | NodeReturned | StopRequested

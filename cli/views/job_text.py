@@ -5,6 +5,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from ...policies.wording import one_line
 from ...protocol.incidents import BudgetUse, Incident, JobStatus, Outcome
 from .causes import headline_cause
 from .incident_text import OUTCOME_STYLES, incident_view
@@ -33,10 +34,10 @@ def job_view(status: JobStatus, incidents: tuple[Incident, ...], *, width: int) 
 
 def job_line(status: JobStatus) -> Text:
     """Return the first line: what became of the job, or what it is doing."""
-    text = Text(f"Job {status.job}: ", style="bold")
+    text = Text(f"Job {one_line(status.job)}: ", style="bold")
     if status.exit_code is None:
         style = "bold yellow" if any(_is_open(incident) for incident in status.incidents) else "bold green"
-        text.append(status.phase.upper(), style=style)
+        text.append(one_line(status.phase).upper(), style=style)
         text.append(f" at step {status.committed}, {date_text(status.at_s)}")
     else:
         ended_well = status.exit_code == 0
@@ -98,7 +99,7 @@ def budget_table(status: JobStatus) -> RenderableType:
     table.add_column("used", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for budget in status.budgets:
-        table.add_row(budget.name, f"{budget.used} of {budget.limit}", _budget_bar(budget))
+        table.add_row(one_line(budget.name), f"{budget.used} of {budget.limit}", _budget_bar(budget))
     return table
 
 
