@@ -38,7 +38,13 @@ def log_to_stderr(level: int, form: str) -> None:
 
 def echo(text: str, *, err: bool = False) -> None:
     """Print text that may hold what other programs wrote."""
-    click.echo(harmless(text), err=err)
+    echo_as_it_is(harmless(text), err=err)
+
+
+def echo_as_it_is(text: str, *, err: bool = False) -> None:
+    """Print text of midstep's own, with what the output's encoding lacks escaped. (click would write UTF-8 there.)"""
+    encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
 
 
 def echo_json(text: str) -> None:

@@ -3,17 +3,18 @@
 It replays the job's journal read-only, so it works while the job runs, after it, and after its controller was killed.
 """
 
-import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 from rich.console import RenderableType
 
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import Incident, JobStatus
 from .job_directories import find_job
-from .output import echo, echo_json
+from .output import echo, echo_as_it_is, echo_json
 from .terminal import Terminal
 from .views.incident_data import report_json
 
@@ -60,10 +61,10 @@ def command(job: str | None, number: int | None, as_json: bool, picture: Path | 
         if trace is not None:
             from .views.trace import trace_json
 
-            write_text(trace, json.dumps(trace_json(status, incidents)))
+            write_text(trace, _json(trace_json(status, incidents)))
             echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
         if as_json:
-            echo_json(json.dumps(report_json(status, incidents), indent=2))
+            echo_json(_json(report_json(status, incidents)))
         else:
             print_report(status, incidents)
     except MidstepError as error:
@@ -104,7 +105,12 @@ def show(view: RenderableType, width: int) -> None:
     terminal = Terminal(width=width)
     with terminal.capture() as captured:
         terminal.print(view)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    echo_as_it_is("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _json(data: dict[str, Any]) -> str:
+    """Return data as JSON, with null for what is no number."""
+    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
 
 
 def write_text(path: Path, text: str) -> None:

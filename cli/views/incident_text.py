@@ -5,7 +5,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ...policies.wording import one_line
 from ...protocol.incidents import Incident, Outcome
 from ...protocol.types import Decision, RestoreSource
 from .causes import KIND_WORDS, ReportGroup, headline_cause, level_text, place_text, report_groups
@@ -13,6 +12,7 @@ from .timeline import incident_end_s, lay_out
 from .timeline_text import timeline_view
 from .wording import (
     REASON_CHARACTERS,
+    cell,
     clock_text,
     count_text,
     duration_text,
@@ -69,7 +69,7 @@ def outcome_line(incident: Incident, until_s: float | None = None) -> Text:
     elif incident.outcome is Outcome.STOPPED:
         text.append(f" after {spent}")
     else:
-        phase = f", {one_line(incident.phases[-1].name)}" if incident.phases else ""
+        phase = f", {cell(incident.phases[-1].name)}" if incident.phases else ""
         text.append(f" for {spent}{phase}{rung}")
     text.append(f"; {headline_cause(incident)}")
     return text
@@ -97,7 +97,7 @@ def _report_line(group: ReportGroup, began_s: float) -> Text:
     hardware = level_text(first)
     text.append(f", {hardware}" if hardware else "")
     text.append(f": {detail}" if detail else "")
-    seen = f"seen by {one_line(first.seen_by)}" if group.count == 1 else f"{group.count} reports"
+    seen = f"seen by {cell(first.seen_by)}" if group.count == 1 else f"{group.count} reports"
     since_s = first.at_s - began_s
     when = f"+{duration_text(since_s)}, " if since_s > 0 else ""
     return text.append(f" ({when}{seen})", style="dim")

@@ -10,7 +10,7 @@ from ...policies.wording import one_line
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
 from ...protocol.types import DETECTOR_PREFIX, FaultReport
 from .job_text import budget_table, job_line, overview, summary_line
-from .wording import ABSENT, count_text, duration_text, numbers_text, telling_line
+from .wording import ABSENT, cell, count_text, duration_text, numbers_text, telling_line
 
 RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
 INCIDENTS = 5
@@ -34,13 +34,13 @@ def status_view(status: JobStatus) -> RenderableType:
         parts.extend((Text(""), overview(status.incidents[-INCIDENTS:], status.at_s)))
         parts.extend(_decision(status.incidents[-1]))
     if status.refused:
-        counted = ", ".join(f"{one_line(reason)}: {count}" for reason, count in sorted(status.refused.items()))
+        counted = ", ".join(f"{cell(reason)}: {count}" for reason, count in sorted(status.refused.items()))
         parts.append(Text(f"messages refused: {counted}", style="yellow"))
     return Group(*parts)
 
 
 def _figures(status: JobStatus) -> Text:
-    text = Text(f"phase {one_line(status.phase)}, generation {status.generation}, term {status.term}, ")
+    text = Text(f"phase {cell(status.phase)}, generation {status.generation}, term {status.term}, ")
     if len(status.ranks) < status.ranks_asked:
         text.append(f"{len(status.ranks)} of {count_text(status.ranks_asked, 'rank')}", style="bold yellow").append(
             ", "
@@ -72,18 +72,18 @@ def rank_table(ranks: tuple[RankStatus, ...]) -> RenderableType:
     for rank in sorted(shown, key=lambda rank: rank.rank):
         table.add_row(
             str(rank.rank),
-            *([one_line(rank.role) or ABSENT] if with_roles else []),
-            one_line(rank.node) or ABSENT,
+            *([cell(rank.role) or ABSENT] if with_roles else []),
+            cell(rank.node) or ABSENT,
             str(rank.pid) if rank.pid else ABSENT,
             str(rank.incarnation),
-            Text(one_line(rank.state), style="" if rank.state == usual else "bold yellow"),
-            one_line(rank.activity) or ABSENT,
+            Text(cell(rank.state), style="" if rank.state == usual else "bold yellow"),
+            cell(rank.activity) or ABSENT,
             str(rank.step),
         )
     hidden = len(ranks) - len(shown)
     if not hidden:
         return table
-    return Group(table, Text(f"... and {hidden} more ranks, most of them {one_line(usual)} (see --json)", style="dim"))
+    return Group(table, Text(f"... and {hidden} more ranks, most of them {cell(usual)} (see --json)", style="dim"))
 
 
 def node_table(nodes: tuple[NodeStatus, ...]) -> RenderableType:
@@ -96,10 +96,10 @@ def node_table(nodes: tuple[NodeStatus, ...]) -> RenderableType:
     for name in ("node", "domain", "state", "ranks", *more):
         table.add_column(name, overflow="fold")
     for node in nodes:
-        state = Text(one_line(node.state), style=NODE_STYLES.get(node.state, ""))
-        said = {"failures": str(node.failures), "note": one_line(node.note)}
+        state = Text(cell(node.state), style=NODE_STYLES.get(node.state, ""))
+        said = {"failures": str(node.failures), "note": cell(node.note)}
         ranks = numbers_text(node.ranks) or ABSENT
-        names = one_line(node.node), one_line(node.failure_domain)
+        names = cell(node.node), cell(node.failure_domain)
         table.add_row(*names, state, ranks, *(said[name] or ABSENT for name in more))
     return table
 
@@ -113,10 +113,10 @@ def fault_table(faults: tuple[StandingFault, ...], at_s: float) -> RenderableTyp
         report = fault.report
         table.add_row(
             Text(str(report.level), style=FAULT_STYLES.get(TREATMENTS[report.level], "")),
-            one_line(report.code or ABSENT),
+            cell(report.code or ABSENT),
             _fault_place(report),
             duration_text(max(0.0, at_s - fault.since_s)),
-            one_line(report.seen_by.removeprefix(DETECTOR_PREFIX)),
+            cell(report.seen_by.removeprefix(DETECTOR_PREFIX)),
             telling_line(report.meaning or report.detail),
         )
     hidden = len(faults) - FAULT_ROWS
@@ -127,4 +127,4 @@ def fault_table(faults: tuple[StandingFault, ...], at_s: float) -> RenderableTyp
 
 def _fault_place(report: FaultReport) -> str:
     device = None if report.device is None else f"device {report.device}"
-    return one_line(", ".join(part for part in (report.node, device) if part)) or ABSENT
+    return cell(", ".join(part for part in (report.node, device) if part)) or ABSENT

@@ -10,10 +10,10 @@ from math import isfinite
 
 import msgspec
 
-from ...policies.wording import one_line
 from ...protocol.incidents import Incident, Outcome, PhaseRecord, RankPhase
 from ...protocol.types import FaultKind
 from .causes import is_echo
+from .wording import cell
 
 DETECTING = "detecting"  # from the fault to the first report at the controller
 QUIESCING = "quiescing"
@@ -152,7 +152,7 @@ def _controller_spans(incident: Incident, end_s: float) -> tuple[Span, ...]:
         # The last phase is over when the last rank says so, not when the controller hears of it.
         ended_s = end_s if closes or phase.ended_s is None else phase.ended_s
         spans.append(
-            Span(one_line(phase.name), phase.generation, began_s, max(began_s, finite(ended_s - incident.began_s)))
+            Span(cell(phase.name), phase.generation, began_s, max(began_s, finite(ended_s - incident.began_s)))
         )
     return tuple(spans)
 
@@ -165,7 +165,7 @@ def _lanes(incident: Incident) -> dict[int, tuple[Span, ...]]:
         name = QUIESCING if phase.name in EARLY_PHASES else REJOINING
         ordered_s = starts.get((phase.generation, name), 0.0)
         began_s = max(ordered_s, lane[-1].ended_s) if lane else ordered_s
-        lane.append(Span(one_line(phase.name), phase.generation, began_s, began_s + finite(phase.duration_s)))
+        lane.append(Span(cell(phase.name), phase.generation, began_s, began_s + finite(phase.duration_s)))
     return {rank: tuple(lanes[rank]) for rank in sorted(lanes)}
 
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from math import isfinite
+
+from ...policies.wording import one_line
 
 MS_PER_S = 1000
 S_PER_MINUTE = 60
 S_PER_HOUR = 3600
 S_PER_DAY = 86400
+NO_DURATION_S = 1e11  # thousands of years: of a clock that was wrong
 SIZE_STEP = 1000  # decimal units, as network and disk vendors count
+CELL_CHARACTERS = 120
 DETAIL_CHARACTERS = 200
 REASON_CHARACTERS = 400
 
@@ -17,7 +20,7 @@ ABSENT = "-"
 
 def duration_text(seconds: float | None) -> str:
     """Return seconds as 12 ms, 1.24 s, 3 min 5 s, 2 h 10 min or 3 d 4 h; None as a dash."""
-    if seconds is None or not isfinite(seconds):
+    if seconds is None or not abs(seconds) < NO_DURATION_S:  # nor is NaN one
         return ABSENT
     if seconds < 0:
         positive = _positive_duration_text(-seconds)
@@ -106,6 +109,11 @@ def harmless(text: str) -> str:
     return "".join(
         letter if letter.isprintable() or letter == "\n" else " " if letter.isspace() else "?" for letter in text
     )
+
+
+def cell(text: str) -> str:
+    """Return a name or a note for a table: on one line, and cut."""
+    return one_line(text, CELL_CHARACTERS)
 
 
 def telling_line(detail: str, limit: int = DETAIL_CHARACTERS) -> str:
