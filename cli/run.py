@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -200,12 +201,15 @@ def launch(job: Job, *, quiet: bool) -> int:
     from .display import Display
     from .launcher import Launcher
 
-    with Display(job.job_directory, job.run_directory, quiet=quiet) as display:
-        display.say(f"job {job.spec.job} in {job.job_directory}", "dim")
-        result = asyncio.run(Launcher(job).run())
-        display.drain()
-        style = "green" if result.exit_code == 0 else "red"
-        display.say(f"{result.reason} (exit code {result.exit_code})", style)
-        if result.exit_code != 0:
-            display.say(f"see `midstep report {job.job_directory}`", "dim")
+    try:
+        with Display(job.job_directory, job.run_directory, quiet=quiet) as display:
+            display.say(f"job {job.spec.job} in {job.job_directory}", "dim")
+            result = asyncio.run(Launcher(job).run())
+            display.drain()
+            style = "green" if result.exit_code == 0 else "red"
+            display.say(f"{result.reason} (exit code {result.exit_code})", style)
+            if result.exit_code != 0:
+                display.say(f"see `midstep report {job.job_directory}`", "dim")
+    finally:
+        shutil.rmtree(job.run_directory, ignore_errors=True)  # if it was interrupted before the launcher ran
     return result.exit_code

@@ -6,6 +6,7 @@ import fcntl
 import io
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,9 +53,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr("midstep.cli.launcher.Launcher", Played)
     founded = found(Start(command=(str(script),), job=f"display-{os.getpid()}", job_directory=tmp_path / "job"))
     yield founded
-    for path in sorted(founded.run_directory.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    founded.run_directory.rmdir()
+    shutil.rmtree(founded.run_directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from .attack import attack
 
 CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
 PAGES = min(max(1, CASES // 12), 500)  # a page takes a tenth of a second to lay out
+TURNS = min(CASES // 2, 5000)
 
 HOSTILE = (
     "[/x]",
@@ -173,10 +174,10 @@ def test_the_launcher_says_hostile_records_as_text(
     """It asks the controller, which has them from anybody."""
     from midstep.cli.display import Display
 
-    replies = worse_and_worse(lived, CASES)
+    replies = worse_and_worse(lived, TURNS)
     monkeypatch.setattr("midstep.cli.watching.ask", lambda *_: StatusReply(next(replies)))
     display = Display(tmp_path, tmp_path, quiet=True)
-    for _ in range(CASES):
+    for _ in range(TURNS):
         display._watcher = Watcher(tmp_path, display._show)
         display._watcher.look()
     shown = capsys.readouterr().err
