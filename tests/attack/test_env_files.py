@@ -116,6 +116,7 @@ def test_a_pipe_is_a_file_too(tmp_path: Path) -> None:
         writer.join(10)
 
 
+@pytest.mark.timeout(900)
 @attack(
     "any bytes for `--env-file`: flipped bits, cut off, spliced",
     holds="the file is refused with its own error, or read to names and values that a process can be started with",

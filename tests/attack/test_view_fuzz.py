@@ -25,8 +25,9 @@ from ..unit.report.conftest import running, status  # noqa: F401 - fixtures
 from .attack import attack
 
 CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
-PAGES = min(max(1, CASES // 12), 500)  # a page takes a tenth of a second to lay out
-TURNS = min(CASES // 2, 5000)
+pytestmark = pytest.mark.timeout(900)
+PAGES = min(max(1, CASES // 20), 200)  # a page takes a tenth of a second to lay out
+TURNS = min(CASES // 2, 2000)
 
 HOSTILE = (
     "[/x]",
