@@ -31,7 +31,7 @@ class Refresher:
         self._on_error = on_error
         self._last = last
         self._finishing = threading.Event()
-        # A daemon: a write that nobody reads must not keep the launcher from ending.
+        # A daemon: a write without a reader must not keep the launcher from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:

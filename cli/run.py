@@ -162,7 +162,7 @@ def command(
     `@midstep.resilient`; a script that does not is restarted as a whole, --max-restarts times.
 
     The exit code is 0 when all ranks have finished, 130 after a stop by Ctrl-C or `midstep stop`, 1 otherwise. It is
-    the job's also when nobody reads the output any more (`| head`): the job continues, and its logs are kept.
+    the job's also when the output has no reader any more (`| head`): the job continues, and its logs are kept.
     Afterwards `midstep report` tells what happened.
     """
     hold_standard_descriptors()

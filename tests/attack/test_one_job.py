@@ -108,7 +108,7 @@ def command_lines_of(mark: str) -> Iterator[str]:
     "`midstep run ... | head -1`, with standard error on a full disk",
     holds="the job trains to its end and the exit code is 0; keys and run directory are gone",
 )
-def test_a_job_whose_output_nobody_takes_ends_well(seen: Seen) -> None:
+def test_a_job_without_a_reader_ends_well(seen: Seen) -> None:
     """It printed a hundred lines more, each of them into its log."""
     assert seen.first_line == b"[rank 0] first\n"
     assert seen.lines_after_head >= 100
