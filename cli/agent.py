@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ..protocol.errors import MidstepError
+from .output import log_to_stderr
 
 
 @click.command("agent", short_help="Run the agent of a node (started by the platform).")
@@ -47,7 +48,7 @@ def command(
     """
     from ..agent.main import AgentOptions, serve
 
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {node} %(levelname)s %(message)s")
+    log_to_stderr(logging.INFO, f"%(asctime)s {node} %(levelname)s %(message)s")
     options = AgentOptions(
         job=job,
         node=node,

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..protocol.errors import JournalDamaged, MidstepError
+from .output import echo, log_to_stderr
 
 EXIT_FAILED = 70  # the controller could not go on; the job is not over (there is no result.json)
 EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
@@ -84,11 +85,7 @@ def command(
 
     if in_memory and stop is None:
         raise click.UsageError("--in-memory is for stopping a job only: give --stop REASON, too.")
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s controller %(levelname)s %(message)s",
-    )
+    log_to_stderr(logging.DEBUG if verbose else logging.INFO, "%(asctime)s controller %(levelname)s %(message)s")
     try:
         exit_code = serve(
             job_directory.resolve(),
@@ -99,6 +96,6 @@ def command(
             alive=KeepAlive(keepalive_fd),
         )
     except MidstepError as error:
-        click.echo(f"midstep controller: {error}", err=True)
+        echo(f"midstep controller: {error}", err=True)
         sys.exit(EXIT_DAMAGED if isinstance(error, JournalDamaged) else EXIT_FAILED)
     sys.exit(exit_code)

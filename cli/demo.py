@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..controller.journal import read_status
 from ..policies.schema import DeviceName
@@ -22,6 +22,7 @@ from ..protocol.types import ArmedFault, Injury, Moment, Rung
 from .comparison import Comparison, compare
 from .job_start import Start, found
 from .run import launch
+from .terminal import Terminal
 from .views.incident_data import incident_json
 from .views.job_text import job_view
 
@@ -144,7 +145,7 @@ def command(*, json_file: Path | None, steps: int, device: str, megatron: bool, 
     """
     if megatron and find_spec("megatron") is None:
         raise click.ClickException("megatron-core is not installed: pip install 'midstep[megatron]'")
-    console = Console(width=WIDTH, highlight=False)
+    console = Terminal(width=WIDTH)
     kind = DeviceName(device)
     show = Show(by_step(scenes(steps), device_scenes(steps) if kind is DeviceName.FAKE else ()), device=kind)
     if megatron:
@@ -159,35 +160,42 @@ def command(*, json_file: Path | None, steps: int, device: str, megatron: bool, 
                 problems = perform(show, Path(directory), steps, json_file, console)
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
+    sys.exit(1 if say_problems(problems, console) else 0)
+
+
+def say_problems(problems: list[str], console: Terminal) -> bool:
+    """Show what is not as it should be, and tell whether there is anything."""
     for problem in problems:
-        console.print(f"[red]not as it should be:[/] {problem}")
-    sys.exit(1 if problems else 0)
+        console.print(Text("not as it should be: ", style="red").append(problem, style="not red"))
+    return bool(problems)
 
 
-def perform(show: Show, directory: Path, steps: int, json_file: Path | None, console: Console) -> list[str]:
+def perform(show: Show, directory: Path, steps: int, json_file: Path | None, console: Terminal) -> list[str]:
     """Run both jobs, show the outcome, and return what is not as it should be."""
     plan = show.scenes
     spare = ", a spare node" if show.spares else ""
     shape = f"{count(show.ranks, 'rank')} on {count(show.nodes, 'node')}{spare}"
     device = "" if show.device is DeviceName.CPU else f", device {show.device}"
-    console.rule(f"[bold]1. undisturbed: {shape}{device}", align="left")
+    _head(console, f"1. undisturbed: {shape}{device}")
     _train(show, directory, "undisturbed", steps, ())
-    console.rule(
-        f"[bold]2. the same training, under {count(sum(len(scene.faults) for scene in plan), 'fault')}", align="left"
-    )
+    _head(console, f"2. the same training, under {count(sum(len(scene.faults) for scene in plan), 'fault')}")
     for scene in plan:
         console.print(f"   step {scene.fault.step}: {scene.title}")
     _train(show, directory, "disturbed", steps, tuple(fault for scene in plan for fault in scene.faults))
     status = read_status(directory / "disturbed" / "job")
     comparison = compare(directory / "undisturbed" / "record", directory / "disturbed" / "record", show.ranks, steps)
-    console.rule("[bold]3. what happened", align="left")
+    _head(console, "3. what happened")
     console.print(job_view(status, status.incidents, width=WIDTH))
-    console.rule("[bold]4. compared with the undisturbed run", align="left")
+    _head(console, "4. compared with the undisturbed run")
     console.print(_comparison_table(comparison, steps))
     if json_file is not None:
         json_file.write_text(json.dumps(_as_data(status, comparison), indent=2) + "\n")
-        console.print(f"[dim]as data in {json_file}[/]")
+        console.print(Text(f"as data in {json_file}", style="dim"))
     return _problems(status, comparison, plan)
+
+
+def _head(console: Terminal, title: str) -> None:
+    console.rule(Text(title, style="bold"), align="left")
 
 
 def _train(show: Show, directory: Path, name: str, steps: int, faults: tuple[ArmedFault, ...]) -> None:
@@ -209,7 +217,7 @@ def _train(show: Show, directory: Path, name: str, steps: int, faults: tuple[Arm
 def _comparison_table(comparison: Comparison, steps: int) -> Table:
     table = Table(box=None, show_header=False)
     for name, same in comparison.equal.items():
-        table.add_row(name, "[green]equal, bit for bit[/]" if same else "[red]DIFFERENT[/]")
+        table.add_row(name, Text("equal, bit for bit", style="green") if same else Text("DIFFERENT", style="red"))
     if comparison.losses:
         table.add_row("loss", f"{comparison.losses[0]:.4f} at step 0, {comparison.losses[-1]:.4f} at step {steps - 1}")
     return table

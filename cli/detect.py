@@ -15,6 +15,7 @@ from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import detector_address
 from .job_directories import find_job
 from .job_file import run_directory_of
+from .output import echo, log_to_stderr
 
 EXIT_SKIPPED = 3  # everything else was reported
 LOOK_S = 1.0
@@ -97,7 +98,7 @@ def command(
 
     Exit status: 0 when all was reported, 3 when lines were skipped, 1 when the controller did not take reports in.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s detect %(levelname)s %(message)s")
+    log_to_stderr(logging.INFO, "%(asctime)s detect %(levelname)s %(message)s")
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes
     if not (sources or lines or make_keys):
         raise click.UsageError("nothing to do: name a --source PATH, or --lines to read from standard input.")
@@ -137,7 +138,7 @@ def _detect(
         raise ConfigurationError(f"{job_directory}: the job does not run.")
     JobKeys.add(run_directory / KEYS_NAME, detector_address(name))
     if only_keys:
-        click.echo(str(JobKeys.folder(run_directory / KEYS_NAME, detector_address(name))))
+        echo(str(JobKeys.folder(run_directory / KEYS_NAME, detector_address(name))))
         return 0
     from ..protocol.discovery import read_endpoint
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
+from rich.text import Text
 
 from ..devices import rank_environment
 from ..policies.schema import DeviceName
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import ArmedFault, Injury, Moment, Rung
-from .demo import WIDTH, Scene, Show, by_step, device_scenes, perform
+from .demo import WIDTH, Scene, Show, by_step, device_scenes, perform, say_problems
+from .terminal import Terminal
 
 SELF_TEST_STEPS, ACCEPTANCE_STEPS = 20, 100
 TOY_RANKS, FAKE_RANKS, MOST_RANKS = 2, 4, 8
@@ -48,12 +49,12 @@ def command(*, acceptance: bool, look_only: bool) -> None:
 
     Exit code 0 if all of it went as it should, 1 otherwise.
     """
-    console = Console(width=WIDTH, highlight=False)
+    console = Terminal(width=WIDTH)
     environment = {**rank_environment("npu"), **os.environ}
     findings, devices = examine(environment)
     for finding in findings:
-        mark = {True: "[green]ok[/]     ", False: "[red]not ok[/] ", None: "       "}[finding.good]
-        console.print(f"{mark} {finding.what}: {finding.said}", soft_wrap=True)
+        word, colour = {True: ("ok", "green"), False: ("not ok", "red"), None: ("", "")}[finding.good]
+        console.print(Text.assemble((f"{word:7}", colour), f" {finding.what}: {finding.said}"), soft_wrap=True)
     bad = any(finding.good is False for finding in findings)
     if look_only or (bad and devices):
         sys.exit(1 if bad else 0)
@@ -66,9 +67,7 @@ def command(*, acceptance: bool, look_only: bool) -> None:
             problems = perform(plan(kind, devices, steps, acceptance=acceptance), Path(directory), steps, None, console)
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
-    for problem in problems:
-        console.print(f"[red]not as it should be:[/] {problem}")
-    sys.exit(1 if problems else 0)
+    sys.exit(1 if say_problems(problems, console) else 0)
 
 
 def plan(kind: DeviceName, devices: int, steps: int, *, acceptance: bool) -> Show:

@@ -8,6 +8,7 @@ import click
 from ..policies.acjob.translation import translate
 from ..policies.yaml_text import MAX_FILE_BYTES, decoded_text, read_text
 from ..protocol.errors import PolicyError
+from .output import echo
 
 EXIT_WRONG_FILE = 1
 
@@ -37,12 +38,12 @@ def command(*, file: Path, output: Path | None, force: bool, job: str | None) ->
         if output is not None:
             _write(output, found.text, force=force)
     except PolicyError as error:
-        click.echo(str(error), err=True)
+        echo(str(error), err=True)
         sys.exit(EXIT_WRONG_FILE)
     if output is None:
         click.echo(found.text, nl=False)
     for note in found.notes:
-        click.echo(str(note), err=True)
+        echo(str(note), err=True)
 
 
 def _text(file: Path) -> str:

@@ -6,6 +6,7 @@ from ..controller.doors.control_requests import InjectRequest, KillNodeRequest, 
 from ..protocol.types import ArmedFault, Injury, Moment
 from . import device_faults
 from .operator import ranks_on, tell
+from .output import echo
 
 INJURIES = tuple(injury.value.replace("_", "-") for injury in Injury)
 MOMENTS = tuple(moment.value for moment in Moment)
@@ -91,17 +92,17 @@ def command(
             raise click.UsageError(
                 "--device-fault is reported and not done: it goes without --do, --at and --step, or when."
             )
-        click.echo(tell(job, device_faults.build(device_fault, rank, node, device, recover=recover, once=once), ASK_S))
+        echo(tell(job, device_faults.build(device_fault, rank, node, device, recover=recover, once=once), ASK_S))
         return
     if node is None or injury in {None, "kill-node"}:
         request = build(rank, node, injury, moment, step, operation=operation, group=group, rate=rate)
-        click.echo(tell(job, request, ASK_S))
+        echo(tell(job, request, ASK_S))
         return
     if rank is not None:
         raise click.UsageError(WHICH)
     for each in ranks_on(job, node, ASK_S):
         request = build(each, None, injury, moment, step, operation=operation, group=group, rate=rate)
-        click.echo(tell(job, request, ASK_S))
+        echo(tell(job, request, ASK_S))
 
 
 def build(

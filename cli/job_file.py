@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ..protocol.errors import ConfigurationError
+from ..protocol.private_files import replace_file
 
 JOB_FILE_NAME = "job.json"
 
@@ -21,10 +22,9 @@ class JobFile(msgspec.Struct, frozen=True):
 
 def write_job_file(job_directory: Path, job_file: JobFile) -> None:
     """Write `job.json`. Raises ConfigurationError."""
-    draft, path = job_directory / f".{JOB_FILE_NAME}", job_directory / JOB_FILE_NAME
+    path = job_directory / JOB_FILE_NAME
     try:
-        draft.write_bytes(msgspec.json.encode(job_file) + b"\n")
-        draft.replace(path)
+        replace_file(path, msgspec.json.encode(job_file) + b"\n")
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}. Choose another --job-dir.") from error
 

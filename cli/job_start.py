@@ -1,7 +1,9 @@
 """From the flags of `midstep run` to a job: its directories, its keys, its journal."""
 
+import logging
 import os
 import secrets
+import stat
 import time
 from pathlib import Path
 
@@ -16,11 +18,14 @@ from ..policies.roles import beyond
 from ..policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
 from ..protocol.errors import ConfigurationError
 from ..protocol.keys import JobKeys
+from ..protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory, replace_file
 from ..protocol.run_directories import RunDirectory
 from ..protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
 from .job_directories import base_directory, checked_name
 from .job_file import JobFile, write_job_file
 from .run_directory import claim_run_directory
+
+_log = logging.getLogger(__name__)
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -82,8 +87,8 @@ def found(start: Start) -> Job:
         raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
     require_local(directory)
     try:
-        (directory / "logs").mkdir(parents=True, exist_ok=True)
-        (directory / "policy.yaml").write_text(render(policy))
+        make_private_directory(directory / "logs")
+        replace_file(directory / "policy.yaml", render(policy).encode())
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
     spec = JobSpec(
@@ -113,10 +118,20 @@ def found(start: Start) -> Job:
         held.remove()
         raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
     except BaseException:
-        held.remove()
+        held.remove()  # keys of a job that never was
         raise
+    _warn_of_writers(directory)
     sources = [*map(Path, policy.faults.sources), *(source.absolute() for source in start.fault_sources)]
     return Job(spec, policy, directory, held, tuple(dict.fromkeys(sources)))
+
+
+def _warn_of_writers(directory: Path) -> None:
+    """Say so when others can replace what the job writes: a directory that was there keeps the mode that it had."""
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & WRITABLE_BY_OTHERS:
+        _log.warning(
+            "%s can be written by others (mode %o): they can change the job's results; chmod 700 it", directory, mode
+        )
 
 
 def _on_device(policy: Policy, device: DeviceName | None) -> Policy:

@@ -1,4 +1,4 @@
-"""Keeps a job on one machine alive: its controller, which `supervisor` keeps running, and the local platform.
+"""Keeps a job on one machine alive: its controllers, by way of a supervisor, and the local platform.
 
 The launcher decides nothing about recoveries. When it ends, whatever the signal, so does everything it started.
 """
@@ -7,9 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ..controller.doors.notices import Result
@@ -18,12 +16,11 @@ from ..protocol.discovery import read_endpoint
 from ..protocol.errors import PlatformError
 from .fault_watch import watch_faults
 from .job_start import Job
+from .stop_signals import StopSignals
 from .supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
-# Status and new lines of logs are for a reader's eyes: nobody tells of them, and more often than this is not seen.
-LOOK_S = 0.2
 START_S = 60.0
 STOP_MARGIN_S = 10.0
 
@@ -31,30 +28,28 @@ STOP_MARGIN_S = 10.0
 class Launcher:
     """Runs one job to its end. Use as `await Launcher(job).run()`."""
 
-    def __init__(self, job: Job, look: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._look = look
-        self._stops = 0
-        self._supervisor: Supervisor | None = None
+        self._platform: LocalPlatform | None = None
 
     async def run(self) -> Result:
         """Start controller and nodes, wait for the end, clear everything away, and return how the job ended.
 
-        Raises PlatformError when the first controller does not come up; everything is cleared away then, too.
+        Raises PlatformError when the first controller does not come up. Everything is cleared away then, too, and
+        whatever else fails: each part by itself, the keys last.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal, number)
-        platform: LocalPlatform | None = None
-        self._supervisor = supervisor = Supervisor(self._job, guards=lambda: platform is None or platform.has_ranks())
-        supervising = asyncio.create_task(supervisor.run())
-        watching: asyncio.Task[None] | None = None
-        try:
-            endpoint = await self._endpoint(supervisor, supervising)
+        async with contextlib.AsyncExitStack() as ending:
+            ending.callback(self._remove)
+            supervisor = Supervisor(self._job, guards=lambda: self._platform is None or self._platform.has_ranks())
+            ending.push_async_callback(supervisor.close)
+            stop = ending.enter_context(StopSignals(supervisor.stop))
+            supervising = asyncio.create_task(supervisor.run())
+            ending.push_async_callback(_cancelled, supervising)
+            endpoint = await self._endpoint(supervisor, supervising, stop)
             if endpoint is None:
-                return await supervising
+                return await self._result(supervising, stop)
             spec = self._job.spec
-            platform = LocalPlatform(
+            self._platform = platform = LocalPlatform(
                 LocalOptions(
                     job=spec.job,
                     controller=endpoint,
@@ -66,36 +61,34 @@ class Launcher:
                 # What an agent imports for its ranks it imports in their environment, and at once.
                 environment={**os.environ, **spec.environment},
             )
+            ending.push_async_callback(platform.close)
+            ending.push_async_callback(_cancelled, supervising)  # before the nodes leave, which is no fault then
             platform.start(spec.nodes + spec.spare_nodes)
             if self._job.fault_sources:
                 watching = asyncio.create_task(watch_faults(self._job))
-            while not supervising.done() and self._stops < 2:
-                self._look()
-                await asyncio.wait([supervising], timeout=LOOK_S)
-            if self._stops >= 2:
-                supervising.cancel()
-                return Result(spec.job, 130, "interrupted twice: ended at once", 0, time.time())
-            return await supervising
-        finally:
-            await _cancelled(watching)
-            supervising.cancel()
-            with contextlib.suppress(asyncio.CancelledError, PlatformError):
-                await supervising
-            if platform is not None:
-                await platform.close()
-            await supervisor.close()
-            self._look()
-            for path in self._job.held.remove():
-                _log.warning("%s cannot be removed and is left", path)
+                watching.add_done_callback(_say_failure)
+                ending.push_async_callback(_cancelled, watching)
+            return await self._result(supervising, stop)
 
-    async def _endpoint(self, supervisor: Supervisor, supervising: "asyncio.Task[Result]") -> str | None:
-        """Return where the job's first controller listens; None if the job is over already."""
-        served = asyncio.create_task(supervisor.served.wait())
+    async def _result(self, supervising: "asyncio.Task[Result]", stop: StopSignals) -> Result:
+        insisting = asyncio.create_task(stop.insisted.wait())
+        await asyncio.wait([supervising, insisting], return_when=asyncio.FIRST_COMPLETED)
+        await _cancelled(insisting)
+        if not supervising.done():
+            return Result(self._job.spec.job, 130, "interrupted twice: ended at once", 0, time.time())
+        return await supervising
+
+    async def _endpoint(
+        self, supervisor: Supervisor, supervising: "asyncio.Task[Result]", stop: StopSignals
+    ) -> str | None:
+        """Return where the job's first controller listens; None if the job is over already, or is to end at once."""
+        waiting = [asyncio.create_task(event.wait()) for event in (supervisor.served, stop.insisted)]
         try:
-            await asyncio.wait([supervising, served], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([supervising, *waiting], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _cancelled(served)
-        if supervising.done():
+            for task in waiting:
+                await _cancelled(task)
+        if supervising.done() or stop.insisted.is_set():
             return None
         endpoint = read_endpoint(self._job.run_directory)
         if endpoint is None:
@@ -103,16 +96,18 @@ class Launcher:
             raise PlatformError(f"the controller does not come up; see {log}")
         return endpoint
 
-    def _on_signal(self, number: int) -> None:
-        self._stops += 1
-        if self._stops == 1 and self._supervisor is not None:
-            name = signal.Signals(number).name
-            _log.warning("%s: asking the job to stop; once more ends it at once", name)
-            self._supervisor.stop(f"midstep run received {name}")
+    def _remove(self) -> None:
+        for path in self._job.held.remove():
+            _log.error("%s cannot be removed, and may hold keys of the job: remove it", path)
 
 
-async def _cancelled(task: "asyncio.Task[Any] | None") -> None:
-    if task is not None:
+async def _cancelled(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task and wait for it. The error of one that has failed is for whoever waits for its result."""
+    if not task.done():
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait([task])
+
+
+def _say_failure(watching: "asyncio.Task[None]") -> None:
+    if not watching.cancelled() and (error := watching.exception()) is not None:
+        _log.error("the fault sources are not watched any more, and the job continues without: %s", error)

@@ -2,10 +2,13 @@
 
 import difflib
 from importlib import import_module
+from typing import Any
 
 import click
 
 from .. import __version__
+from .output import escape_what_cannot_be_encoded
+from .views.wording import harmless
 
 # name -> what it is for, in the order in which the help lists them
 COMMANDS = {
@@ -48,6 +51,14 @@ class Lazy(click.Group):
             ctx.fail(f"No such command {args[0]!r}.{meant}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what it says of an error may come from files and other programs."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            vars(error)["message"] = harmless(error.message)  # click has it final, and shows it as it is
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
@@ -61,6 +72,7 @@ def main() -> None:
 
     Start with `midstep demo`, then `midstep run --nproc-per-node 4 train.py`.
     """
+    escape_what_cannot_be_encoded()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from ..policies.explain import SupposedWorld, Supposition, answer, parse_fault, typical
@@ -16,6 +15,8 @@ from ..policies.schema import Policy, default_policy
 from ..protocol.errors import ConfigurationError, PolicyError
 from ..protocol.types import Decision, Rung
 from . import from_acjob
+from .output import echo, echo_json
+from .terminal import Terminal
 
 EXIT_WRONG_FILE = 1
 MAX_RANKS = 200_000  # answers stay a matter of seconds
@@ -90,7 +91,7 @@ def check(files: tuple[Path, ...]) -> None:
     A file that is right may still come with notes: things that are allowed and perhaps not meant. Exit
     status: 0 when all files are right, 1 when any is wrong.
     """
-    console = _console()
+    console = Terminal(soft_wrap=True)
     wrong = 0
     for file in files:
         try:
@@ -162,7 +163,7 @@ def explain(
     try:
         policy = default_policy() if file is None else load_policy(file)
     except PolicyError as error:
-        click.echo(str(error), err=True)
+        echo(str(error), err=True)
         sys.exit(EXIT_WRONG_FILE)
     nodes = nodes or max(2, -(-(Roles(policy).highest_rank + 1) // ranks_per_node))
     if nodes * ranks_per_node > MAX_RANKS:
@@ -186,7 +187,7 @@ def explain(
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(answers), indent=2).decode())
+        echo_json(msgspec.json.format(msgspec.json.encode(answers), indent=2).decode())
     else:
         _show_roles(policy)
         _show(answers)
@@ -199,7 +200,7 @@ def show(file: Path | None) -> None:
     try:
         click.echo(render(default_policy() if file is None else load_policy(file)), nl=False)
     except PolicyError as error:
-        click.echo(str(error), err=True)
+        echo(str(error), err=True)
         sys.exit(EXIT_WRONG_FILE)
 
 
@@ -212,7 +213,7 @@ def _answers(policy: Policy, world: SupposedWorld, faults: tuple[str, ...]) -> l
 
 
 def _show_roles(policy: Policy) -> None:
-    console = _console()
+    console = Terminal(soft_wrap=True)
     for party in Roles(policy).named:
         ladder = " -> ".join(entry.rung for entry in party.ladder)
         by = "fails over with the job" if party.with_job else ladder
@@ -222,7 +223,7 @@ def _show_roles(policy: Policy) -> None:
 
 
 def _show(answers: list[Answer]) -> None:
-    console = _console()
+    console = Terminal(soft_wrap=True)
     for each in answers:
         decision = each.decision
         console.print(Text(each.title, style="bold"))
@@ -236,7 +237,3 @@ def _show(answers: list[Answer]) -> None:
         for said in each.said:
             console.print(Text(f"    {said}", style="dim"))
         console.print()
-
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)

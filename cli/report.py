@@ -3,17 +3,19 @@
 It replays the job's journal read-only, so it works while the job runs, after it, and after its controller was killed.
 """
 
-import json
 import shutil
-import sys
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console, RenderableType
+import msgspec
+from rich.console import RenderableType
 
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import Incident, JobStatus
 from .job_directories import find_job
+from .output import echo, echo_as_it_is, echo_json
+from .terminal import Terminal
 from .views.incident_data import report_json
 
 WIDTH = 100
@@ -55,14 +57,14 @@ def command(job: str | None, number: int | None, as_json: bool, picture: Path | 
             from .views.timeline_picture import write_picture
 
             write_picture(status, incidents, picture)
-            click.echo(f"wrote {picture}", err=True)
+            echo(f"wrote {picture}", err=True)
         if trace is not None:
             from .views.trace import trace_json
 
-            write_text(trace, json.dumps(trace_json(status, incidents)))
-            click.echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
+            write_text(trace, _json(trace_json(status, incidents)))
+            echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
         if as_json:
-            click.echo(json.dumps(report_json(status, incidents), indent=2))
+            echo_json(_json(report_json(status, incidents)))
         else:
             print_report(status, incidents)
     except MidstepError as error:
@@ -100,13 +102,15 @@ def print_report(status: JobStatus, incidents: tuple[Incident, ...]) -> None:
 
 def show(view: RenderableType, width: int) -> None:
     """Print a view to standard output, without the blanks that tables leave at the ends of lines."""
-    console = Console(file=sys.stdout, width=width, highlight=False)
-    with console.capture() as captured:
-        console.print(view)
-    encoding = sys.stdout.encoding or "utf-8"
-    lines = (line.rstrip() for line in captured.get().splitlines())
-    # A terminal that cannot show a character of somebody's error text shows a question mark instead.
-    click.echo("\n".join(lines).encode(encoding, "replace").decode(encoding))
+    terminal = Terminal(width=width)
+    with terminal.capture() as captured:
+        terminal.print(view)
+    echo_as_it_is("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _json(data: dict[str, Any]) -> str:
+    """Return data as JSON, with null for what is no number."""
+    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
 
 
 def write_text(path: Path, text: str) -> None:

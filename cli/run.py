@@ -8,16 +8,15 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
 from ..policies.schema import DeviceName
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
 from .fault_schedule import load_schedule
 from .job_start import Job, Start, found
-from .log_follower import LogFollower
-
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+from .outlet import hold_standard_descriptors
+from .output import log_to_stderr
+from .rank_variables import named_variables, variables_of_files
 
 
 class Whole(click.IntRange):
@@ -111,7 +110,22 @@ def two_ways(name: str) -> tuple[str, ...]:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Cause the faults of this file on purpose; see `midstep inject` for what there is.",
 )
-@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set a variable for the ranks.")
+@click.option(
+    "--env",
+    "environment",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Set a variable for the ranks. NAME alone takes its value from here, and `ps` does not show it. Repeatable.",
+)
+@click.option(
+    "--env-file",
+    "environment_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Set the variables of FILE for the ranks: NAME=VALUE lines, taken as they are, and # comments. Repeatable; "
+    "--env goes before it.",
+)
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as with `python -m`.")
 @click.option(*two_ways("no_python"), "no_python", is_flag=True, help="SCRIPT is a program, not Python.")
 @click.option("--standalone", is_flag=True, help="As with torchrun; the default, and the only way, on one machine.")
@@ -132,6 +146,7 @@ def command(
     job_directory: Path | None,
     faults_file: Path | None,
     environment: tuple[str, ...],
+    environment_files: tuple[Path, ...],
     is_module: bool,
     no_python: bool,
     standalone: bool,
@@ -145,12 +160,14 @@ def command(
     environment that torchrun sets. When a process fails, only what broke is replaced, if the script uses
     `@midstep.resilient`; a script that does not is restarted as a whole, --max-restarts times.
 
-    The exit code is 0 when all ranks have finished, 130 after a stop by Ctrl-C or `midstep stop`, 1 otherwise.
+    The exit code is 0 when all ranks have finished, 130 after a stop by Ctrl-C or `midstep stop`, 1 otherwise. It is
+    the job's also when the output has no reader any more (`| head`): the job continues, and its logs are kept.
     Afterwards `midstep report` tells what happened.
     """
-    logging.basicConfig(level=logging.WARNING, format="midstep: %(message)s")
-    variables = _variables(environment)
+    hold_standard_descriptors()
+    log_to_stderr(logging.WARNING, "midstep: %(message)s")
     try:
+        variables = {**variables_of_files(environment_files), **named_variables(environment)}
         if faults_file is not None:
             faults = load_schedule(faults_file, nodes, ranks_per_node)
             variables[env.FAULTS] = msgspec.json.encode(faults).decode()
@@ -180,31 +197,18 @@ def command(
 
 def launch(job: Job, *, quiet: bool) -> int:
     """Run a job to its end on this machine and return its exit code; says on stderr what happens to it."""
+    from .display import Display
     from .launcher import Launcher
-    from .watching import Watcher
 
-    console.print(f"midstep: job {job.spec.job} in {job.job_directory}", style="dim")
-    follower = LogFollower(job.job_directory / "logs", lambda rank, line: print(f"[rank {rank}] {line}", flush=True))  # noqa: T201
-    watcher = Watcher(job.run_directory, lambda line: console.print(f"midstep: {line}"))
-
-    def look() -> None:
-        if not quiet:
-            follower.look()
-        watcher.look()
-
-    result = asyncio.run(Launcher(job, look).run())
-    style = "green" if result.exit_code == 0 else "red"
-    console.print(f"midstep: {result.reason} (exit code {result.exit_code})", style=style)
-    if result.exit_code != 0:
-        console.print(f"midstep: see `midstep report {job.job_directory}`", style="dim")
+    try:
+        with Display(job.job_directory, job.run_directory, quiet=quiet) as display:
+            display.say(f"job {job.spec.job} in {job.job_directory}", "dim")
+            result = asyncio.run(Launcher(job).run())
+            display.drain()
+            style = "green" if result.exit_code == 0 else "red"
+            display.say(f"{result.reason} (exit code {result.exit_code})", style)
+            if result.exit_code != 0:
+                display.say(f"see `midstep report {job.job_directory}`", "dim")
+    finally:
+        job.held.remove()  # if it was interrupted before the launcher ran
     return result.exit_code
-
-
-def _variables(pairs: tuple[str, ...]) -> dict[str, str]:
-    variables = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--env")
-        variables[name] = value
-    return variables

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..policies.files import load_policy
@@ -17,6 +16,8 @@ from ..simulation.forecast import Cluster, Forecast
 from ..simulation.invariants import InvariantBroken
 from ..simulation.outlook import Outlook
 from ..simulation.world import simulate
+from .output import echo, echo_json
+from .terminal import Terminal
 from .views.outlook_text import outlook_tables
 
 EXIT_WRONG_FILE = 1
@@ -95,10 +96,10 @@ def command(
         outlook = _play(Forecast(policy, cluster, trace, hours=hours, seed=seed), hours)
         _write(outlook, json_file, picture)
     except (PolicyError, ConfigurationError) as error:
-        click.echo(str(error), err=True)
+        echo(str(error), err=True)
         sys.exit(EXIT_WRONG_FILE)
     if json_file != Path("-"):
-        console = Console()
+        console = Terminal()
         for part in outlook_tables(outlook, cluster):
             console.print(part)
     sys.exit(EXIT_VIOLATED if outlook.violations else 0)
@@ -106,7 +107,7 @@ def command(
 
 def _play(forecast: Forecast, hours: float) -> Outlook:
     columns = TextColumn("forecast"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} h")
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, TimeElapsedColumn(), console=Terminal(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=hours)
         return forecast.run(lambda reached_h: progress.update(task, completed=reached_h))
 
@@ -115,7 +116,7 @@ def _write(outlook: Outlook, json_file: Path | None, picture: Path | None) -> No
     if json_file is not None:
         text = msgspec.json.format(msgspec.json.encode(outlook.as_json()), indent=2).decode()
         if json_file == Path("-"):
-            click.echo(text)
+            echo_json(text)
         else:
             try:
                 json_file.write_text(text + "\n")
@@ -131,10 +132,10 @@ def _replay(seed: int) -> None:
     try:
         world = simulate(seed, whole_transcript=True)
     except InvariantBroken as broken:
-        click.echo(broken.transcript)
-        click.echo(f"seed {seed}: broken: {broken.invariant}: {broken.what}")
+        echo(broken.transcript)
+        echo(f"seed {seed}: broken: {broken.invariant}: {broken.what}")
         sys.exit(EXIT_VIOLATED)
-    click.echo(world.tell())
+    echo(world.tell())
     finish = world.controller.finish
     assert finish is not None
-    click.echo(f"seed {seed}: all invariants hold; exit code {finish.exit_code}: {finish.reason}")
+    echo(f"seed {seed}: all invariants hold; exit code {finish.exit_code}: {finish.reason}")

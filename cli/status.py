@@ -15,6 +15,8 @@ from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
 from .job_directories import find_job
 from .operator import live_directory, what_became_of_it
+from .output import echo, echo_json
+from .views.wording import date_text
 
 ASK_S = 2.0
 
@@ -54,7 +56,7 @@ def command(job: str | None, as_json: bool, watch: bool, every_s: float) -> None
             return
         status, note = look(job_directory)
         if as_json:
-            click.echo(as_data(status, note))
+            echo_json(as_data(status, note))
         else:
             _show(status, note)
     except MidstepError as error:
@@ -77,8 +79,7 @@ def look(job_directory: Path) -> tuple[JobStatus, str]:
     if result is not None:
         note = f"the job has ended without a controller that could record it: {result.reason}"
         return msgspec.structs.replace(status, exit_code=result.exit_code, reason=result.reason), note
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.at_s))
-    return status, f"no controller answers; this is the journal as of {at} ({why})"
+    return status, f"no controller answers; this is the journal as of {date_text(status.at_s)} ({why})"
 
 
 def as_data(status: JobStatus, note: str) -> str:
@@ -90,15 +91,16 @@ def as_data(status: JobStatus, note: str) -> str:
 def _watch(job_directory: Path, as_json: bool, every_s: float) -> None:
     if as_json:
         for status, note in _looks(job_directory, every_s):
-            click.echo(as_data(status, note))
+            echo_json(as_data(status, note))
         return
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
+    from .terminal import Terminal
     from .views.status_view import status_view
 
-    with Live(auto_refresh=False, vertical_overflow="visible") as live:
+    with Live(console=Terminal(), auto_refresh=False, vertical_overflow="visible") as live:
         for status, note in _looks(job_directory, every_s):
             lines = [Text(note, style="yellow")] if note else []
             live.update(Group(*lines, status_view(status)), refresh=True)
@@ -118,10 +120,9 @@ def _looks(job_directory: Path, every_s: float) -> Iterator[tuple[JobStatus, str
 
 
 def _show(status: JobStatus, note: str) -> None:
-    from rich.console import Console
-
+    from .terminal import Terminal
     from .views.status_view import status_view
 
     if note:
-        click.echo(note, err=True)
-    Console().print(status_view(status))
+        echo(note, err=True)
+    Terminal().print(status_view(status))

@@ -6,6 +6,7 @@ import click
 
 from ..controller.doors.control_requests import StopJobRequest
 from .operator import tell
+from .output import echo
 
 ASK_S = 10.0
 
@@ -25,7 +26,7 @@ def command(job: str | None, reason: str | None) -> None:
       midstep stop                                the latest job
       midstep stop demo --reason "enough steps"
     """
-    click.echo(tell(job, StopJobRequest(reason or f"midstep stop by {_user()}"), ASK_S))
+    echo(tell(job, StopJobRequest(reason or f"midstep stop by {_user()}"), ASK_S))
 
 
 def _user() -> str:

@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from rich.text import Text
+
 from ..controller.doors.control_requests import StatusReply, StatusRequest
 from ..controller.doors.control_socket import NoController, ask
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import Incident, JobStatus, Outcome
+from .views.wording import REASON_CHARACTERS, telling_line
 
 ASK_S = 0.5
 
@@ -14,13 +17,12 @@ ASK_S = 0.5
 class Watcher:
     """Compares the job's status with what it was at the last look."""
 
-    def __init__(self, run_directory: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, run_directory: Path, say: Callable[[Text], None]) -> None:
         self._run_directory = run_directory
         self._say = say
         self._phase = ""
         self._decisions: dict[int, int] = {}
         self._closed: set[int] = set()
-        self.last: JobStatus | None = None
 
     def look(self) -> None:
         """Ask the controller; say what is new. A controller that does not answer is tried again at the next look."""
@@ -28,28 +30,34 @@ class Watcher:
             reply = ask(self._run_directory, StatusRequest(), ASK_S)
         except (NoController, MidstepError):
             return
-        if not isinstance(reply, StatusReply):
-            return
-        status = reply.status
-        self.last = status
+        if isinstance(reply, StatusReply):
+            self._compare(reply.status)
+
+    def _compare(self, status: JobStatus) -> None:
         if status.phase != self._phase and not status.incidents:
             self._phase = status.phase
-            self._say(f"{status.phase} (generation {status.generation})")
+            self._say(Text(f"{status.phase} (generation {status.generation})"))
         for incident in status.incidents:
             self._incident(incident)
 
     def _incident(self, incident: Incident) -> None:
         said = self._decisions.get(incident.number, 0)
         for decision in incident.decisions[said:]:
-            self._say(f"[bold]incident {incident.number}[/]: {decision.rung} - {decision.reason}")
+            reason = telling_line(decision.reason, REASON_CHARACTERS)
+            self._say(
+                Text(f"incident {incident.number}", style="bold").append(f": {decision.rung} - {reason}", "not bold")
+            )
         self._decisions[incident.number] = len(incident.decisions)
         if incident.number in self._closed or incident.outcome is Outcome.OPEN:
             return
         self._closed.add(incident.number)
+        line = Text(f"incident {incident.number}: ")
         if incident.outcome is Outcome.RESUMED:
-            self._say(
-                f"incident {incident.number}: [green]resumed[/] at step {incident.resumed_step} after "
-                f"{incident.recovery_s:.2f} s, {incident.steps_lost} committed steps lost"
+            line.append("resumed", style="green").append(
+                f" at step {incident.resumed_step} after {incident.recovery_s or 0.0:.2f} s, {incident.steps_lost} "
+                "committed steps lost"
             )
         else:
-            self._say(f"incident {incident.number}: [red]{incident.outcome}[/]: {incident.ended_reason}")
+            ended = telling_line(incident.ended_reason, REASON_CHARACTERS)
+            line.append(str(incident.outcome), style="red").append(f": {ended}")
+        self._say(line)

@@ -128,7 +128,7 @@ class Driver:
 
     def stop(self, reason: str) -> None:
         """Ask the machine to end the job. For signal handlers in the loop's thread."""
-        self._pend(StopRequested(reason))
+        self._pend(StopRequested(reason, insist=False))
         if self._wake is not None:
             self._wake.set()
 
@@ -159,7 +159,7 @@ class Driver:
         _log.info("term %d begins, %d events replayed", self._journal.term, events)
         self._pend(ControllerStarted(self._journal.term))
         if self._stop is not None:
-            self._pend(StopRequested(self._stop))
+            self._pend(StopRequested(self._stop, insist=False))
 
     def turn(self) -> None:
         """Do everything that is to be done now, within bounds."""

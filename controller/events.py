@@ -54,9 +54,10 @@ class HoldEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopRequested(msgspec.Struct, frozen=True, tag=True):
-    """An operator, or a signal to the launcher, wants the job to end."""
+    """An operator, or a signal to the launcher, wants the job to end. `insist`: at once, if asked before."""
 
     reason: str
+    insist: bool = True
 
 
 Event = (

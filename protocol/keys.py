@@ -23,9 +23,8 @@ import zmq
 from zmq.utils import z85
 
 from .errors import ConfigurationError
+from .private_files import DIRECTORY_MODE, FILE_MODE, replace_file
 
-_DIRECTORY_MODE = 0o700
-_FILE_MODE = 0o600
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _SERVER = "server"
 _KEY_BYTES = 40  # a CURVE key in Z85
@@ -166,7 +165,7 @@ def _check_keys(path: Path, *keys: str) -> None:
 
 def _make_private(folder: Path) -> None:
     try:
-        folder.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        folder.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"the key directory {folder} cannot be made: {error}.") from error
     _check_private(folder)
@@ -185,7 +184,7 @@ def _check_private(path: Path) -> None:
     if status.st_uid != os.getuid():
         raise ConfigurationError(f"{path} belongs to user {status.st_uid}, not to {os.getuid()}: chown it.")
     if status.st_mode & _OTHERS:
-        wanted = _DIRECTORY_MODE if stat.S_ISDIR(status.st_mode) else _FILE_MODE
+        wanted = DIRECTORY_MODE if stat.S_ISDIR(status.st_mode) else FILE_MODE
         raise ConfigurationError(
             f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o}): chmod {wanted:o} it; "
             "if others may have read it, delete the keys and start the job anew."
@@ -203,17 +202,7 @@ def _read(path: Path, kind: type[_T]) -> _T:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a private file whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _FILE_MODE)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        replace_file(path, data)
     except OSError as error:
         raise ConfigurationError(f"the key file {path} cannot be written: {error}.") from error

@@ -8,7 +8,7 @@ import msgspec
 
 from ...protocol.incidents import Incident
 from ...protocol.types import FaultKind, FaultLevel, FaultReport
-from .wording import ranks_text, telling_line
+from .wording import cell, ranks_text, telling_line
 
 ECHOES = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP})
 
@@ -72,7 +72,7 @@ def place_text(ranks: tuple[int, ...], nodes: tuple[str, ...]) -> str:
     """Return where something was seen: rank 1 on node-0, node-1, or the empty string."""
     where = ranks_text(ranks) if ranks else ""
     there = ", ".join(nodes)
-    return f"{where} on {there}" if where and there else where or there
+    return cell(f"{where} on {there}" if where and there else where or there)
 
 
 def level_text(report: FaultReport) -> str:
@@ -80,7 +80,7 @@ def level_text(report: FaultReport) -> str:
     if report.level is FaultLevel.SOFTWARE or report.kind is FaultKind.NODE_LOST:
         return ""
     code = f" {report.code}" if report.code else ""
-    return f"{report.level}{code}" + (f" ({report.meaning})" if report.meaning else "")
+    return cell(f"{report.level}{code}" + (f" ({report.meaning})" if report.meaning else ""))
 
 
 def report_place(report: FaultReport) -> str:

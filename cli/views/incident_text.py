@@ -10,13 +10,22 @@ from ...protocol.types import Decision, RestoreSource
 from .causes import KIND_WORDS, ReportGroup, headline_cause, level_text, place_text, report_groups
 from .timeline import incident_end_s, lay_out
 from .timeline_text import timeline_view
-from .wording import clock_text, count_text, duration_text, numbers_text, ranks_text, size_text, telling_line
+from .wording import (
+    REASON_CHARACTERS,
+    cell,
+    clock_text,
+    count_text,
+    duration_text,
+    numbers_text,
+    ranks_text,
+    size_text,
+    telling_line,
+)
 
 REPORT_LINES = 8
 REPAIR_LINES = 8
 PID_CHANGES = 8
 LABEL_WIDTH = 9
-REASON_CHARACTERS = 400
 
 OUTCOME_STYLES = {
     Outcome.RESUMED: "bold green",
@@ -60,7 +69,7 @@ def outcome_line(incident: Incident, until_s: float | None = None) -> Text:
     elif incident.outcome is Outcome.STOPPED:
         text.append(f" after {spent}")
     else:
-        phase = f", {incident.phases[-1].name}" if incident.phases else ""
+        phase = f", {cell(incident.phases[-1].name)}" if incident.phases else ""
         text.append(f" for {spent}{phase}{rung}")
     text.append(f"; {headline_cause(incident)}")
     return text
@@ -88,7 +97,7 @@ def _report_line(group: ReportGroup, began_s: float) -> Text:
     hardware = level_text(first)
     text.append(f", {hardware}" if hardware else "")
     text.append(f": {detail}" if detail else "")
-    seen = f"seen by {first.seen_by}" if group.count == 1 else f"{group.count} reports"
+    seen = f"seen by {cell(first.seen_by)}" if group.count == 1 else f"{group.count} reports"
     since_s = first.at_s - began_s
     when = f"+{duration_text(since_s)}, " if since_s > 0 else ""
     return text.append(f" ({when}{seen})", style="dim")

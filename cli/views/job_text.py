@@ -10,7 +10,7 @@ from .causes import headline_cause
 from .incident_text import OUTCOME_STYLES, incident_view
 from .timeline import incident_end_s
 from .timeline_text import legend
-from .wording import ABSENT, clock_text, count_text, date_text, duration_text, telling_line
+from .wording import ABSENT, cell, clock_text, count_text, date_text, duration_text, telling_line
 
 BUDGET_BAR = 20
 OVERVIEW_ROWS = 20
@@ -34,10 +34,10 @@ def job_view(status: JobStatus, incidents: tuple[Incident, ...], *, width: int) 
 
 def job_line(status: JobStatus) -> Text:
     """Return the first line: what became of the job, or what it is doing."""
-    text = Text(f"Job {status.job}: ", style="bold")
+    text = Text(f"Job {cell(status.job)}: ", style="bold")
     if status.exit_code is None:
         style = "bold yellow" if any(_is_open(incident) for incident in status.incidents) else "bold green"
-        text.append(status.phase.upper(), style=style)
+        text.append(cell(status.phase).upper(), style=style)
         text.append(f" at step {status.committed}, {date_text(status.at_s)}")
     else:
         ended_well = status.exit_code == 0
@@ -109,7 +109,7 @@ def budget_table(status: JobStatus) -> RenderableType:
     table.add_column("used", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for budget in status.budgets:
-        table.add_row(budget.name, f"{budget.used} of {budget.limit}", _budget_bar(budget))
+        table.add_row(cell(budget.name), f"{budget.used} of {budget.limit}", _budget_bar(budget))
     return table
 
 

@@ -6,10 +6,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ...policies.fault_levels import TREATMENTS, Treatment
+from ...policies.wording import one_line
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
 from ...protocol.types import DETECTOR_PREFIX, FaultReport
 from .job_text import budget_table, hold_lines, job_line, overview, summary_line
-from .wording import ABSENT, count_text, duration_text, numbers_text, telling_line
+from .wording import ABSENT, cell, count_text, duration_text, numbers_text, telling_line
 
 RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
 INCIDENTS = 5
@@ -38,13 +39,13 @@ def status_view(status: JobStatus) -> RenderableType:
         )
         parts.append(Text(f"{left_out} left out, the earliest: too many for one answer", style="dim"))
     if status.refused:
-        counted = ", ".join(f"{reason}: {count}" for reason, count in sorted(status.refused.items()))
+        counted = ", ".join(f"{cell(reason)}: {count}" for reason, count in sorted(status.refused.items()))
         parts.append(Text(f"messages refused: {counted}", style="yellow"))
     return Group(*parts)
 
 
 def _figures(status: JobStatus) -> Text:
-    text = Text(f"phase {status.phase}, generation {status.generation}, term {status.term}, ")
+    text = Text(f"phase {cell(status.phase)}, generation {status.generation}, term {status.term}, ")
     if len(status.ranks) < status.ranks_asked:
         text.append(f"{len(status.ranks)} of {count_text(status.ranks_asked, 'rank')}", style="bold yellow").append(
             ", "
@@ -58,7 +59,7 @@ def _decision(incident: Incident) -> list[Text]:
     if incident.outcome is not Outcome.OPEN or not incident.decisions:
         return []
     *passed_over, taken = incident.decisions[-1].in_words()
-    return [*(Text(line, style="dim") for line in passed_over), Text(taken)]
+    return [*(Text(one_line(line), style="dim") for line in passed_over), Text(one_line(taken))]
 
 
 def rank_table(ranks: tuple[RankStatus, ...]) -> RenderableType:
@@ -76,18 +77,18 @@ def rank_table(ranks: tuple[RankStatus, ...]) -> RenderableType:
     for rank in sorted(shown, key=lambda rank: rank.rank):
         table.add_row(
             str(rank.rank),
-            *([rank.role or ABSENT] if with_roles else []),
-            rank.node or ABSENT,
+            *([cell(rank.role) or ABSENT] if with_roles else []),
+            cell(rank.node) or ABSENT,
             str(rank.pid) if rank.pid else ABSENT,
             str(rank.incarnation),
-            Text(rank.state, style="" if rank.state == usual else "bold yellow"),
-            rank.activity or ABSENT,
+            Text(cell(rank.state), style="" if rank.state == usual else "bold yellow"),
+            cell(rank.activity) or ABSENT,
             str(rank.step),
         )
     hidden = len(ranks) - len(shown)
     if not hidden:
         return table
-    return Group(table, Text(f"... and {hidden} more ranks, most of them {usual} (see --json)", style="dim"))
+    return Group(table, Text(f"... and {hidden} more ranks, most of them {cell(usual)} (see --json)", style="dim"))
 
 
 def node_table(nodes: tuple[NodeStatus, ...]) -> RenderableType:
@@ -100,10 +101,11 @@ def node_table(nodes: tuple[NodeStatus, ...]) -> RenderableType:
     for name in ("node", "domain", "state", "ranks", *more):
         table.add_column(name, overflow="fold")
     for node in nodes:
-        state = Text(node.state, style=NODE_STYLES.get(node.state, ""))
-        said = {"failures": str(node.failures), "note": node.note}
+        state = Text(cell(node.state), style=NODE_STYLES.get(node.state, ""))
+        said = {"failures": str(node.failures), "note": cell(node.note)}
         ranks = numbers_text(node.ranks) or ABSENT
-        table.add_row(node.node, node.failure_domain, state, ranks, *(said[name] or ABSENT for name in more))
+        names = cell(node.node), cell(node.failure_domain)
+        table.add_row(*names, state, ranks, *(said[name] or ABSENT for name in more))
     return table
 
 
@@ -116,10 +118,10 @@ def fault_table(faults: tuple[StandingFault, ...], at_s: float) -> RenderableTyp
         report = fault.report
         table.add_row(
             Text(str(report.level), style=FAULT_STYLES.get(TREATMENTS[report.level], "")),
-            report.code or ABSENT,
+            cell(report.code or ABSENT),
             _fault_place(report),
             duration_text(max(0.0, at_s - fault.since_s)),
-            report.seen_by.removeprefix(DETECTOR_PREFIX),
+            cell(report.seen_by.removeprefix(DETECTOR_PREFIX)),
             telling_line(report.meaning or report.detail),
         )
     hidden = len(faults) - FAULT_ROWS
@@ -130,4 +132,4 @@ def fault_table(faults: tuple[StandingFault, ...], at_s: float) -> RenderableTyp
 
 def _fault_place(report: FaultReport) -> str:
     device = None if report.device is None else f"device {report.device}"
-    return ", ".join(part for part in (report.node, device) if part) or ABSENT
+    return cell(", ".join(part for part in (report.node, device) if part)) or ABSENT

@@ -6,12 +6,14 @@ from the start of rejoining. Lengths are exact; places are as good as the delive
 """
 
 from collections.abc import Mapping
+from math import isfinite
 
 import msgspec
 
 from ...protocol.incidents import Incident, Outcome, PhaseRecord, RankPhase
 from ...protocol.types import FaultKind
 from .causes import is_echo
+from .wording import cell
 
 DETECTING = "detecting"  # from the fault to the first report at the controller
 QUIESCING = "quiescing"
@@ -88,7 +90,7 @@ def lay_out(incident: Incident, until_s: float | None = None) -> Timeline:
     marks = tuple(
         Mark(
             kind=report.kind,
-            at_s=max(0.0, report.at_s - incident.began_s),
+            at_s=max(0.0, finite(report.at_s - incident.began_s)),
             rank=report.rank,
             node=report.node,
             detail=report.detail,
@@ -97,22 +99,27 @@ def lay_out(incident: Incident, until_s: float | None = None) -> Timeline:
         )
         for report in incident.reports
     )
-    points = [end_s - incident.began_s, *(span.ended_s for span in phases), *(mark.at_s for mark in marks)]
+    points = [finite(end_s - incident.began_s), *(span.ended_s for span in phases), *(mark.at_s for mark in marks)]
     points.extend(span.ended_s for lane in lanes.values() for span in lane)
     return Timeline(length_s=max(0.0, *points), phases=phases, lanes=lanes, marks=marks)
+
+
+def finite(seconds: float) -> float:
+    """Return a time that was reported, and 0 for one that no clock can have shown."""
+    return seconds if isfinite(seconds) else 0.0
 
 
 def incident_end_s(incident: Incident, until_s: float | None) -> float:
     """Return when an incident ended, in wall-clock seconds: the resumed step, else the last thing known of it."""
     if incident.resumed_s is not None:
-        return incident.resumed_s
+        return incident.resumed_s if isfinite(incident.resumed_s) else incident.began_s
     known = [incident.began_s]
     for phase in incident.phases:
         known.append(phase.began_s if phase.ended_s is None else phase.ended_s)
     known.extend(report.at_s for report in incident.reports)
     if incident.outcome is Outcome.OPEN and until_s is not None:
         known.append(until_s)
-    return max(known)
+    return max(filter(isfinite, known), default=0.0)
 
 
 def phase_seconds(incident: Incident, until_s: float | None = None) -> dict[str, float]:
@@ -135,16 +142,18 @@ def _controller_spans(incident: Incident, end_s: float) -> tuple[Span, ...]:
     if not incident.phases:
         return ()
     ordered = sorted(incident.phases, key=lambda phase: phase.began_s)
-    first_s = ordered[0].began_s - incident.began_s
+    first_s = finite(ordered[0].began_s - incident.began_s)
     spans = []
     if first_s > 0:
         spans.append(Span(DETECTING, ordered[0].generation, 0.0, first_s))
     for phase in ordered:
-        began_s = max(0.0, phase.began_s - incident.began_s)
+        began_s = max(0.0, finite(phase.began_s - incident.began_s))
         closes = phase is ordered[-1] and incident.outcome is Outcome.RESUMED
         # The last phase is over when the last rank says so, not when the controller hears of it.
         ended_s = end_s if closes or phase.ended_s is None else phase.ended_s
-        spans.append(Span(phase.name, phase.generation, began_s, max(began_s, ended_s - incident.began_s)))
+        spans.append(
+            Span(cell(phase.name), phase.generation, began_s, max(began_s, finite(ended_s - incident.began_s)))
+        )
     return tuple(spans)
 
 
@@ -156,12 +165,12 @@ def _lanes(incident: Incident) -> dict[int, tuple[Span, ...]]:
         name = QUIESCING if phase.name in EARLY_PHASES else REJOINING
         ordered_s = starts.get((phase.generation, name), 0.0)
         began_s = max(ordered_s, lane[-1].ended_s) if lane else ordered_s
-        lane.append(Span(phase.name, phase.generation, began_s, began_s + phase.duration_s))
+        lane.append(Span(cell(phase.name), phase.generation, began_s, began_s + finite(phase.duration_s)))
     return {rank: tuple(lanes[rank]) for rank in sorted(lanes)}
 
 
 def _starts(phases: tuple[PhaseRecord, ...], origin_s: float) -> dict[tuple[int, str], float]:
-    return {(phase.generation, phase.name): max(0.0, phase.began_s - origin_s) for phase in reversed(phases)}
+    return {(phase.generation, phase.name): max(0.0, finite(phase.began_s - origin_s)) for phase in reversed(phases)}
 
 
 def _rank_phase_order(phase: RankPhase) -> tuple[int, int]:

@@ -132,7 +132,7 @@ def _draw_heading(figure: Any, title: str, total: float) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    figure.text(0.012, 1 - 0.12 / total, title, fontsize=13, fontweight="bold", va="top")
+    figure.text(0.012, 1 - 0.12 / total, title, fontsize=13, fontweight="bold", va="top", parse_math=False)
     edge: dict[str, Any] = {"linewidth": 0.5, "edgecolor": "black"}
     phases: list[Any] = [Patch(facecolor=colour, label=name, **edge) for name, colour in PHASE_COLOURS.items()]
     ranks: list[Any] = [
@@ -158,7 +158,7 @@ def _draw_heading(figure: Any, title: str, total: float) -> None:
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
     unit_s, unit = (1e-3, "ms") if panel.length_s < SUB_SECOND_S else (1.0, "s")
-    axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
+    axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", parse_math=False)
     for span in panel.timeline.phases:
         ends = panel.clip(span)
         if ends is not None:
@@ -205,7 +205,7 @@ def _draw_bar(axes: Any, panel: Panel, span: Span, lane: int, unit_s: float) -> 
         if width_s >= LABEL_SHARE * len(text) * panel.length_s:
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.0 if on_controller else 0.85, "pad": 0.8}
             middle = (ends[0] + width_s / 2) / unit_s
-            axes.text(middle, lane, text, ha="center", va="center", fontsize=8, bbox=box, zorder=3)
+            axes.text(middle, lane, text, ha="center", va="center", fontsize=8, bbox=box, zorder=3, parse_math=False)
             return
 
 

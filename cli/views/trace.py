@@ -9,7 +9,7 @@ from typing import Any
 from ...protocol.incidents import Incident, JobStatus
 from .causes import cause_line
 from .incident_data import incident_json
-from .timeline import Span, Timeline, lay_out
+from .timeline import Span, Timeline, finite, lay_out
 from .wording import date_text, telling_line
 
 MICROSECONDS_PER_S = 1e6
@@ -126,4 +126,4 @@ def _instant(name: str, thread: int, at_s: float, category: str, arguments: dict
 
 
 def _microseconds(seconds: float) -> int:
-    return round(seconds * MICROSECONDS_PER_S)
+    return round(finite(seconds) * MICROSECONDS_PER_S)

@@ -3,19 +3,24 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from ...policies.wording import one_line
+
 MS_PER_S = 1000
 S_PER_MINUTE = 60
 S_PER_HOUR = 3600
 S_PER_DAY = 86400
+NO_DURATION_S = 1e11  # thousands of years: of a clock that was wrong
 SIZE_STEP = 1000  # decimal units, as network and disk vendors count
+CELL_CHARACTERS = 120
 DETAIL_CHARACTERS = 200
+REASON_CHARACTERS = 400
 
 ABSENT = "-"
 
 
 def duration_text(seconds: float | None) -> str:
     """Return seconds as 12 ms, 1.24 s, 3 min 5 s, 2 h 10 min or 3 d 4 h; None as a dash."""
-    if seconds is None:
+    if seconds is None or not abs(seconds) < NO_DURATION_S:  # nor is NaN one
         return ABSENT
     if seconds < 0:
         positive = _positive_duration_text(-seconds)
@@ -54,16 +59,22 @@ def size_text(size_bytes: int) -> str:
 
 def clock_text(at_s: float) -> str:
     """Return wall-clock seconds as a time of day to the millisecond, in UTC."""
-    return f"{_utc(at_s):%H:%M:%S}.{_utc(at_s).microsecond // MS_PER_S:03d} UTC"
+    at = _utc(at_s)
+    return f"{at:%H:%M:%S}.{at.microsecond // MS_PER_S:03d} UTC" if at is not None else ABSENT
 
 
 def date_text(at_s: float) -> str:
     """Return wall-clock seconds as date and time of day, in UTC."""
-    return f"{_utc(at_s):%Y-%m-%d %H:%M:%S} UTC"
+    at = _utc(at_s)
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC" if at is not None else ABSENT
 
 
-def _utc(at_s: float) -> datetime:
-    return datetime.fromtimestamp(at_s, UTC)
+def _utc(at_s: float) -> datetime | None:
+    """Return the time as a date, and None for a clock that is off by millennia."""
+    try:
+        return datetime.fromtimestamp(at_s, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def count_text(count: int, noun: str) -> str:
@@ -91,6 +102,20 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"rank{'' if len(numbers) == 1 else 's'} {numbers_text(numbers)}"
 
 
+def harmless(text: str) -> str:
+    """Return a text that a terminal shows and does not obey: lines stay lines, other control characters become "?"."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else " " if letter.isspace() else "?" for letter in text
+    )
+
+
+def cell(text: str) -> str:
+    """Return a name or a note for a table: on one line, and cut."""
+    return one_line(text, CELL_CHARACTERS)
+
+
 def telling_line(detail: str, limit: int = DETAIL_CHARACTERS) -> str:
     """Return the one line of a detail that says most: the first one, or the last one of a traceback.
 
@@ -100,5 +125,5 @@ def telling_line(detail: str, limit: int = DETAIL_CHARACTERS) -> str:
     if not lines:
         return ""
     line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    line = "".join(character if character.isprintable() else "?" for character in line)
+    line = harmless(line)
     return line if len(line) <= limit else f"{line[: limit - 3]}..."

@@ -33,9 +33,10 @@ class ReportFaultRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopJobRequest(msgspec.Struct, frozen=True, tag=True):
-    """End the job."""
+    """End the job. `insist`: its last checkpoint is not waited for, if the job was asked to stop before."""
 
     reason: Text
+    insist: bool = True
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag=True):

@@ -4,13 +4,13 @@ Both are replaced as a whole, so that a reader never sees half of one.
 """
 
 import contextlib
-import os
 from pathlib import Path
 
 import msgspec
 
 from ...protocol.discovery import ENDPOINT_NAME, read_endpoint
 from ...protocol.errors import ConfigurationError, MidstepError
+from ...protocol.private_files import replace_file
 
 RESULT_NAME = "result.json"
 
@@ -55,17 +55,9 @@ def read_result(job_directory: Path) -> Result | None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, data)
     except OSError as error:
         raise MidstepError(
             f"{path}: cannot be written: {error.strerror}. Check space and permissions of that directory."
         ) from error
-    finally:
-        with contextlib.suppress(OSError):  # a file system that takes no draft takes no removal of one either
-            draft.unlink()

@@ -49,9 +49,15 @@ def on_kill_node_requested(state: JobState, event: KillNodeRequested, now: float
 
 
 def on_stop_requested(state: JobState, event: StopRequested, now: float) -> None:
-    """End the job on request; a second request does not wait for a checkpoint any more."""
+    """End the job on request; a second request does not wait for a checkpoint any more, if it insists.
+
+    A job that is ending already, for a reason of its own, is left to save: the first request changes nothing about it.
+    """
+    asked_before, state.stop_requested = state.stop_requested, True
     if state.phase is Phase.SAVING and state.resizing:  # what is being saved is then for the end
         state.resizing, state.stop_reason, state.stop_code = False, event.reason, STOPPED_BY_REQUEST
+    elif state.phase is Phase.SAVING and not (asked_before and event.insist):
+        state.ignore("stop request while the job is saving")
     elif state.phase is Phase.SAVING:
         end(state, STOPPED_BY_REQUEST, f"{event.reason}; without a checkpoint, as it was asked for twice", now)
     else:

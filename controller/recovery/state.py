@@ -89,6 +89,7 @@ class JobState:
     plan: RepairPlan | None = None
     stop_reason: str = ""
     stop_code: int = 1
+    stop_requested: bool = False
     resizing: bool = False  # saved for a world of another size, and not for the end
     leaving: tuple[str, ...] = ()  # nodes that are replaced as soon as that is saved
     # The shards that each rank has yet to save; in front the rank that publishes, and is asked when it is the last.

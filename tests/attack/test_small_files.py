@@ -149,11 +149,11 @@ def test_a_log_that_cannot_be_read_does_not_stop_the_others_from_being_shown(tmp
     """The launcher follows logs; a directory among them is passed over."""
     (tmp_path / "rank-0.1.log").mkdir()
     (tmp_path / "rank-1.1.log").write_text("hello\n")
-    shown: list[tuple[int, str]] = []
+    shown: list[tuple[int, bytes]] = []
 
     LogFollower(tmp_path, lambda rank, line: shown.append((rank, line))).look()
 
-    assert shown == [(1, "hello")]
+    assert shown == [(1, b"hello")]
 
 
 def test_an_order_without_a_descriptor_for_it_is_an_agents_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,165 @@
+"""What the launcher shows of a job: the ranks' output on stdout, what happens to the job on stderr.
+
+To show is never part of keeping a job alive. Both outputs have a thread of their own, so that a pipe without a reader,
+a full disk, a terminal that is gone or a text that cannot be shown neither stops nor ends anything but the showing. The
+ranks' output waits in their logs, however long its reader takes; what waits for stderr is bounded, and what is dropped
+is counted.
+"""
+
+import logging
+import queue
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.text import Text
+
+from .log_follower import LogFollower
+from .outlet import Outlet
+from .output import HarmlessFormatter
+from .refresher import Refresher
+from .terminal import Terminal
+from .watching import Watcher
+
+MAX_WAITING = 1000  # lines for stderr
+
+
+class Display:
+    """Shows a job while it is entered. None of its methods raises, and none waits but `drain` and the exit."""
+
+    def __init__(self, job_directory: Path, run_directory: Path, *, quiet: bool) -> None:
+        self._logs = job_directory / "logs"
+        self._quiet = quiet
+        self._output, self._errors = Outlet(sys.stdout), Outlet(sys.stderr)
+        self._follower = LogFollower(self._logs, self._show_line)
+        self._watcher = Watcher(run_directory, self._show)
+        self._terminal = Terminal(stderr=True, soft_wrap=True)
+        self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        self._waiting: queue.Queue[Text] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        self._failures: set[str] = set()
+        self._told_of_output = False
+        self._ranks = Refresher(
+            "midstep-output",
+            self._look_at_ranks,
+            advanced=lambda: self._output.written_bytes,
+            on_error=self._failed,
+            last=self._follower.show_rest,
+        )
+        self._news = Refresher(
+            "midstep-news",
+            self._look_at_job,
+            advanced=lambda: self._errors.written_bytes,
+            on_error=self._failed,
+            last=self._show_waiting,
+        )
+        self._log_handler = _LogHandler(self)
+        self._log_handlers: list[logging.Handler] = []
+
+    def __enter__(self) -> Self:
+        """Begin to show; the log of this process goes through here from now on, as stderr may not be read."""
+        root = logging.getLogger()
+        self._log_handlers, root.handlers = root.handlers, [self._log_handler]
+        self._news.start()
+        if not self._quiet:
+            self._ranks.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Show what is left, within the limits of `Refresher.finish`, and nothing afterwards."""
+        self.drain()
+        self._news.finish()
+        logging.getLogger().handlers = self._log_handlers
+        for outlet in (self._output, self._errors):
+            outlet.close("the job is over")
+
+    def say(self, text: str, style: str = "") -> None:
+        """Show a line on stderr, soon; it is dropped and counted when too many wait."""
+        self._say(Text(text, style=style))
+
+    def drain(self) -> None:
+        """Show what the ranks have printed to its end, if it is read, and say so if it is not. Idempotent."""
+        if self._quiet:
+            return
+        self._quiet = True
+        finished = self._ranks.finish()
+        if not finished and not self._output.gone:
+            unread = self._follower.unread_bytes()
+            self.say(f"standard output is not read: {unread} bytes or more are not shown; they are in {self._logs}")
+            self._output.close("not read")
+
+    # --- in the threads ---------------------------------------------------------------------------------------------
+
+    def _look_at_ranks(self) -> bool:
+        if self._output.gone:
+            if not self._told_of_output:
+                self._told_of_output = True
+                self.say(
+                    f"standard output is gone ({self._output.gone}): the job continues, and what its ranks print is in "
+                    f"{self._logs}",
+                    "dim",
+                )
+            return False
+        return self._follower.look()
+
+    def _show_line(self, rank: int, line: bytes) -> None:
+        self._output.write(b"[rank %d] %b" % (rank, line))
+
+    def _look_at_job(self) -> bool:
+        if self._errors.gone:
+            return False
+        said = self._show_waiting()
+        self._watcher.look()
+        return said
+
+    def _show_waiting(self) -> bool:
+        said = False
+        for _ in range(MAX_WAITING):
+            try:
+                text = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            said = True
+            self._show(text)
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            self._show(Text(f"{dropped} lines were not shown: there were too many at once"))
+        return said
+
+    def _show(self, text: Text) -> None:
+        with self._terminal.capture() as captured:
+            self._terminal.print(Text.assemble("midstep: ", text), end="")
+        self._errors.write(captured.get().encode(self._encoding, "backslashreplace"))
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _say(self, text: Text) -> None:
+        try:
+            self._waiting.put_nowait(text)
+        except queue.Full:
+            self._dropped += 1
+
+    def _failed(self, error: Exception) -> None:
+        what = f"{type(error).__name__}: {error}"
+        if what not in self._failures and len(self._failures) < MAX_WAITING:
+            self._failures.add(what)
+            self.say(f"something of the job cannot be shown ({what}); the job continues", "yellow")
+
+
+class _LogHandler(logging.Handler):
+    """Hands the launcher's own log to the display."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__()
+        self._display = display
+        self.setFormatter(HarmlessFormatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand on a record."""
+        try:
+            self._display.say(self.format(record))
+        except Exception:  # a record whose arguments do not fit its text
+            self.handleError(record)

@@ -1,0 +1,86 @@
+"""Variables for the environment of the ranks: from `--env`, from files, or from the launcher's own environment.
+
+A value on the command line is shown to every user of the machine by `ps`. Secrets come by the other two ways.
+"""
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..protocol.errors import ConfigurationError
+
+MAX_FILE_BYTES = 1 << 20
+READABLE_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
+
+_NAME = re.compile(r"[^\s=\0]+")
+_log = logging.getLogger(__name__)
+
+
+def named_variables(given: Iterable[str]) -> dict[str, str]:
+    """Return the variables of `--env`: NAME=VALUE, or NAME alone for the value that it has here.
+
+    Raises ConfigurationError, which never says a value.
+    """
+    variables = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if _NAME.fullmatch(name) is None:
+            raise ConfigurationError(
+                f"--env {name!r}: not the name of a variable. Write --env NAME=VALUE, or --env NAME for the value that "
+                "it has here."
+            )
+        if not equals and name not in os.environ:
+            raise ConfigurationError(f"--env {name}: there is no variable {name} here. Export it, or give a value.")
+        variables[name] = value if equals else os.environ[name]
+        try:
+            variables[name].encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"--env {name}: its value is not UTF-8 text.") from error
+    return variables
+
+
+def variables_of_files(paths: Iterable[Path]) -> dict[str, str]:
+    """Return the variables of `--env-file`; what a later file says counts.
+
+    Warns of a file that others can read. Raises ConfigurationError naming file and line, and never a value.
+    """
+    variables: dict[str, str] = {}
+    for path in paths:
+        variables.update(_pairs(path, _text(path)))
+    return variables
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"--env-file {path}: cannot be read: {error.strerror or error}.") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"--env-file {path}: more than {MAX_FILE_BYTES} bytes are no list of variables.")
+    if stat.S_ISREG(status.st_mode) and status.st_mode & READABLE_BY_OTHERS:
+        mode = stat.S_IMODE(status.st_mode)
+        _log.warning("%s can be read by others (mode %o); if it holds secrets, chmod 600 it", path, mode)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(f"--env-file {path}: line {line}: not UTF-8 text.") from error
+
+
+def _pairs(path: Path, text: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        content = line.removesuffix("\r").lstrip(" \t")
+        if not content or content.startswith("#"):
+            continue
+        name, equals, value = content.partition("=")
+        if not equals or _NAME.fullmatch(name) is None or "\0" in value:
+            raise ConfigurationError(
+                f"--env-file {path}: line {number}: not NAME=VALUE. Write it without `export` and without blanks "
+                "before the equals sign; the value is taken as it is, and quotes around it would be part of it."
+            )
+        yield name, value

@@ -1,0 +1,58 @@
+"""Files and directories that are for their owner only, whatever the umask.
+
+Who can write a job's policy, result or log can change what the job did, and who can read them may find secrets in them.
+A umask of 002 gives both to the user's group. So the mode is named where a file is made, and the umask is left alone:
+it is the user's, for the files that training writes.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory, and the parents that it lacks, for the owner only; one that is there is left as it is.
+
+    Raises OSError.
+    """
+    for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        missing.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+
+
+def open_for_appending(path: Path) -> int:
+    """Return a descriptor that appends to a file, made for the owner only if it is not there; the caller's to close.
+
+    Raises OSError; for anything but a regular file as well, since to open a pipe could take for ever.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, FILE_MODE)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        os.set_blocking(descriptor, True)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file for the owner only. A reader sees the old one or the new one, and never a part. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        with contextlib.suppress(OSError):  # a file system that takes no draft takes no removal of one either
+            draft.unlink()
