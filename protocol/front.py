@@ -154,17 +154,20 @@ class Front:
         self._watch(connection)
 
     def _make_room(self, address: str) -> None:
-        """Close the oldest of those that have proven nothing: a handshake is a matter of milliseconds."""
+        """Close one of those that have proven nothing: a handshake is a matter of milliseconds."""
         same = [each for each in self._unproven if each.address == address]
         if len(same) >= self._limits.unproven_per_address:
-            self._drop(same[0], "too many connections without a handshake from one address")
+            self._drop_one_of(same, "too many connections without a handshake from one address")
         elif len(self._unproven) >= self._limits.unproven:
-            self._drop(next(iter(self._unproven)), "too many connections without a handshake")
-        elif len(self._connections) >= self._limits.connections:
-            if self._unproven:
-                self._drop(next(iter(self._unproven)), "too many connections")
-            elif self._proof is None:
-                self._drop(min(self._connections, key=lambda each: each.heard_s), "too many connections")
+            self._drop_one_of(list(self._unproven), "too many connections without a handshake")
+        elif len(self._connections) >= self._limits.connections and self._unproven:
+            self._drop_one_of(list(self._unproven), "too many connections")
+        elif len(self._connections) >= self._limits.connections and self._proof is None:
+            self._drop(min(self._connections, key=lambda each: each.heard_s), "too many connections")
+
+    def _drop_one_of(self, connections: list[Connection], reason: str) -> None:
+        """Close the oldest that has not asked to be let in: strangers never get so far. Else the last that came."""
+        self._drop(next((each for each in connections if not each.asks), connections[-1]), reason)
 
     def _serve(self, connection: Connection, from_client: bool, events: int) -> None:
         try:

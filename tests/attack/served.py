@@ -4,7 +4,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,8 +59,8 @@ class Client:
 class Served:
     """The process, and how it is reached."""
 
-    def __init__(self, keys: Path, descriptors: int) -> None:
-        JobKeys.create(keys, [A, B])
+    def __init__(self, keys: Path, descriptors: int, identities: Sequence[str]) -> None:
+        JobKeys.create(keys, identities)
         self.keys = keys
         self.clients: list[Client] = []
         arguments = [sys.executable, "-c", _SERVER, str(keys), str(descriptors)]
@@ -81,12 +81,6 @@ class Served:
     def memory_bytes(self) -> int:
         return int(psutil.Process(self._process.pid).memory_info().rss)
 
-    def until(self, holds: Callable[[], bool], what: str) -> None:
-        give_up = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < give_up, f"still waiting for {what}"
-            time.sleep(0.05)
-
     def close(self) -> None:
         for client in self.clients:
             client.socket.close()
@@ -97,9 +91,9 @@ class Served:
 
 
 @contextmanager
-def served(directory: Path, descriptors: int = DESCRIPTORS) -> Iterator[Served]:
-    """Run a router, with so many descriptors."""
-    here = Served(directory / "keys", descriptors)
+def served(directory: Path, descriptors: int = DESCRIPTORS, identities: Sequence[str] = (A, B)) -> Iterator[Served]:
+    """Run a router, with so many descriptors and keys for `identities`."""
+    here = Served(directory / "keys", descriptors, identities)
     try:
         yield here
     finally:
@@ -107,11 +101,12 @@ def served(directory: Path, descriptors: int = DESCRIPTORS) -> Iterator[Served]:
 
 
 @contextmanager
-def descriptors_here(count: int) -> Iterator[None]:
-    """Let this process have so many descriptors."""
+def descriptors_here(count: int) -> Iterator[int]:
+    """Let this process have `count` descriptors, or as many as the system grants; yield that number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, count), hard), hard))
+    granted = min(max(soft, count), hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
     try:
-        yield
+        yield granted
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
