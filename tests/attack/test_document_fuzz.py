@@ -27,7 +27,7 @@ from .attack import attack
 from .mutation import mutated, mutated_tree
 
 CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
-WORK_S = 30.0  # for one case that takes milliseconds
+WORK_S = 10.0  # of the processor, for one case that takes milliseconds
 NOW_S = 1e9
 GOOD_FILES = sorted(
     path for path in (Path(__file__).parents[1] / "unit/detectors/documents").rglob("*") if path.is_file()
@@ -82,9 +82,9 @@ def test_changed_documents_are_read_or_refused() -> None:
             changed = json.dumps(mutated_tree(tree, chance)).encode("utf-8", "surrogatepass")
         else:
             changed = mutated(data, texts, chance)
-        began = time.monotonic()
+        began = time.process_time()
         assert_documented(documents_in(name, changed))
-        assert time.monotonic() - began < WORK_S, (case, changed[:200])
+        assert time.process_time() - began < WORK_S, (case, changed[:200])
 
 
 @attack(

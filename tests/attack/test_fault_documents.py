@@ -21,7 +21,7 @@ from midstep.protocol.types import Assertion, FaultLevel, FaultReport
 from .attack import attack
 
 PATIENCE_S = 60.0
-WORK_S = 30.0  # for what takes a second or two on a machine with nothing else to do
+WORK_S = 10.0  # of the processor, for what takes a second or two on a machine with nothing else to do
 NAMED = PurePath("mindx-dl-deviceinfo-n.yaml")
 
 
@@ -98,12 +98,12 @@ def test_one_hostile_document_does_not_hide_a_good_one(tmp_path: Path, case: str
     state = tmp_path / "state"
     detector = FileDetector("files", [tmp_path], state)
 
-    began = time.monotonic()
+    began = time.process_time()
     reports = detector.look(2.0)
 
     assert names_of(reports) == ["node1"]
     assert len(reports) == 2
-    assert time.monotonic() - began < WORK_S
+    assert time.process_time() - began < WORK_S
     (skipped,) = (report for report in reports if report.node is None)
     assert skipped.detail.isprintable()
     assert skipped.fault_id.startswith("unreadable/")
@@ -162,10 +162,10 @@ def test_a_document_costs_no_more_than_its_size_allows(case: str) -> None:
     """Nothing is built that is not going to be believed."""
     name = PurePath("p.json") if case.startswith("one long") else NAMED
 
-    began = time.monotonic()
+    began = time.process_time()
     (document,) = documents_in(name, AMPLIFIED[case])
 
-    assert time.monotonic() - began < WORK_S
+    assert time.process_time() - began < WORK_S
     assert document.error or sum(len(reading.detail) for reading in document.readings) < 1e7
     assert len(document.error) <= 1000
 
