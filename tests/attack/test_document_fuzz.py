@@ -46,8 +46,7 @@ def assert_sendable(report: FaultReport) -> None:
 
 
 def assert_documented(documents: tuple[Document, ...]) -> None:
-    """A right result or an error in words, for each document."""
-    assert documents
+    """A right result or an error in words, for each document; an empty list has none."""
     assert len({document.name for document in documents}) == len(documents)
     for document in documents:
         assert document.name.isprintable()
