@@ -27,7 +27,7 @@ from .attack import attack
 from .mutation import mutated, mutated_tree
 
 CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
-WORK_S = 30.0  # for one case that takes milliseconds
+WORK_S = 10.0  # of the processor, for one case that takes milliseconds
 NOW_S = 1e9
 GOOD_FILES = sorted(
     path for path in (Path(__file__).parents[1] / "unit/detectors/documents").rglob("*") if path.is_file()
@@ -46,8 +46,7 @@ def assert_sendable(report: FaultReport) -> None:
 
 
 def assert_documented(documents: tuple[Document, ...]) -> None:
-    """A right result or an error in words, for each document."""
-    assert documents
+    """A right result or an error in words, for each document; an empty list has none."""
     assert len({document.name for document in documents}) == len(documents)
     for document in documents:
         assert document.name.isprintable()
@@ -82,9 +81,9 @@ def test_changed_documents_are_read_or_refused() -> None:
             changed = json.dumps(mutated_tree(tree, chance)).encode("utf-8", "surrogatepass")
         else:
             changed = mutated(data, texts, chance)
-        began = time.monotonic()
+        began = time.process_time()
         assert_documented(documents_in(name, changed))
-        assert time.monotonic() - began < WORK_S, (case, changed[:200])
+        assert time.process_time() - began < WORK_S, (case, changed[:200])
 
 
 @attack(

@@ -23,7 +23,7 @@ from .attack import attack
 from .mutation import mutated, mutated_tree
 
 CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
-WORK_S = 30.0  # for one case that takes milliseconds
+WORK_S = 10.0  # of the processor, for one case that takes milliseconds
 ROOT = Path(__file__).parents[2]
 POLICY = b"""\
 ladder: [{rung: recover_in_place, budget: {per_rank: 3}}, {rung: recover, attempts: 2}, {rung: stop}]
@@ -89,9 +89,9 @@ def test_changed_files_are_read_or_refused(tmp_path: Path, kind: str) -> None:
         else:
             changed = mutated(good, others, chance)
         path.write_bytes(changed)
-        began = time.monotonic()
+        began = time.process_time()
         complaint = refusal(read, path)
         assert complaint is None or str(path) in complaint, (case, changed[:300])
-        assert time.monotonic() - began < WORK_S, (case, changed[:300])
+        assert time.process_time() - began < WORK_S, (case, changed[:300])
     path.write_bytes(good)
     read(path)

@@ -22,7 +22,7 @@ from midstep.simulation.fault_trace import load_trace
 
 from .attack import attack
 
-WORK_S = 60.0  # for what takes a second or two on a machine with nothing else to do
+WORK_S = 10.0  # of the processor, for what takes a second or two on a machine with nothing else to do
 ACJOB = "apiVersion: mindxdl.gitee.com/v1\nkind: AscendJob\n"
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -80,13 +80,13 @@ def test_hostile_yaml_is_refused_with_file_and_line(tmp_path: Path, case: str, r
     path = tmp_path / "file.yaml"
     path.write_text(text, errors="surrogatepass")
 
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ConfigurationError, match=complaint) as caught:
         READERS[reader](path)
 
     assert str(path) in str(caught.value)
     assert all(line.isprintable() for line in str(caught.value).splitlines())
-    assert time.monotonic() - began < WORK_S
+    assert time.process_time() - began < WORK_S
 
 
 @pytest.mark.parametrize("reader", ["policy", "manifest"])
@@ -182,10 +182,10 @@ def test_encodings_are_told_apart(tmp_path: Path, reader: str) -> None:
 )
 def test_a_manifest_s_aliases_are_counted(text: str) -> None:
     """Each is followed in the count, and none in the memory."""
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ConfigurationError, match=r"line \d+, column \d+: more than 200000 values and keys, with what"):
         translate(text, "job.yaml")
-    assert time.monotonic() - began < WORK_S
+    assert time.process_time() - began < WORK_S
 
 
 def test_numbers_of_a_manifest_are_read_as_every_reader_reads_them() -> None:
