@@ -229,6 +229,8 @@ class Driver:
         for event in self._liveness.judge(now):
             _log.warning("%s", event.text if isinstance(event, HoldEnded) else f"node {event.node}: {event.reason}")
             self._pend(event)
+        if self._liveness.heard_again:
+            self._wire.hurry(now)
         if held is None and self._liveness.hold is not None:
             _log.warning("%s", self._liveness.hold.text(now))
 

@@ -54,6 +54,7 @@ class Liveness:
         self._hears_from_s = 0.0  # most nodes were quiet before, and what they said may still be on its way
         self._held: set[str] = set()  # in the present hold, heard again or not
         self.hold: Hold | None = None
+        self.heard_again = False  # most nodes, as the last judgement has found
 
     def learn(self, event: Event, now: float) -> None:
         """Watch nodes that join, stop watching nodes that are gone."""
@@ -151,10 +152,11 @@ class Liveness:
         The rest gets the whole time once more then: they do not find their way back all at once.
         """
         quiet = self._silent_for(self._quiet_s, now)
+        self.heard_again = self._deaf_since_s is not None and not self._is_most(quiet)
         if self._is_most(quiet):
             if self._deaf_since_s is None:
                 self._deaf_since_s = now - self._quiet_s
-        elif self._deaf_since_s is not None:
+        elif self.heard_again and self._deaf_since_s is not None:
             self._hears_from_s = now + min(RESENT_S, now - self._deaf_since_s)
             self._deaf_since_s = None
             self._heard.update(dict.fromkeys(quiet, now))

@@ -125,6 +125,10 @@ class Wire:
                 envelope.receiver,
             )
 
+    def hurry(self, now: float) -> None:
+        """Send again soon what could not arrive while most nodes were silent."""
+        self._mailbox.hurry(now)
+
     def next_due(self) -> float | None:
         """Return when `resend` has something to do; None when everything is acknowledged."""
         return self._mailbox.next_due()

@@ -182,6 +182,11 @@ class Mailbox:
         self._outstanding -= len(given_up)
         return given_up
 
+    def hurry(self, now: float) -> None:
+        """Start all waits over: nothing could arrive for a while, and can again."""
+        for receiver in self._outgoing:
+            self._hurry(receiver, now)
+
     def forget(self, receiver: str) -> None:
         """Drop what is unacknowledged for a receiver that is gone. Its numbers go on where they were."""
         self._outstanding -= len(self._outgoing.pop(receiver, {}))

@@ -241,6 +241,8 @@ class Controller:
         for event in self._liveness.judge(now) if self.up else ():
             if self.up:  # it may die over the one before
                 self._handle(event, CONTROLLER, 0, 0)
+        if self._liveness.heard_again:
+            endpoint.hurry()
         if self._world.busy:
             wait_s = self._world.policy.heartbeat.interval_s / 2
             self._timeline.after(wait_s, lambda: self._look_for_silence() if endpoint is self._endpoint else None)

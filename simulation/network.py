@@ -78,6 +78,11 @@ class Endpoint:
             self._transmit(self.mailbox.post(body, receiver, self._timeline.now))
             self._plan()
 
+    def hurry(self) -> None:
+        """Send again soon what could not arrive for a while."""
+        self.mailbox.hurry(self._timeline.now)
+        self._plan()
+
     def receive(self, envelope: Envelope) -> None:
         """An envelope has arrived."""
         if not self.open or self.deaf:

@@ -203,7 +203,7 @@ MUTANTS = (
     Mutant(
         "fence neither terms nor sessions of earlier controllers",
         "midstep.protocol.mailbox",
-        "        refusal = self._fault_of(envelope)\n",
+        "        refusal = self._fault_of(envelope, now)\n",
         "        refusal = None\n",
     ),
     Mutant(
