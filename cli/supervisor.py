@@ -231,8 +231,8 @@ class Supervisor:
     def _say_lost(self, now: float) -> None:
         since_s = self._outage.since_s if self._outage.since_s is not None else now
         _log.error(
-            "NO CONTROLLER for %.0f s: training continues unguarded, no fault is answered. The last one %s; see %s. It is "
-            "tried again and again. Ctrl-C ends the job, without an emergency checkpoint if none comes up",
+            "NO CONTROLLER for %.0f s: training continues unguarded, no fault is answered. The last one %s; see %s. It "
+            "is tried again and again. Ctrl-C ends the job, without an emergency checkpoint if none comes up",
             now - since_s,
             self._last,
             self._log_file,
