@@ -9,7 +9,6 @@ import asyncio
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -30,6 +29,7 @@ from .journal import Entry, Journal
 from .journal_trouble import JournalTrouble
 from .keepalive import KeepAlive
 from .liveness import Liveness
+from .machine import Machine
 from .pending import Answer, Pending, regret
 from .progress import ProgressBoard
 from .routes import Routes
@@ -44,19 +44,6 @@ JOURNAL_PATIENCE_S = 600.0  # an unwritable journal for longer than this ends th
 _NODE_PREFIX = node_address("")
 
 _log = logging.getLogger(__name__)
-
-
-class Machine(Protocol):
-    """What the driver needs of the recovery machine."""
-
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in an event; return what is to be done."""
-
-    def next_deadline(self) -> float | None:
-        """Return when DeadlinePassed is due."""
-
-    def status(self, now: float) -> JobStatus:
-        """Return how the job stands."""
 
 
 class Driver:

@@ -4,6 +4,8 @@ Events in, actions out; the clock is an argument. It reads no clock, opens nothi
 told it, so its journal is the truth about it: replay the events, and it stands where it stood.
 """
 
+from typing import Protocol
+
 from ..policies.ladder import Ladder
 from ..policies.schema import Policy
 from ..protocol.incidents import Incident, JobStatus, RankStatus
@@ -18,6 +20,19 @@ from .recovery.planning import follow, node_status
 from .recovery.state import JobState, Phase
 from .recovery.table import TABLE
 from .world import World
+
+
+class Machine(Protocol):
+    """What a driver needs of the recovery machine."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take in an event; return what is to be done."""
+
+    def next_deadline(self) -> float | None:
+        """Return when DeadlinePassed is due."""
+
+    def status(self, now: float) -> JobStatus:
+        """Return how the job stands."""
 
 
 class RecoveryMachine:

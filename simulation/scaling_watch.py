@@ -132,7 +132,8 @@ class ScalingWatch:
             return
         for process in world.living():
             agent = process.seat.agent
-            reachable = world.network.is_no_excuse and not (agent.deaf_until_s or agent.mute_until_s)
+            cut_off = agent.deaf_until_s or agent.mute_until_s or now < agent.isolated_until_s + told_s
+            reachable = world.network.is_no_excuse and not cut_off
             if process.world_size != self.sizes[-1] and reachable:
                 what = (
                     f"pid {process.pid}, rank {process.rank} of {process.world_size}, lives in a world of {world.size}"

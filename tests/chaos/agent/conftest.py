@@ -16,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 
+from midstep.agent.zygote import PRELOAD_STORE
 from midstep.protocol import environment as names
 from midstep.protocol.codec import decode, encode
 from midstep.protocol.keys import JobKeys
@@ -40,6 +41,8 @@ from midstep.protocol.types import (
 )
 
 JOB = "agent-test"
+# What these tests start does not train: an agent that imports less is up sooner.
+CHEAP = {names.PRELOAD: PRELOAD_STORE}
 LONG_S = 60.0  # no claim about speed: a loaded machine takes its time
 SETTINGS = JobSettings(heartbeat_s=0.1, stop_grace_s=2.0, stall_grace_s=0.3, stall_after_steps=2)
 
@@ -138,7 +141,7 @@ class Site:
                 stdout=log,
                 stderr=log,
                 pass_fds=(theirs,),
-                env={**os.environ, names.AGENT_SOCKET: self.mark},
+                env={**os.environ, names.AGENT_SOCKET: self.mark, **CHEAP},
                 start_new_session=True,
             )
         os.close(theirs)

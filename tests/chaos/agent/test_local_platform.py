@@ -15,6 +15,8 @@ from midstep.protocol.keys import JobKeys
 from midstep.protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeJoined, NodeLost, NodeRefused
 from midstep.protocol.types import PLATFORM, node_address
 
+from .conftest import CHEAP
+
 pytestmark = pytest.mark.chaos
 
 Play = Callable[..., None]
@@ -38,7 +40,8 @@ def nodes_of(site: Any, *, log_directory: str | None = None, **changes: Any) -> 
         grace_s=10.0,
         max_nodes=2,
     )
-    platform = LocalPlatform(options, domain_of=lambda node: f"rack-of-{node}", **changes)
+    environment = {**os.environ, **CHEAP}
+    platform = LocalPlatform(options, **{"environment": environment, "domain_of": "rack-of-{}".format, **changes})
     try:
         yield platform
     finally:
