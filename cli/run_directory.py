@@ -1,11 +1,12 @@
 """Where on this machine the sockets and keys of a job lie while it runs.
 
-In `$XDG_RUNTIME_DIR/midstep`, if the system gives the user such a directory, else in `/tmp/midstep-UID`. The path has
-to be short, because those of unix sockets in it have to fit into 100 bytes.
+In `$XDG_RUNTIME_DIR/midstep`, if the system gives the user such a directory for longer than a login, else in
+`/tmp/midstep-UID`. The path has to be short, because those of unix sockets in it have to fit into 100 bytes.
 """
 
 import logging
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.run_directories import Fate, RunDirectory, claim, clear_abandoned
 
 XDG_VARIABLE = "XDG_RUNTIME_DIR"
+SYSTEMD_PLACE = Path("/run/user")
+LINGERING = Path("/var/lib/systemd/linger")
 PID_FILE = "launcher.pid"
 _LONGEST_BELOW = "/node9999/agent.sock"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -79,7 +82,23 @@ def _runtime_directory() -> Path | None:
     except OSError:
         return None
     alone = status.st_uid == os.getuid() and not status.st_mode & _OTHERS
-    return path if alone and stat.S_ISDIR(status.st_mode) else None  # sudo, for one, leaves that of another user
+    if not alone or not stat.S_ISDIR(status.st_mode):  # sudo, for one, leaves that of another user
+        return None
+    return path if outlives_the_login(path, LINGERING) else None
+
+
+def outlives_the_login(runtime_directory: Path, lingering: Path) -> bool:
+    """Whether a job under `nohup` keeps its sockets when its user has logged out.
+
+    systemd removes a directory of its own then, unless the user has been allowed to linger. `lingering`: where it has a
+    file for each such user.
+    """
+    if runtime_directory.parent != SYSTEMD_PLACE:
+        return True
+    try:
+        return (lingering / pwd.getpwuid(os.getuid()).pw_name).exists()
+    except (KeyError, OSError):
+        return False
 
 
 def _longest_bytes(place: Path, name: str) -> int:

@@ -326,3 +326,20 @@ def test_a_runtime_directory_that_does_not_fit_is_passed_over(
     monkeypatch.setattr(os, "getuid", lambda: 10**9)
     with pytest.raises(ConfigurationError, match=r"Choose a name of at most 56 characters; --job-dir is free"):
         place_for("g" * 64)
+
+
+@attack(
+    "the user of a job under nohup logs out, and systemd removes /run/user/UID",
+    holds="the job has its sockets elsewhere, unless its user is allowed to linger",
+)
+def test_a_directory_that_ends_with_the_login_is_passed_over(tmp_path: Path) -> None:
+    """What is not systemd's own stays for as long as its owner wants."""
+    import pwd
+
+    from midstep.cli.run_directory import outlives_the_login
+
+    its_own = Path(f"/run/user/{os.getuid()}")
+    assert not outlives_the_login(its_own, tmp_path)
+    assert outlives_the_login(tmp_path, tmp_path)
+    (tmp_path / pwd.getpwuid(os.getuid()).pw_name).touch()
+    assert outlives_the_login(its_own, tmp_path)
