@@ -8,7 +8,7 @@ class Backoff(msgspec.Struct, frozen=True):
 
     first_s: float = 0.1
     longest_s: float = 30.0
-    reset_s: float = 60.0
+    reset_s: float = 10.0
 
 
 class RestartBackoff:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from midstep.cli import fault_watch
+from midstep.cli.restart_backoff import Backoff
 from midstep.controller.doors.notices import write_endpoint
 from midstep.detectors.reporter import FaultReporter
 from midstep.protocol.incidents import JobStatus
@@ -83,8 +84,7 @@ class Watch:
 
         monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
         monkeypatch.setattr(FaultReporter, "tell", lambda _, report: self.told.append(report))
-        for name in ("PAUSE_S", "FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
-            monkeypatch.setattr(fault_watch, name, 0.0, raising=False)
+        monkeypatch.setattr(fault_watch, "BACKOFF", Backoff(first_s=0.0, longest_s=0.0))
 
     async def until(self, holds: Callable[["Watch"], bool]) -> None:
         """Watch until it is as wanted."""

@@ -31,7 +31,7 @@ MOST_IN_A_ROW = 3  # replacements that are lost again and again are a rung's fai
 NOTICED_S = 0.3  # from a kill until a status tells of it
 RECOVERED_S = 180.0
 A_KILL_TAKES_S = 20.0  # on a busy machine, for the limit of the whole test
-CONTROLLERS, WITHIN_S = 7, 65.0  # the launcher gives up a controller that dies more often
+CONTROLLERS, WITHIN_S = 4, 60.0  # the launcher waits longer and longer before it replaces one that dies more often
 PAUSE_S = 1.0  # a stopped controller goes on after this
 
 UNLIMITED = {"per_job": 1_000_000}
@@ -57,6 +57,7 @@ class Strike(enum.Enum):
     KILL_ZYGOTE = "fork server killed"
     KILL_STANDBY = "standby killed"
     KILL_STORE = "store killed"
+    STOP_STORE = "store stopped"
     KILL_AGENT = "agent killed"
 
 
@@ -68,7 +69,8 @@ OFTEN = {
     Strike.STOP_CONTROLLER: 4,
     Strike.KILL_ZYGOTE: 8,
     Strike.KILL_STANDBY: 6,
-    Strike.KILL_STORE: 6,
+    Strike.KILL_STORE: 4,
+    Strike.STOP_STORE: 2,
     Strike.KILL_AGENT: 4,
 }
 NAMES = {
@@ -77,6 +79,7 @@ NAMES = {
     Strike.KILL_ZYGOTE: "midstep-zygote",
     Strike.KILL_STANDBY: "midstep-standby",
     Strike.KILL_STORE: "midstep-store",
+    Strike.STOP_STORE: "midstep-store",
 }
 
 
@@ -124,7 +127,7 @@ class Striker:
             return False
         process = self._chance.choice(sorted(found, key=lambda each: each.pid))
         with contextlib.suppress(psutil.NoSuchProcess):
-            if strike in {Strike.STOP_RANK, Strike.STOP_CONTROLLER}:
+            if strike in {Strike.STOP_RANK, Strike.STOP_CONTROLLER, Strike.STOP_STORE}:
                 process.send_signal(signal.SIGSTOP)
             else:
                 process.kill()

@@ -108,7 +108,7 @@ class Job:
         if gates:
             # To be held at a gate is no stall.
             chosen = {**chosen, "stall": {"grace_s": PATIENCE_S, "suspended_s": PATIENCE_S}}
-        self._policy.write_text(yaml.safe_dump(chosen))
+        self._policy.write_text(yaml.safe_dump(json.loads(json.dumps(chosen))))  # without aliases
         self._shared = _shared_memory()
         self.output = root / "output.txt"
         given = [str(self.records), str(steps), str(step_s)] if arguments is None else list(arguments)
