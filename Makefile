@@ -31,8 +31,9 @@ mutants: $(INSTALLED)  ## break the machine on purpose, piece by piece: the simu
 chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS="--device fake" for all on the fake device
 	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)
 
-attack: $(INSTALLED)  ## every attack of docs/security.md, the fuzzers with CASES=100000 each, and 1,000 kills in one job
-	MIDSTEP_FUZZ_CASES=$(or $(CASES),100000) $(BIN)/python -m pytest -v -n $(WORKERS) --dist loadfile tests/attack $(TESTS)
+attack: $(INSTALLED)  ## every attack of docs/security.md; CASES=100000 for each fuzzer and KILLS=1000 in one job are the defaults
+	MIDSTEP_FUZZ_CASES=$(or $(CASES),100000) MIDSTEP_ATTACK_KILLS=$(or $(KILLS),1000) $(BIN)/python -m pytest -v \
+		-n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/attack/test_thousand_kills.py tests/attack $(TESTS)
 
 nightly-megatron: $(INSTALLED)  ## every shape of Megatron job, every rank killed at every moment; TESTS="-k 'expert'" for some
 	$(BIN)/python -m pytest -v -m nightly -n $(WORKERS) --dist load tests/chaos/megatron $(TESTS)

@@ -1,7 +1,6 @@
 """What is read from a checkpoint directory: manifests, part records, marks, shard files, own states"""
 
 import json
-import os
 import random
 import shutil
 import struct
@@ -22,13 +21,15 @@ from midstep.processor.own_parts import OwnParts
 from midstep.protocol.errors import CheckpointError, RecoveryError
 
 from .attack import attack
+from .fuzzing import CASES as ALL_CASES
+from .fuzzing import LIMIT_S
 
-CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300")) // 5  # each writes and reads files
+CASES = ALL_CASES // 5  # each writes and reads files
 SEED = 20261122
 STEP, OLDER = 20, 10
 SHARD_FILE, OWN_FILE = "replicated.safetensors", "own-0.bin"
 
-pytestmark = pytest.mark.timeout(60 + CASES)
+pytestmark = pytest.mark.timeout(LIMIT_S)
 
 NASTY: tuple[Any, ...] = (
     None, True, -1, 0, 2**31, 2**63, 2**64, 10**400, 1e308, "", "x" * 5000, "../x", "/etc/passwd", "own-0.bin",

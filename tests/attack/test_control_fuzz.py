@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from midstep.controller.doors.control_requests import (
     Accepted,
@@ -28,7 +29,10 @@ from midstep.protocol.transport import DealerSocket, wait
 from midstep.protocol.types import JobSpec, StoreEndpoint
 
 from .attack import attack
-from .mutating import CASES, Maker, damaged, wrong_somewhere
+from .binary_mutation import Maker, damaged, wrong_somewhere
+from .fuzzing import CASES, LIMIT_S
+
+pytestmark = pytest.mark.timeout(LIMIT_S)
 
 PATIENCE_S = 30.0
 NAMES = ("a", "b", "n0", "all", "C1", "stop", "x y", "")

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
+import pytest
 import yaml
 
 from midstep.controller.admission import unbelievable
@@ -24,9 +25,11 @@ from midstep.protocol.errors import DocumentError
 from midstep.protocol.types import FaultReport
 
 from .attack import attack
-from .mutation import mutated, mutated_tree
+from .fuzzing import CASES, LIMIT_S
+from .text_mutation import mutated, mutated_tree
 
-CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
+pytestmark = pytest.mark.timeout(LIMIT_S)
+
 WORK_S = 10.0  # of the processor, for one case that takes milliseconds
 NOW_S = 1e9
 GOOD_FILES = sorted(

@@ -15,8 +15,8 @@ from midstep.cli.rank_variables import MAX_FILE_BYTES, named_variables, variable
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack
+from .fuzzing import CASES, LIMIT_S
 
-CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
 SECRET = "c0ffee"
 
 
@@ -116,7 +116,7 @@ def test_a_pipe_is_a_file_too(tmp_path: Path) -> None:
         writer.join(10)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(LIMIT_S)
 @attack(
     "any bytes for `--env-file`: flipped bits, cut off, spliced",
     holds="the file is refused with its own error, or read to names and values that a process can be started with",

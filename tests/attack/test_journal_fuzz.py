@@ -19,8 +19,10 @@ from midstep.protocol.messages import NodeJoined, NodeLost
 from midstep.protocol.types import JobSpec, RunningProcess, StoreEndpoint
 
 from .attack import attack
+from .fuzzing import CASES, LIMIT_S
 
-CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
+pytestmark = pytest.mark.timeout(LIMIT_S)
+
 JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
 EVENTS: tuple[Event, ...] = (
     NodeJoined("a", "rack", StoreEndpoint("127.0.0.1", 1), (RunningProcess(0, 99, 1, 1),)),

@@ -3,7 +3,6 @@
 Good ones are cut, spliced, nested and given other values; `MIDSTEP_FUZZ_CASES` says how often.
 """
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -20,9 +19,11 @@ from midstep.policies.files import load_policy, parse_policy, render
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack
-from .mutation import mutated, mutated_tree
+from .fuzzing import CASES, LIMIT_S
+from .text_mutation import mutated, mutated_tree
 
-CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
+pytestmark = pytest.mark.timeout(LIMIT_S)
+
 WORK_S = 10.0  # of the processor, for one case that takes milliseconds
 ROOT = Path(__file__).parents[2]
 POLICY = b"""\

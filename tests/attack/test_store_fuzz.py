@@ -3,7 +3,6 @@
 Good values and good greetings are changed by chance, from a seed.
 """
 
-import os
 import random
 import socket
 import time
@@ -23,8 +22,10 @@ from midstep.protocol.errors import LinkUpFailed
 from midstep.protocol.types import Rendezvous
 
 from .attack import attack
+from .fuzzing import CASES, LIMIT_S
 
-CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
+pytestmark = pytest.mark.timeout(LIMIT_S)
+
 STORE = Rendezvous("127.0.0.1", 29400, "secret")
 NONCE = bytes(range(16))
 HERE = words.Listener("10.0.0.7", 41000)

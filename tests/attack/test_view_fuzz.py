@@ -2,7 +2,6 @@
 
 import enum
 import json
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +22,9 @@ from midstep.protocol.types import FaultKind, FaultLevel, FaultReport
 
 from ..unit.report.conftest import running, status  # noqa: F401 - fixtures
 from .attack import attack
+from .fuzzing import CASES, LIMIT_S
 
-CASES = int(os.environ.get("MIDSTEP_FUZZ_CASES", "300"))
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(LIMIT_S)
 PAGES = min(max(1, CASES // 20), 200)  # a page takes a tenth of a second to lay out
 TURNS = min(CASES // 2, 2000)
 

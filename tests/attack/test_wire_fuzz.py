@@ -7,6 +7,7 @@ from collections import Counter
 from typing import cast
 
 import msgspec
+import pytest
 
 from midstep.controller.events import Event
 from midstep.controller.machine import RecoveryMachine
@@ -20,7 +21,10 @@ from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import JobSpec, StoreEndpoint
 
 from .attack import attack
-from .mutating import CASES, Maker, damaged, wrong_somewhere
+from .binary_mutation import Maker, damaged, wrong_somewhere
+from .fuzzing import CASES, LIMIT_S
+
+pytestmark = pytest.mark.timeout(LIMIT_S)
 
 IDENTITIES = ("node/a", "node/b", "platform", "detector/d")
 SENDERS = (*IDENTITIES, "rank/0", "rank/1", "rank/2", "rank/3", "controller")
