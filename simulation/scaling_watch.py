@@ -132,7 +132,7 @@ class ScalingWatch:
             return
         for process in world.living():
             agent = process.seat.agent
-            cut_off = agent.deaf_until_s or agent.mute_until_s or now < agent.isolated_until_s + told_s
+            cut_off = agent.deaf_until_s or agent.mute_until_s or now < agent.isolated_until_s + LOSSY_S
             reachable = world.network.is_no_excuse and not cut_off
             if process.world_size != self.sizes[-1] and reachable:
                 what = (
