@@ -76,6 +76,7 @@ class Driver:
         self._codes = codes or FaultCodes({})
         self._alive = alive or KeepAlive()
         self._stop = stop
+        self._signalled = False
         self._desk = Desk(journal.founding.job)
         self._job_directory = job_directory
         self._clock = journal.clock
@@ -114,8 +115,9 @@ class Driver:
                 loop.remove_reader(descriptor)
 
     def stop(self, reason: str) -> None:
-        """Ask the machine to end the job. For signal handlers in the loop's thread."""
-        self._pend(StopRequested(reason, insist=False))
+        """Ask the machine to end the job; asked again, at once. For signal handlers in the loop's thread."""
+        self._pend(StopRequested(reason, insist=self._signalled))
+        self._signalled = True
         if self._wake is not None:
             self._wake.set()
 

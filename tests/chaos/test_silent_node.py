@@ -1,5 +1,7 @@
 """A node goes silent without dying, is given up, and comes back: it is freed of what it ran, and is a spare again."""
 
+import contextlib
+
 import psutil
 import pytest
 
@@ -32,8 +34,11 @@ def test_a_node_that_was_silent_is_freed_and_becomes_a_spare_again(start_job: St
         agent.resume()
 
     def freed(status: object) -> bool:
-        running = {process.name() for process in agent.children(recursive=True)}
-        return not any(name.startswith("midstep-r") for name in running)
+        names = []
+        for process in agent.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names.append(process.name())
+        return not any(name.startswith("midstep-r") for name in names)
 
     job.until(lambda status: any((node.node, node.state) == (lost, "spare") for node in status.nodes), "its return")
     job.until(freed, "the end of its old processes")
