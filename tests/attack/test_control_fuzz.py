@@ -1,6 +1,7 @@
 """What the control socket and the detectors' socket make of damaged and senseless requests"""
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -35,6 +36,7 @@ from .fuzzing import CASES, LIMIT_S
 pytestmark = pytest.mark.timeout(LIMIT_S)
 
 PATIENCE_S = 30.0
+REQUESTS_OF_ONE = 500  # connections end when they have carried their share; the command line makes one a request
 NAMES = ("a", "b", "n0", "all", "C1", "stop", "x y", "")
 JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
 LINE = {"code": "C1", "node": "a", "device": 1, "kind": "device", "assertion": "occur", "at_s": 1.0, "detail": "hot"}
@@ -72,10 +74,9 @@ def test_every_request_is_answered_and_the_next_good_one_as_ever(tmp_path: Path)
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     server = ControlServer(folder)
-    dealer = DealerSocket(f"ipc://{socket_path(folder)}", identity="fuzzer", curve=None)
     answers = []
 
-    def ask(data: bytes) -> Reply:
+    def ask(data: bytes, dealer: DealerSocket) -> Reply:
         """Send bytes and return the answer to them."""
         give_up = time.monotonic() + PATIENCE_S
         dealer.send(data)
@@ -88,9 +89,15 @@ def test_every_request_is_answered_and_the_next_good_one_as_ever(tmp_path: Path)
                 return reply
         raise AssertionError(f"no answer to {data[:100]!r}")
 
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        connection = stack.enter_context(contextlib.ExitStack())
         last = msgspec.msgpack.encode(StatusRequest())
         for case in range(CASES):
+            if case % REQUESTS_OF_ONE == 0:
+                connection.close()
+                dealer = DealerSocket(f"ipc://{socket_path(folder)}", identity="fuzzer", curve=None)
+                connection.callback(dealer.close)
             data = msgspec.msgpack.encode(maker.make(Request))
             how = chance.randrange(3)
             if how == 0:
@@ -98,14 +105,11 @@ def test_every_request_is_answered_and_the_next_good_one_as_ever(tmp_path: Path)
             elif how == 1:
                 plain = msgspec.msgpack.decode(data)
                 data = msgspec.msgpack.encode(wrong_somewhere(plain, chance))
-            answers.append(type(ask(data)))
+            answers.append(type(ask(data, dealer)))
             if case % 10 == 0:
-                assert isinstance(ask(msgspec.msgpack.encode(StatusRequest())), StatusReply)
+                assert isinstance(ask(msgspec.msgpack.encode(StatusRequest()), dealer), StatusReply)
         assert server.refused["control request of another version"] > CASES / 10
         assert {Refused, Accepted, StatusReply} <= set(answers)
-    finally:
-        dealer.close()
-        server.close()
 
 
 @attack(
