@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 WORKERS ?= 2
 
-.PHONY: demo demo-megatron test lint sim mutants chaos attack nightly-megatron bench docs clean
+.PHONY: demo demo-megatron test lint sim mutants chaos soak attack nightly-megatron bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -30,6 +30,10 @@ mutants: $(INSTALLED)  ## break the machine on purpose, piece by piece: the simu
 
 chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS="--device fake" for all on the fake device
 	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)
+
+soak: $(INSTALLED)  ## the tests that take too long for `make test`, but not the night's: a quarter of an hour; KILLS=60 in one job
+	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),60) $(BIN)/python -m pytest -m "soak and not nightly" -n $(WORKERS) \
+		--dist loadfile --no-loadscope-reorder tests/chaos tests/attack $(TESTS)
 
 attack: $(INSTALLED)  ## every attack of docs/security.md; CASES=100000 for each fuzzer and KILLS=1000 in one job are the defaults
 	MIDSTEP_FUZZ_CASES=$(or $(CASES),100000) MIDSTEP_ATTACK_KILLS=$(or $(KILLS),1000) $(BIN)/python -m pytest -v \

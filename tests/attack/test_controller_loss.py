@@ -183,6 +183,7 @@ def shown(job: Job) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stderr
 
 
+@pytest.mark.soak
 @pytest.mark.chaos
 @pytest.mark.timeout(180)
 @attack(

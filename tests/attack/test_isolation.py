@@ -117,6 +117,7 @@ def test_nodes_that_stay_silent_are_given_up_when_the_hold_is_over(rig: Rig) -> 
     asyncio.run(scenario())
 
 
+@pytest.mark.soak
 @pytest.mark.chaos
 @pytest.mark.timeout(240)
 @attack(

@@ -214,6 +214,7 @@ def _serves(process: psutil.Process, node: str) -> bool:
     return "midstep.cli.agent" in command and command[command.index("--node") + 1] == node
 
 
+@pytest.mark.soak
 @pytest.mark.chaos
 @attack(
     "stops the rendezvous store of the first node again and again, and a rank is killed",

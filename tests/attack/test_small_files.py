@@ -222,6 +222,7 @@ def test_a_controller_takes_over_in_a_run_directory_without_room(cluster: Cluste
     holds="one rank is replaced, the next controller ends the job well, and what was done again has the same bits",
     reads="the result, as ever: it is in the journal, too",
 )
+@pytest.mark.soak
 @pytest.mark.chaos
 @pytest.mark.timeout(240)
 def test_a_job_directory_that_takes_no_small_file_costs_no_process(start_job: StartJob) -> None:

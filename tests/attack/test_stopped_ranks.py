@@ -118,6 +118,7 @@ def _is_suspended(clocks: tuple[RankProgress, ...], rank: int) -> bool:
     holds="it is replaced within seconds; the others stay, and no step is lost",
     reads="`unresponsive: rank 3 on node1`",
 )
+@pytest.mark.soak
 @pytest.mark.chaos
 @pytest.mark.timeout(240)
 def test_a_rank_that_is_stopped_in_the_first_steps_is_replaced(start_job: StartJob) -> None:

@@ -14,7 +14,7 @@ from midstep.protocol.types import Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import PATIENCE_S, ROOMY, Job, Record, hurt
+from .jobs import PATIENCE_S, ROOMY, Job, hurt
 
 pytestmark = pytest.mark.chaos
 
@@ -37,12 +37,6 @@ class Size(msgspec.Struct, frozen=True):
     threads: int
     memory_bytes: int
     names: tuple[str, ...]  # of the threads, as the kernel knows them
-
-
-def test_a_few_recoveries_leave_nothing_in_who_lives_through_them(start_job: StartJob, undisturbed: Record) -> None:
-    """Six recoveries: survivors, agents and controller hold as many descriptors and threads as after the second."""
-    job = recover_again_and_again(start_job, recoveries=6, settle=2, steps=60)
-    assert_same_numbers(job.record(), undisturbed)
 
 
 @pytest.mark.soak

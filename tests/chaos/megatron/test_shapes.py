@@ -14,7 +14,7 @@ from midstep.protocol.types import Moment
 
 from ..comparing import assert_nobody_harmed, assert_same_numbers
 from .conftest import POLICY, StartMegatron, run_to_its_end
-from .shapes import DAILY, EVERY_STEPS, NIGHTLY, Kill, a_few, every_rank_at_every_moment, plan, told
+from .shapes import DAILY, EVERY_STEPS, LATER, NIGHTLY, Kill, a_few, every_rank_at_every_moment, plan, told
 from .training import Shape
 
 pytestmark = pytest.mark.chaos
@@ -25,7 +25,12 @@ CHECKPOINTED = {**POLICY, "checkpoint": {"every_steps": EVERY_STEPS}}
 def cases(shapes: dict[str, Shape], choose: Callable[[Shape], list[tuple[Moment, int]]]) -> list[Any]:
     """Return the shapes with their kills, under names that tell of both."""
     planned = {name: plan(shape, choose(shape)) for name, shape in shapes.items()}
-    return [pytest.param(shapes[name], kills, id=f"{name}: {told(kills)}") for name, kills in planned.items()]
+    return [
+        pytest.param(
+            shapes[name], kills, id=f"{name}: {told(kills)}", marks=[pytest.mark.soak] if name in LATER else []
+        )
+        for name, kills in planned.items()
+    ]
 
 
 def check(start_megatron: StartMegatron, shape: Shape, kills: Sequence[Kill]) -> None:
