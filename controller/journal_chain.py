@@ -2,7 +2,7 @@
 
 Each record carries a hash of its own columns and of the hash before it; the first one follows from the job that the
 journal was founded for. This detects accidents: a write that never came, a file that was cut, copied over or restored.
-It stops nobody who owns the files and computes the hashes again.
+It does not stop a program that owns the files and computes the hashes again.
 """
 
 import msgspec

@@ -66,7 +66,7 @@ class Liveness:
             self._lost[event.node] = now
 
     def ordered(self, receiver: str, order: Command) -> None:
-        """Expect no more word of a node that is told to end."""
+        """Expect no more word of a node that gets the order to end."""
         if isinstance(order, DeleteNode):
             self._unwatch(order.node)
         elif isinstance(order, EndJob):

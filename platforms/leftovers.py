@@ -1,7 +1,7 @@
 """Kills what a node leaves on this machine: everything below its agent, or everything that carries its mark.
 
 A process can leave its parents, its session and its environment behind: a helper that forks twice, calls `setsid` and
-starts a program without variables is nobody's child any more when the agent has been killed. So a node has two marks.
+starts a program without variables has no parent on the node any more when the agent has been killed. So a node has two marks.
 One is a variable, for whoever looks at a process. The other is the soft limit of file locks (RLIMIT_LOCKS), which
 Linux has not enforced since 2.4.25, hands down in every fork and exec, and shows in /proc/PID/limits.
 """
@@ -25,7 +25,7 @@ KILL_S = 2.0  # for all that is marked to be gone; what takes longer hangs in th
 PAUSE_S = 0.01
 _RLIMIT_LOCKS = 10  # `resource` has no name for it
 _LOCKS_LINE = "Max file locks"
-_LEAST_LIMIT = 1 << 62  # nobody sets such a limit by hand
+_LEAST_LIMIT = 1 << 62  # not a limit that a person sets
 
 _log = logging.getLogger(__name__)
 

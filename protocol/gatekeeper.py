@@ -51,7 +51,7 @@ class Gatekeeper:
         return Counter(self._refused)
 
     def last(self) -> tuple[int, str | None]:
-        """Return how often it was asked, and who asked last; None: somebody who was turned away."""
+        """Return how often it was asked, and which identity asked last; None: one that was turned away."""
         return self._last
 
     def close(self) -> None:

@@ -134,7 +134,7 @@ class RouterSocket(NonblockingSocket):
         self._socket.curve_secretkey = curve.secret.encode()
         self._socket.curve_publickey = curve.public.encode()
         self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler nobody gets in
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler no client gets in
 
     def _listen(self, endpoint: str) -> str:
         self._socket.bind(endpoint)

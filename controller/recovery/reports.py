@@ -33,7 +33,7 @@ def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None
 
 
 def _take_suspended(state: JobState, report: FaultReport, now: float) -> None:
-    """An agent sees that a process is stopped: nobody has to wait for it, in any phase in which it is needed.
+    """An agent sees that a process is stopped: no wait for it is worth its time, in any phase in which it is needed.
 
     A script that is not resilient is left as it is, as by torchrun: a person may be looking at it with a debugger.
     """

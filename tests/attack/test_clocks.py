@@ -95,7 +95,7 @@ def test_the_time_of_a_report_is_the_controllers(rig: Rig) -> None:
 @pytest.mark.parametrize("by_s", [HOUR_S, -HOUR_S])
 @attack(
     "the wall clock of the controller's machine jumps by an hour between two controllers",
-    holds="the next one goes on with the clock of the last: no duration is negative or an hour too long",
+    holds="the next one continues the clock of the last: no duration is negative or an hour too long",
 )
 def test_the_next_controller_goes_on_with_the_clock_of_the_last(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, by_s: float

@@ -237,7 +237,7 @@ def test_broken_documents_that_are_gone_are_forgotten(tmp_path: Path) -> None:
 
 @attack(
     "makes directories and files whose names are not UTF-8 while they are watched",
-    holds="the watch goes on, and reads what is in them",
+    holds="the watch continues, and reads what is in them",
 )
 def test_names_that_are_not_utf8_do_not_end_the_watch(tmp_path: Path) -> None:
     """The kernel's word about them is not needed."""
@@ -295,7 +295,7 @@ def test_a_line_with_a_huge_number_is_refused(key: str) -> None:
 
 
 async def until(holds: Callable[[], bool], task: "asyncio.Task[None]") -> None:
-    """Wait until something holds, while a watch goes on."""
+    """Wait until something holds, while a watch runs."""
     async with asyncio.timeout(PATIENCE_S):
         while not holds():
             assert not task.done(), "the watch has ended"

@@ -192,7 +192,7 @@ def test_an_order_for_another_node_cannot_be_acknowledged() -> None:
 
 
 @attack(
-    "the node that a rank has left goes on speaking for it",
+    "the node that a rank has left still speaks for it",
     holds="each life of a rank is believed where it was started, and nowhere else",
     reads="refused: about a process of another node",
 )

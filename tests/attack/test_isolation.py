@@ -122,7 +122,7 @@ def test_nodes_that_stay_silent_are_given_up_when_the_hold_is_over(rig: Rig) -> 
 @pytest.mark.timeout(240)
 @attack(
     "all agents stand still for 5 s, which looks like a network that is cut (SIGSTOP)",
-    holds="training goes on with the same processes, and no step is repeated",
+    holds="training continues with the same processes, and no step is repeated",
     reads="held: 2 of 2 nodes silent for 2.2 s up to 12:00:05.250 UTC, none was given up for it",
 )
 def test_a_job_whose_agents_stand_still_for_a_while_trains_on(tmp_path: Path) -> None:

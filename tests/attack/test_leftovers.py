@@ -116,7 +116,7 @@ def test_a_process_that_flees_by_forking_is_caught(tmp_path: Path) -> None:
 
 
 def test_a_node_is_known_by_either_of_its_marks_and_no_other_is_harmed(tmp_path: Path) -> None:
-    """The variable or the limit: of this node, not of another one or of nobody."""
+    """The variable or the limit: of this node, and not of another one."""
     mine, other = NodeMark(tmp_path, "node0"), NodeMark(tmp_path, "node1")
     sleep = "import time; print('up', flush=True); time.sleep(600)"
     variable = {names.AGENT_SOCKET: mine.socket}
@@ -135,7 +135,7 @@ def test_a_node_is_known_by_either_of_its_marks_and_no_other_is_harmed(tmp_path:
 
         assert limited.wait(10) == named.wait(10) == -signal.SIGKILL
         assert neighbour.poll() is unmarked.poll() is None
-        mine.kill_all()  # a second time there is nobody
+        mine.kill_all()  # a second time there is none
 
 
 def test_a_zombie_that_nobody_waits_for_holds_up_nothing(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_this_process_starts_later_is_not_marked(tmp_path: Path) -> None:
 
 
 @attack(
-    "`midstep run` and the agents are killed together, so that nobody is left to clear away what a rank daemonised",
+    "`midstep run` and the agents are killed together, so that no process is left to clear away what a rank daemonised",
     holds="the next `midstep run` of the same user ends it, and removes the run directory",
 )
 def test_the_next_job_ends_what_a_job_left_whose_launcher_was_killed_with_its_agents(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def running() -> Cluster:
 
 @attack(
     "a rank is stopped (SIGSTOP) while the others are being stopped for a recovery",
-    holds="nobody waits for the deadline of the recovery: the rank is replaced as soon as its agent sees it",
+    holds="the deadline of the recovery is not waited for: the rank is replaced as soon as its agent sees it",
     reads="`unresponsive`: the process has been stopped for 3.0 s by a signal or a debugger",
 )
 def test_a_stopped_rank_ends_the_wait_of_a_recovery() -> None:
@@ -81,7 +81,7 @@ def test_a_stopped_process_of_a_plain_script_is_left_alone() -> None:
 
 @attack(
     "a rank is stopped while it starts, before its first step",
-    holds="its agent reports it after `stall.suspended_s`, and not when it goes on before",
+    holds="its agent reports it after `stall.suspended_s`, and not when it continues before",
 )
 @pytest.mark.chaos
 def test_an_agent_reports_a_rank_that_is_stopped_before_its_first_step(play: Play) -> None:

@@ -32,7 +32,7 @@ NOTICED_S = 0.3  # from a kill until a status tells of it
 RECOVERED_S = 180.0
 A_KILL_TAKES_S = 20.0  # on a busy machine, for the limit of the whole test
 CONTROLLERS, WITHIN_S = 4, 60.0  # the launcher waits longer and longer before it replaces one that dies more often
-PAUSE_S = 1.0  # a stopped controller goes on after this
+PAUSE_S = 1.0  # a stopped controller continues after this
 
 UNLIMITED = {"per_job": 1_000_000}
 POLICY: dict[str, Any] = {
@@ -116,7 +116,7 @@ class Striker:
         return self._chance.choices(list(OFTEN), list(OFTEN.values()))[0]
 
     def _hit(self, strike: Strike) -> bool:
-        """Do it; False where there is nobody to do it to now."""
+        """Do it; False where there is no such process now."""
         now = time.monotonic()
         if strike is Strike.KILL_CONTROLLER:
             if len(self._controllers) == CONTROLLERS and now - self._controllers[0] < WITHIN_S:
@@ -204,7 +204,7 @@ def test_a_dozen_kills_change_no_bit(start_job: StartJob, undisturbed: Record) -
 
 
 @attack(
-    "likewise, 1,000 times",
+    "the same, 1,000 times",
     holds="the same",
     reads="1,000 strikes, and how many of each",
 )

@@ -1,4 +1,4 @@
-"""Liveness: who has gone silent, and when the silence is held as the controller's own. Time is an argument."""
+"""Liveness: which nodes have gone silent, and when the silence is held as the controller's own. Time is an argument."""
 
 from collections.abc import Iterable
 
