@@ -2,8 +2,8 @@
 
 A process can leave its parents, its session and its environment behind: a helper that forks twice, calls `setsid` and
 starts a program without variables has no parent on the node any more when the agent has been killed. So a node has two
-marks. One is a variable, for whoever looks at a process. The other is the soft limit of file locks (RLIMIT_LOCKS), which
-Linux has not enforced since 2.4.25, hands down in every fork and exec, and shows in /proc/PID/limits.
+marks. One is a variable, for whoever looks at a process. The other is the soft limit of file locks (RLIMIT_LOCKS),
+which Linux has not enforced since 2.4.25, hands down in every fork and exec, and shows in /proc/PID/limits.
 """
 
 import contextlib
