@@ -18,11 +18,12 @@ from .detected import settle
 from .draining import newcomer_of
 from .ending import end, lost_while_saving
 from .failures import too_many
-from .openings import wait_for_nodes
+from .openings import nodes_needed, request_node, wait_for_nodes
 from .scaling import resize
 from .state import OVER, JobState, Phase
 
 MAX_HOLDS = 100  # that are remembered
+MAX_LOST_WAITING = 10  # nodes, before one start of the world
 
 
 def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
@@ -70,6 +71,9 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
         state.ignore("loss of a node that is not there")
         return
     was, node.state = node.state, NodeState.LOST
+    if state.phase is Phase.WAITING:
+        _lost_while_waiting(state, event.node, now)
+        return
     if was is NodeState.ACTIVE and state.phase is Phase.SAVING:
         for rank in [holder.rank for holder in state.world.on(event.node)]:
             if state.phase is Phase.SAVING:
@@ -89,15 +93,25 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
         generation=state.generation,
     )
     lost = state.world.on(event.node)
-    if state.phase is not Phase.WAITING:
-        state.remember(report, now)
-        blame(state, report)
+    state.remember(report, now)
+    blame(state, report)
     for holder in lost:
         holder.lose()
-    if state.phase is Phase.WAITING:
-        wait_for_nodes(state, now)
-        return
     decide(state, now)
+
+
+def _lost_while_waiting(state: JobState, name: str, now: float) -> None:
+    """A node that was waited for, or that was there already, is gone: another one is asked for in its place.
+
+    A platform whose nodes end again and again is not asked for more; `deadlines.nodes_s` ends the wait then.
+    """
+    for holder in state.world.on(name):
+        holder.lose()
+    state.lost_waiting += 1
+    have = state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED)
+    if len(have) < nodes_needed(state) and state.can_create_nodes and state.lost_waiting <= MAX_LOST_WAITING:
+        request_node(state)
+    wait_for_nodes(state, now)
 
 
 def on_hold_ended(state: JobState, event: HoldEnded, now: float) -> None:

@@ -38,6 +38,7 @@ def wait_for_nodes(state: JobState, now: float) -> None:
 def open_world(state: JobState, now: float) -> None:
     """Start the process of every rank anew: where it was, or on a spare in the place of a node that has gone."""
     state.spares_awaited = False
+    state.lost_waiting = 0
     world = state.world
     before = {holder.rank: holder.node for holder in world.holders}
     spares = iter(sorted(world.named(NodeState.SPARE), key=natural))

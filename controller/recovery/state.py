@@ -101,6 +101,7 @@ class JobState:
     restarts: int = 0  # of the whole world
     ever_resilient: bool = False
     spares_awaited: bool = True  # at the start of a job
+    lost_waiting: int = 0  # nodes, since nodes are waited for
     can_create_nodes: bool = False  # a platform that makes nodes has said so
     committed: int = 0
     median_step_s: float = 0.0

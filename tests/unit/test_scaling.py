@@ -18,6 +18,7 @@ from midstep.protocol.messages import (
     CreateNode,
     DeleteNode,
     FaultReported,
+    NodeJoined,
     NodeLost,
     NodeRefused,
     ProcessExited,
@@ -35,6 +36,7 @@ from midstep.protocol.types import (
     Rung,
     RunningProcess,
     StepReport,
+    StoreEndpoint,
 )
 
 from .test_draining import BOUNDARY, Draining
@@ -269,6 +271,33 @@ def test_a_node_that_the_platform_refuses_makes_the_world_smaller() -> None:
     cluster.expect(Phase.WAITING)
     starts = only(cluster.feed(NodeRefused(created.node, "no more machines")), StartProcess)
     assert [(start.rank, start.world_size) for start in starts] == [(0, 2), (1, 2)]
+
+
+def test_a_node_that_is_lost_before_it_joins_is_asked_for_again() -> None:
+    """Its successor takes its place at once, and not when the time for nodes is over."""
+    cluster = Scaling(creates=True)
+    (created,) = only(cluster.lose(), CreateNode)
+    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster.feed(cluster.saved(1))
+    cluster.feed(cluster.saved(0))
+    cluster.expect(Phase.WAITING)
+    (again,) = only(cluster.feed(NodeLost(created.node, "its agent ended with signal 9", cluster.now)), CreateNode)
+    assert again.node != created.node
+    starts = only(cluster.feed(NodeJoined(again.node, again.node, StoreEndpoint("h", 1))), StartProcess)
+    assert [start.world_size for start in starts] == [4, 4, 4, 4]
+
+
+def test_a_platform_whose_nodes_end_again_and_again_is_not_asked_for_ever() -> None:
+    """The time for nodes ends the wait."""
+    cluster = Scaling(creates=True)
+    asked = only(cluster.lose(), CreateNode)
+    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster.feed(cluster.saved(1))
+    cluster.feed(cluster.saved(0))
+    for _ in range(100):
+        asked += only(cluster.feed(NodeLost(asked[-1].node, "its agent ended", cluster.now)), CreateNode)
+    assert 2 < len(asked) < 20
+    cluster.expect(Phase.WAITING)
 
 
 def break_device(cluster: Scaling) -> list[Any]:
