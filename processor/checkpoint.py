@@ -12,7 +12,7 @@ so (a barrier), one calls `publish`, then `prune`. All of one attempt use the sa
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,7 +30,7 @@ from .checkpoint_files import (
     MOST_MANIFEST_BYTES,
     RECORD,
     SHARD,
-    UNFINISHED_RECORD,
+    draft_of,
     holds_own_files,
     make_own_directory,
     read_small,
@@ -41,7 +41,7 @@ from .checkpoint_files import (
 )
 from .lifecycle import Framework, OpenShard
 from .manifest import FORMAT, MOST_OWN_BYTES, Manifest, Part, own_name, read_manifest, read_record, step_directory
-from .shard_file import HashedFile, Written, read_shard, write_shard
+from .shard_file import HashedFile, read_shard, write_shard
 
 ATTEMPT = "0"  # for callers that never have two attempts at one step under way
 
@@ -53,16 +53,12 @@ def shard_name(shard_id: str) -> str:
 
 def save_shard(directory: str | Path, step: int, shard_id: str, shard: OpenShard, *, attempt: str = ATTEMPT) -> int:
     """Write a shard as a part of a checkpoint; returns its bytes. Raises CheckpointError; what existed is untouched."""
-    with _part(directory, step, attempt, shard_name(shard_id)) as file:
-        write_shard(file, shard)
-        return _record(directory, step, attempt, shard_name(shard_id), file.finish())
+    return _save(directory, step, attempt, shard_name(shard_id), lambda file: write_shard(file, shard))
 
 
 def save_own(directory: str | Path, step: int, rank: int, blob: bytes, *, attempt: str = ATTEMPT) -> int:
     """Write a rank's own state as a part of a checkpoint; returns its bytes. Raises CheckpointError."""
-    with _part(directory, step, attempt, own_name(rank)) as file:
-        file.write(blob)
-        return _record(directory, step, attempt, own_name(rank), file.finish())
+    return _save(directory, step, attempt, own_name(rank), lambda file: file.write(blob))
 
 
 def publish(
@@ -158,26 +154,26 @@ def _unfinished(directory: str | Path, step: int, attempt: str) -> Path:
     return final.with_name(f"{final.name}.tmp-{attempt}")
 
 
-@contextlib.contextmanager
-def _part(directory: str | Path, step: int, attempt: str, name: str) -> Iterator[HashedFile]:
-    """Open one part for writing; a part that was not finished is removed again."""
+def _save(directory: str | Path, step: int, attempt: str, name: str, write: Callable[[HashedFile], None]) -> int:
+    """Write a part, and beside it what it should be, for the rank that writes the manifest; returns its bytes.
+
+    Each is written under a name of its own first: the own state of a rank is written by that rank and, in an emergency,
+    by those that keep a copy of it, at the same time. It has the same bytes whichever comes last.
+    """
     path = _unfinished(directory, step, attempt) / name
     with told(f"write {path}"):
         make_own_directory(path.parent)
-        path.unlink(missing_ok=True)  # the same attempt, once more
-        with contextlib.closing(HashedFile(path)) as file:
-            try:
-                yield file
-            except BaseException:
-                path.unlink(missing_ok=True)
-                raise
-
-
-def _record(directory: str | Path, step: int, attempt: str, name: str, written: Written) -> int:
-    """Write down beside a part what it should be, for whoever writes the manifest."""
-    path = _unfinished(directory, step, attempt) / (name + RECORD)
-    partial = path.with_name(name + UNFINISHED_RECORD)
-    write_whole(path, msgspec.json.encode(Part(written.size_bytes, written.checksum)), partial=partial)
+        draft = draft_of(path)
+        try:
+            with contextlib.closing(HashedFile(draft)) as file:
+                write(file)
+                written = file.finish()
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        record = msgspec.json.encode(Part(written.size_bytes, written.checksum))
+        write_whole(path.with_name(name + RECORD), record, partial=draft_of(path))
     return written.size_bytes
 
 

@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import re
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +25,12 @@ DIRECTORY_MODE = 0o750
 MANIFEST = "manifest.json"
 DAMAGED = "manifest.damaged.json"
 RECORD = ".part.json"
-UNFINISHED_RECORD = ".part.new"
+_DRAFT = ".part.new"
 SHARD = ".safetensors"
 MOST_MANIFEST_BYTES = 64 << 20  # a hundred thousand ranks take a tenth of it
 _PART = rf"(?:own-\d{{1,9}}\.bin|[A-Za-z0-9._-]+{re.escape(SHARD)})"
-_OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(DAMAGED)}|{_PART}(?:\.part\.json|\.part\.new)?")
+_BESIDE = r"(?:\.part\.json|\.[0-9a-f]{8}\.part\.new)"  # its record, or a draft
+_OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(DAMAGED)}|{_PART}{_BESIDE}?")
 _ONLY_OURS = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(DAMAGED)}|own-\d{{1,9}}\.bin(?:\.part\.json)?")
 _PART_NAME = re.compile(_PART)
 
@@ -53,6 +55,11 @@ def told(doing: str) -> Iterator[None]:
 def is_part(name: str) -> bool:
     """Whether a file of a checkpoint can have this name: that of a shard or of a rank's own state."""
     return _PART_NAME.fullmatch(name) is not None
+
+
+def draft_of(path: Path) -> Path:
+    """Return a name beside a part that no other process has, under which it is written first."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{_DRAFT}")
 
 
 def make_directory(path: Path) -> None:

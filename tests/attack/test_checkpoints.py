@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -349,3 +350,32 @@ def test_a_mark_that_is_no_mark_is_named(tmp_path: Path, kind: str) -> None:
         fence.lost_to()
     shutil.rmtree(mark) if kind == "folder" else mark.unlink()
     assert fence.lost_to() is None
+
+
+@attack(
+    "two processes write the own state of the same rank at once, as a rank and its buddy do in an emergency",
+    holds="neither disturbs the other, and the checkpoint is complete",
+)
+def test_a_part_may_be_written_by_two_processes_at_once(tmp_path: Path) -> None:
+    """The one that comes last wins, with the same bytes."""
+    failures: list[CheckpointError] = []
+
+    def write(start: threading.Barrier) -> None:
+        try:
+            for _ in range(200):
+                start.wait(30.0)
+                checkpoint.save_own(tmp_path, 7, 0, b"state" * 1000)
+        except CheckpointError as error:
+            failures.append(error)
+            start.abort()
+        except threading.BrokenBarrierError:
+            return
+
+    start = threading.Barrier(2)
+    threads = [threading.Thread(target=write, args=(start,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(list((tmp_path / "step-00000007.tmp-0").iterdir())) == 2  # the part and its record, and no draft
