@@ -31,7 +31,7 @@ mutants: $(INSTALLED)  ## break the machine on purpose, piece by piece: the simu
 chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS="--device fake" for all on the fake device
 	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)
 
-soak: $(INSTALLED)  ## the tests that take too long for `make test`, but not the night's: a quarter of an hour; KILLS=60 in one job
+soak: $(INSTALLED)  ## the tests that take too long for `make test`, but not the night's: about five minutes; KILLS=60 in one job
 	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),60) $(BIN)/python -m pytest -m "soak and not nightly" -n $(WORKERS) \
 		--dist loadfile --no-loadscope-reorder tests/chaos tests/attack $(TESTS)
 

@@ -33,10 +33,9 @@ class ReportFaultRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopJobRequest(msgspec.Struct, frozen=True, tag=True):
-    """End the job. `insist`: its last checkpoint is not waited for, if the job was asked to stop before."""
+    """End the job; asked again, without waiting for its last checkpoint."""
 
     reason: Text
-    insist: bool = True
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag=True):

@@ -41,7 +41,7 @@ class Desk:
             report = request.report
             elsewhere = None if report.rank is not None else _without_node(report.node, status())
             return self.misfit(report) or elsewhere or FaultReported(report)
-        return StopRequested(request.reason, request.insist)
+        return StopRequested(request.reason)
 
     def misfit(self, report: FaultReport) -> Refused | None:
         """Say why a detector's report is not taken in, if it is not. It may be about nodes that no job has."""
