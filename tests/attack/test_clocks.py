@@ -59,7 +59,7 @@ def test_a_recovery_is_as_long_as_it_took_whatever_the_nodes_clocks_say(
     move_wall_clock(monkeypatch, ahead_s)
     cluster.start()
     cluster.host(1).kill(1)
-    cluster.until(lambda: cluster.phase() == "running" and cluster.status().incidents)
+    cluster.until(cluster.recovered)
     (incident,) = cluster.status().incidents
     assert incident.recovery_s is not None
     assert 0 <= incident.recovery_s < FEW_S

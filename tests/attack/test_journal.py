@@ -228,7 +228,7 @@ def test_no_controller_starts_on_an_older_world(tmp_path: Path) -> None:
     try:
         cluster.start()
         cluster.host(1).kill(1)  # so that the older world has other processes
-        cluster.until(lambda: cluster.phase() == "running" and cluster.status().incidents)
+        cluster.until(cluster.recovered)
         cluster.kill_controller()
         cut(journal_path(cluster.job_directory).with_name("journal.sqlite-wal"), 0)
         starts = cluster.starts()

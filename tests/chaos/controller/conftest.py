@@ -18,7 +18,7 @@ from midstep.controller.journal import Journal, journal_path, read_status
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol import codec
 from midstep.protocol.discovery import read_endpoint
-from midstep.protocol.incidents import JobStatus
+from midstep.protocol.incidents import JobStatus, Outcome
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
@@ -262,6 +262,11 @@ class Cluster:
     def status(self) -> JobStatus:
         """The status as the journal has it."""
         return read_status(self.job_directory)
+
+    def recovered(self) -> bool:
+        """Whether there has been an incident, and the last one is closed."""
+        incidents = self.status().incidents
+        return bool(incidents) and incidents[-1].outcome is not Outcome.OPEN
 
     def until(self, condition: Callable[[], object]) -> None:
         """Let the nodes do their work until the condition holds."""

@@ -58,7 +58,7 @@ def test_training_goes_on_while_there_is_no_controller(cluster: "Cluster") -> No
     cluster.host(3).kill(3)  # nobody hears it now
     cluster.play(1.0)
     cluster.start_controller()
-    cluster.until(lambda: cluster.phase() == "running" and cluster.status().incidents)
+    cluster.until(cluster.recovered)
     status = cluster.status()
     assert [(i.outcome, i.replaced) for i in status.incidents] == [(Outcome.RESUMED, (3,))]
     assert cluster.starts() == sorted([*FIRST_LIVES, (3, 2)])
@@ -140,6 +140,6 @@ def test_a_standby_takes_over_when_the_active_controller_dies(cluster: "Cluster"
     cluster.controllers[0].kill()
     cluster.controllers[0].wait(10)
     cluster.host(1).kill(1)
-    cluster.until(lambda: cluster.status().incidents and cluster.phase() == "running")
+    cluster.until(cluster.recovered)
     status = cluster.status()
     assert (status.term, status.incidents[0].outcome) == (2, Outcome.RESUMED)

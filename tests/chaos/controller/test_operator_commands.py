@@ -44,7 +44,7 @@ def test_inject_kills_by_way_of_the_agent_and_says_what_it_did(cluster: "Cluster
     assert "there is no rank 8: the job has ranks 0 to 3" in refused.stderr
     cluster.until(lambda: cluster.host(1).armed)
     cluster.host(1).kill(1)
-    cluster.until(lambda: cluster.status().incidents and cluster.phase() == "running")
+    cluster.until(cluster.recovered)
     assert cluster.status().incidents[0].outcome is Outcome.RESUMED
 
 
