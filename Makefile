@@ -36,8 +36,9 @@ soak: $(INSTALLED)  ## the tests that take too long for `make test`, but not the
 		--dist loadfile --no-loadscope-reorder tests/chaos tests/attack $(TESTS)
 
 attack: $(INSTALLED)  ## every attack of docs/security.md; CASES=100000 for each fuzzer and KILLS=1000 in one job are the defaults
-	MIDSTEP_FUZZ_CASES=$(or $(CASES),100000) MIDSTEP_ATTACK_KILLS=$(or $(KILLS),1000) $(BIN)/python -m pytest -v \
-		-n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/attack/test_thousand_kills.py tests/attack $(TESTS)
+	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),1000) $(BIN)/python -m pytest -vs tests/attack/test_thousand_kills.py $(TESTS)
+	MIDSTEP_FUZZ_CASES=$(or $(CASES),100000) $(BIN)/python -m pytest -v -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder --durations=20 tests/attack --ignore tests/attack/test_thousand_kills.py $(TESTS)
 
 nightly-megatron: $(INSTALLED)  ## every shape of Megatron job, every rank killed at every moment; TESTS="-k 'expert'" for some
 	$(BIN)/python -m pytest -v -m nightly -n $(WORKERS) --dist load tests/chaos/megatron $(TESTS)
