@@ -18,9 +18,11 @@ DEVICES = ("cpu", "fake")
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that are marked so on both devices, unless the command line has chosen one."""
-    marked = metafunc.definition.get_closest_marker("both_devices") is not None
-    if marked and "device" in metafunc.fixturenames and chosen(metafunc.config) is None:
-        metafunc.parametrize("device", DEVICES, indirect=True, scope="module")
+    marked = metafunc.definition.get_closest_marker("both_devices")
+    if marked is not None and "device" in metafunc.fixturenames and chosen(metafunc.config) is None:
+        first, second = DEVICES
+        later = pytest.mark.soak if marked.kwargs.get("second_in_soak") else ()
+        metafunc.parametrize("device", [first, pytest.param(second, marks=later)], indirect=True, scope="module")
 
 
 def chosen(config: pytest.Config) -> str | None:

@@ -31,6 +31,7 @@ STATUS_S = 1.0  # for a status, which is asked for again and again, also of cont
 STEPS = 60
 STEP_S = 0.03
 RANKS = 4
+ONE_NODE = {"nodes": 1, "ranks_per_node": RANKS}  # up with half the imports, for what is not about nodes
 
 # Room for many recoveries, and for a busy machine: only real stalls are to be seen as such. A process that stops itself
 # holds a recovery in its phase, until the test has it go on.

@@ -9,7 +9,7 @@ from midstep.protocol.injuries import Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import STEP_S, STEPS, Job, Record, hurt
+from .jobs import ONE_NODE, STEP_S, STEPS, Job, Record, hurt
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -24,10 +24,10 @@ def called(job: Job, rank: int) -> list[list[str]]:
     return [line.split() for line in (job.records / f"callbacks.{rank}").read_text().splitlines()]
 
 
-@pytest.mark.both_devices
+@pytest.mark.both_devices(second_in_soak=True)
 def test_all_five_callbacks_run_in_the_order_of_a_recovery(start_job: StartJob, undisturbed: Record) -> None:
     """Survivors stop, clean and come back; a newcomer only comes back; not one bit is another."""
-    job = start_job(script=OWN, faults=[hurt(1, Moment.COLLECTIVE, 12)])
+    job = start_job(script=OWN, faults=[hurt(1, Moment.COLLECTIVE, 12)], **ONE_NODE)
     (incident,) = finish(job)["incidents"]
     assert_nobody_harmed(incident, {1})
     assert_same_numbers(job.record(), undisturbed)
@@ -49,7 +49,7 @@ def test_a_callback_that_raises_is_a_fault_with_its_name_and_phase(
     given = [str(tmp_path / "0" / "records"), str(STEPS), str(STEP_S), "2"]
     given += [f"{phase}:{step - 4}" for phase, step in kills.items()]
     faults = [hurt(1, Moment.FORWARD, step, life=life) for life, step in enumerate(kills.values(), start=1)]
-    job = start_job(script=OWN, arguments=given, faults=faults)
+    job = start_job(script=OWN, arguments=given, faults=faults, **ONE_NODE)
     incidents = finish(job)["incidents"]
     assert len(incidents) == len(PHASES), [(found["cause"], found["reasons"]) for found in incidents]
     for incident, phase in zip(incidents, PHASES, strict=True):
@@ -66,7 +66,7 @@ def test_the_callbacks_of_the_example_keep_its_thread_and_its_log_right(start_jo
     logs = []
     for name, faults in (("calm", []), ("hurt", [hurt(1, Moment.COLLECTIVE, 12), hurt(0, Moment.UPDATE, 30)])):
         log = tmp_path / name
-        job = start_job(script=EXAMPLE, arguments=[str(log)], faults=faults)
+        job = start_job(script=EXAMPLE, arguments=[str(log)], faults=faults, **ONE_NODE)
         assert len(finish(job)["incidents"]) == len(faults), job.said()
         logs.append([json.loads(line) for line in log.read_text().splitlines()])
     calm, disturbed = logs

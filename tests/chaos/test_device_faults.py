@@ -8,7 +8,7 @@ from midstep.protocol.injuries import ArmedFault, Injury, Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ROOMY, Job, Record, hurt
+from .jobs import ONE_NODE, ROOMY, Job, Record, hurt
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -111,7 +111,7 @@ def run(start: StartJob, cases: dict[str, Case], **options: Any) -> tuple[Job, I
 def mended(start_shared_job: StartJob, undisturbed: Record) -> tuple[Job, Incidents]:
     assert undisturbed.ends  # that job is over: there are few cores
     # More faults than a node is trusted with by default.
-    return run(start_shared_job, MENDED, policy={**ROOMY, "node": {"failures": 100}})
+    return run(start_shared_job, MENDED, policy={**ROOMY, "node": {"failures": 100}}, **ONE_NODE)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_an_error_that_all_ranks_may_have_used_goes_back_behind_it(
 ) -> None:
     """Several bits, noticed after updates that were made of them: no replica is trusted, only an older checkpoint."""
     assert replaced
-    job = start_job(device="fake", faults=[harm(2, Injury.MULTI_BIT_LATE, Moment.FORWARD, 27)])
+    job = start_job(device="fake", faults=[harm(2, Injury.MULTI_BIT_LATE, Moment.FORWARD, 27)], **ONE_NODE)
     (incident,) = finish(job)["incidents"]
     assert rungs(incident) == IN_PLACE, incident["reasons"]
     assert incident["restore"] == "checkpoint"

@@ -10,7 +10,7 @@ from midstep.protocol.injuries import Moment
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import STEP_S, Record, hurt
+from .jobs import ONE_NODE, STEP_S, Record, hurt
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -23,7 +23,7 @@ FAULTS = (hurt(1, Moment.BACKWARD, 8), hurt(2, Moment.UPDATE, 16))
 def run(start_job: StartJob, root: Path, number: int, *more: str, hurting: bool = True) -> Record:
     """Run the training; `number`: of the job in this test."""
     arguments = [str(root / str(number) / "records"), str(STEPS), str(STEP_S), *more]
-    job = start_job(script=NOISY, arguments=arguments, device="fake", faults=FAULTS if hurting else ())
+    job = start_job(script=NOISY, arguments=arguments, device="fake", faults=FAULTS if hurting else (), **ONE_NODE)
     incidents = finish(job)["incidents"]
     assert len(incidents) == (len(FAULTS) if hurting else 0), job.said()
     for incident, fault in zip(incidents, FAULTS, strict=False):
@@ -43,7 +43,7 @@ def test_noise_of_the_device_is_the_same_after_a_recovery_and_only_if_its_genera
 
 def test_agents_have_the_variables_of_the_device_from_their_start(start_job: StartJob) -> None:
     """What they import for their ranks they import in these, and once."""
-    job = start_job(device="fake", steps=6, gates=[3])
+    job = start_job(device="fake", steps=6, gates=[3], **ONE_NODE)
     ranks = job.held_at(3).ranks
     needed = rank_environment("fake")
     assert needed

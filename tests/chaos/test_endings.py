@@ -12,7 +12,7 @@ from midstep.protocol.types import Injury, Moment
 
 from .comparing import assert_same_steps
 from .conftest import StartJob
-from .jobs import Job, Record, hurt
+from .jobs import ONE_NODE, Job, Record, hurt
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
@@ -27,7 +27,7 @@ def interrupt(job: Job) -> None:
 
 def test_ctrl_c_stops_the_job_with_a_checkpoint(start_job: StartJob, undisturbed: Record) -> None:
     """Exit code 130, an emergency checkpoint, and nothing left behind."""
-    job = start_job(steps=10_000)
+    job = start_job(steps=10_000, **ONE_NODE)
     job.until(lambda status: status.phase == "running" and status.committed >= 5, "some steps")
     interrupt(job)
     assert job.wait() == 130, job.said()
@@ -42,7 +42,7 @@ def test_ctrl_c_stops_the_job_with_a_checkpoint(start_job: StartJob, undisturbed
 
 def test_ctrl_c_in_a_recovery_stops_the_job(start_job: StartJob) -> None:
     """With a newcomer that does not move, too, the survivors save what they hold, and nothing is left behind."""
-    job = start_job(faults=HELD)
+    job = start_job(faults=HELD, **ONE_NODE)
     status = job.until(lambda status: status.phase == "quiescing" and status.ranks[1].pid != 0, "the newcomer")
     assert psutil.pid_exists(status.ranks[1].pid)
     interrupt(job)
@@ -62,7 +62,7 @@ def test_ctrl_c_before_training_has_begun_ends_everything(start_job: StartJob) -
 
 def test_ctrl_c_twice_does_not_wait_for_anybody(start_job: StartJob) -> None:
     """The second one ends everything at once."""
-    job = start_job(steps=10_000)
+    job = start_job(steps=10_000, **ONE_NODE)
     job.until(lambda status: status.phase == "running" and status.committed >= 5, "some steps")
     interrupt(job)
     time.sleep(BETWEEN_S)

@@ -11,7 +11,7 @@ from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import RANKS, Job, Record, hurt
 
-pytestmark = [pytest.mark.chaos, pytest.mark.both_devices, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.both_devices(second_in_soak=True), pytest.mark.timeout(240)]
 
 
 def at_once(step: int, lives: dict[int, int]) -> Iterable[ArmedFault]:

@@ -10,7 +10,7 @@ from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import Job, Record, hurt
 
-pytestmark = [pytest.mark.chaos, pytest.mark.both_devices, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.both_devices(second_in_soak=True), pytest.mark.timeout(240)]
 
 # What happens, who is replaced, and the step at which all resume.
 IN_A_STEP = {

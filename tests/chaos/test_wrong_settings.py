@@ -8,7 +8,7 @@ from midstep.processor import checkpoint
 
 from .comparing import assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ROOMY, Record
+from .jobs import ONE_NODE, ROOMY, Record
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
@@ -33,7 +33,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(
     """A directory that cannot be made: every rank says so in its log, and training goes on without checkpoints."""
     (tmp_path / "file").write_text("a file, so nothing can be made below it")
     policy = {**ROOMY, "checkpoint": {"every_steps": 20, "directory": str(tmp_path / "file" / "checkpoints")}}
-    job = start_job(policy=policy)
+    job = start_job(policy=policy, **ONE_NODE)
     report = finish(job)
     assert not report["incidents"]
     assert "cannot write" in job.said()
@@ -42,7 +42,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(
 
 def test_a_full_disk_leaves_the_last_checkpoint_alone(start_job: StartJob, undisturbed: Record) -> None:
     """A write that fails half-way: nothing that looks complete is left, and training goes on."""
-    job = start_job(file_limit_bytes=FILE_LIMIT_BYTES, policy={**ROOMY, "checkpoint": {"every_steps": 20}})
+    job = start_job(file_limit_bytes=FILE_LIMIT_BYTES, policy={**ROOMY, "checkpoint": {"every_steps": 20}}, **ONE_NODE)
     report = finish(job)
     assert not report["incidents"]
     assert "no checkpoint of step 20" in job.said()

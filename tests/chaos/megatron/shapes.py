@@ -37,6 +37,8 @@ DAILY: dict[str, Shape] = {
 # Left out by `make test` for their time; `make soak` runs them on every commit, too.
 LATER = {
     "data 4, plain, fp32, batch size ramp-up",
+    "expert 2 x data 2, a buddy, fp32",
+    "tensor 2 x data 2, a buddy that keeps its copy in host memory, bf16, overlap",
     "interleaved pipeline 2 x data 2, plain, fp32, overlap",
     "context 2 x data 2, plain, bf16",
 }
