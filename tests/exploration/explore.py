@@ -1,0 +1,145 @@
+"""Visits every state that a bound allows, depth first, and says how it got to one that breaks a rule."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from .cluster import Cluster
+from .moves import Move, moves
+from .rules import broken_at_the_end, broken_by_actions, broken_by_state
+from .snapshot import digest
+
+DIGEST_BYTES = 16
+
+
+class RuleBroken(AssertionError):
+    """A rule does not hold: which one, and the way there, move by move."""
+
+
+class OtherBound(Exception):
+    """What was saved belongs to another job, another bound, or another version of the machine."""
+
+
+class Frontier(msgspec.Struct):
+    """How far an exploration has got, without its states: `way` is the number of the move taken at each depth."""
+
+    bound: str
+    way: list[int]
+    moves: int
+    deepest: int
+    ends: dict[int, int]
+
+
+@dataclass
+class Level:
+    """A state on the way to the present one, and how many of its moves have been taken."""
+
+    cluster: Cluster
+    moves: list[Move]
+    taken: int = 0
+
+
+@dataclass
+class Exploration:
+    """Everything that can be reached from `start`. `ends`: states after which nothing can happen, by exit code."""
+
+    name: str
+    start: Cluster
+    seen: set[bytes] = field(default_factory=set)
+    moves: int = 0
+    deepest: int = 0
+    ends: Counter[int] = field(default_factory=Counter)
+    levels: list[Level] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.seen.add(key_of(self.start))
+        self.levels.append(Level(self.start, list(moves(self.start))))
+
+    @property
+    def states(self) -> int:
+        """How many states have been visited."""
+        return len(self.seen)
+
+    def run(self, *, most_moves: int | None = None) -> bool:
+        """Go on; return True when every state has been visited, False after `most_moves`. Raises RuleBroken."""
+        last = None if most_moves is None else self.moves + most_moves
+        while self.levels:
+            if self.moves == last:
+                return False
+            level = self.levels[-1]
+            if level.taken == len(level.moves):
+                self.levels.pop()
+                continue
+            move = level.moves[level.taken]
+            level.taken += 1
+            self._take(level.cluster, move)
+        return True
+
+    def save(self, path: Path) -> None:
+        """Write down how far this has got, so that another process can go on."""
+        frontier = Frontier(
+            self.name, [level.taken for level in self.levels], self.moves, self.deepest, dict(self.ends)
+        )
+        draft = path.with_suffix(".draft")
+        draft.write_bytes(msgspec.msgpack.encode((frontier, b"".join(self.seen))))
+        draft.replace(path)
+
+    def restore(self, path: Path) -> None:
+        """Go to where another process has saved. Raises OtherBound."""
+        frontier, seen = msgspec.msgpack.decode(path.read_bytes(), type=tuple[Frontier, bytes])
+        self.seen = {seen[at : at + DIGEST_BYTES] for at in range(0, len(seen), DIGEST_BYTES)}
+        if frontier.bound != self.name or key_of(self.start) not in self.seen:
+            raise OtherBound(f"{path} is of {frontier.bound!r} or of another machine; remove it to begin anew")
+        self.moves, self.deepest, self.ends = frontier.moves, frontier.deepest, Counter(frontier.ends)
+        self.levels = []
+        cluster = self.start
+        for taken in frontier.way:
+            self.levels.append(Level(cluster, list(moves(cluster)), taken))
+            if 0 < taken <= len(self.levels[-1].moves):
+                cluster, _ = self.levels[-1].moves[taken - 1].make()
+            if key_of(cluster) not in self.seen:
+                raise OtherBound(f"{path} is of another version of the machine; remove it to begin anew")
+
+    def _take(self, cluster: Cluster, move: Move) -> None:
+        after, actions = move.make()
+        self.moves += 1
+        self._hold_rules(lambda: [*broken_by_state(after), *broken_by_actions(cluster, after, actions)])
+        key = key_of(after)
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        self.deepest = max(self.deepest, len(self.levels))
+        following = list(moves(after))
+        if following:
+            self.levels.append(Level(after, following))
+        else:
+            self._hold_rules(lambda: list(broken_at_the_end(after)))
+            self.ends[after.machine.state.exit_code or 0] += 1
+
+    def _hold_rules(self, broken: Callable[[], list[str]]) -> None:
+        found = broken()
+        if found:
+            way = [level.moves[level.taken - 1].name for level in self.levels]
+            told = "\n".join(f"{number:3} {name}" for number, name in enumerate(way, 1))
+            raise RuleBroken("\n".join([*found, "after:", told]))
+
+
+def key_of(cluster: Cluster) -> bytes:
+    """Return what tells this state from all others: the order in which messages were sent does not."""
+    return digest(
+        (
+            cluster.memory,
+            cluster.now,
+            cluster.budget,
+            cluster.nodes,
+            sorted(cluster.processes, key=lambda process: (process.rank, process.incarnation)),
+            sorted(cluster.ups, key=lambda up: (up.late, up.node)),
+            sorted(cluster.downs, key=lambda down: (down.late, down.node)),
+        )
+    )
+
+
+__all__ = ["Exploration", "OtherBound", "RuleBroken"]
