@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 WORKERS ?= 2
 
-.PHONY: demo demo-megatron test lint sim mutants chaos soak attack nightly-megatron bench docs clean
+.PHONY: demo demo-megatron test lint sim mutants chaos soak attack prove nightly-megatron bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -24,6 +24,9 @@ lint: $(INSTALLED)  ## style, types and who may import whom
 
 sim: $(INSTALLED)  ## the recovery machine under a simulated, seeded cluster; INCIDENTS=200000 for more
 	MIDSTEP_SIM_INCIDENTS=$(or $(INCIDENTS),50000) $(BIN)/python -m pytest -s tests/simulation $(TESTS)
+
+prove: $(INSTALLED)  ## every order of events in worlds of 2 and 3 ranks; goes on where it was stopped. TESTS="lost" for some
+	$(BIN)/python -m tests.exploration.prove $(TESTS)
 
 mutants: $(INSTALLED)  ## break the machine on purpose, piece by piece: the simulation has to see each break
 	$(BIN)/python tests/simulation/mutants.py

@@ -4,6 +4,8 @@ python tests/exploration/prove.py [--folder FOLDER] [NAME...]     NAME: part of 
 """
 
 import argparse
+import os
+import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -38,7 +40,7 @@ def explore(number: int, folder: Path) -> tuple[str, bool]:
 
 
 def main() -> int:
-    """Explore the bounds, two at a time; the exit status is 1 when a rule is broken."""
+    """Explore the bounds, one on each core; the exit status is 1 when a rule is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of names; all without")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where frontiers are kept; remove it to begin anew")
@@ -46,13 +48,26 @@ def main() -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     bounds = (*SMALL, *LARGE)
     chosen = [n for n, b in enumerate(bounds) if not options.names or any(name in b.name for name in options.names)]
-    kept = True
-    with ProcessPoolExecutor(2) as pool:
-        for done in as_completed([pool.submit(explore, number, options.folder) for number in chosen]):
+    try:
+        return 0 if all(explore_all(chosen, options.folder)) else 1
+    except KeyboardInterrupt:
+        print(
+            f"stopped; the frontiers are in {options.folder}, and the same command goes on from there", file=sys.stderr
+        )
+        return 130
+
+
+def explore_all(numbers: list[int], folder: Path) -> list[bool]:
+    """Explore bounds, each in a process of its own; print how each ended, and return whether its rules held."""
+    kept = []
+    with ProcessPoolExecutor(
+        os.cpu_count(), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)
+    ) as pool:
+        for done in as_completed([pool.submit(explore, number, folder) for number in numbers]):
             told, ok = done.result()
             print(told, flush=True)
-            kept = kept and ok
-    return 0 if kept else 1
+            kept.append(ok)
+    return kept
 
 
 if __name__ == "__main__":
