@@ -14,7 +14,7 @@ from pathlib import Path
 from .bounds import LARGE, SMALL
 from .explore import Exploration, RuleBroken
 
-PORTION = 200_000  # moves between two reports
+PORTION = 50_000  # moves between two reports
 FOLDER = Path("out/prove")
 
 
@@ -51,18 +51,15 @@ def main() -> int:
     try:
         return 0 if all(explore_all(chosen, options.folder)) else 1
     except KeyboardInterrupt:
-        print(
-            f"stopped; the frontiers are in {options.folder}, and the same command goes on from there", file=sys.stderr
-        )
+        print(f"stopped: {options.folder} has the frontiers, the same command goes on from there", file=sys.stderr)
         return 130
 
 
 def explore_all(numbers: list[int], folder: Path) -> list[bool]:
     """Explore bounds, each in a process of its own; print how each ended, and return whether its rules held."""
     kept = []
-    with ProcessPoolExecutor(
-        os.cpu_count(), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)
-    ) as pool:
+    ended_by_ctrl_c = (signal.SIGINT, signal.SIG_DFL)
+    with ProcessPoolExecutor(os.cpu_count(), initializer=signal.signal, initargs=ended_by_ctrl_c) as pool:
         for done in as_completed([pool.submit(explore, number, folder) for number in numbers]):
             told, ok = done.result()
             print(told, flush=True)
