@@ -7,10 +7,14 @@ there.
 import functools
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import msgspec
 
 from ..protocol.errors import ConfigurationError
 from .callbacks import Lifecycle
+from .group_arguments import UNSET, GroupArguments
 from .ledger import Ledger
 from .moments import Moments
 from .runtime import Runtime
@@ -20,27 +24,63 @@ from .step_clock import StepClock
 from .train_thread import TrainThread
 
 if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Store
+
     from .lifecycle import Framework
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def init_process_group(**options: Any) -> None:
+def init_process_group(  # noqa: PLR0917 - torch's own signature
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = UNSET,
+    rank: int = UNSET,
+    store: "Store | None" = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: "torch.device | int | None" = None,
+) -> None:
     """Make torch.distributed's default process group, one that survives the loss of a peer.
 
-    Takes the place of `torch.distributed.init_process_group`. Under `midstep run` everything it needs comes from the
-    agent and `options` are not used. Otherwise the call is handed on to torch, with gloo as the default backend, so
-    that one script serves all: under torchrun as it is there, in plain Python as a world of one.
+    Takes the place of `torch.distributed.init_process_group`, with the same arguments in the same order. Under
+    `midstep run` none is needed, as the job knows all of them; what is passed is compared with the job. Otherwise the
+    call is handed on to torch, so that one script serves all: under torchrun as it is there, in plain Python as a world
+    of one.
+
+    Args:
+        backend: Under `midstep run` a name of the job's communicator: `gloo` on CPUs, `hccl` on NPUs. Otherwise
+            handed on; `gloo` where neither it nor `device_id` is given.
+        init_method: Under `midstep run` `env://`, or the `tcp://` URL of MASTER_ADDR and MASTER_PORT.
+        timeout: How long a collective may take. Under `midstep run` it takes the place of the policy's
+            `communicator.collective_s`, and must be longer than `stall.grace_s`.
+        world_size: Under `midstep run` the value of WORLD_SIZE.
+        rank: Under `midstep run` the value of RANK.
+        store: None under `midstep run`: the ranks meet in the job's own store.
+        group_name: Not used, as in torch.
+        pg_options: None under `midstep run`: midstep makes the groups and could not apply them.
+        device_id: Under `midstep run` the device of this rank: `cpu`, or the NPU with the number LOCAL_RANK.
+
+    Raises:
+        ConfigurationError: an argument contradicts the job (its text names each one, what was found, what was expected
+            and what to do), or the device, as it is set up here, could not be recovered.
+        LinkUpFailed: the ranks of a world that starts together could not be connected in time.
     """
+    given = GroupArguments(backend, init_method, timeout, world_size, rank, store, pg_options, device_id)
     runtime = Runtime.current()
     if runtime is not None:
-        runtime.init_process_group()
+        runtime.init_process_group(given)
         return
     import torch.distributed as dist
 
-    options.setdefault("backend", "gloo")
-    if "RANK" not in os.environ and "init_method" not in options and "store" not in options:
+    options = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not None}
+    if device_id is None:
+        options.setdefault("backend", "gloo")
+    meets_nobody = "RANK" not in os.environ and init_method is None and store is None
+    if meets_nobody and rank in {UNSET, 0} and world_size in {UNSET, 1}:
         options.update(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     dist.init_process_group(**options)
 

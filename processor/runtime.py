@@ -31,6 +31,7 @@ from ..protocol.types import (
 )
 from .callbacks import Callbacks
 from .client import Client
+from .group_arguments import GroupArguments, GroupOfJob, check_arguments
 from .moments import Moments
 from .own_states import OwnStates
 from .session import Order, Session
@@ -106,19 +107,31 @@ class Runtime:
             atexit.register(cls._current.close)
         return cls._current
 
-    def init_process_group(self) -> None:
+    def init_process_group(self, given: GroupArguments) -> None:
         """Make torch's default group: seated where the whole world starts together, without peers otherwise.
 
-        Raises ConfigurationError if the device, as it is set up here, could not be recovered.
+        `given` is what the script asks for. Raises ConfigurationError if it contradicts the job, or if the device, as
+        it is set up here, could not be recovered.
         """
-        local_rank = int(self._environment.get("LOCAL_RANK", "0"))
-        self.device.prepare(local_rank, self._environment, self.settings.link_up_s)
+        environment, settings = self._environment, self.settings
+        local_rank = int(environment.get("LOCAL_RANK", "0"))
+        job = GroupOfJob(
+            rank=self.rank,
+            world_size=self.world_size,
+            local_rank=local_rank,
+            communicator=settings.communicator,
+            device=settings.device,
+            master=f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}",
+            stall_grace_s=settings.stall_grace_s,
+        )
+        check_arguments(given, job)
+        self.device.prepare(local_rank, environment, settings.link_up_s)
         self.communicator.init(
             rank=self.rank,
             world_size=self.world_size,
             generation=self.session.generation,
             store=self.store if self.seated else None,
-            collective_s=self.settings.collective_s,
+            collective_s=settings.collective_s if given.timeout is None else given.timeout.total_seconds(),
             link_up_s=START_LINK_UP_S,
         )
 

@@ -5,10 +5,12 @@ Groups that Megatron makes must be ones that can be aborted and seated anew. So 
 """
 
 import functools
+import inspect
 from typing import Any
 
 import torch.distributed as dist
 
+from ...processor.group_arguments import GroupArguments
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError
 
@@ -44,14 +46,19 @@ def check_default_group() -> None:
 
 
 def _default_group(plain: Any) -> Any:
+    signature = inspect.signature(plain)
+
     @functools.wraps(plain)
     def init_process_group(*args: Any, **options: Any) -> None:
-        backend = args[0] if args else options.get("backend")
+        given = signature.bind(*args, **options).arguments
+        backend = given.get("backend")
         runtime = Runtime.current()
         if runtime is None or (isinstance(backend, str) and backend.startswith(_OURS)):
             plain(*args, **options)
-        else:
-            runtime.init_process_group()
+            return
+        # Megatron names a backend and a timeout of its own defaults in every job: there the policy holds.
+        known = {name: value for name, value in given.items() if name in GroupArguments.__struct_fields__}
+        runtime.init_process_group(GroupArguments(**known).naming_peers)
 
     return init_process_group
 
