@@ -13,18 +13,22 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from ..protocol.environment import BLACK_BOX_FD, GENERATION, STORE_SECRET
+from ..protocol.environment import BLACK_BOX_FD, GENERATION, INCARNATION, JOB_DIRECTORY, STORE_SECRET
+from ..protocol.private_files import make_private_directory, open_for_appending
+from ..protocol.rank_logs import debug_log
 from . import orders
 from .kernel import await_adoption, die_with_parent, name_process
 from .leaving import leave
 from .output import reopen_output
 from .rendezvous import separate_generations
 
+STDERR = 2
 ADOPTION_S = 10.0
 STORE_S = 300.0  # the store's own client inside its process; nobody waits on it
 _PINGED = "midstep/ping"
@@ -122,7 +126,7 @@ def _run(order: orders.TrainingOrder) -> int:
     """
     import faulthandler
 
-    faulthandler.enable(2)
+    faulthandler.enable(_crash_log(order.environment))
     name = order.command[0]
     sys.argv = list(order.command)
     sys.path.insert(0, os.getcwd() if order.is_module else str(Path(name).resolve().parent))
@@ -138,6 +142,19 @@ def _run(order: orders.TrainingOrder) -> int:
         sys.excepthook(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _crash_log(environment: Mapping[str, str]) -> int:
+    """Return the descriptor that the interpreter's dump goes to after a crash. It stays open until the process ends.
+
+    That is not the rank's output, which operators read: what a crash is to them, the incident says in a line.
+    """
+    try:
+        path = debug_log(environment[JOB_DIRECTORY], int(environment["RANK"]), int(environment[INCARNATION]))
+        make_private_directory(path.parent)
+        return open_for_appending(path)
+    except OSError:
+        return STDERR
 
 
 def _exit_status(request: SystemExit) -> int:

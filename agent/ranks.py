@@ -24,6 +24,7 @@ from ..protocol.messages import (
     StartProcess,
     StopProcess,
 )
+from ..protocol.rank_logs import output_log
 from ..protocol.types import (
     Activity,
     ArmedFault,
@@ -185,13 +186,14 @@ class RankHost:
             environment=environment,
             working_directory=job.working_directory,
         )
+        log = output_log(job.job_directory, order.rank, order.incarnation)
         for left in reversed(range(START_TRIES)):
             standby = await self._nursery.take()
             if seat.ordered != order.incarnation or self._ending:
                 standby.close()
                 return
             try:
-                self._begin_life(seat, order, training, standby, log_path(job.job_directory, order))
+                self._begin_life(seat, order, training, standby, log)
             except AgentError as error:
                 if not left:
                     raise
@@ -283,8 +285,3 @@ class RankHost:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def log_path(job_directory: str, order: StartProcess) -> Path:
-    """Say where the output of a training process lies."""
-    return Path(job_directory) / "logs" / f"rank-{order.rank}.{order.incarnation}.log"

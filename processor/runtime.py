@@ -19,6 +19,7 @@ from ..protocol.blackbox import BlackBox
 from ..protocol.errors import CallbackFailed, CommunicatorAborted, MidstepError, NotUnderMidstep, OrdersOverdue
 from ..protocol.messages import ArmFault, Envelope, FaultReported, Message, Quiesce, Rejoin, Release, Resume
 from ..protocol.messages import SaveCheckpoint as Save
+from ..protocol.rank_logs import debug_log
 from ..protocol.types import (
     ArmedFault,
     FaultKind,
@@ -31,6 +32,7 @@ from ..protocol.types import (
 )
 from .callbacks import Callbacks
 from .client import Client
+from .debug_log import DebugLog
 from .group_arguments import GroupArguments, GroupOfJob, check_arguments
 from .moments import Moments
 from .own_states import OwnStates
@@ -58,6 +60,7 @@ class Runtime:
         self.early = environment.get(env.EARLY) == "1"
         self.started_s = float(environment[env.STARTED_S])
         self.settings = msgspec.json.decode(environment[env.SETTINGS], type=JobSettings)
+        self.debug_log = DebugLog(debug_log(environment[env.JOB_DIRECTORY], self.rank, self.incarnation))
         host, _, port = environment[env.STORE].rpartition(":")
         self.store = Rendezvous(host, int(port), environment.get(env.STORE_SECRET, ""))
         generation = int(environment[env.GENERATION])

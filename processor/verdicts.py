@@ -42,12 +42,11 @@ class Verdicts:
         collateral = runtime.interrupted() or runtime.communicator.failed is not None
         what_now = reaction(finding, collateral=collateral)
         if what_now is Reaction.WAIT:
-            if not finding.known:
-                _log.warning("taken for a consequence of being interrupted: %s: %s", type(error).__name__, finding.text)
+            runtime.debug_log.note("an exception that follows from being interrupted; it is not reported", error)
             return what_now
         detail = f"{finding.text} ({finding.meaning})" if finding.known else traceback.format_exc()
         if what_now is Reaction.REPORT:
-            _log.error("%s", detail, exc_info=True)
+            runtime.debug_log.note(f"reported, and this process lives on: {finding.text} ({finding.meaning})", error)
         kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep: somebody else's doing
         runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable, trusted_step=spread)
         return what_now
