@@ -18,11 +18,12 @@ from pathlib import Path
 from watchfiles import awatch
 
 from ..protocol.types import FaultReport, detector_address
-from .detector import Tell
 from .documents import Document, displayed, documents_in, is_document
 from .public_fault import NO_SERIALS
 from .reading import MAX_DOCUMENT_BYTES
 from .snapshots import Snapshots
+
+Tell = Callable[[FaultReport], None]
 
 LOOK_S = 2.0  # without a word from the kernel
 DEBOUNCE_MS = 50

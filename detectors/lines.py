@@ -7,6 +7,7 @@ Only what is needed has to be said: where (`node`, with `device` where there is 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -15,7 +16,6 @@ from ..policies.fault_levels import LevelName, level_named
 from ..protocol.bounds import Device, Rank
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
-from .detector import Tell
 from .reading import MAX_DEVICE, MAX_ID, decoded, node_name, seconds
 
 MAX_LINE_BYTES = 64 * 1024
@@ -99,7 +99,7 @@ class LineDetector:
         self._stream = stream
         self.refused = 0
 
-    async def watch(self, tell: Tell) -> None:
+    async def watch(self, tell: Callable[[FaultReport], None]) -> None:
         """Tell of each line's fault until the stream ends; lines that are wrong are logged and counted."""
         number = 0
         while True:

@@ -10,8 +10,6 @@
     +-- WireError                   bytes that are refused; counted, never fatal
     |   +-- MalformedMessage
     |   +-- OversizedMessage
-    |   +-- UnauthenticatedMessage
-    |   +-- StaleMessage            an older generation, term or session
     +-- MailboxFull                 more is unacknowledged than a mailbox may hold; nothing was posted
     +-- JournalError                the controller's journal cannot be read or written
     |   +-- JournalDamaged          it is not what was written: no controller may act on it
@@ -67,14 +65,6 @@ class MalformedMessage(WireError):
 
 class OversizedMessage(WireError):
     """A message beyond the size limit."""
-
-
-class UnauthenticatedMessage(WireError):
-    """A message whose sender is not who it says it is."""
-
-
-class StaleMessage(WireError):
-    """A message of an older generation, term or session."""
 
 
 class MailboxFull(MidstepError):

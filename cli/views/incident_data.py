@@ -1,4 +1,4 @@
-"""Incidents and status as plain data: one shape for `--json`, the demo and the benchmarks."""
+"""Incidents and their job as plain data: one shape for `midstep report --json`, the demo and the benchmarks."""
 
 from typing import Any
 
@@ -82,41 +82,6 @@ def report_json(status: JobStatus, incidents: tuple[Incident, ...]) -> dict[str,
         "refused": dict(status.refused),
         "faults": faults_json(status),
         "holds": [msgspec.to_builtins(hold) for hold in status.holds],
-    }
-
-
-def status_json(status: JobStatus) -> dict[str, Any]:
-    """Return what `midstep status --json` prints: the whole status, incidents included."""
-    return {
-        **report_json(status, status.incidents),
-        "generation": status.generation,
-        "term": status.term,
-        "median_step_s": status.median_step_s,
-        "holding": status.holding,
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "node": rank.node,
-                "pid": rank.pid,
-                "incarnation": rank.incarnation,
-                "state": rank.state,
-                "step": rank.step,
-                "activity": rank.activity,
-                "role": rank.role,
-            }
-            for rank in status.ranks
-        ],
-        "nodes": [
-            {
-                "node": node.node,
-                "failure_domain": node.failure_domain,
-                "state": node.state,
-                "ranks": list(node.ranks),
-                "failures": node.failures,
-                "note": node.note,
-            }
-            for node in status.nodes
-        ],
     }
 
 

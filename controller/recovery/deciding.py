@@ -42,7 +42,7 @@ def blame(state: JobState, report: FaultReport) -> None:
     if rung is not None and state.ever_resilient and state.replaced.intersection(ranks):
         state.setbacks[rung] = state.setbacks.get(rung, 0) + 1
         if state.setbacks[rung] >= SETBACKS_PER_RUNG:
-            reason = f"{report.kind} again in a rank that it had replaced: {first_line(report.detail)}"
+            reason = f"{report.kind} again in a rank that it had replaced: {summary_line(report.detail)}"
             state.failures.setdefault(rung, reason)
     for rank in ranks:
         own_word.note(state, rank, report)
@@ -56,7 +56,7 @@ def blame(state: JobState, report: FaultReport) -> None:
 def _blame_mendable(state: JobState, rank: int, report: FaultReport) -> None:
     """The rank keeps its process, unless it has tried to mend itself in this incident already."""
     if rank in state.mended:
-        reason = f"{report.kind} again in rank {rank}, which had mended itself: {first_line(report.detail)}"
+        reason = f"{report.kind} again in rank {rank}, which had mended itself: {summary_line(report.detail)}"
         state.failures.setdefault(Rung.RETRY_STEP, reason)
     state.mending.setdefault(rank, report)
 
@@ -176,7 +176,7 @@ def current_rung(state: JobState) -> Rung | None:
     return state.history.open.rung if state.history.open else None
 
 
-def first_line(text: str) -> str:
+def summary_line(text: str) -> str:
     """Return the last line of a traceback, or the first of anything else."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
     if not lines:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from midstep.cli.views.incident_data import status_json
+from midstep.cli.views.incident_data import report_json
 from midstep.cli.views.status_view import status_view
 from midstep.controller.actions import Log
 from midstep.policies.explain import SupposedWorld, Supposition, answer, parse_fault
@@ -117,7 +117,7 @@ def test_status_report_and_log_show_the_words_of_the_decision_and_the_role() -> 
     with console.capture() as captured:
         console.print(status_view(status))
     assert all(each in captured.get() for each in words)
-    (incident,) = status_json(status)["incidents"]
+    (incident,) = report_json(status, status.incidents)["incidents"]
     assert incident["reasons"][: len(words)] == words
     assert incident["decisions"][0]["roles"] == ["trainer"]
     assert [rank.role for rank in status.ranks] == ["trainer", "trainer", "trainer", "evaluator"]

@@ -5,7 +5,8 @@ import json
 import msgspec
 import pytest
 
-from midstep.cli.views.incident_data import incident_json, report_json, status_json
+from midstep.cli.status import as_data
+from midstep.cli.views.incident_data import incident_json, report_json
 from midstep.protocol.incidents import Incident, JobStatus
 
 PROMISED = {"rung", "cause", "steps_lost", "healthy_pids_kept", "recovery_s", "excess_s", "phases", "reasons"}
@@ -65,8 +66,15 @@ def test_a_healthy_process_that_was_lost_is_told(status: JobStatus) -> None:
     assert incident_json(changed)["healthy_pids_kept"] is False
 
 
-def test_status_and_report_are_json(status: JobStatus) -> None:
-    assert json.loads(json.dumps(status_json(status)))["ranks"][0]["node"] == "node-0"
+def test_midstep_status_prints_the_whole_status_as_one_line_of_json(status: JobStatus) -> None:
+    line = as_data(status, "no controller answers")
+    data = json.loads(line)
+    assert "\n" not in line
+    assert (data["live"], data["note"]) == (False, "no controller answers")
+    assert msgspec.convert({name: data[name] for name in JobStatus.__struct_fields__}, JobStatus) == status
+
+
+def test_midstep_report_prints_the_chosen_incidents_and_the_budgets(status: JobStatus) -> None:
     chosen = report_json(status, status.incidents[:1])
     assert [incident["number"] for incident in chosen["incidents"]] == [1]
     assert chosen["budgets"][0] == {"name": "recover_in_place per job", "used": 4, "limit": 4}

@@ -1,0 +1,105 @@
+"""Handle an operator's request: answer at once, or make it an event and answer when that is durable and handled."""
+
+from collections.abc import Callable
+
+from ...protocol.incidents import JobStatus
+from ...protocol.messages import FaultReported
+from ...protocol.types import ArmedFault, Assertion, FaultReport, JobSpec
+from ..actions import Action, Send
+from ..admission import unbelievable
+from ..events import Event, InjectRequested, KillNodeRequested, StopRequested
+from .abridging import Abridger
+from .control_requests import (
+    Accepted,
+    InjectRequest,
+    KillNodeRequest,
+    Refused,
+    Reply,
+    ReportFaultRequest,
+    Request,
+    StatusReply,
+    StatusRequest,
+)
+
+
+class RequestHandler:
+    """Turns requests into events, and actions into answers."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self._job = job
+        self._abridger = Abridger()
+
+    def begin(self, request: Request, status: Callable[[], JobStatus]) -> Reply | Event:
+        """Return the answer where there is one already, else the event that the request is."""
+        if isinstance(request, StatusRequest):
+            return StatusReply(self._abridger.abridged(status()))
+        if isinstance(request, InjectRequest):
+            return self._without_rank(request.fault.rank) or InjectRequested(request.fault)
+        if isinstance(request, KillNodeRequest):
+            return _without_node(request.node, status()) or KillNodeRequested(request.node)
+        if isinstance(request, ReportFaultRequest):
+            report = request.report
+            elsewhere = None if report.rank is not None else _without_node(report.node, status())
+            return self.misfit(report) or elsewhere or FaultReported(report)
+        return StopRequested(request.reason)
+
+    def misfit(self, report: FaultReport) -> Refused | None:
+        """Say why a detector's report is not taken in, if it is not. It may be about nodes that no job has."""
+        reason = unbelievable(report)
+        if reason is not None:
+            return Refused(f"the report is not taken: {reason}")
+        return None if report.rank is None else self._without_rank(report.rank)
+
+    def _without_rank(self, rank: int) -> Refused | None:
+        if 0 <= rank < self._job.world_size:
+            return None
+        return Refused(f"there is no rank {rank}: the job has ranks 0 to {self._job.world_size - 1}")
+
+    @staticmethod
+    def answer(event: Event, actions: list[Action]) -> Reply:
+        """Return the answer to the request that became `event`, now that it is durable and handled."""
+        receivers = ", ".join(dict.fromkeys(action.receiver for action in actions if isinstance(action, Send)))
+        if isinstance(event, InjectRequested):
+            if not receivers:
+                return Refused(f"rank {event.fault.rank} has no process that could be harmed now; nothing was armed")
+            return Accepted(f"{describe(event.fault)}; sent to {receivers}")
+        if isinstance(event, KillNodeRequested):
+            if not receivers:
+                return Refused(f"node {event.node} is not there to be killed; nothing was done")
+            return Accepted(
+                f"node {event.node} is to die now, with its agent and all its processes; sent to {receivers}"
+            )
+        if isinstance(event, FaultReported):
+            follows = f"sent to {receivers}" if receivers else "nothing has to be done at once, see `midstep status`"
+            return Accepted(f"{describe_report(event.report)}; {follows}")
+        return Accepted("the job is being stopped")
+
+
+def _without_node(name: str | None, status: JobStatus) -> Refused | None:
+    names = [node.node for node in status.nodes]
+    if name in names:
+        return None
+    return Refused(f"there is no node {name!r}: the job has {', '.join(names) or 'none yet'}")
+
+
+def describe(fault: ArmedFault) -> str:
+    """Say in words what an armed fault will do."""
+    when = "now" if fault.moment is None and fault.step is None else ""
+    if fault.moment is not None:
+        when = f"at {fault.moment.value}"
+    if fault.step is not None:
+        when = f"{when} of step {fault.step}" if when else f"in step {fault.step}"
+    return f"armed: {fault.injury.value} rank {fault.rank} {when}"
+
+
+def describe_report(report: FaultReport) -> str:
+    """Say in words what a detector's report says."""
+    code = f" {report.code}" if report.code else ""
+    if report.rank is not None:
+        where = f"rank {report.rank}"
+    else:
+        where = f"node {report.node}" if report.device is None else f"device {report.device} of node {report.node}"
+    if report.assertion is Assertion.RECOVER:
+        return f"noted: {report.kind}{code} of {where} has recovered"
+    meaning = f" ({report.meaning})" if report.meaning else ""
+    return f"noted: {report.level}{code}{meaning} of {where}"
