@@ -1,10 +1,10 @@
-"""`midstep inject --device-fault`: a fault as a detector would report it, through the same door."""
+"""`midstep inject --device-fault`: report a fault of a device or node, as a detector does."""
 
 import time
 
 import click
 
-from ..controller.doors.control_requests import ReportFaultRequest
+from ..controller.endpoints.control_requests import ReportFaultRequest
 from ..policies.fault_levels import LevelName, level_named
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 

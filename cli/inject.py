@@ -2,7 +2,7 @@
 
 import click
 
-from ..controller.doors.control_requests import InjectRequest, KillNodeRequest, Request
+from ..controller.endpoints.control_requests import InjectRequest, KillNodeRequest, Request
 from ..protocol.types import ArmedFault, Injury, Moment
 from . import device_faults
 from .operator import ranks_on, tell

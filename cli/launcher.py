@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any
 
-from ..controller.doors.notices import Result
+from ..controller.endpoints.discovery_files import Result
 from ..platforms.local import LocalOptions, LocalPlatform
 from ..protocol.discovery import read_endpoint
 from ..protocol.errors import PlatformError

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from ..controller.doors.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
-from ..controller.doors.control_socket import NoController, ask
+from ..controller.endpoints.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
+from ..controller.endpoints.control_socket import NoController, ask
 from ..protocol.errors import MidstepError
 from .controller_notice import why_no_answer
 from .job_directories import find_job

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from ..controller.doors.control_requests import StatusReply, StatusRequest
-from ..controller.doors.control_socket import NoController, ask
-from ..controller.doors.notices import read_result
+from ..controller.endpoints.control_requests import StatusReply, StatusRequest
+from ..controller.endpoints.control_socket import NoController, ask
+from ..controller.endpoints.discovery_files import read_result
 from ..controller.journal import read_status
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus

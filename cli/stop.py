@@ -4,7 +4,7 @@ import getpass
 
 import click
 
-from ..controller.doors.control_requests import StopJobRequest
+from ..controller.endpoints.control_requests import StopJobRequest
 from .operator import tell
 from .output import echo
 

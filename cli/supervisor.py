@@ -15,7 +15,7 @@ from typing import IO
 
 import msgspec
 
-from ..controller.doors.notices import Result, read_result, write_result
+from ..controller.endpoints.discovery_files import Result, read_result, write_result
 from ..controller.journal import read_status
 from ..platforms.log_files import open_log
 from ..protocol.errors import MidstepError, PlatformError

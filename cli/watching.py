@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ..controller.doors.control_requests import StatusReply, StatusRequest
-from ..controller.doors.control_socket import NoController, ask
+from ..controller.endpoints.control_requests import StatusReply, StatusRequest
+from ..controller.endpoints.control_socket import NoController, ask
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import Incident, JobStatus, Outcome
 from .views.wording import REASON_CHARACTERS, telling_line

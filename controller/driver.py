@@ -20,10 +20,10 @@ from ..protocol.messages import FaultReported, NodeHeartbeat, NodeLost
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Log, Send
 from .clock import wait_at_most
-from .doors.control_requests import Reply
-from .doors.control_socket import ControlServer
-from .doors.desk import Desk
-from .doors.notices import Result, write_result
+from .endpoints.control_requests import Reply
+from .endpoints.control_socket import ControlServer
+from .endpoints.discovery_files import Result, write_result
+from .endpoints.request_handler import RequestHandler
 from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
 from .journal import Entry, Journal
 from .journal_trouble import JournalTrouble
@@ -77,7 +77,7 @@ class Driver:
         self._alive = alive or KeepAlive()
         self._stop = stop
         self._signalled = False
-        self._desk = Desk(journal.founding.job)
+        self._requests = RequestHandler(journal.founding.job)
         self._job_directory = job_directory
         self._clock = journal.clock
         self._pending: list[Pending] = []
@@ -123,7 +123,7 @@ class Driver:
 
     def report(self, report: FaultReport, answer: Answer) -> None:
         """Take in what a detector on this machine says; it is answered when that is durable. In the loop's thread."""
-        refused = self._desk.misfit(report)
+        refused = self._requests.misfit(report)
         if refused is not None:
             answer(refused)
             return
@@ -203,7 +203,7 @@ class Driver:
 
     def _serve(self, now: float) -> None:
         for asker, request in self._control.requests():
-            answer = self._desk.open(request, self.status)
+            answer = self._requests.begin(request, self.status)
             if isinstance(answer, Reply):
                 self._control.answer(asker, answer)
             elif self._trouble.error is not None and self._trouble.blocks(now):
@@ -256,7 +256,7 @@ class Driver:
             if pending.arrival is not None:
                 self._wire.acknowledge(pending.arrival)
             if pending.answer is not None:
-                pending.answer(self._desk.close(pending.entry.event, actions))
+                pending.answer(self._requests.answer(pending.entry.event, actions))
             self._perform(actions, now)
 
     def _suffer(self, error: JournalError, now: float) -> None:

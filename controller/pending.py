@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.errors import JournalError
-from .doors.control_requests import Refused, Reply
+from .endpoints.control_requests import Refused, Reply
 from .journal import Entry
 from .wire import Arrival
 

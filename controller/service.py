@@ -22,10 +22,10 @@ from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
 from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
-from .doors.control_socket import ControlServer
-from .doors.line_socket import LineServer
-from .doors.notices import Result, read_result, write_endpoint, write_result
 from .driver import Driver
+from .endpoints.control_socket import ControlServer
+from .endpoints.discovery_files import Result, read_result, write_endpoint, write_result
+from .endpoints.line_socket import LineServer
 from .journal import Journal, journal_path
 from .journal_copy import open_copy
 from .journal_head import HEAD_NAME

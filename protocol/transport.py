@@ -101,8 +101,8 @@ class RouterSocket(NonblockingSocket):
     @property
     def refused(self) -> Counter[str]:
         """What was refused or dropped so far, by reason; connections that were turned away included."""
-        doors = (self._gatekeeper, self._front)
-        return sum((door.refused for door in doors if door is not None), super().refused)
+        guards = (self._gatekeeper, self._front)
+        return sum((guard.refused for guard in guards if guard is not None), super().refused)
 
     def receive(self, limit: int = RECEIVE_LIMIT) -> list[Received]:
         """Return what has arrived, without waiting. Raises MidstepError when nothing can arrive any more."""

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from midstep.controller.doors.control_requests import Request
+from midstep.controller.endpoints.control_requests import Request
 from midstep.protocol import codec
 from midstep.protocol.errors import MalformedMessage
 from midstep.protocol.messages import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from midstep.cli.job_file import run_directory_of
-from midstep.controller.doors.notices import read_result
+from midstep.controller.endpoints.discovery_files import read_result
 from midstep.processor import checkpoint
 
 from ..chaos.jobs import PATIENCE_S, TRAINING

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from midstep.controller.doors.control_requests import (
+from midstep.controller.endpoints.control_requests import (
     Accepted,
     Refused,
     Reply,
@@ -19,9 +19,9 @@ from midstep.controller.doors.control_requests import (
     StatusReply,
     StatusRequest,
 )
-from midstep.controller.doors.control_socket import ControlServer, socket_path
-from midstep.controller.doors.desk import Desk
-from midstep.controller.doors.line_socket import SOCKET_NAME, LineServer
+from midstep.controller.endpoints.control_socket import ControlServer, socket_path
+from midstep.controller.endpoints.line_socket import SOCKET_NAME, LineServer
+from midstep.controller.endpoints.request_handler import RequestHandler
 from midstep.controller.events import Event
 from midstep.controller.machine import RecoveryMachine
 from midstep.policies.schema import default_policy, job_settings
@@ -43,10 +43,10 @@ LINE = {"code": "C1", "node": "a", "device": 1, "kind": "device", "assertion": "
 
 
 class Controller:
-    """The machine behind the doors, with two nodes."""
+    """The machine behind the controller's endpoints, with two nodes."""
 
     def __init__(self) -> None:
-        self.machine, self.desk, self.now = RecoveryMachine(default_policy(), JOB), Desk(JOB), 0.0
+        self.machine, self.handler, self.now = RecoveryMachine(default_policy(), JOB), RequestHandler(JOB), 0.0
         for node in ("a", "b"):
             self.machine.handle(NodeJoined(node, node, StoreEndpoint("127.0.0.1", 1)), 0.0)
 
@@ -54,11 +54,11 @@ class Controller:
         """Let an event happen, as the driver does when it is durable."""
         self.now += 0.01
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=Event) == event
-        return self.desk.close(event, self.machine.handle(event, self.now))
+        return self.handler.answer(event, self.machine.handle(event, self.now))
 
     def reply(self, request: Request) -> Reply:
         """Answer a request."""
-        answer = self.desk.open(request, lambda: self.machine.status(self.now))
+        answer = self.handler.begin(request, lambda: self.machine.status(self.now))
         return answer if isinstance(answer, Reply) else self.take(answer)
 
 

@@ -22,7 +22,7 @@ from midstep.cli.controller_notice import read_notice, why_no_answer
 from midstep.cli.job_start import Job
 from midstep.cli.restart_backoff import Backoff
 from midstep.cli.supervisor import Supervisor
-from midstep.controller.doors.notices import Result, read_result
+from midstep.controller.endpoints.discovery_files import Result, read_result
 from midstep.controller.events import StopRequested
 from midstep.controller.journal import Entry, Journal, journal_path, read_status
 from midstep.controller.journal_copy import open_copy

@@ -16,7 +16,7 @@ import pytest
 
 from midstep.cli import run
 from midstep.cli.job_start import Job, Start, found
-from midstep.controller.doors.notices import Result
+from midstep.controller.endpoints.discovery_files import Result
 
 from .attack import attack
 

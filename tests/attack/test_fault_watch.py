@@ -13,7 +13,7 @@ import pytest
 
 from midstep.cli import fault_watch
 from midstep.cli.restart_backoff import Backoff
-from midstep.controller.doors.notices import write_endpoint
+from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.detectors.reporter import FaultReporter
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.keys import JobKeys

@@ -17,7 +17,7 @@ import pytest
 from midstep.cli import job_start, launcher
 from midstep.cli.job_start import Job, Start, found
 from midstep.cli.run_directory import place_for
-from midstep.controller.doors.notices import Result
+from midstep.controller.endpoints.discovery_files import Result
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack

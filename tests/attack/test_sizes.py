@@ -13,10 +13,10 @@ import zmq
 from rich.console import Console
 
 from midstep.cli.views.status_view import status_view
-from midstep.controller.doors import control_socket
-from midstep.controller.doors.abridging import Abridger
-from midstep.controller.doors.control_requests import Reply, StatusReply, StatusRequest
-from midstep.controller.doors.desk import Desk
+from midstep.controller.endpoints import control_socket
+from midstep.controller.endpoints.abridging import Abridger
+from midstep.controller.endpoints.control_requests import Reply, StatusReply, StatusRequest
+from midstep.controller.endpoints.request_handler import RequestHandler
 from midstep.controller.fault_book import MAX_OF_ONE, FaultBook
 from midstep.policies.fault_levels import Treatment
 from midstep.policies.schema import default_policy, job_settings
@@ -108,14 +108,14 @@ def test_the_status_of_a_long_job_can_be_read(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     status = long_history(10_000, 200)
-    desk = Desk(JOB)
+    handler = RequestHandler(JOB)
     server = control_socket.ControlServer(folder)
     try:
         with ThreadPoolExecutor(1) as thread:
             asked = thread.submit(control_socket.ask, folder, StatusRequest(), 60.0)
             while not asked.done():
                 for asker, request in server.requests():
-                    answer = desk.open(request, lambda: status)
+                    answer = handler.begin(request, lambda: status)
                     assert isinstance(answer, Reply)
                     server.answer(asker, answer)
                 time.sleep(0.01)

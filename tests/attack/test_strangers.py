@@ -8,9 +8,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from midstep.controller.doors import control_socket
-from midstep.controller.doors.control_requests import Accepted, Request, StopJobRequest
-from midstep.controller.doors.line_socket import MAX_CONNECTIONS, SOCKET_NAME, LineServer
+from midstep.controller.endpoints import control_socket
+from midstep.controller.endpoints.control_requests import Accepted, Request, StopJobRequest
+from midstep.controller.endpoints.line_socket import MAX_CONNECTIONS, SOCKET_NAME, LineServer
 
 from .attack import attack
 from .served import DESCRIPTORS, PATIENCE_S, REFUSED, A, B, Served, descriptors_here, served

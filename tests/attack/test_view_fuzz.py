@@ -15,7 +15,7 @@ from midstep.cli import report as report_command
 from midstep.cli import status as status_command
 from midstep.cli.main import main
 from midstep.cli.watching import Watcher
-from midstep.controller.doors.control_requests import StatusReply
+from midstep.controller.endpoints.control_requests import StatusReply
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import JobStatus, StandingFault
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport

@@ -16,8 +16,8 @@ import psutil
 import yaml
 
 from midstep.cli.controller_notice import read_notice
-from midstep.controller.doors.control_requests import Accepted, KillNodeRequest, Request, StatusReply, StatusRequest
-from midstep.controller.doors.control_socket import NoController, ask
+from midstep.controller.endpoints.control_requests import Accepted, KillNodeRequest, Request, StatusReply, StatusRequest
+from midstep.controller.endpoints.control_socket import NoController, ask
 from midstep.protocol import environment as names
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import ArmedFault, Injury, Moment

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from midstep.controller.doors.control_requests import Accepted, ReportFaultRequest
+from midstep.controller.endpoints.control_requests import Accepted, ReportFaultRequest
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 

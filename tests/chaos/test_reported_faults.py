@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from midstep.cli.device_faults import build
-from midstep.controller.doors.control_requests import Accepted, InjectRequest
+from midstep.controller.endpoints.control_requests import Accepted, InjectRequest
 from midstep.policies.fault_levels import LevelName
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import ArmedFault, FaultLevel, Injury

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from midstep.cli.views.status_view import fault_table
 from midstep.controller.admission import refusal
-from midstep.controller.doors.desk import describe_report
+from midstep.controller.endpoints.request_handler import describe_report
 from midstep.controller.routes import Routes
 from midstep.protocol.incidents import StandingFault
 from midstep.protocol.messages import Ack, Envelope, FaultReported, Message, NodeLost, StepCommitted

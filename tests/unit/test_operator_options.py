@@ -4,7 +4,7 @@ import click
 import pytest
 
 from midstep.cli.inject import INJURIES, MOMENTS, build
-from midstep.controller.doors.control_requests import InjectRequest, KillNodeRequest
+from midstep.controller.endpoints.control_requests import InjectRequest, KillNodeRequest
 from midstep.protocol.types import ArmedFault, Injury, Moment
 
 COLLECTIVE = ("operation", "group", "rate")  # the options after the first five

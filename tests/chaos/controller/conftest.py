@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.doors.control_requests import Request, StatusReply, StatusRequest
-from midstep.controller.doors.control_socket import NoController, ask
+from midstep.controller.endpoints.control_requests import Request, StatusReply, StatusRequest
+from midstep.controller.endpoints.control_socket import NoController, ask
 from midstep.controller.journal import Journal, journal_path, read_status
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol import codec

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.actions import Action, Send
-from midstep.controller.doors.control_requests import Reply, Request
-from midstep.controller.doors.control_socket import ControlServer, ask
-from midstep.controller.doors.notices import write_endpoint
 from midstep.controller.driver import Driver
+from midstep.controller.endpoints.control_requests import Reply, Request
+from midstep.controller.endpoints.control_socket import ControlServer, ask
+from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.controller.events import Event
 from midstep.controller.journal import Journal, journal_path
 from midstep.controller.keepalive import KeepAlive

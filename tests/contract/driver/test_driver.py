@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from midstep.controller.actions import Action, Finish, Forget, Send
-from midstep.controller.doors.notices import read_result
+from midstep.controller.endpoints.discovery_files import read_result
 from midstep.controller.events import ControllerStarted, DeadlinePassed, StopRequested
 from midstep.protocol import codec
 from midstep.protocol.discovery import read_endpoint

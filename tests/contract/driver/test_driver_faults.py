@@ -1,4 +1,4 @@
-"""The driver among liars, on full disks, and at the operator's door: what is refused changes nothing."""
+"""The driver among liars, on full disks, and at the control socket: what is refused changes nothing."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from midstep.controller.actions import Finish, Send
-from midstep.controller.doors.control_requests import (
+from midstep.controller.endpoints.control_requests import (
     Accepted,
     InjectRequest,
     KillNodeRequest,
@@ -19,7 +19,7 @@ from midstep.controller.doors.control_requests import (
     StatusRequest,
     StopJobRequest,
 )
-from midstep.controller.doors.control_socket import NoController, ask, socket_path
+from midstep.controller.endpoints.control_socket import NoController, ask, socket_path
 from midstep.controller.events import InjectRequested, KillNodeRequested, StopRequested
 from midstep.protocol import codec
 from midstep.protocol.errors import JournalError

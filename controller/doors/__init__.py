@@ -1,1 +1,0 @@
-"""Where operators, detectors and other processes of this machine reach the controller: sockets and small files."""
