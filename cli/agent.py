@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ..protocol.errors import MidstepError
-from .output import log_to_stderr
+from .display.plain import log_to_stderr
 
 
 @click.command("agent", short_help="Run the agent of a node (started by the platform).")

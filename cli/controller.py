@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..protocol.errors import JournalDamaged, MidstepError
-from .output import echo, log_to_stderr
+from .display.plain import echo, log_to_stderr
 
 EXIT_FAILED = 70  # the controller could not go on; the job is not over (there is no result.json)
 EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written

@@ -20,9 +20,9 @@ from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus, Outcome
 from ..protocol.types import ArmedFault, Injury, Moment, Rung
 from .comparison import Comparison, compare
-from .job_start import Start, found
+from .display.terminal import Terminal
+from .jobs.start import Start, found
 from .run import launch
-from .terminal import Terminal
 from .views.incident_data import incident_json
 from .views.job_text import job_view
 

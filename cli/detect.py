@@ -13,9 +13,9 @@ import msgspec
 
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import detector_address
-from .job_directories import find_job
-from .job_file import run_directory_of
-from .output import echo, log_to_stderr
+from .display.plain import echo, log_to_stderr
+from .jobs.directories import find_job
+from .jobs.job_file import run_directory_of
 
 EXIT_SKIPPED = 3  # everything else was reported
 LOOK_S = 1.0

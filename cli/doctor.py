@@ -18,7 +18,7 @@ from ..policies.schema import DeviceName
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import ArmedFault, Injury, Moment, Rung
 from .demo import WIDTH, Scene, Show, by_step, device_scenes, perform, say_problems
-from .terminal import Terminal
+from .display.terminal import Terminal
 
 SELF_TEST_STEPS, ACCEPTANCE_STEPS = 20, 100
 TOY_RANKS, FAKE_RANKS, MOST_RANKS = 2, 4, 8

@@ -8,7 +8,7 @@ import click
 from ..policies.acjob.translation import translate
 from ..policies.yaml_text import MAX_FILE_BYTES, decoded_text, read_text
 from ..protocol.errors import PolicyError
-from .output import echo
+from .display.plain import echo
 
 EXIT_WRONG_FILE = 1
 

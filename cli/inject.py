@@ -5,8 +5,8 @@ import click
 from ..controller.endpoints.control_requests import InjectRequest, KillNodeRequest, Request
 from ..protocol.types import ArmedFault, Injury, Moment
 from . import device_faults
-from .operator import ranks_on, tell
-from .output import echo
+from .control import ranks_on, tell
+from .display.plain import echo
 
 INJURIES = tuple(injury.value.replace("_", "-") for injury in Injury)
 MOMENTS = tuple(moment.value for moment in Moment)

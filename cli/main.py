@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from .output import escape_what_cannot_be_encoded
+from .display.plain import escape_what_cannot_be_encoded
 from .views.wording import harmless
 
 # name -> what it is for, in the order in which the help lists them

@@ -15,8 +15,8 @@ from ..policies.schema import Policy, default_policy
 from ..protocol.errors import ConfigurationError, PolicyError
 from ..protocol.types import Decision, Rung
 from . import from_acjob
-from .output import echo, echo_json
-from .terminal import Terminal
+from .display.plain import echo, echo_json
+from .display.terminal import Terminal
 
 EXIT_WRONG_FILE = 1
 MAX_RANKS = 200_000  # answers stay a matter of seconds

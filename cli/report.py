@@ -13,9 +13,9 @@ from rich.console import RenderableType
 
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import Incident, JobStatus
-from .job_directories import find_job
-from .output import echo, echo_as_it_is, echo_json
-from .terminal import Terminal
+from .display.plain import echo, echo_as_it_is, echo_json
+from .display.terminal import Terminal
+from .jobs.directories import find_job
 from .views.incident_data import report_json
 
 WIDTH = 100

@@ -12,11 +12,11 @@ import msgspec
 from ..policies.schema import DeviceName
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
-from .fault_schedule import load_schedule
-from .job_start import Job, Start, found
-from .outlet import hold_standard_descriptors
-from .output import log_to_stderr
-from .rank_variables import named_variables, variables_of_files
+from .display.outlet import hold_standard_descriptors
+from .display.plain import log_to_stderr
+from .jobs.fault_schedule import load_schedule
+from .jobs.rank_variables import named_variables, variables_of_files
+from .jobs.start import Job, Start, found
 
 
 class Whole(click.IntRange):
@@ -197,8 +197,8 @@ def command(
 
 def launch(job: Job, *, quiet: bool) -> int:
     """Run a job to its end on this machine and return its exit code; says on stderr what happens to it."""
-    from .display import Display
-    from .launcher import Launcher
+    from .display.display import Display
+    from .supervision.launcher import Launcher
 
     try:
         with Display(job.job_directory, job.run_directory, quiet=quiet) as display:

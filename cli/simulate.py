@@ -16,8 +16,8 @@ from ..simulation.forecast import Cluster, Forecast
 from ..simulation.invariants import InvariantBroken
 from ..simulation.outlook import Outlook
 from ..simulation.world import simulate
-from .output import echo, echo_json
-from .terminal import Terminal
+from .display.plain import echo, echo_json
+from .display.terminal import Terminal
 from .views.outlook_text import outlook_tables
 
 EXIT_WRONG_FILE = 1

@@ -13,9 +13,9 @@ from ..controller.endpoints.discovery_files import read_result
 from ..controller.journal import read_status
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
-from .job_directories import find_job
-from .operator import live_directory, what_became_of_it
-from .output import echo, echo_json
+from .control import live_directory, what_became_of_it
+from .display.plain import echo, echo_json
+from .jobs.directories import find_job
 from .views.wording import date_text
 
 ASK_S = 2.0
@@ -97,7 +97,7 @@ def _watch(job_directory: Path, as_json: bool, every_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from .terminal import Terminal
+    from .display.terminal import Terminal
     from .views.status_view import status_view
 
     with Live(console=Terminal(), auto_refresh=False, vertical_overflow="visible") as live:
@@ -120,7 +120,7 @@ def _looks(job_directory: Path, every_s: float) -> Iterator[tuple[JobStatus, str
 
 
 def _show(status: JobStatus, note: str) -> None:
-    from .terminal import Terminal
+    from .display.terminal import Terminal
     from .views.status_view import status_view
 
     if note:

@@ -5,8 +5,8 @@ import getpass
 import click
 
 from ..controller.endpoints.control_requests import StopJobRequest
-from .operator import tell
-from .output import echo
+from .control import tell
+from .display.plain import echo
 
 ASK_S = 10.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.cli.job_file import run_directory_of
+from midstep.cli.jobs.job_file import run_directory_of
 from midstep.controller.endpoints.discovery_files import read_result
 from midstep.processor import checkpoint
 

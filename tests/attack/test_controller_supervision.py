@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.cli import controller_process
-from midstep.cli import supervisor as supervision
-from midstep.cli.controller_notice import read_notice, why_no_answer
-from midstep.cli.job_start import Job
-from midstep.cli.restart_backoff import Backoff
-from midstep.cli.supervisor import Supervisor
+from midstep.cli.jobs.start import Job
+from midstep.cli.supervision import controller_process
+from midstep.cli.supervision import supervisor as supervision
+from midstep.cli.supervision.backoff import Backoff
+from midstep.cli.supervision.controller_notice import read_notice, why_no_answer
+from midstep.cli.supervision.supervisor import Supervisor
 from midstep.controller.endpoints.discovery_files import Result, read_result
 from midstep.controller.events import StopRequested
 from midstep.controller.journal import Entry, Journal, journal_path, read_status
@@ -196,7 +196,7 @@ def test_a_pause_of_the_whole_machine_is_no_hang_of_the_controller(
     """Time in which the launcher did not run counts for nothing: a jump of its clock replaces no controller."""
     ahead_s = 0.0
     real = time.monotonic
-    monkeypatch.setattr("midstep.cli.supervisor.time.monotonic", lambda: real() + ahead_s)
+    monkeypatch.setattr("midstep.cli.supervision.supervisor.time.monotonic", lambda: real() + ahead_s)
 
     async def scenario() -> None:
         nonlocal ahead_s
@@ -354,7 +354,7 @@ def test_a_full_disk_under_the_notice_ends_nothing(tmp_path: Path, monkeypatch: 
 
     async def scenario() -> None:
         async with watching(tmp_path, lives=["die", "fail", "end"]) as watch:
-            monkeypatch.setattr("midstep.cli.controller_notice.os.pwrite", full)
+            monkeypatch.setattr("midstep.cli.supervision.controller_notice.os.pwrite", full)
             assert (await watch.result()).exit_code == 0
 
     play(scenario)

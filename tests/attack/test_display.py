@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from midstep.cli import run
-from midstep.cli.job_start import Job, Start, found
+from midstep.cli.jobs.start import Job, Start, found
 from midstep.controller.endpoints.discovery_files import Result
 
 from .attack import attack
@@ -50,7 +50,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     script = tmp_path / "train.py"
     script.write_text("")
     monkeypatch.setattr(Played, "logs", {"rank-0.1.log": b"one\ntwo\n"})
-    monkeypatch.setattr("midstep.cli.launcher.Launcher", Played)
+    monkeypatch.setattr("midstep.cli.supervision.launcher.Launcher", Played)
     founded = found(Start(command=(str(script),), job=f"display-{os.getpid()}", job_directory=tmp_path / "job"))
     yield founded
     shutil.rmtree(founded.run_directory, ignore_errors=True)
@@ -133,7 +133,7 @@ def test_a_reader_that_does_not_read_stops_nothing(
     job: Job, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The job runs on while the write blocks, and its end is not held up either."""
-    monkeypatch.setattr("midstep.cli.refresher.STUCK_S", 0.3, raising=False)
+    monkeypatch.setattr("midstep.cli.display.refresher.STUCK_S", 0.3, raising=False)
     monkeypatch.setattr(Played, "logs", {"rank-0.1.log": b"x" * 99 + b"\n", "rank-1.1.log": b"y" * 5_000_000})
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
@@ -192,8 +192,8 @@ def test_whatever_the_display_raises_ends_nothing(
     def fail(*_: object) -> None:
         raise RecursionError("of a view")
 
-    monkeypatch.setattr("midstep.cli.watching.Watcher.look", fail)
-    monkeypatch.setattr("midstep.cli.log_follower.LogFollower.look", fail)
+    monkeypatch.setattr("midstep.cli.display.job_follower.JobFollower.look", fail)
+    monkeypatch.setattr("midstep.cli.display.log_follower.LogFollower.look", fail)
     assert ended(job) == EXIT_CODE
     assert capfd.readouterr().err.count("cannot be shown (RecursionError: of a view)") == 1
 
@@ -205,7 +205,7 @@ def test_whatever_the_display_raises_ends_nothing(
 )
 def test_what_waits_to_be_shown_is_bounded(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     """The launcher's own log is among it."""
-    from midstep.cli.display import MAX_WAITING, Display
+    from midstep.cli.display.display import MAX_WAITING, Display
 
     display = Display(job.job_directory, job.run_directory, quiet=True)
     for number in range(MAX_WAITING + 4000):
@@ -233,7 +233,7 @@ def test_all_of_a_long_log_is_shown_to_a_reader_that_reads(
 )
 def test_closed_descriptors_are_held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The next file would become standard error, and be written over."""
-    from midstep.cli.outlet import hold_standard_descriptors
+    from midstep.cli.display.outlet import hold_standard_descriptors
 
     child = os.fork()
     if child == 0:
@@ -264,7 +264,7 @@ def test_a_terminal_that_is_closed_insists_on_nothing(
     ignored: tuple[str, ...], sent: tuple[str, ...], asked: bool, insisted: bool
 ) -> None:
     """Only Ctrl-C and SIGTERM, and only the second of them."""
-    from midstep.cli.stop_signals import StopSignals
+    from midstep.cli.supervision.stop_signals import StopSignals
 
     reasons: list[str] = []
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from midstep.cli import fault_watch
-from midstep.cli.restart_backoff import Backoff
+from midstep.cli.supervision import fault_watch
+from midstep.cli.supervision.backoff import Backoff
 from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.detectors.reporter import FaultReporter
 from midstep.protocol.incidents import JobStatus

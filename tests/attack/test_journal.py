@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.cli.job_start import Start, found
+from midstep.cli.jobs.start import Start, found
 from midstep.controller import file_system
 from midstep.controller.events import StopRequested
 from midstep.controller.journal import Entry, Journal, journal_path, read_status

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from midstep.cli.job_start import Start, found
+from midstep.cli.jobs.start import Start, found
 from midstep.platforms.leftovers import NodeMark
 from midstep.protocol import environment as names
 from midstep.protocol.messages import NodeLost

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 
-from midstep.cli.job_file import run_directory_of
+from midstep.cli.jobs.job_file import run_directory_of
 from midstep.processor import checkpoint
 
 from ..chaos.conftest import StartJob, device, start_job  # noqa: F401 - fixtures

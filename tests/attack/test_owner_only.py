@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.cli import job_start, launcher
-from midstep.cli.job_start import Job, Start, found
-from midstep.cli.run_directory import place_for
+from midstep.cli.jobs import start as job_start
+from midstep.cli.jobs.run_directory import place_for
+from midstep.cli.jobs.start import Job, Start, found
+from midstep.cli.supervision import launcher
 from midstep.controller.endpoints.discovery_files import Result
 from midstep.protocol.errors import ConfigurationError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from midstep.agent.output import LossyFile
-from midstep.cli.log_follower import LogFollower
+from midstep.cli.display.log_follower import LogFollower
 from midstep.controller.endpoints.discovery_files import RESULT_NAME, Result, read_result, write_result
 from midstep.platforms.log_files import open_log
 from midstep.protocol.errors import AgentError, MidstepError

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from midstep.cli import report as report_command
 from midstep.cli import status as status_command
+from midstep.cli.display.job_follower import JobFollower
 from midstep.cli.main import main
-from midstep.cli.watching import Watcher
 from midstep.controller.endpoints.control_requests import StatusReply
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import JobStatus, StandingFault
@@ -172,14 +172,14 @@ def test_the_launcher_says_hostile_records_as_text(
     lived: JobStatus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It asks the controller, which has them from anybody."""
-    from midstep.cli.display import Display
+    from midstep.cli.display.display import Display
 
     replies = worse_and_worse(lived, TURNS)
-    monkeypatch.setattr("midstep.cli.watching.ask", lambda *_: StatusReply(next(replies)))
+    monkeypatch.setattr("midstep.cli.display.job_follower.ask", lambda *_: StatusReply(next(replies)))
     display = Display(tmp_path, tmp_path, quiet=True)
     for _ in range(TURNS):
-        display._watcher = Watcher(tmp_path, display._show)
-        display._watcher.look()
+        display._job = JobFollower(tmp_path, display._show)
+        display._job.look()
     shown = capsys.readouterr().err
     assert_harmless(shown)
     assert shown.count("\n") == shown.count("\nmidstep: ") + 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from midstep.cli.fault_schedule import load_schedule
+from midstep.cli.jobs.fault_schedule import load_schedule
 from midstep.cli.main import main
 from midstep.policies.acjob.translation import translate
 from midstep.policies.code_files import load_codes

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import yaml
 
-from midstep.cli.controller_notice import read_notice
+from midstep.cli.supervision.controller_notice import read_notice
 from midstep.controller.endpoints.control_requests import Accepted, KillNodeRequest, Request, StatusReply, StatusRequest
 from midstep.controller.endpoints.control_socket import NoController, ask
 from midstep.protocol import environment as names

@@ -1,4 +1,4 @@
-"""What the commands print goes through `cli/output.py` and `cli/terminal.py`, which know what a text could do."""
+"""All that commands print goes through `cli/display/`, which knows what a text could do to a terminal."""
 
 import ast
 import io
@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 import midstep.cli
-from midstep.cli.output import HarmlessFormatter
+from midstep.cli.display.plain import HarmlessFormatter
 from midstep.cli.views.wording import duration_text, harmless
 
 CLI = Path(midstep.cli.__file__).parent
@@ -29,7 +29,7 @@ def test_no_command_prints_by_itself() -> None:
                 case ast.Attribute(attr="from_markup" | "from_ansi" as name):
                     found.add((path.name, name))
     # The two others print YAML, escaped by the library that has written it; a program is to read it.
-    assert found == {("output.py", "echo"), ("policy.py", "echo"), ("from_acjob.py", "echo")}
+    assert found == {("plain.py", "echo"), ("policy.py", "echo"), ("from_acjob.py", "echo")}
 
 
 def test_a_log_record_stays_one_record() -> None:

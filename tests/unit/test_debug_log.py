@@ -73,7 +73,7 @@ def test_a_debug_log_that_cannot_be_written_costs_its_lines(tmp_path: Path) -> N
 
 def test_the_terminal_does_not_follow_the_debug_log(tmp_path: Path) -> None:
     """Its name is none of those that are shown."""
-    from midstep.cli.log_follower import LogFollower
+    from midstep.cli.display.log_follower import LogFollower
 
     shown: list[bytes] = []
     path = debug_log(str(tmp_path), 0, 1)

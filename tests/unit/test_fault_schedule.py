@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.cli.fault_schedule import load_schedule
+from midstep.cli.jobs.fault_schedule import load_schedule
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.injuries import ArmedFault, Injury, Moment
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from midstep.cli.job_start import Start, found
+from midstep.cli.jobs.start import Start, found
 from midstep.cli.main import main
 from midstep.cli.run import command
 from midstep.policies.schema import DeviceName

@@ -17,16 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from ..agent.kernel import die_with_parent
-from ..detectors.files import Sign
-from ..detectors.reporter import FaultReporter
-from ..platforms.log_files import open_log
-from ..protocol.discovery import read_endpoint
-from ..protocol.errors import MidstepError
-from ..protocol.keys import JobKeys
-from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
-from .job_start import Job
-from .restart_backoff import Backoff, RestartBackoff
+from ...agent.kernel import die_with_parent
+from ...detectors.files import Sign
+from ...detectors.reporter import FaultReporter
+from ...platforms.log_files import open_log
+from ...protocol.discovery import read_endpoint
+from ...protocol.errors import MidstepError
+from ...protocol.keys import JobKeys
+from ...protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
+from ..jobs.start import Job
+from .backoff import Backoff, RestartBackoff
 
 NAME = "watch"  # in whose name the launcher reports that nothing watches
 FAULT_ID = "fault-watch"

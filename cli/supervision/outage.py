@@ -5,7 +5,7 @@ Pure: times are arguments. None of it ends a healthy rank because controllers di
 
 import enum
 
-from ..policies.schema import ControllerPolicy, WhenLost
+from ...policies.schema import ControllerPolicy, WhenLost
 
 STABLE_S = 5.0  # a controller that has served for so long stays up
 STOP_TRIES = 3  # ordinary controllers that are started to stop a job, before the last resort

@@ -10,10 +10,10 @@ import pwd
 import stat
 from pathlib import Path
 
-from ..platforms.leftovers import NodeMark
-from ..protocol.endpoints import MAX_IPC_PATH_BYTES
-from ..protocol.errors import ConfigurationError
-from ..protocol.run_directories import Fate, RunDirectory, claim, clear_abandoned
+from ...platforms.leftovers import NodeMark
+from ...protocol.endpoints import MAX_IPC_PATH_BYTES
+from ...protocol.errors import ConfigurationError
+from ...protocol.run_directories import Fate, RunDirectory, claim, clear_abandoned
 
 XDG_VARIABLE = "XDG_RUNTIME_DIR"
 SYSTEMD_PLACE = Path("/run/user")

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..protocol.errors import ConfigurationError
+from ...protocol.errors import ConfigurationError
 
 MAX_FILE_BYTES = 1 << 20
 READABLE_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from ..protocol.errors import ConfigurationError
+from ...protocol.errors import ConfigurationError
 
 HOME_VARIABLE = "MIDSTEP_HOME"
 DEFAULT_BASE = Path("~/.midstep/jobs")

@@ -1,20 +1,20 @@
-"""Says what happens to a job while it happens, one line for each turn that it takes."""
+"""Follow a job's status, and say what changes: a line for each decision, and one for the end of each incident."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.text import Text
 
-from ..controller.endpoints.control_requests import StatusReply, StatusRequest
-from ..controller.endpoints.control_socket import NoController, ask
-from ..protocol.errors import MidstepError
-from ..protocol.incidents import Incident, JobStatus, Outcome
-from .views.wording import REASON_CHARACTERS, telling_line
+from ...controller.endpoints.control_requests import StatusReply, StatusRequest
+from ...controller.endpoints.control_socket import NoController, ask
+from ...protocol.errors import MidstepError
+from ...protocol.incidents import Incident, JobStatus, Outcome
+from ..views.wording import REASON_CHARACTERS, telling_line
 
 ASK_S = 0.5
 
 
-class Watcher:
+class JobFollower:
     """Compares the job's status with what it was at the last look."""
 
     def __init__(self, run_directory: Path, say: Callable[[Text], None]) -> None:

@@ -10,12 +10,12 @@ import os
 import time
 from typing import Any
 
-from ..controller.endpoints.discovery_files import Result
-from ..platforms.local import LocalOptions, LocalPlatform
-from ..protocol.discovery import read_endpoint
-from ..protocol.errors import PlatformError
+from ...controller.endpoints.discovery_files import Result
+from ...platforms.local import LocalOptions, LocalPlatform
+from ...protocol.discovery import read_endpoint
+from ...protocol.errors import PlatformError
+from ..jobs.start import Job
 from .fault_watch import watch_faults
-from .job_start import Job
 from .stop_signals import StopSignals
 from .supervisor import Supervisor
 

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import msgspec
 
-from ..policies.yaml_text import read_text, read_tree
-from ..protocol.errors import ConfigurationError
-from ..protocol.injuries import ArmedFault, Injury, Moment
+from ...policies.yaml_text import read_text, read_tree
+from ...protocol.errors import ConfigurationError
+from ...protocol.injuries import ArmedFault, Injury, Moment
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

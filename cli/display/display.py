@@ -15,12 +15,12 @@ from typing import Self
 
 from rich.text import Text
 
+from .job_follower import JobFollower
 from .log_follower import LogFollower
 from .outlet import Outlet
-from .output import HarmlessFormatter
+from .plain import HarmlessFormatter
 from .refresher import Refresher
 from .terminal import Terminal
-from .watching import Watcher
 
 MAX_WAITING = 1000  # lines for stderr
 
@@ -33,7 +33,7 @@ class Display:
         self._quiet = quiet
         self._output, self._errors = Outlet(sys.stdout), Outlet(sys.stderr)
         self._follower = LogFollower(self._logs, self._show_line)
-        self._watcher = Watcher(run_directory, self._show)
+        self._job = JobFollower(run_directory, self._show)
         self._terminal = Terminal(stderr=True, soft_wrap=True)
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._waiting: queue.Queue[Text] = queue.Queue(MAX_WAITING)
@@ -112,7 +112,7 @@ class Display:
         if self._errors.gone:
             return False
         said = self._show_waiting()
-        self._watcher.look()
+        self._job.look()
         return said
 
     def _show_waiting(self) -> bool:

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import click
 
-from .views.wording import harmless
+from ..views.wording import harmless
 
 _NOT_PLAIN = re.compile(r"[^ -~\n]")
 

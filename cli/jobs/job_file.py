@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..protocol.errors import ConfigurationError
-from ..protocol.private_files import replace_file
+from ...protocol.errors import ConfigurationError
+from ...protocol.private_files import replace_file
 
 JOB_FILE_NAME = "job.json"
 

@@ -11,8 +11,8 @@ from typing import IO, Self
 
 import msgspec
 
-from ..agent.kernel import die_with_parent
-from ..controller.keepalive import SERVING
+from ...agent.kernel import die_with_parent
+from ...controller.keepalive import SERVING
 from .running_time import TICK_S
 
 START_S = 60.0  # to the first sign of life: Python comes up, on a busy machine

@@ -15,16 +15,16 @@ from typing import IO
 
 import msgspec
 
-from ..controller.endpoints.discovery_files import Result, read_result, write_result
-from ..controller.journal import read_status
-from ..platforms.log_files import open_log
-from ..protocol.errors import MidstepError, PlatformError
-from .controller import EXIT_DAMAGED, EXIT_FAILED
+from ...controller.endpoints.discovery_files import Result, read_result, write_result
+from ...controller.journal import read_status
+from ...platforms.log_files import open_log
+from ...protocol.errors import MidstepError, PlatformError
+from ..controller import EXIT_DAMAGED, EXIT_FAILED
+from ..jobs.start import Job
+from .backoff import Backoff, RestartBackoff
 from .controller_notice import ControllerNotice, NoticeFile, Stage
-from .controller_outage import STABLE_S, Attempt, Outage
 from .controller_process import ControllerProcess, Ending
-from .job_start import Job
-from .restart_backoff import Backoff, RestartBackoff
+from .outage import STABLE_S, Attempt, Outage
 from .running_time import TICK_S, RunningTime
 
 CONTROLLER = (sys.executable, "-m", "midstep.cli.main", "controller")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from .views.wording import harmless
+from ..views.wording import harmless
 
 
 class Terminal(Console):

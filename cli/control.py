@@ -1,4 +1,4 @@
-"""How the commands of an operator reach the controller of the job that is meant."""
+"""Give the controller of a job an order, or ask it something, for the commands of an operator."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ import click
 from ..controller.endpoints.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
 from ..controller.endpoints.control_socket import NoController, ask
 from ..protocol.errors import MidstepError
-from .controller_notice import why_no_answer
-from .job_directories import find_job
-from .job_file import run_directory_of
-from .run_directory import launcher_of
+from .jobs.directories import find_job
+from .jobs.job_file import run_directory_of
+from .jobs.run_directory import launcher_of
+from .supervision.controller_notice import why_no_answer
 
 
 def tell(job: str | None, request: Request, timeout_s: float) -> str:

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import msgspec
 
-from ..controller.file_system import require_local
-from ..controller.journal import Journal, journal_path
-from ..controller.journal_head import HEAD_NAME
-from ..devices import one_node_on_a_machine, rank_environment
-from ..policies.files import load_policy, render
-from ..policies.roles import beyond
-from ..policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
-from ..protocol.errors import ConfigurationError
-from ..protocol.keys import JobKeys
-from ..protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory, replace_file
-from ..protocol.run_directories import RunDirectory
-from ..protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
-from .job_directories import base_directory, checked_name
+from ...controller.file_system import require_local
+from ...controller.journal import Journal, journal_path
+from ...controller.journal_head import HEAD_NAME
+from ...devices import one_node_on_a_machine, rank_environment
+from ...policies.files import load_policy, render
+from ...policies.roles import beyond
+from ...policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
+from ...protocol.errors import ConfigurationError
+from ...protocol.keys import JobKeys
+from ...protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory, replace_file
+from ...protocol.run_directories import RunDirectory
+from ...protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
+from .directories import base_directory, checked_name
 from .job_file import JobFile, write_job_file
 from .run_directory import claim_run_directory
 
