@@ -14,7 +14,7 @@ from .supervision.controller_notice import why_no_answer
 
 
 def tell(job: str | None, request: Request, timeout_s: float) -> str:
-    """Give the controller of a job an order and return what follows from it. Raises ClickException if nothing does."""
+    """Send a request to the controller of a job and return what follows from it. Raises ClickException if refused."""
     try:
         job_directory = find_job(job)
     except MidstepError as error:
@@ -30,7 +30,9 @@ def tell(job: str | None, request: Request, timeout_s: float) -> str:
         return f"{job_directory.name}: {reply.text}"
     if isinstance(reply, Refused):
         raise click.ClickException(f"{job_directory.name}: {reply.reason}.")
-    raise click.ClickException(f"{job_directory.name}: the controller answered something else than was asked.")
+    raise click.ClickException(
+        f"{job_directory.name}: the answer does not fit the request. Use the midstep version that runs the job."
+    )
 
 
 def ranks_on(job: str | None, node: str, timeout_s: float) -> tuple[int, ...]:
@@ -42,12 +44,12 @@ def ranks_on(job: str | None, node: str, timeout_s: float) -> tuple[int, ...]:
     ranks = reply.status.ranks if isinstance(reply, StatusReply) else ()
     there = tuple(rank.rank for rank in ranks if rank.node == node)
     if not there:
-        raise click.ClickException(f"no rank is on {node} (see `midstep status`).")
+        raise click.ClickException(f"no rank is on node {node}. See `midstep status` for nodes and their ranks.")
     return there
 
 
 def what_became_of_it(job_directory: Path) -> str | None:
-    """Return what the launcher and the kernel say about a controller that does not answer; None if nothing is known."""
+    """Return what the launcher and the system say about a controller that does not answer; None if nothing is known."""
     run_directory = run_directory_of(job_directory)
     return None if run_directory is None else why_no_answer(run_directory, launcher_of(run_directory))
 
@@ -56,5 +58,5 @@ def live_directory(job_directory: Path) -> Path:
     """Return the run directory of a job. Raises NoController if it never had one."""
     run_directory = run_directory_of(job_directory)
     if run_directory is None:
-        raise NoController(f"{job_directory}: the job has not been started.")
+        raise NoController(f"{job_directory}: the job has not been started. Start it with `midstep run`.")
     return run_directory

@@ -21,7 +21,7 @@ from ..protocol.incidents import JobStatus, Outcome
 from ..protocol.types import ArmedFault, Injury, Moment, Rung
 from .comparison import Comparison, compare
 from .display.terminal import Terminal
-from .jobs.start import Start, found
+from .jobs.start import Start, create_job
 from .run import launch
 from .views.incident_data import incident_json
 from .views.job_text import job_view
@@ -31,13 +31,13 @@ WIDTH = 100
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
-class Scene(msgspec.Struct, frozen=True):
+class Scenario(msgspec.Struct, frozen=True):
     """A fault of the demo, and what should come of it."""
 
     title: str
     fault: ArmedFault
     rung: Rung
-    meanwhile: ArmedFault | None = None  # strikes during the recovery from the first
+    meanwhile: ArmedFault | None = None  # comes during the recovery from the first
 
     @property
     def faults(self) -> tuple[ArmedFault, ...]:
@@ -45,10 +45,10 @@ class Scene(msgspec.Struct, frozen=True):
         return (self.fault,) if self.meanwhile is None else (self.fault, self.meanwhile)
 
 
-class Show(msgspec.Struct, frozen=True):
+class DemoRun(msgspec.Struct, frozen=True):
     """A training run, on what, and what happens to it."""
 
-    scenes: tuple[Scene, ...]
+    scenarios: tuple[Scenario, ...]
     nodes: int = NODES
     ranks_per_node: int = RANKS_PER_NODE
     spares: int = SPARES
@@ -63,33 +63,33 @@ class Show(msgspec.Struct, frozen=True):
         return self.nodes * self.ranks_per_node
 
 
-def device_scenes(steps: int) -> tuple[Scene, ...]:
-    """Return faults of the device, in between those of `scenes`; only the fake one can be harmed like that."""
+def device_scenarios(steps: int) -> tuple[Scenario, ...]:
+    """Return faults of the device, in between those of `scenarios`; only the fake device can cause them."""
 
     def fault(rank: int, injury: Injury, moment: Moment, part: float) -> ArmedFault:
         return ArmedFault(rank, injury, moment, step=int(steps * part))
 
     return (
-        Scene("struck memory in rank 2", fault(2, Injury.MEMORY_PERSISTENT, Moment.FORWARD, 0.3), Rung.RETRY_STEP),
-        Scene("a broken link of rank 1", fault(1, Injury.LINK_DOWN, Moment.COLLECTIVE, 0.5), Rung.RETRY_STEP),
-        Scene("a collective that hangs", fault(0, Injury.HANG_COLLECTIVE, Moment.COLLECTIVE, 0.7), Rung.RETRY_STEP),
+        Scenario("struck memory in rank 2", fault(2, Injury.MEMORY_PERSISTENT, Moment.FORWARD, 0.3), Rung.RETRY_STEP),
+        Scenario("a broken link of rank 1", fault(1, Injury.LINK_DOWN, Moment.COLLECTIVE, 0.5), Rung.RETRY_STEP),
+        Scenario("a collective that hangs", fault(0, Injury.HANG_COLLECTIVE, Moment.COLLECTIVE, 0.7), Rung.RETRY_STEP),
     )
 
 
-def megatron_scenes(steps: int) -> tuple[Scene, ...]:
+def megatron_scenarios(steps: int) -> tuple[Scenario, ...]:
     """Return two kills, each followed by another one in the middle of the recovery from it."""
 
     def kill(rank: int, moment: Moment, part: float) -> ArmedFault:
         return ArmedFault(rank, Injury.KILL, moment, step=int(steps * part), incarnation=1)
 
     return (
-        Scene(
+        Scenario(
             "kill -9 of rank 1 in its backward pass, and of rank 2 while groups are rebuilt",
             kill(1, Moment.BACKWARD, 0.3),
             Rung.RECOVER_IN_PLACE,
             kill(2, Moment.REBUILD, 0.3),
         ),
-        Scene(
+        Scenario(
             "kill -9 of rank 0 in the gradient reduction, and of rank 3 during the repair",
             kill(0, Moment.REDUCTION, 0.7),
             Rung.RECOVER_IN_PLACE,
@@ -98,22 +98,24 @@ def megatron_scenes(steps: int) -> tuple[Scene, ...]:
     )
 
 
-def by_step(*several: tuple[Scene, ...]) -> tuple[Scene, ...]:
-    """Return all scenes in the order in which they happen."""
-    return tuple(sorted((scene for some in several for scene in some), key=lambda scene: scene.fault.step or 0))
+def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
+    """Return all scenarios in the order in which they happen."""
+    return tuple(
+        sorted((scenario for some in several for scenario in some), key=lambda scenario: scenario.fault.step or 0)
+    )
 
 
-def scenes(steps: int) -> tuple[Scene, ...]:
-    """Return the four faults, spread over the run. Each strikes only the first process that holds its rank."""
+def scenarios(steps: int) -> tuple[Scenario, ...]:
+    """Return the four faults, spread over the run. Each is of the first process only that holds its rank."""
 
     def fault(rank: int, injury: Injury, moment: Moment, part: float) -> ArmedFault:
         return ArmedFault(rank, injury, moment, step=int(steps * part), incarnation=1)
 
     return (
-        Scene("an exception in rank 0", fault(0, Injury.RAISE, Moment.BACKWARD, 0.2), Rung.RECOVER_IN_PLACE),
-        Scene("kill -9 of rank 1", fault(1, Injury.KILL, Moment.COLLECTIVE, 0.4), Rung.RECOVER_IN_PLACE),
-        Scene("SIGSTOP of rank 3", fault(3, Injury.STOP, Moment.FORWARD, 0.6), Rung.RECOVER_IN_PLACE),
-        Scene("the loss of the node of rank 2", fault(2, Injury.KILL_NODE, Moment.BACKWARD, 0.8), Rung.RECOVER),
+        Scenario("an exception in rank 0", fault(0, Injury.RAISE, Moment.BACKWARD, 0.2), Rung.RECOVER_IN_PLACE),
+        Scenario("kill -9 of rank 1", fault(1, Injury.KILL, Moment.COLLECTIVE, 0.4), Rung.RECOVER_IN_PLACE),
+        Scenario("SIGSTOP of rank 3", fault(3, Injury.STOP, Moment.FORWARD, 0.6), Rung.RECOVER_IN_PLACE),
+        Scenario("the loss of the node of rank 2", fault(2, Injury.KILL_NODE, Moment.BACKWARD, 0.8), Rung.RECOVER),
     )
 
 
@@ -147,17 +149,17 @@ def command(*, json_file: Path | None, steps: int, device: str, megatron: bool, 
         raise click.ClickException("megatron-core is not installed: pip install 'midstep[megatron]'")
     console = Terminal(width=WIDTH)
     kind = DeviceName(device)
-    show = Show(by_step(scenes(steps), device_scenes(steps) if kind is DeviceName.FAKE else ()), device=kind)
+    run = DemoRun(by_step(scenarios(steps), device_scenarios(steps) if kind is DeviceName.FAKE else ()), device=kind)
     if megatron:
         script = "megatron/train_and_record.py"
-        show = Show(megatron_scenes(steps), spares=0, device=kind, policy="demo-megatron.yaml", script=script)
+        run = DemoRun(megatron_scenarios(steps), spares=0, device=kind, policy="demo-megatron.yaml", script=script)
     try:
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
-            problems = perform(show, keep.absolute(), steps, json_file, console)
+            problems = perform(run, keep.absolute(), steps, json_file, console)
         else:
             with tempfile.TemporaryDirectory(prefix="midstep-demo-") as directory:
-                problems = perform(show, Path(directory), steps, json_file, console)
+                problems = perform(run, Path(directory), steps, json_file, console)
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     sys.exit(1 if say_problems(problems, console) else 0)
@@ -170,20 +172,20 @@ def say_problems(problems: list[str], console: Terminal) -> bool:
     return bool(problems)
 
 
-def perform(show: Show, directory: Path, steps: int, json_file: Path | None, console: Terminal) -> list[str]:
+def perform(run: DemoRun, directory: Path, steps: int, json_file: Path | None, console: Terminal) -> list[str]:
     """Run both jobs, show the outcome, and return what is not as it should be."""
-    plan = show.scenes
-    spare = ", a spare node" if show.spares else ""
-    shape = f"{count(show.ranks, 'rank')} on {count(show.nodes, 'node')}{spare}"
-    device = "" if show.device is DeviceName.CPU else f", device {show.device}"
+    plan = run.scenarios
+    spare = ", a spare node" if run.spares else ""
+    shape = f"{count(run.ranks, 'rank')} on {count(run.nodes, 'node')}{spare}"
+    device = "" if run.device is DeviceName.CPU else f", device {run.device}"
     _head(console, f"1. undisturbed: {shape}{device}")
-    _train(show, directory, "undisturbed", steps, ())
-    _head(console, f"2. the same training, under {count(sum(len(scene.faults) for scene in plan), 'fault')}")
-    for scene in plan:
-        console.print(f"   step {scene.fault.step}: {scene.title}")
-    _train(show, directory, "disturbed", steps, tuple(fault for scene in plan for fault in scene.faults))
+    _train(run, directory, "undisturbed", steps, ())
+    _head(console, f"2. the same training, under {count(sum(len(scenario.faults) for scenario in plan), 'fault')}")
+    for scenario in plan:
+        console.print(f"   step {scenario.fault.step}: {scenario.title}")
+    _train(run, directory, "disturbed", steps, tuple(fault for scenario in plan for fault in scenario.faults))
     status = read_status(directory / "disturbed" / "job")
-    comparison = compare(directory / "undisturbed" / "record", directory / "disturbed" / "record", show.ranks, steps)
+    comparison = compare(directory / "undisturbed" / "record", directory / "disturbed" / "record", run.ranks, steps)
     _head(console, "3. what happened")
     console.print(job_view(status, status.incidents, width=WIDTH))
     _head(console, "4. compared with the undisturbed run")
@@ -198,20 +200,20 @@ def _head(console: Terminal, title: str) -> None:
     console.rule(Text(title, style="bold"), align="left")
 
 
-def _train(show: Show, directory: Path, name: str, steps: int, faults: tuple[ArmedFault, ...]) -> None:
+def _train(run: DemoRun, directory: Path, name: str, steps: int, faults: tuple[ArmedFault, ...]) -> None:
     record = directory / name / "record"
     record.mkdir(parents=True)
     start = Start(
-        command=(str(PACKAGE / "examples" / show.script), str(record), str(steps)),
-        nodes=show.nodes,
-        ranks_per_node=show.ranks_per_node,
-        spare_nodes=show.spares,
-        policy_file=PACKAGE / "configs" / show.policy,
-        device=show.device,
+        command=(str(PACKAGE / "examples" / run.script), str(record), str(steps)),
+        nodes=run.nodes,
+        ranks_per_node=run.ranks_per_node,
+        spare_nodes=run.spares,
+        policy_file=PACKAGE / "configs" / run.policy,
+        device=run.device,
         job_directory=directory / name / "job",
-        environment={**show.environment, env.FAULTS: msgspec.json.encode(faults).decode()},
+        environment={**run.environment, env.FAULTS: msgspec.json.encode(faults).decode()},
     )
-    launch(found(start), quiet=True)
+    launch(create_job(start), quiet=True)
 
 
 def _comparison_table(comparison: Comparison, steps: int) -> Table:
@@ -231,19 +233,19 @@ def _as_data(status: JobStatus, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _problems(status: JobStatus, comparison: Comparison, plan: tuple[Scene, ...]) -> list[str]:
+def _problems(status: JobStatus, comparison: Comparison, plan: tuple[Scenario, ...]) -> list[str]:
     problems = list(comparison.differences)
     if status.exit_code != 0:
         problems.append(f"the job ended with exit code {status.exit_code}: {status.reason}")
     incidents = [incident for incident in status.incidents if incident.outcome is not Outcome.DISMISSED]
     if len(incidents) != len(plan):
         problems.append(f"{len(incidents)} incidents, not {len(plan)}")
-    for scene, incident in zip(plan, incidents, strict=False):
-        if incident.rung is not scene.rung:
-            problems.append(f"incident {incident.number} ({scene.title}): rung {incident.rung}, not {scene.rung}")
+    for scenario, incident in zip(plan, incidents, strict=False):
+        if incident.rung is not scenario.rung:
+            problems.append(f"incident {incident.number} ({scenario.title}): rung {incident.rung}, not {scenario.rung}")
         if incident.steps_lost or not incident.healthy_pids_kept or incident.resumed_s is None:
             problems.append(
-                f"incident {incident.number} ({scene.title}): {incident.steps_lost} steps lost, healthy processes "
+                f"incident {incident.number} ({scenario.title}): {incident.steps_lost} steps lost, healthy processes "
                 f"{'kept' if incident.healthy_pids_kept else 'not kept'}, {incident.outcome}"
             )
     return problems

@@ -135,7 +135,7 @@ def _detect(
     job_directory = find_job(job)
     run_directory = run_directory_of(job_directory)
     if run_directory is None or not run_directory.is_dir():
-        raise ConfigurationError(f"{job_directory}: the job does not run.")
+        raise ConfigurationError(f"{job_directory}: the job is not running. Start it, or name one that is.")
     JobKeys.add(run_directory / KEYS_NAME, detector_address(name))
     if only_keys:
         echo(str(JobKeys.folder(run_directory / KEYS_NAME, detector_address(name))))
@@ -144,7 +144,7 @@ def _detect(
 
     endpoint = read_endpoint(run_directory)
     if endpoint is None:
-        raise ConfigurationError(f"{run_directory}: no controller has come up yet. Try again.")
+        raise ConfigurationError(f"{run_directory}: no controller has come up yet. Try again in some seconds.")
     # The run directory has the job's name, whatever its job directory is called.
     way = _Way(run_directory.name, endpoint, run_directory / KEYS_NAME, run_directory)
     return asyncio.run(_run(way, name, watched))

@@ -23,7 +23,9 @@ def build(
     if rank is not None and device is not None:
         raise click.UsageError("--device is for --node: a rank has its own device.")
     if recover and once:
-        raise click.UsageError("what happened --once cannot --recover: it does not last.")
+        raise click.UsageError(
+            "--once and --recover exclude each other: a single event does not last, so it cannot recover."
+        )
     levels = {name.value.lower(): name for name in LevelName}
     named = levels.get(what.lower())
     where = f"rank{rank}" if rank is not None else f"{node}/{'' if device is None else device}"

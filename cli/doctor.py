@@ -17,7 +17,7 @@ from ..devices import rank_environment
 from ..policies.schema import DeviceName
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import ArmedFault, Injury, Moment, Rung
-from .demo import WIDTH, Scene, Show, by_step, device_scenes, perform, say_problems
+from .demo import WIDTH, DemoRun, Scenario, by_step, device_scenarios, perform, say_problems
 from .display.terminal import Terminal
 
 SELF_TEST_STEPS, ACCEPTANCE_STEPS = 20, 100
@@ -70,44 +70,46 @@ def command(*, acceptance: bool, look_only: bool) -> None:
     sys.exit(1 if say_problems(problems, console) else 0)
 
 
-def plan(kind: DeviceName, devices: int, steps: int, *, acceptance: bool) -> Show:
+def plan(kind: DeviceName, devices: int, steps: int, *, acceptance: bool) -> DemoRun:
     """Return the job of the self-test: one node, as its ranks take the devices by their local rank."""
     ranks = min(devices, MOST_RANKS) if devices else FAKE_RANKS
-    policy, faked = ("npu.yaml", ()) if kind is DeviceName.NPU else ("demo.yaml", device_scenes(steps))
+    policy, faked = ("npu.yaml", ()) if kind is DeviceName.NPU else ("demo.yaml", device_scenarios(steps))
     if acceptance:
-        scenes = by_step(_process_scenes(steps, ranks), faked)
+        scenarios = by_step(_process_scenarios(steps, ranks), faked)
     else:
         ranks = TOY_RANKS
         kill, link = _kill(steps), _broken_link(steps)
-        scenes = (kill,) if kind is DeviceName.NPU else (kill, link)
-    return Show(scenes, nodes=1, ranks_per_node=ranks, spares=0, device=kind, policy=policy, environment=REPEATABLE)
+        scenarios = (kill,) if kind is DeviceName.NPU else (kill, link)
+    return DemoRun(
+        scenarios, nodes=1, ranks_per_node=ranks, spares=0, device=kind, policy=policy, environment=REPEATABLE
+    )
 
 
-def _kill(steps: int) -> Scene:
+def _kill(steps: int) -> Scenario:
     fault = ArmedFault(1, Injury.KILL, Moment.COLLECTIVE, step=int(steps * 0.4), incarnation=1)
-    return Scene("kill -9 of rank 1", fault, Rung.RECOVER_IN_PLACE)
+    return Scenario("kill -9 of rank 1", fault, Rung.RECOVER_IN_PLACE)
 
 
-def _broken_link(steps: int) -> Scene:
+def _broken_link(steps: int) -> Scenario:
     fault = ArmedFault(0, Injury.LINK_DOWN, Moment.COLLECTIVE, step=int(steps * 0.7))
-    return Scene("a broken link of rank 0", fault, Rung.RETRY_STEP)
+    return Scenario("a broken link of rank 0", fault, Rung.RETRY_STEP)
 
 
-def _process_scenes(steps: int, ranks: int) -> tuple[Scene, ...]:
+def _process_scenarios(steps: int, ranks: int) -> tuple[Scenario, ...]:
     """Return what can happen to a process, in as many ranks as there are."""
     lives: Counter[int] = Counter()
 
-    def scene(title: str, wanted: int, injury: Injury, moment: Moment, part: float) -> Scene:
+    def scenario(title: str, wanted: int, injury: Injury, moment: Moment, part: float) -> Scenario:
         rank = wanted % ranks
         lives[rank] += 1  # each of these ends one
         fault = ArmedFault(rank, injury, moment, step=int(steps * part), incarnation=lives[rank])
-        return Scene(title.format(rank=rank), fault, Rung.RECOVER_IN_PLACE)
+        return Scenario(title.format(rank=rank), fault, Rung.RECOVER_IN_PLACE)
 
     return (
-        scene("an exception in rank {rank}", 0, Injury.RAISE, Moment.BACKWARD, 0.2),
-        scene("kill -9 of rank {rank}", 1, Injury.KILL, Moment.COLLECTIVE, 0.4),
-        scene("SIGSTOP of rank {rank}", 3, Injury.STOP, Moment.FORWARD, 0.6),
-        scene("kill -9 of rank {rank} in the update", 2, Injury.KILL, Moment.UPDATE, 0.8),
+        scenario("an exception in rank {rank}", 0, Injury.RAISE, Moment.BACKWARD, 0.2),
+        scenario("kill -9 of rank {rank}", 1, Injury.KILL, Moment.COLLECTIVE, 0.4),
+        scenario("SIGSTOP of rank {rank}", 3, Injury.STOP, Moment.FORWARD, 0.6),
+        scenario("kill -9 of rank {rank} in the update", 2, Injury.KILL, Moment.UPDATE, 0.8),
     )
 
 

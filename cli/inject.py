@@ -11,17 +11,23 @@ from .display.plain import echo
 INJURIES = tuple(injury.value.replace("_", "-") for injury in Injury)
 MOMENTS = tuple(moment.value for moment in Moment)
 ASK_S = 10.0
-WHICH = "name what is to be harmed: either --rank R or --node NAME (see `midstep status`)."
+WHICH = "name where the fault is to be caused: either --rank R or --node NAME (see `midstep status`)."
 
 
 @click.command("inject", short_help="Cause a fault on purpose.")
 @click.argument("job", required=False, metavar="[JOB]")
-@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="The rank that is harmed.")
-@click.option("--node", metavar="NAME", help="A node: it dies, agent and processes at once; with --do, all its ranks.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="The rank in which it is caused.")
+@click.option(
+    "--node",
+    metavar="NAME",
+    help="A node: it is killed, agent and processes at once; with --do, the fault is caused in each of its ranks.",
+)
 @click.option(
     "--do", "injury", type=click.Choice(INJURIES), help="What happens.  [default: kill; for --node, kill-node]"
 )
-@click.option("--at", "moment", type=click.Choice(MOMENTS), help="When: at this moment of a step or of a recovery.")
+@click.option(
+    "--at", "moment", type=click.Choice(MOMENTS), help="The injection point: this moment of a step or of a recovery."
+)
 @click.option("--step", type=click.IntRange(min=0), metavar="S", help="Only in the step with this index, from 0.")
 @click.option("--operation", default="", metavar="OP", help="Only in this collective (allreduce, allgather, ...).")
 @click.option("--group", "group", metavar="R,R,...", help="Only in the process group of these ranks.")
@@ -32,8 +38,8 @@ WHICH = "name what is to be harmed: either --rank R or --node NAME (see `midstep
     "--device-fault", metavar="CODE|LEVEL", help="Report a fault of the rank's device, or of the node, instead."
 )
 @click.option("--device", type=click.IntRange(min=0), metavar="D", help="With --device-fault: a device of --node.")
-@click.option("--recover", is_flag=True, help="With --device-fault: it is gone.")
-@click.option("--once", is_flag=True, help="With --device-fault: it was a moment's, and does not last.")
+@click.option("--recover", is_flag=True, help="With --device-fault: report that it has recovered.")
+@click.option("--once", is_flag=True, help="With --device-fault: report it as a single event, which does not last.")
 def command(
     *,
     job: str | None,
@@ -59,15 +65,15 @@ def command(
       raise      an exception in the train function
       exit       the process ends with status 1
       hang       the train thread sleeps for ever
-      kill-node  the rank's node dies, with its agent and all processes
+      kill-node  the rank's node is killed, with its agent and all processes
 
     \b
-    Only on the fake device (`midstep run --device fake`), at a moment of the train thread:
+    Only on the fake device (`midstep run --device fake`), at an injection point:
       memory-temporary, memory-persistent, memory-outside, suspect-memory, multi-bit, multi-bit-late, unsafe-tensor,
       out-of-memory, link-down, link-broken, link-up-fails, remote, hang-collective, drop-device
 
-    Moments of a step: forward, backward, collective, barrier, update, checkpoint. Moments of a recovery, for faults
-    that come while another one is repaired: stop, clean, join, rebuild, repair, rollback.
+    Injection points of a step: forward, backward, collective, barrier, update, checkpoint. Injection points of a
+    recovery, for faults that come while another one is repaired: stop, clean, join, rebuild, repair, rollback.
 
     A device fault is reported as a detector would, and lasts until it is told to --recover: docs/faults.md has the
     levels and what they lead to.
@@ -82,7 +88,7 @@ def command(
       midstep inject --node node1                              the whole node
       midstep inject --node node1 --do link-down --at backward    all ranks of it
       midstep inject --rank 0 --do link-down --operation allreduce --group 0,1 --rate 0.01
-      midstep inject --device-fault 80E01801 --rank 1          a fault of its device, by code or level
+      midstep inject --device-fault 80E01801 --rank 1          report a fault of its device, by code or level
       midstep inject --device-fault 80E01801 --rank 1 --recover
     """
     if device_fault is None and (device is not None or recover or once):
@@ -90,7 +96,7 @@ def command(
     if device_fault is not None:
         if (injury, moment, step, operation, group, rate) != (None, None, None, "", None, 0.0):
             raise click.UsageError(
-                "--device-fault is reported and not done: it goes without --do, --at and --step, or when."
+                "--device-fault only reports a fault: leave out --do, --at, --step, --operation, --group and --rate."
             )
         echo(tell(job, device_faults.build(device_fault, rank, node, device, recover=recover, once=once), ASK_S))
         return
@@ -123,14 +129,14 @@ def build(
     if node is not None:
         if (moment, step, operation, group, rate) != (None, None, "", None, 0.0):
             raise click.UsageError(
-                "a node named with --node dies now. For a certain moment: --rank R --do kill-node --at MOMENT."
+                "--node NAME kills the node now. To kill it at an injection point: --rank R --do kill-node --at MOMENT."
             )
         return KillNodeRequest(node)
     assert rank is not None
     if operation or group:
         if moment not in {None, Moment.COLLECTIVE.value}:
             raise click.UsageError(
-                f"--operation and --group are of a collective: --at is collective then, not {moment}."
+                f"--operation and --group choose a collective: leave --at out, or write --at collective, not {moment}."
             )
         moment = Moment.COLLECTIVE.value
     if moment is None and (step is not None or rate > 0):
@@ -143,4 +149,4 @@ def _members(group: str | None) -> tuple[int, ...]:
     try:
         return () if group is None else tuple(int(member) for member in group.split(","))
     except ValueError:
-        raise click.UsageError(f"--group is {group!r}, and not ranks with commas between them (0,1,2).") from None
+        raise click.UsageError(f"--group {group!r}: write the ranks with commas between them, e.g. 0,1,2.") from None

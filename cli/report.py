@@ -22,7 +22,7 @@ WIDTH = 100
 NARROWEST = 80  # tables of ranks do not fit on less
 
 
-@click.command("report")
+@click.command("report", short_help="Show what happened in a job: incidents, phases, reasons.")
 @click.argument("job", required=False, metavar="[JOB_OR_DIRECTORY]")
 @click.option("--incident", "number", type=int, metavar="N", help="Only incident N.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -39,7 +39,7 @@ NARROWEST = 80  # tables of ranks do not fit on less
     help="Write a trace for ui.perfetto.dev or chrome://tracing into FILE (JSON).",
 )
 def command(job: str | None, number: int | None, as_json: bool, picture: Path | None, trace: Path | None) -> None:
-    """Tell what happened in a job: each incident, the rung taken and why no cheaper one, phases, budgets.
+    """Show what happened in a job: each incident, the rung taken and why no cheaper one, phases, budgets.
 
     JOB_OR_DIRECTORY is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
     Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs.
@@ -118,4 +118,6 @@ def write_text(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+        raise ConfigurationError(
+            f"cannot write {path}: {error.strerror}. Name a file in a directory that you may write to."
+        ) from error

@@ -12,11 +12,11 @@ import msgspec
 from ..policies.schema import DeviceName
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
-from .display.outlet import hold_standard_descriptors
 from .display.plain import log_to_stderr
+from .display.tolerant_output import hold_standard_descriptors
 from .jobs.fault_schedule import load_schedule
 from .jobs.rank_variables import named_variables, variables_of_files
-from .jobs.start import Job, Start, found
+from .jobs.start import Job, Start, create_job
 
 
 class Whole(click.IntRange):
@@ -33,7 +33,7 @@ class Whole(click.IntRange):
                 f"{text!r}: the number of nodes is fixed; write --nnodes {most}, and --spares for more", param, ctx
             )
         if not isinstance(value, int) and not text.isdecimal():
-            self.fail(f"{text!r} is no whole number of at least 1", param, ctx)
+            self.fail(f"{text!r} is not a whole number of at least 1", param, ctx)
         return int(super().convert(value, param, ctx))
 
 
@@ -68,7 +68,7 @@ def two_ways(name: str) -> tuple[str, ...]:
 @click.option(
     "--fixed-nodes",
     is_flag=True,
-    help="Make no node beyond those that the job starts with, as in a cluster that has no more.",
+    help="Start no node beyond those of --nnodes and --spares, as in a cluster that has no more.",
 )
 @click.option(
     *two_ways("max_restarts"),
@@ -87,7 +87,7 @@ def two_ways(name: str) -> tuple[str, ...]:
     "--device",
     type=click.Choice([device.value for device in DeviceName]),
     help="What the ranks compute on, instead of the policy's: cpu, npu (torch-npu), or fake, a CPU that behaves like "
-    "an NPU and can be harmed.",
+    "an NPU and in which device faults can be caused.",
 )
 @click.option(
     "--fault-source",
@@ -190,7 +190,7 @@ def command(
         device=None if device is None else DeviceName(device),
     )
     try:
-        sys.exit(launch(found(start), quiet=quiet))
+        sys.exit(launch(create_job(start), quiet=quiet))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
 

@@ -38,12 +38,18 @@ class Duration(click.ParamType[float]):
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd]?)", str(value))
         hours = float(found[1]) * HOURS_OF[found[2] or "h"] if found else 0.0
         if not 0 < hours <= 1_000_000:
-            self.fail(f"{value!r} is no duration; allowed: a number and m, h or d, e.g. 90m, 3h", param, ctx)
+            self.fail(f"{value!r} is not a duration; allowed: a number and m, h or d, e.g. 90m, 3h", param, ctx)
         return hours
 
 
 @click.command(name="simulate")
-@click.option("--policy", "policy_file", metavar="FILE", type=click.Path(path_type=Path), help="Default: the default.")
+@click.option(
+    "--policy",
+    "policy_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The policy.  [default: the built-in one]",
+)
 @click.option("--nodes", type=click.IntRange(1, 100_000), default=2, show_default=True, help="Nodes of the job.")
 @click.option("--ranks-per-node", type=click.IntRange(1, 1024), default=8, show_default=True, help="Ranks on each.")
 @click.option("--spares", type=click.IntRange(0, 100_000), default=1, show_default=True, help="Spare nodes.")

@@ -17,10 +17,10 @@ from rich.text import Text
 
 from .job_follower import JobFollower
 from .log_follower import LogFollower
-from .outlet import Outlet
 from .plain import HarmlessFormatter
-from .refresher import Refresher
+from .poller import Poller
 from .terminal import Terminal
+from .tolerant_output import TolerantOutput
 
 MAX_WAITING = 1000  # lines for stderr
 
@@ -31,7 +31,7 @@ class Display:
     def __init__(self, job_directory: Path, run_directory: Path, *, quiet: bool) -> None:
         self._logs = job_directory / "logs"
         self._quiet = quiet
-        self._output, self._errors = Outlet(sys.stdout), Outlet(sys.stderr)
+        self._output, self._errors = TolerantOutput(sys.stdout), TolerantOutput(sys.stderr)
         self._follower = LogFollower(self._logs, self._show_line)
         self._job = JobFollower(run_directory, self._show)
         self._terminal = Terminal(stderr=True, soft_wrap=True)
@@ -40,14 +40,14 @@ class Display:
         self._dropped = 0
         self._failures: set[str] = set()
         self._told_of_output = False
-        self._ranks = Refresher(
+        self._ranks = Poller(
             "midstep-output",
             self._look_at_ranks,
             advanced=lambda: self._output.written_bytes,
             on_error=self._failed,
             last=self._follower.show_rest,
         )
-        self._news = Refresher(
+        self._news = Poller(
             "midstep-news",
             self._look_at_job,
             advanced=lambda: self._errors.written_bytes,
@@ -69,12 +69,12 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Show what is left, within the limits of `Refresher.finish`, and nothing afterwards."""
+        """Show what is left, within the limits of `Poller.finish`, and nothing afterwards."""
         self.drain()
         self._news.finish()
         logging.getLogger().handlers = self._log_handlers
-        for outlet in (self._output, self._errors):
-            outlet.close("the job is over")
+        for output in (self._output, self._errors):
+            output.close("the job is over")
 
     def say(self, text: str, style: str = "") -> None:
         """Show a line on stderr, soon; it is dropped and counted when too many wait."""

@@ -9,6 +9,7 @@ from ...controller.endpoints.control_requests import StatusReply, StatusRequest
 from ...controller.endpoints.control_socket import NoController, ask
 from ...protocol.errors import MidstepError
 from ...protocol.incidents import Incident, JobStatus, Outcome
+from ...protocol.types import Decision
 from ..views.wording import REASON_CHARACTERS, telling_line
 
 ASK_S = 0.5
@@ -42,7 +43,9 @@ class JobFollower:
 
     def _incident(self, incident: Incident) -> None:
         said = self._decisions.get(incident.number, 0)
-        for decision in incident.decisions[said:]:
+        for before, decision in zip((None, *incident.decisions)[said:], incident.decisions[said:], strict=False):
+            if before is not None and _same_course(before, decision):
+                continue
             reason = telling_line(decision.reason, REASON_CHARACTERS)
             self._say(
                 Text(f"incident {incident.number}", style="bold").append(f": {decision.rung} - {reason}", "not bold")
@@ -61,3 +64,12 @@ class JobFollower:
             ended = telling_line(incident.ended_reason, REASON_CHARACTERS)
             line.append(str(incident.outcome), style="red").append(f": {ended}")
         self._say(line)
+
+
+def _same_course(before: Decision, decision: Decision) -> bool:
+    """Whether a decision only has more reports behind it than the one before: what is done stays the same.
+
+    A reason says what was seen, a colon, and what is done about it.
+    """
+    courses = [each.reason.partition(": ")[2] for each in (before, decision)]
+    return before.rung is decision.rung and courses[0] == courses[1] != ""

@@ -30,8 +30,8 @@ def checked_name(name: str) -> str:
     """
     if _NAME.fullmatch(name) is None:
         raise ConfigurationError(
-            f"--job {name[:80]!r} is no name for a job; allowed: up to {MAX_NAME} letters, digits, dots, underscores "
-            "and dashes, with a letter or digit first. --job-dir says where the job's files go."
+            f"--job {name[:80]!r} is not a valid job name; allowed: up to {MAX_NAME} letters, digits, dots, "
+            "underscores and dashes, with a letter or digit first. --job-dir says where the job's files go."
         )
     return name
 
@@ -92,7 +92,7 @@ def _what_is_wrong(path: Path, name: str, beginning: list[Path]) -> str:
     if beginning:
         return f"{len(beginning)} jobs begin with {name!r}"
     if path.is_dir():
-        return f"{path} is a directory, but no job's: it has no {JOURNAL_FILE}"
+        return f"{path} is not a job directory: it has no {JOURNAL_FILE}"
     return f"there is no job {name!r}"
 
 

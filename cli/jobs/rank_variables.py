@@ -59,9 +59,13 @@ def _text(path: Path) -> str:
             status = os.fstat(file.fileno())
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigurationError(f"--env-file {path}: cannot be read: {error.strerror or error}.") from error
+        raise ConfigurationError(
+            f"--env-file {path}: cannot be read: {error.strerror or error}. Name a file that you may read."
+        ) from error
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigurationError(f"--env-file {path}: more than {MAX_FILE_BYTES} bytes are no list of variables.")
+        raise ConfigurationError(
+            f"--env-file {path}: more than {MAX_FILE_BYTES} bytes. Is it a file of NAME=VALUE lines?"
+        )
     if stat.S_ISREG(status.st_mode) and status.st_mode & READABLE_BY_OTHERS:
         mode = stat.S_IMODE(status.st_mode)
         _log.warning("%s can be read by others (mode %o); if it holds secrets, chmod 600 it", path, mode)

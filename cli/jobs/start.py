@@ -62,7 +62,7 @@ class Job(msgspec.Struct, frozen=True):
         return self.held.path
 
 
-def found(start: Start) -> Job:
+def create_job(start: Start) -> Job:
     """Make the directories, the keys and the journal of a new job. Raises ConfigurationError; nothing has run then."""
     name = (
         checked_name(start.job) if start.job is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -188,7 +188,11 @@ class Supervisor:
                 self._log_file,
             )
         elif self._said_s is None:
-            _log.warning("the controller %s before the job was over; it is started again", ending.how)
+            _log.warning(
+                "the controller %s before the job was over; it is started again, and training continues; see %s",
+                ending.how,
+                self._log_file,
+            )
 
     # --- without one ------------------------------------------------------------------------------------------------
 

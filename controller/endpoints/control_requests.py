@@ -11,7 +11,7 @@ from ...protocol.types import ArmedFault, FaultReport
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
-    """How does the job stand?"""
+    """Ask for the status of the job."""
 
 
 class InjectRequest(msgspec.Struct, frozen=True, tag=True):
@@ -21,7 +21,7 @@ class InjectRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class KillNodeRequest(msgspec.Struct, frozen=True, tag=True):
-    """Let a node die: agent and processes, at once."""
+    """Kill a node: agent and processes, at once."""
 
     node: Name
 

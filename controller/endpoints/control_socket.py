@@ -29,7 +29,7 @@ _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 class NoController(MidstepError):
-    """Nobody answers at the control socket."""
+    """No controller answers at the control socket."""
 
 
 def socket_path(run_directory: Path) -> Path:
@@ -88,7 +88,7 @@ class ControlServer:
 def ask(run_directory: Path, request: Request, timeout_s: float = 5.0) -> Reply:
     """Ask the controller of a job and return its answer.
 
-    Raises NoController when nobody answers within `timeout_s`, MidstepError when the answer is not of this version.
+    Raises NoController without an answer within `timeout_s`, MidstepError when the answer is not of this version.
     """
     path = socket_path(run_directory)
     if not path.exists():

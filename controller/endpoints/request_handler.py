@@ -47,7 +47,7 @@ class RequestHandler:
         """Say why a detector's report is not taken in, if it is not. It may be about nodes that no job has."""
         reason = unbelievable(report)
         if reason is not None:
-            return Refused(f"the report is not taken: {reason}")
+            return Refused(f"the report is refused: {reason}")
         return None if report.rank is None else self._without_rank(report.rank)
 
     def _without_rank(self, rank: int) -> Refused | None:
@@ -61,13 +61,18 @@ class RequestHandler:
         receivers = ", ".join(dict.fromkeys(action.receiver for action in actions if isinstance(action, Send)))
         if isinstance(event, InjectRequested):
             if not receivers:
-                return Refused(f"rank {event.fault.rank} has no process that could be harmed now; nothing was armed")
+                return Refused(
+                    f"rank {event.fault.rank} has no running process, so no fault was armed. Try again "
+                    "when `midstep status` shows one"
+                )
             return Accepted(f"{describe(event.fault)}; sent to {receivers}")
         if isinstance(event, KillNodeRequested):
             if not receivers:
-                return Refused(f"node {event.node} is not there to be killed; nothing was done")
+                return Refused(
+                    f"node {event.node} is not there, so it was not killed. See `midstep status` for the nodes"
+                )
             return Accepted(
-                f"node {event.node} is to die now, with its agent and all its processes; sent to {receivers}"
+                f"node {event.node} is killed now, with its agent and all its processes; sent to {receivers}"
             )
         if isinstance(event, FaultReported):
             follows = f"sent to {receivers}" if receivers else "nothing has to be done at once, see `midstep status`"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from midstep.cli import run
-from midstep.cli.jobs.start import Job, Start, found
+from midstep.cli.jobs.start import Job, Start, create_job
 from midstep.controller.endpoints.discovery_files import Result
 
 from .attack import attack
@@ -46,14 +46,14 @@ class Played:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """A job that has been founded and whose launcher is played; the display looks at it for real."""
+    """A job that has been job and whose launcher is played; the display looks at it for real."""
     script = tmp_path / "train.py"
     script.write_text("")
     monkeypatch.setattr(Played, "logs", {"rank-0.1.log": b"one\ntwo\n"})
     monkeypatch.setattr("midstep.cli.supervision.launcher.Launcher", Played)
-    founded = found(Start(command=(str(script),), job=f"display-{os.getpid()}", job_directory=tmp_path / "job"))
-    yield founded
-    shutil.rmtree(founded.run_directory, ignore_errors=True)
+    job = create_job(Start(command=(str(script),), job=f"display-{os.getpid()}", job_directory=tmp_path / "job"))
+    yield job
+    shutil.rmtree(job.run_directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -133,7 +133,7 @@ def test_a_reader_that_does_not_read_stops_nothing(
     job: Job, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The job runs on while the write blocks, and its end is not held up either."""
-    monkeypatch.setattr("midstep.cli.display.refresher.STUCK_S", 0.3, raising=False)
+    monkeypatch.setattr("midstep.cli.display.poller.STUCK_S", 0.3, raising=False)
     monkeypatch.setattr(Played, "logs", {"rank-0.1.log": b"x" * 99 + b"\n", "rank-1.1.log": b"y" * 5_000_000})
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
@@ -233,7 +233,7 @@ def test_all_of_a_long_log_is_shown_to_a_reader_that_reads(
 )
 def test_closed_descriptors_are_held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The next file would become standard error, and be written over."""
-    from midstep.cli.display.outlet import hold_standard_descriptors
+    from midstep.cli.display.tolerant_output import hold_standard_descriptors
 
     child = os.fork()
     if child == 0:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.cli.jobs.start import Start, found
+from midstep.cli.jobs.start import Start, create_job
 from midstep.controller import file_system
 from midstep.controller.events import StopRequested
 from midstep.controller.journal import Entry, Journal, journal_path, read_status
@@ -284,5 +284,5 @@ def test_a_job_directory_on_a_network_file_system_is_refused(tmp_path: Path, mon
     mounts.write_text(f"1 0 0:1 / / rw - ext4 /dev/vda rw\n2 1 0:2 / {tmp_path}/net rw - nfs4 filer:/ rw\n")
     monkeypatch.setattr(file_system, "MOUNTS", mounts)
     with pytest.raises(ConfigurationError, match=r"network file system \(nfs4\).*--job-dir"):
-        found(Start(command=("train",), no_python=True, job_directory=tmp_path / "net" / "job"))
+        create_job(Start(command=("train",), no_python=True, job_directory=tmp_path / "net" / "job"))
     assert not (tmp_path / "net").exists()

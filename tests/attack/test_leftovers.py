@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from midstep.cli.jobs.start import Start, found
+from midstep.cli.jobs.start import Start, create_job
 from midstep.platforms.leftovers import NodeMark
 from midstep.protocol import environment as names
 from midstep.protocol.messages import NodeLost
@@ -168,13 +168,13 @@ def test_the_next_job_ends_what_a_job_left_whose_launcher_was_killed_with_its_ag
     number = os.getpid()
     script = tmp_path / "train.py"
     script.touch()
-    first = found(Start((str(script),), job_directory=tmp_path / "job", job=f"first-{number}"))
+    first = create_job(Start((str(script),), job_directory=tmp_path / "job", job=f"first-{number}"))
     jobs = [first]
     (first.run_directory / "node0").mkdir()
     with NodeMark(first.run_directory, "node0").handed_down(), started("import time; time.sleep(600)", env={}) as left:
         try:
             first.held.close()  # what the kernel does when the launcher ends
-            jobs.append(found(Start((str(script),), job_directory=tmp_path / "job2", job=f"second-{number}")))
+            jobs.append(create_job(Start((str(script),), job_directory=tmp_path / "job2", job=f"second-{number}")))
 
             assert left.wait(10) == -signal.SIGKILL
             assert not first.run_directory.exists()

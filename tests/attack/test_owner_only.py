@@ -16,7 +16,7 @@ import pytest
 
 from midstep.cli.jobs import start as job_start
 from midstep.cli.jobs.run_directory import place_for
-from midstep.cli.jobs.start import Job, Start, found
+from midstep.cli.jobs.start import Job, Start, create_job
 from midstep.cli.supervision import launcher
 from midstep.controller.endpoints.discovery_files import Result
 from midstep.protocol.errors import ConfigurationError
@@ -46,7 +46,7 @@ def modes(root: Path) -> dict[str, str]:
 
 def test_a_job_is_founded_for_its_owner_only(start: Start, tmp_path: Path) -> None:
     """The umask is left as it was: it is for what the training writes."""
-    job = found(start)
+    job = create_job(start)
     assert modes(tmp_path / "new") == {}
     assert stat.S_IMODE(job.run_directory.stat().st_mode) == 0o700  # what is in it may be open
     assert os.umask(0o002) == 0o002
@@ -63,7 +63,7 @@ def test_a_directory_that_others_can_write_to_is_warned_of(start: Start, caplog:
     assert directory is not None
     directory.mkdir(parents=True)
     with caplog.at_level(logging.WARNING):
-        found(start)
+        create_job(start)
     assert f"{directory} can be written by others (mode 775)" in caplog.text
     assert set(modes(directory)) == {"."}
 
@@ -104,7 +104,7 @@ def test_keys_of_a_job_that_is_not_founded_are_removed(start: Start, monkeypatch
 
     monkeypatch.setattr(job_start, "write_job_file", fail)
     with pytest.raises(ConfigurationError, match=r"cannot be written: .*No space left on device"):
-        found(start)
+        create_job(start)
     assert start.job is not None
     assert not (place_for(start.job) / start.job).exists()
 
@@ -159,7 +159,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("played")
 def test_keys_are_removed_whatever_fails(start: Start) -> None:
     """They are the last thing that is removed."""
-    job = found(start)
+    job = create_job(start)
     with pytest.raises(RuntimeError, match="the nodes cannot be ended"):
         asyncio.run(launcher.Launcher(job).run())
     assert not job.run_directory.exists()
@@ -184,7 +184,7 @@ def test_a_watch_over_fault_sources_that_fails_is_not_the_job_s_end(
 
     monkeypatch.setattr(Platform, "close", close)
     monkeypatch.setattr(launcher, "watch_faults", fail)
-    job = found(msgspec.structs.replace(start, fault_sources=(tmp_path,)))
+    job = create_job(msgspec.structs.replace(start, fault_sources=(tmp_path,)))
     assert asyncio.run(launcher.Launcher(job).run()).exit_code == 0
     assert "the fault sources are not watched any more" in caplog.text
     assert not job.run_directory.exists()

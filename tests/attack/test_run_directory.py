@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.cli.jobs.start import Job, Start, found
+from midstep.cli.jobs.start import Job, Start, create_job
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack
@@ -75,7 +75,7 @@ class Starter:
 
     def __call__(self, name: str) -> Job:
         directory = self._root / f"job-{len(self.jobs)}"
-        job = found(Start(command=(str(self._root / "train.py"),), job=name, job_directory=directory))
+        job = create_job(Start(command=(str(self._root / "train.py"),), job=name, job_directory=directory))
         self.jobs.append(job)
         assert job.run_directory == self._place / name
         return job

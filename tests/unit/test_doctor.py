@@ -67,7 +67,7 @@ def test_the_acceptance_fits_as_many_devices_as_there_are(devices: int) -> None:
     """Four faults in ranks that are there, each in the life that the rank has by then; never more than eight ranks."""
     show = plan(DeviceName.NPU, devices, 100, acceptance=True)
     assert show.ranks == min(devices, 8)
-    faults = [scene.fault for scene in show.scenes]
+    faults = [scenario.fault for scenario in show.scenarios]
     assert len(faults) == 4
     assert all(fault.rank < show.ranks for fault in faults)
     for index, fault in enumerate(faults):
@@ -83,6 +83,6 @@ def test_only_the_fake_device_is_harmed() -> None:
     real = plan(DeviceName.NPU, 8, 100, acceptance=True)
     faked = plan(DeviceName.FAKE, 0, 100, acceptance=True)
     assert real.ranks == 8
-    assert not {scene.fault.injury for scene in real.scenes} & DEVICE_INJURIES
-    assert {scene.fault.injury for scene in faked.scenes} & DEVICE_INJURIES
+    assert not {scenario.fault.injury for scenario in real.scenarios} & DEVICE_INJURIES
+    assert {scenario.fault.injury for scenario in faked.scenarios} & DEVICE_INJURIES
     assert real.nodes == faked.nodes == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from midstep.cli.jobs.start import Start, found
+from midstep.cli.jobs.start import Start, create_job
 from midstep.cli.main import main
 from midstep.cli.run import command
 from midstep.policies.schema import DeviceName
@@ -27,8 +27,8 @@ def test_a_job_s_name_cannot_lead_out_of_the_directory_of_jobs(
     """It becomes a directory below the base; anything that is more than a name is refused, and nothing is made."""
     monkeypatch.setenv("MIDSTEP_HOME", str(tmp_path / "jobs"))
 
-    with pytest.raises(ConfigurationError, match="is no name for a job; allowed: up to 64 letters"):
-        found(Start(command=(str(script),), job=name))
+    with pytest.raises(ConfigurationError, match="is not a valid job name; allowed: up to 64 letters"):
+        create_job(Start(command=(str(script),), job=name))
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
 
@@ -41,7 +41,7 @@ def test_npus_of_one_machine_are_not_given_out_twice(nodes: int, spares: int, sc
     )
 
     with pytest.raises(ConfigurationError, match="would take the same devices"):
-        found(start)
+        create_job(start)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
 
@@ -52,7 +52,7 @@ def test_a_job_is_not_started_over_another(script: Path, tmp_path: Path) -> None
     (tmp_path / "job" / "journal.sqlite").write_bytes(b"of an earlier job")
 
     with pytest.raises(ConfigurationError, match=r"holds a job already\. Choose another --job or --job-dir"):
-        found(Start(command=(str(script),), job_directory=tmp_path / "job"))
+        create_job(Start(command=(str(script),), job_directory=tmp_path / "job"))
 
     assert [path.name for path in (tmp_path / "job").iterdir()] == ["journal.sqlite"]
 
@@ -75,8 +75,8 @@ def test_a_command_that_is_not_there_is_answered_with_the_nearest(typed: str, wo
         (["--nproc-per-node", "auto"], "'auto': midstep starts as many ranks as you say; give the number"),
         (["--nproc_per_node", "gpu"], "give the number"),
         (["--nnodes", "1:4"], "the number of nodes is fixed; write --nnodes 4, and --spares for more"),
-        (["--nnodes", "two"], "'two' is no whole number of at least 1"),
-        (["--nnodes", "-1"], "no whole number"),
+        (["--nnodes", "two"], "'two' is not a whole number of at least 1"),
+        (["--nnodes", "-1"], "not a whole number"),
         (["--nnodes", "0"], "0 is not in the range"),
     ],
 )

@@ -149,7 +149,7 @@ def test_an_order_that_can_have_no_effect_is_refused_with_the_reason(rig: "Rig")
             for request, reason in (
                 (InjectRequest(ArmedFault(9, Injury.KILL)), "ranks 0 to 3"),
                 (KillNodeRequest("zz"), "the job has a"),
-                (InjectRequest(FAULT), "nothing was armed"),
+                (InjectRequest(FAULT), "no fault was armed"),
             ):
                 reply = await rig.ask(request)
                 assert isinstance(reply, Refused)

@@ -16,7 +16,7 @@ _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 _WAIT_MS = 1000
 
 
-class Outlet:
+class TolerantOutput:
     """Writes whole lines to one stream. `written_bytes` grows as its reader takes them."""
 
     def __init__(self, stream: TextIO | None) -> None:

@@ -1,4 +1,4 @@
-"""Looks at something again and again, in a thread of its own, so that nothing else waits for it or fails with it."""
+"""Poll something in a thread of its own, so that nothing else waits for it or fails with it."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ STUCK_S = 10.0  # a reader that takes nothing for so long gets no more once the 
 DRAIN_S = 60.0  # and no reader gets longer than this
 
 
-class Refresher:
+class Poller:
     """Calls `look`, which says whether there was anything new, until it is finished.
 
     `advanced` is a number that grows while a look that takes long gets on. `last` is called once, after the last look.

@@ -1,0 +1,48 @@
+"""What `midstep run` says of an incident while it happens: a line for each turn, and none that repeats another."""
+
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from midstep.cli.display import job_follower
+from midstep.cli.display.job_follower import JobFollower
+from midstep.controller.endpoints.control_requests import StatusReply
+from midstep.protocol.incidents import Incident, JobStatus, Outcome
+from midstep.protocol.types import Decision, Rung
+
+STARTED = "rank 1 can be started anew on node node0, keeping 3 healthy ranks alive"
+
+
+def status_of(*incidents: Incident) -> JobStatus:
+    """Return the status of a running job with these incidents."""
+    return JobStatus("job", 0.0, "running", 1, 1, 10, 0.1, (), (), (), incidents)
+
+
+def lines_of(monkeypatch: pytest.MonkeyPatch, *statuses: JobStatus) -> list[str]:
+    """Return what is said while a job goes through these."""
+    said: list[str] = []
+    follower = JobFollower(Path("nowhere"), lambda text: said.append(Text.__str__(text)))
+    for status in statuses:
+        monkeypatch.setattr(job_follower, "ask", lambda *_, status=status: StatusReply(status))
+        follower.look()
+    return said
+
+
+def test_a_decision_with_more_reports_behind_it_is_not_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That collectives of survivors fail, too, is no news to an operator; another rung, or another rank, is."""
+    kill = Decision(Rung.RECOVER_IN_PLACE, f"rank 1 ended: {STARTED}", ())
+    wider = Decision(Rung.RECOVER_IN_PLACE, f"rank 1 ended; ranks 2, 3 had a collective fail: {STARTED}", ())
+    two = Decision(Rung.RECOVER_IN_PLACE, "ranks 1, 2 ended: ranks 1, 2 can be started anew", ())
+    coarser = Decision(Rung.RESCHEDULE_POD, "ranks 1, 2 ended: all processes are started anew", ())
+    opened = [Incident(1, 5.0, decisions=(kill, wider, two, coarser)[:some]) for some in (1, 2, 4)]
+    over = Incident(1, 5.0, decisions=opened[-1].decisions, outcome=Outcome.DISMISSED, ended_reason="it was nothing")
+
+    said = lines_of(monkeypatch, *map(status_of, (*opened, over)))
+
+    assert said == [
+        f"incident 1: recover_in_place - rank 1 ended: {STARTED}",
+        "incident 1: recover_in_place - ranks 1, 2 ended: ranks 1, 2 can be started anew",
+        "incident 1: reschedule_pod - ranks 1, 2 ended: all processes are started anew",
+        "incident 1: dismissed: it was nothing",
+    ]
