@@ -11,7 +11,7 @@ from ..protocol.errors import MidstepError
 from .display.plain import log_to_stderr
 
 
-@click.command("agent", short_help="Run the agent of a node (started by the platform).")
+@click.command("agent")
 @click.option("--job", required=True, metavar="NAME", help="The job that the node works for.")
 @click.option("--controller", required=True, metavar="ENDPOINT", help="Where the controller listens, tcp://host:port.")
 @click.option("--node", required=True, metavar="NAME", help="The node's name; its keys are made out to it.")

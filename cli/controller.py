@@ -13,7 +13,7 @@ EXIT_FAILED = 70  # the controller could not go on; the job is not over (there i
 EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
 
 
-@click.command("controller", short_help="Run the controller of a job (started by `midstep run`).")
+@click.command("controller")
 @click.option(
     "--job-dir",
     "job_directory",

@@ -119,7 +119,7 @@ def scenarios(steps: int) -> tuple[Scenario, ...]:
     )
 
 
-@click.command("demo", short_help="Kill ranks and nodes of a small training job and watch it recover.")
+@click.command("demo")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
 @click.option("--steps", type=click.IntRange(min=20), default=100, show_default=True, help="Length of the training.")
 @click.option(

@@ -42,7 +42,7 @@ class _Watched(msgspec.Struct, frozen=True):
     signs: bool = False
 
 
-@click.command("detect", short_help="Report faults of devices and nodes to a job.")
+@click.command("detect")
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option(
     "--source",

@@ -34,7 +34,7 @@ class Finding(msgspec.Struct, frozen=True):
     said: str
 
 
-@click.command("doctor", short_help="Say what would work on this machine's devices, and try it.")
+@click.command("doctor")
 @click.option(
     "--acceptance", is_flag=True, help="The long test: every process fault, on up to 8 devices (ten minutes)."
 )

@@ -14,7 +14,7 @@ ASK_S = 10.0
 WHICH = "name where the fault is to be caused: either --rank R or --node NAME (see `midstep status`)."
 
 
-@click.command("inject", short_help="Cause a fault on purpose.")
+@click.command("inject")
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="The rank in which it is caused.")
 @click.option(
@@ -72,8 +72,9 @@ def command(
       memory-temporary, memory-persistent, memory-outside, suspect-memory, multi-bit, multi-bit-late, unsafe-tensor,
       out-of-memory, link-down, link-broken, link-up-fails, remote, hang-collective, drop-device
 
-    Injection points of a step: forward, backward, collective, barrier, update, checkpoint. Injection points of a
-    recovery, for faults that come while another one is repaired: stop, clean, join, rebuild, repair, rollback.
+    Injection points of a step: forward, backward, collective, barrier, update, checkpoint; on Megatron reduction (of
+    the gradients) and gather (of the parameters), too. Injection points of a recovery, for faults that come while
+    another one is repaired: stop, clean, join, rebuild, repair, rollback.
 
     A device fault is reported as a detector would, and lasts until it is told to --recover: docs/faults.md has the
     levels and what they lead to.

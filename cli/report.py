@@ -22,7 +22,7 @@ WIDTH = 100
 NARROWEST = 80  # tables of ranks do not fit on less
 
 
-@click.command("report", short_help="Show what happened in a job: incidents, phases, reasons.")
+@click.command("report")
 @click.argument("job", required=False, metavar="[JOB_OR_DIRECTORY]")
 @click.option("--incident", "number", type=int, metavar="N", help="Only incident N.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

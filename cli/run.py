@@ -45,7 +45,6 @@ def two_ways(name: str) -> tuple[str, ...]:
 
 @click.command(
     "run",
-    short_help="Run a training script with process-level recovery (torchrun's flags).",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
 @click.option(*two_ways("nnodes"), "nodes", type=Whole(min=1), default=1, show_default=True, help="Nodes.")

@@ -21,7 +21,7 @@ from .views.wording import date_text
 ASK_S = 2.0
 
 
-@click.command("status", short_help="Show how a job stands.")
+@click.command("status")
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line each time.")
 @click.option("--watch", is_flag=True, help="Go on showing it until the job has ended, or Ctrl-C.")

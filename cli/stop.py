@@ -11,7 +11,7 @@ from .display.plain import echo
 ASK_S = 10.0
 
 
-@click.command("stop", short_help="End a running job.")
+@click.command("stop")
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option("--reason", metavar="TEXT", help="Why; it is kept in the job's journal.  [default: your user name]")
 def command(job: str | None, reason: str | None) -> None:
