@@ -63,6 +63,17 @@ def test_a_survivor_prints_nothing_and_notes_its_traceback(
     assert "HcclAllReduce" in noted
 
 
+def test_the_traceback_of_a_failed_train_function_is_noted_before_it_is_reported(tmp_path: Path) -> None:
+    """Once it is reported the process may be killed at any moment."""
+    rank = Rank(tmp_path / "debug.log", interrupted=False)
+    noted: list[str] = []
+    rank.report_fault = lambda *_, **__: noted.append((tmp_path / "debug.log").read_text())  # type: ignore[method-assign]
+
+    assert judge(rank, ValueError("of the script")) is Reaction.LEAVE
+
+    assert [text.count("ValueError: of the script") for text in noted] == [1]
+
+
 def test_a_debug_log_that_cannot_be_written_costs_its_lines(tmp_path: Path) -> None:
     """Nothing of the rank fails with it."""
     path = tmp_path / "a directory"
