@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from ..protocol.environment import BLACK_BOX_FD, GENERATION, INCARNATION, JOB_DIRECTORY, STORE_SECRET
 from ..protocol.private_files import make_private_directory, open_for_appending
-from ..protocol.rank_logs import debug_log
+from ..protocol.rank_logs import debug_log, show_once
 from . import orders
 from .kernel import await_adoption, die_with_parent, name_process
 from .leaving import leave
@@ -139,7 +139,7 @@ def _run(order: orders.TrainingOrder) -> int:
         return _exit_status(request)
     except BaseException as error:
         error.__traceback__ = _users_part(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
+        show_once(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..protocol.errors import CallbackFailed, CheckpointError, CommunicatorError, LinkUpFailed, RecoveryError
+from ..protocol.rank_logs import show_once
 from ..protocol.types import FaultKind
 from .exception_patterns import patterns_here
 from .exceptions import Finding, Reaction, chain_of, classify, reaction
@@ -45,9 +46,10 @@ class Verdicts:
             runtime.debug_log.note("an exception that follows from being interrupted; it is not reported", error)
             return what_now
         detail = f"{finding.text} ({finding.meaning})" if finding.known else traceback.format_exc()
-        # Before it is reported: a process that is to be replaced may be killed before it prints anything.
-        then = "lives on" if what_now is Reaction.REPORT else "ends"
-        runtime.debug_log.note(f"reported, and this process {then}: {finding.text} ({finding.meaning})", error)
+        if what_now is Reaction.REPORT:
+            runtime.debug_log.note(f"reported, and this process lives on: {finding.text} ({finding.meaning})", error)
+        else:
+            show_once(error)  # before it is reported: a process that is to be replaced may be killed at once
         kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep: somebody else's doing
         runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable, trusted_step=spread)
         return what_now

@@ -4,9 +4,12 @@ The first file is shown at the terminal of `midstep run` as it grows, so it hold
 a recovery that went well.
 """
 
+import contextlib
+import sys
 from pathlib import Path
 
 _DIRECTORY = "logs"
+_SHOWN = "_midstep_shown"  # of an exception: its traceback is in the output
 
 
 def output_log(job_directory: str, rank: int, incarnation: int) -> Path:
@@ -17,3 +20,12 @@ def output_log(job_directory: str, rank: int, incarnation: int) -> Path:
 def debug_log(job_directory: str, rank: int, incarnation: int) -> Path:
     """Return the file with tracebacks of interrupted collectives, and with the interpreter's dump after a crash."""
     return Path(job_directory) / _DIRECTORY / f"rank-{rank}.{incarnation}.debug.log"
+
+
+def show_once(error: BaseException) -> None:
+    """Print the traceback of an exception as an interpreter does at its end, unless that has been done."""
+    if getattr(error, _SHOWN, False):
+        return
+    with contextlib.suppress(AttributeError, TypeError):  # a class may refuse attributes: then it is shown twice
+        setattr(error, _SHOWN, True)
+    sys.excepthook(type(error), error, error.__traceback__)

@@ -53,15 +53,12 @@ def test_only_what_broke_is_replaced(incidents: dict[str, dict[str, Any]], what:
 def test_only_the_rank_whose_train_function_failed_prints_a_traceback(
     job: Job, incidents: dict[str, dict[str, Any]]
 ) -> None:
-    """The terminal shows what ranks print: of the survivors of each incident it is nothing.
-
-    The failed rank may be replaced before it has printed anything; its debug log has the traceback all the same.
-    """
+    """The terminal shows what ranks print: of the survivors of each incident it is nothing."""
     assert incidents
     printed = {log.name: log.read_text() for log in (job.directory / "logs").glob("rank-*.log")}
     shown = {name: text for name, text in printed.items() if not name.endswith(".debug.log")}
-    assert {name for name, text in shown.items() if "Traceback" in text} <= {"rank-0.1.log"}
-    assert "InjectedFault" in printed["rank-0.1.debug.log"]
+    assert [name for name, text in shown.items() if "Traceback" in text] == ["rank-0.1.log"]
+    assert shown["rank-0.1.log"].count("InjectedFault") == 1
     assert not [name for name, text in shown.items() if "Cannot extract tensors" in text or "interrupted" in text]
     assert any("follows from being interrupted" in printed[name] for name in printed.keys() - shown.keys())
 

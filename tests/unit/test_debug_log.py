@@ -11,7 +11,7 @@ from midstep.processor.debug_log import DebugLog
 from midstep.processor.exceptions import Reaction
 from midstep.processor.runtime import Runtime
 from midstep.processor.verdicts import Verdicts
-from midstep.protocol.rank_logs import debug_log
+from midstep.protocol.rank_logs import debug_log, show_once
 
 
 class Rank:
@@ -63,15 +63,20 @@ def test_a_survivor_prints_nothing_and_notes_its_traceback(
     assert "HcclAllReduce" in noted
 
 
-def test_the_traceback_of_a_failed_train_function_is_noted_before_it_is_reported(tmp_path: Path) -> None:
-    """Once it is reported the process may be killed at any moment."""
+def test_the_traceback_of_a_failed_train_function_is_printed_before_it_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once it is reported the process may be killed at any moment. What ends it afterwards prints nothing more."""
     rank = Rank(tmp_path / "debug.log", interrupted=False)
-    noted: list[str] = []
-    rank.report_fault = lambda *_, **__: noted.append((tmp_path / "debug.log").read_text())  # type: ignore[method-assign]
+    printed: list[str] = []
+    rank.report_fault = lambda *_, **__: printed.append(capsys.readouterr().err)  # type: ignore[method-assign]
+    error = ValueError("of the script")
 
-    assert judge(rank, ValueError("of the script")) is Reaction.LEAVE
+    assert judge(rank, error) is Reaction.LEAVE
+    show_once(error)
 
-    assert [text.count("ValueError: of the script") for text in noted] == [1]
+    assert [text.count("ValueError: of the script") for text in printed] == [1]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_debug_log_that_cannot_be_written_costs_its_lines(tmp_path: Path) -> None:
