@@ -189,7 +189,7 @@ class Supervisor:
             )
         elif self._said_s is None:
             _log.warning(
-                "the controller %s before the job was over; it is started again, and training continues; see %s",
+                "the controller %s before the job was over; it is started again; see %s",
                 ending.how,
                 self._log_file,
             )
