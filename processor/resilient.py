@@ -114,38 +114,38 @@ def resilient(
 
 
 class Alone:
-    """The surroundings of a ledger in a script that nobody started under midstep: nothing ever happens."""
+    """What a ledger asks for, in a script that was not started under midstep: no orders, no barrier, no copies."""
 
     def interrupted(self) -> bool:
-        """Nobody interrupts."""
+        """Return False: there is no controller to interrupt the step."""
         return False
 
     def step_done(self) -> None:
-        """Nobody counts on it."""
+        """Do nothing: there is no commit barrier to be ready for."""
 
     def update_done(self) -> None:
-        """Nobody counts on it."""
+        """Do nothing: no recovery has to wait for the update."""
 
     def begins(self, step: int) -> bool:
-        """Nobody plans anything."""
+        """Return True: no boundary is planned."""
         return True
 
     def keep_own(self, step: int, blob: bytes) -> bytes:
-        """Nobody would read it."""
+        """Return the state as it is: there is no black box to keep it in."""
         return blob
 
     def swap_own(self, step: int, blob: bytes) -> None:
-        """Nobody else would need it."""
+        """Do nothing: no other rank keeps a copy."""
 
     def meet(self, index: int) -> None:
-        """Nobody else is there."""
+        """Do nothing: there is no commit barrier."""
 
     def hold_at_barrier(self) -> bool:
-        """There is no barrier."""
+        """Return False: there is no barrier."""
         return False
 
     def committed(self, committed: int, median_step_s: float) -> None:
-        """Nobody asks."""
+        """Do nothing: there is no controller to tell."""
 
     def barrier_passed(self) -> None:
-        """There is no barrier."""
+        """Do nothing: there is no barrier."""
