@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from midstep.protocol.messages import ArmFault, FaultReported, ProcessExited, ProcessStarted, StopProcess
+from midstep.protocol.rank_logs import debug_log
 from midstep.protocol.types import ArmedFault, FaultKind, Injury, JobSettings
 
 pytestmark = pytest.mark.chaos
@@ -60,7 +61,6 @@ ENDINGS = [
     ("import sys; sys.exit('in words')", 1, "in words"),
     ("import sys; sys.exit()", 0, ""),
     ("import atexit; atexit.register(print, 'leaving')", 0, "leaving"),
-    ("import os; os.kill(os.getpid(), 11)", -11, "Segmentation fault"),
     ("import os; os._exit(3)", 3, ""),
     ("import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()", 0, "not waiting"),
     ("import", 1, "SyntaxError"),
@@ -78,6 +78,23 @@ def test_a_script_ends_as_under_python(play: Play) -> None:
 
             assert (await site.exited(0, incarnation)).status == status, script
             assert said in site.log(0, incarnation), script
+
+    play(scenario)
+
+
+def test_the_dump_of_a_crash_is_in_the_debug_log(play: Play) -> None:
+    """The terminal shows what a rank prints, and of a crash the incident's line is enough there."""
+
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome("import os; os.kill(os.getpid(), 11)")
+        site.start(0)
+
+        assert (await site.exited(0)).status == -11
+        assert site.log(0) == ""
+        dump = debug_log(str(site.root / "job"), 0, 0).read_text()
+        assert dump.startswith("Fatal Python error: Segmentation fault")
+        assert "script.py" in dump
 
     play(scenario)
 
