@@ -63,7 +63,7 @@ async def _watch(job: Job) -> None:
 
 
 class _FaultWatch:
-    """The watch of one job, over the lives of its processes."""
+    """The watch of one job, over all its processes."""
 
     def __init__(self, job: Job, log: BinaryIO, path: Path, reporter: FaultReporter) -> None:
         self._job = job
@@ -77,12 +77,12 @@ class _FaultWatch:
         waits = RestartBackoff(BACKOFF)
         while True:
             began_s = time.monotonic()
-            why = await self._one_life()
+            why = await self._one_process()
             pause_s = waits.delay_s(time.monotonic() - began_s, random.random())
             self._report_down(f"`midstep detect` {why}; it is started again after a pause, see {self._path}")
             await asyncio.sleep(pause_s)
 
-    async def _one_life(self) -> str:
+    async def _one_process(self) -> str:
         """Start a detector, see it to its end, and return how it ended."""
         try:
             process = await asyncio.create_subprocess_exec(
