@@ -40,7 +40,7 @@ def test_options_become_a_request(options: tuple, request_: object) -> None:  # 
     [
         ((None, None, "kill", None, None), "either --rank R or --node NAME"),
         ((1, "node1", None, None, None), "either --rank R or --node NAME"),
-        ((1, None, "link-down", "forward", None, "allreduce"), "--at is collective then"),
+        ((1, None, "link-down", "forward", None, "allreduce"), "leave --at out, or write --at collective"),
         ((1, None, "link-down", None, None, "", "0;1"), "ranks with commas"),
         ((None, "node1", None, None, None, "allreduce"), "--rank R --do kill-node --at MOMENT"),
         ((None, "node1", None, "update", None), "--rank R --do kill-node --at MOMENT"),

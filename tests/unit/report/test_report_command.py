@@ -106,7 +106,7 @@ def test_a_beginning_that_two_jobs_share_is_refused(base: Path) -> None:
 
 def test_a_directory_without_a_journal_is_no_job(base: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigurationError, match=r"no job's: it has no journal\.sqlite"):
+    with pytest.raises(ConfigurationError, match=r"is not a job directory: it has no journal\.sqlite"):
         find_job(str(tmp_path / "empty"))
 
 
