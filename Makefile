@@ -51,8 +51,9 @@ bench: $(INSTALLED)  ## recovery time next to torchrun, and the cost per step
 	$(BIN)/python benchmarks/recovery.py --json out/recovery.json $(BENCH)
 	$(BIN)/python benchmarks/overhead.py --json out/overhead.json $(BENCH)
 
-docs: $(INSTALLED)  ## put what is generated into the docs
+docs: $(INSTALLED)  ## refresh the generated parts of the docs, and write the API reference to out/api
 	$(BIN)/python tests/unit/test_docs.py
+	$(BIN)/python tests/unit/test_reference.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

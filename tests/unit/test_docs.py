@@ -67,18 +67,23 @@ def _phases(phases: Sequence[Phase]) -> str:
     return ", ".join(phases)
 
 
-def scripts() -> str:
-    """Return the bodies of the two example scripts, side by side."""
-    heads = "".join(f"<th><code>examples/{name}</code></th>" for name in EXAMPLES)
-    cells = "".join(f"<td>\n\n```python\n{_body(name)}```\n\n</td>" for name in EXAMPLES)
-    return f"<table>\n<tr>{heads}</tr>\n<tr>{cells}</tr>\n</table>\n"
+def changes() -> str:
+    """Return what makes the plain example resilient as a diff; lines that are only indented deeper count as unchanged."""
+    plain, resilient = (_body(name).splitlines() for name in EXAMPLES)
+    lines = []
+    matcher = difflib.SequenceMatcher(None, [line.strip() for line in plain], [line.strip() for line in resilient])
+    for _, begin, end, first, last in matcher.get_opcodes():
+        same = [line.strip() for line in plain[begin:end]] == [line.strip() for line in resilient[first:last]]
+        lines += [] if same else [f"-{line}" for line in plain[begin:end]]
+        lines += [f"{' ' if same or not line else '+'}{line}".rstrip() for line in resilient[first:last]]
+    return "```diff\n" + "\n".join(lines) + "\n```\n"
 
 
 def _body(name: str) -> str:
     """Return what an example does in `main`, without its docstring."""
     _, _, after = (ROOT / "examples" / name).read_text().partition("def main() -> None:\n")
     main, _, _ = after.partition("\nif __name__")
-    return textwrap.dedent("".join(main.strip("\n").splitlines(keepends=True)[1:])) + "\n"
+    return textwrap.dedent("".join(main.strip("\n").splitlines(keepends=True)[1:]))
 
 
 def acjob() -> str:
@@ -124,7 +129,7 @@ def _is_attack(mark: ast.expr) -> TypeGuard[ast.Call]:
 GENERATED: dict[str, tuple[Path, Callable[[], str]]] = {
     "state diagram": (ARCHITECTURE, lambda: f"```mermaid\n{diagram()}```\n"),
     "transition table": (ARCHITECTURE, transition_table),
-    "scripts": (README, scripts),
+    "changes": (README, changes),
     "acjob": (ACJOB, acjob),
     "contracts": (CONTRACTS, contracts),
     "attacks": (SECURITY, attacks),
