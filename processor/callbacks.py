@@ -14,11 +14,14 @@ from ..protocol.types import Moment
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a callback is told. `phase` is which of the five it stands for.
+    """What a callback is told.
 
-    `generation`: the world's, as far as this process knows; from rebuild on the new one.
-    `step`: the updates that this rank has committed, in stop and clean; from rebuild on those with which all resume.
-    `default`: does what midstep would have done. At most once in a call of the callback.
+    Attributes:
+        phase: Which of the five callbacks is called.
+        rank: The rank of this process.
+        generation: The generation of the world as far as this process knows; from rebuild on the new one.
+        step: In stop and clean the updates that this rank has committed; from rebuild on those with which all resume.
+        default: Does what midstep would have done. Call it at most once.
     """
 
     phase: Moment
@@ -36,19 +39,21 @@ class Lifecycle:
     """Callbacks in place of midstep's own, for `midstep.resilient(state, lifecycle=...)`; None: midstep's own.
 
     They run in the train thread, in this order, except for `stop`. A callback that calls `recovery.default()` adds to
-    midstep's own; one that does not replaces it. An exception in one is a fault of this rank, told with its name and
-    phase. What `default` raises is midstep's own affair, and is raised again if the callback swallows it.
+    midstep's own; one that does not replaces it. An exception in a callback is a fault of this rank, reported with the
+    callback's name and phase. What `default` raises is raised again if the callback swallows it.
 
-    `stop`: end what is in flight, so that the train thread comes back from whatever it waits for. midstep's own aborts
-        the collectives and the device's work. It runs in the thread that hears of the fault first, which may be the
-        control thread while the train thread computes, and a second time in the train thread. Never during an update.
-        Must not wait for the train thread.
-    `clean`: give up what an interrupted step has left. midstep's own asks the device what became of its memory,
-        restarts it, and drops reducers and handles.
-    `rebuild`: connect to the world of the new generation. midstep's own seats all process groups, in place.
-    `repair`: bring lost state back. midstep's own copies shards between ranks, or loads a checkpoint. All ranks run it.
-    `rollback`: put everything back to `step`. midstep's own puts back random numbers, data positions, buffers and
-        values, and drops gradients. All ranks run it, also those that lost nothing.
+    Attributes:
+        stop: End what is in flight, so that the train thread returns from whatever it waits for. midstep's own aborts
+            the collectives and the device's work. It runs in the thread that hears of the fault first, which may be
+            the control thread while the train thread computes, and a second time in the train thread. Never during an
+            update. Must not wait for the train thread.
+        clean: Drop what an interrupted step has left. midstep's own asks the device what became of its memory, restarts
+            it, and drops reducers and handles.
+        rebuild: Connect to the world of the new generation. midstep's own connects all process groups, in place.
+        repair: Bring lost state back. midstep's own copies shards between ranks, or loads a checkpoint. All ranks run
+            it.
+        rollback: Put everything back to `step`. midstep's own puts back random numbers, data positions, buffers and
+            values, and drops gradients. All ranks run it, also those that lost nothing.
     """
 
     stop: Callback | None = None

@@ -42,12 +42,18 @@ class ResumableBatches(Iterable[Any]):
     it as `data` of the train state.
 
     With a DistributedSampler the position is one in the global order of the epoch's samples. If the world has another
-    size when it goes on (`scale` in the policy), what is left of the epoch is divided anew: each sample is
+    size when it goes on (`scale` in the policy), what is left of the epoch is divided again: each sample is
     handed out once, up to what the sampler repeats or drops at an epoch's end to give all ranks the same number.
 
-    `sampler`: told the epoch by `set_epoch`; by default the loader's own. A sampler with a `generator` (RandomSampler)
-    gets one that follows from `seed` and epoch; any other must give the same order for the same epoch.
-    Raises ConfigurationError for loaders that cannot be continued.
+    Args:
+        loader: A DataLoader over a map-style dataset with a batch size.
+        sampler: Told the epoch by `set_epoch`; by default the loader's own. A sampler with a `generator`
+            (RandomSampler) gets one that follows from `seed` and epoch; any other must give the same order for the
+            same epoch.
+        seed: From which the order of random samplers and the random numbers of workers follow.
+
+    Raises:
+        ConfigurationError: The loader cannot be continued.
     """
 
     def __init__(self, loader: "DataLoader[Any]", sampler: Any = None, *, seed: int = 0) -> None:

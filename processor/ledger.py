@@ -65,7 +65,11 @@ class Surroundings(Orders, Protocol):
 
 
 class Step:
-    """One step of the loop. `index` is 0-based."""
+    """One step of the loop, as `TrainState.steps` yields it.
+
+    Attributes:
+        index: Number of the step, from 0.
+    """
 
     def __init__(self, ledger: "Ledger", index: int) -> None:
         self.index = index

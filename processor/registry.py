@@ -23,11 +23,15 @@ from .random_state import RandomState
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A value of the script's, through a function that reads it and one that puts it back.
+    """A value of the script, through a function that reads it and one that puts it back.
 
-    `get` must return plain values, tensors or arrays. `replicated`: it is the same on all ranks at the same step, and
-    is changed only inside the update; otherwise it is this rank's own, and may change at any time. Own values are
-    captured at every step, so they should be small.
+    Values of one rank are captured at every step, so they should be small.
+
+    Attributes:
+        get: Returns numbers, text, bytes, lists, dicts, tensors or arrays.
+        set: Takes what `get` returned and puts it back.
+        replicated: Whether it is the same on all ranks at the same step and changes only inside the update. Otherwise
+            it is this rank's own, and may change at any time.
     """
 
     get: Callable[[], Any]
@@ -36,7 +40,17 @@ class Value:
 
 
 def replicated(target: object) -> Value:
-    """Mark an object that is the same on all ranks and changes only inside the update, e.g. averaged weights."""
+    """Mark an object that is the same on all ranks and changes only inside the update, e.g. averaged weights.
+
+    Args:
+        target: What `values` of a train state takes.
+
+    Returns:
+        A value that a lost rank copies from another rank.
+
+    Raises:
+        ConfigurationError: The object cannot be put back in place.
+    """
     return dataclasses.replace(as_value("replicated", target), replicated=True)
 
 

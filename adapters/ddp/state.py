@@ -27,16 +27,23 @@ if TYPE_CHECKING:
 
 
 class TrainState:
-    """Everything that training changes. Give single objects, lists or dicts of them.
+    """Everything that training changes, so that a recovery can bring it back.
 
-    `model`: modules, wrapped in DDP or not; every module whose parameters change, also averaged copies.
-    `optimizer`, `scheduler`, `scaler`: as in the script.
-    `data`: objects with state_dict and load_state_dict that say where in the data this rank is.
-    `values`: anything else that changes, by name: dicts, lists, tensors, arrays, generators, objects with state_dict,
-    or `Value(get, set)`. They are this rank's own unless marked `replicated(...)`.
+    Every argument but `values` takes one object, a list or a dict of them. Tensors may be of any shape and dtype, on
+    the CPU or on the device of the job.
 
-    Raises ConfigurationError for what cannot be put back and UnsupportedState for what cannot be carried, with its
-    path.
+    Args:
+        model: Modules, wrapped in DDP or not: every module whose parameters change, averaged copies too.
+        optimizer: Optimizers, as in the script.
+        scheduler: Learning rate schedulers, as in the script.
+        scaler: Gradient scalers, as in the script.
+        data: Objects with state_dict and load_state_dict that say where in the data this rank is.
+        values: Anything else that changes, by name: dicts, lists, tensors, arrays, generators, objects with
+            state_dict, or `Value(get, set)`. They are this rank's own unless marked `replicated(...)`.
+
+    Raises:
+        ConfigurationError: An object cannot be put back in place.
+        UnsupportedState: A value cannot be carried without pickle; the text names its path.
     """
 
     def __init__(
@@ -74,11 +81,27 @@ class TrainState:
         self._ledger = ledger
 
     def steps(self, total: int) -> Iterator["Step"]:
-        """Go through the steps that are left of `total`; see `processor/ledger.py` for what each one offers."""
+        """Go through the steps that are left of `total`.
+
+        Args:
+            total: The number of steps of the whole training, those before a recovery or restart included.
+
+        Returns:
+            An iterator of `midstep.processor.ledger.Step`.
+
+        Raises:
+            NotUnderMidstep: The call was made outside of a resilient train function.
+        """
         return self._bound("steps").steps(total)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Stop the step clock in a `with` block: for an evaluation and other things that rightly take long."""
+        """Stop the step clock in a `with` block: for an evaluation and other things that rightly take long.
+
+        A hang of this rank inside the block is not noticed.
+
+        Raises:
+            NotUnderMidstep: The call was made outside of a resilient train function.
+        """
         paused: AbstractContextManager[None] = self._bound("paused").paused()
         return paused
 
@@ -88,7 +111,11 @@ class TrainState:
         return self._bound("step").count
 
     def audit(self) -> tuple[str, ...]:
-        """Name what is mutable and not registered, one sentence each. Runs at start."""
+        """Name what is mutable and not registered. Runs at start, and warns in the rank's log.
+
+        Returns:
+            One sentence for each object that a lost rank would not get back.
+        """
         return self.registry.audit()
 
     def _all_parameters(self) -> Iterator[torch.Tensor]:

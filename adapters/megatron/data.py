@@ -5,11 +5,13 @@ from typing import Any
 
 
 class FromSample(Iterator[Any]):
-    """A data iterator that is built anew where training goes on.
+    """A data iterator that is built again at the sample where training continues.
 
-    `build(consumed_samples)` returns an iterator whose first micro-batch is the one after that many samples of the
-    whole job, as Megatron's `build_pretraining_data_loader` does. It is called when the first batch is wanted, and
-    after each recovery.
+    Args:
+        build: Called with the consumed samples of the whole job, when the first batch is wanted and after each
+            recovery. Returns an iterator whose first micro-batch is the one after them, as Megatron's
+            `build_pretraining_data_loader` does.
+        consumed_samples: Where training starts.
     """
 
     def __init__(self, build: Callable[[int], Iterator[Any]], consumed_samples: int = 0) -> None:

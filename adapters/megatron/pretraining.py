@@ -72,9 +72,17 @@ class _Exited(NamedTuple):
 def resilient_pretrain(pretrain: Callable[..., Any], *, replica: Replica | str | None = None) -> Callable[..., Any]:
     """Return Megatron-LM's `pretrain`, resilient: after a fault training goes on with the interrupted iteration.
 
-    Wrap it at the top of the script, before torch.distributed is initialised. `replica` is that of `resilient`. Outside
-    `midstep run` it is `pretrain` itself. Raises ConfigurationError where Megatron-LM's loop is not as expected, and,
-    when `train` is called, for what `resilient` refuses.
+    Wrap it at the top of the script, before torch.distributed is initialised.
+
+    Args:
+        pretrain: The function of Megatron-LM's `megatron.training`.
+        replica: As for `resilient`.
+
+    Returns:
+        The resilient function; outside `midstep run` it is `pretrain` itself.
+
+    Raises:
+        ConfigurationError: Megatron-LM's loop is not as expected, or, when it is called, `resilient` refuses it.
     """
     if Runtime.current() is None:
         return pretrain

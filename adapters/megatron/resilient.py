@@ -41,12 +41,21 @@ def resilient(
     When it is called again, `iteration` and `consumed_samples` are where the job stands, and the other arguments are
     the same objects, put back to that step.
 
-    `replica`: where a copy of each piece of a distributed optimizer is kept: `instances`, `buddy_device` or `none`; by
-    default with the optimizer instances if there are several, else at a buddy.
-    `scheduler_increment`: by how much the train function moves the scheduler on in each step, if that is not the global
-    batch size. `lifecycle`: callbacks of your own in place of midstep's, one by one (`midstep.Lifecycle`).
-    Outside `midstep run` the function is called once, as it is. Raises ConfigurationError, when it is
-    called, for what is missing or not supported.
+    Outside `midstep run` the function is called once, as it is.
+
+    Args:
+        train: The train function; left out where the decorator has arguments.
+        replica: Where a copy of each piece of a distributed optimizer is kept: `instances`, `buddy_device`,
+            `buddy_host` or `none`; by default with the optimizer instances if there are several, else at a buddy.
+        scheduler_increment: By how much the train function moves the scheduler on in each step, if that is not the
+            global batch size.
+        lifecycle: Callbacks in place of midstep's, one by one (`midstep.Lifecycle`).
+
+    Returns:
+        The resilient train function, or a decorator.
+
+    Raises:
+        ConfigurationError: When the function is called: an argument is missing or not supported.
     """
     if train is None:
         return functools.partial(

@@ -68,7 +68,7 @@ def _phases(phases: Sequence[Phase]) -> str:
 
 
 def changes() -> str:
-    """Return what makes the plain example resilient as a diff; lines that are only indented deeper count as unchanged."""
+    """Return what makes the plain example resilient as a diff; a line that is only indented deeper is unchanged."""
     plain, resilient = (_body(name).splitlines() for name in EXAMPLES)
     lines = []
     matcher = difflib.SequenceMatcher(None, [line.strip() for line in plain], [line.strip() for line in resilient])

@@ -40,9 +40,7 @@ def exported(module_name: str) -> dict[str, Any]:
     """Return the public names of a module with what they stand for."""
     module = import_module(module_name)
     listed = PUBLIC[module_name] or getattr(module, "__all__", None)
-    names = listed or [
-        name for name, item in vars(module).items() if getattr(item, "__module__", None) == module_name
-    ]
+    names = listed or [name for name, item in vars(module).items() if getattr(item, "__module__", None) == module_name]
     return {name: getattr(module, name) for name in names}
 
 
