@@ -197,6 +197,25 @@ def test_every_command_that_the_docs_name_is_there(page: Path) -> None:
     assert _commands(page) <= set(COMMANDS)
 
 
+def test_the_readme_is_a_page_that_names_the_two_first_commands() -> None:
+    """What needs more room is in docs/; `.ci/run` starts with the same two commands."""
+    text = README.read_text()
+
+    assert len(text.splitlines()) <= 150
+    assert [line.split()[:2] for line in text.splitlines() if line.startswith("make ")] == [
+        ["make", "demo"],
+        ["make", "test"],
+    ]
+
+
+def test_the_index_leads_to_every_document() -> None:
+    """Decisions aside, of which the index names the first."""
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for page, target in LINKS if page == index}
+
+    assert linked >= {*(ROOT / "docs").glob("*.md")} - {index}
+
+
 def test_the_readme_shows_every_command_for_users() -> None:
     """Controller and agent are started by `midstep run`; all others are for users."""
     assert _commands(README) >= set(COMMANDS) - {"controller", "agent"}
