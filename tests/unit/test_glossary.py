@@ -53,7 +53,7 @@ RETIRED = {
     "injury": Retired("fault action", ("protocol",)),
     "lie": Retired("byzantine message", ("simulation",)),
     "lies": Retired("byzantine message", ("simulation",)),
-    "life": Retired("incarnation, or scope of a generation", ("agent", "cli", "communicators")),
+    "life": Retired("incarnation, or scope of a generation", ("agent", "cli", "communicators", "simulation")),
     "lives": Retired("incarnations", ("agent",)),
     "moment": Retired("injection point", ("protocol",)),
     "moments": Retired("injection point", ("processor",)),
