@@ -76,10 +76,10 @@ def serve_store(order: orders.StoreOrder, listener: int, end: socket.socket) -> 
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from ..communicators.names import forget_name_servers_in_this_process
+    from ..communicators.name_resolution import disable_dns_in_this_process
 
     name_process("midstep-store")
-    forget_name_servers_in_this_process()
+    disable_dns_in_this_process()
     store = TCPStore(
         order.host,
         order.port,

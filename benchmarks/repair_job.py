@@ -67,7 +67,7 @@ class Pair:
             self._optimizer.state.clear()
             self._state.expect_shard(SHARD_ID, self.size_bytes)
         self._generation += 1
-        self.links.reseat(self._generation, self._store, LIMIT_S)
+        self.links.reconnect(self._generation, self._store, LIMIT_S)
         self.stages = {}
         began_s = time.monotonic()
         transfer.run_transfers(

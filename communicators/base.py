@@ -58,7 +58,7 @@ class Communicator(Protocol):
 
     @property
     def failed(self) -> str | None:
-        """Why no collective can succeed until the next `reseat`; None while all is well."""
+        """Why no collective can succeed until the next `reconnect`; None while all is well."""
         ...
 
     def init(
@@ -73,7 +73,7 @@ class Communicator(Protocol):
     ) -> None:
         """Make the default process group of torch.distributed. Runs once, in the train thread.
 
-        With `store` None the group is not seated: collectives return what this rank put in, until `reseat`. A
+        With `store` None the group is not seated: collectives return what this rank put in, until `reconnect`. A
         collective that takes longer than `collective_s` fails. Raises LinkUpFailed after `link_up_s`.
         """
         ...
@@ -81,16 +81,16 @@ class Communicator(Protocol):
     def abort(self, reason: str) -> None:
         """Make every collective that is under way, or tried from now on, raise CommunicatorAborted.
 
-        Runs in **stop**, in any thread; also ends a `reseat` in progress. Wakes a blocked thread within
+        Runs in **stop**, in any thread; also ends a `reconnect` in progress. Wakes a blocked thread within
         milliseconds, and returns when that is done. May be called again.
         """
         ...
 
-    def reseat(self, generation: int, store: "Rendezvous", link_up_s: float) -> None:
+    def reconnect(self, generation: int, store: "Rendezvous", link_up_s: float) -> None:
         """Connect all live groups, in place, to the members of `generation`, and check the links.
 
         Runs in **rebuild**, in the train thread of every rank of the generation. Raises LinkUpFailed if that is not
-        done within `link_up_s`, and CommunicatorAborted if `abort` was called meanwhile; `reseat` may then be called
+        done within `link_up_s`, and CommunicatorAborted if `abort` was called meanwhile; `reconnect` may then be called
         for another generation, never for the same one.
         """
         ...

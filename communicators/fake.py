@@ -20,13 +20,13 @@ from torch.distributed import distributed_c10d as c10d
 from ..devices import fake as calls
 from ..devices.fake_chip import CHIP, LINK_UP_S, RETRY_FAILED, Task, told
 from ..protocol.types import StoreEndpoint
-from . import words
-from .group import GLOO_SOURCES, SILENT, TOLD
+from . import messages
+from .disposal import Disposal
 from .hccl import HcclCommunicator
 from .library import Library
 from .links import Links
-from .retirement import Retirement
-from .work import Promise, SilentWork
+from .process_group import GLOO_SOURCES, WITH_FUTURE, WITHOUT_FUTURE
+from .work import FuturelessWork, Promise
 
 BACKEND = "fake_hccl"
 PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
@@ -71,7 +71,7 @@ class FakeLinks:
 
 
 LINKS = FakeLinks()
-_RETIREMENT = Retirement()
+_DISPOSAL = Disposal()
 
 
 class FakeHcclGroup(dist.ProcessGroup):
@@ -81,8 +81,8 @@ class FakeHcclGroup(dist.ProcessGroup):
         """Make the group; nothing is connected before its first collective."""
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self._store = options.store
-        self._place, self._size = options.group_rank, options.group_size
-        self._longest_s = options.timeout.total_seconds()
+        self._group_rank, self._size = options.group_rank, options.group_size
+        self._timeout_s = options.timeout.total_seconds()
         self._comm: Any = None
         self._resumed = 0  # times since the last drop: each has its own place in the store
         self._keys: list[str] = []
@@ -106,7 +106,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         """Leave the gloo group, if there is one, without waiting for what may still be under way in it."""
         left = [self._comm]
         self._comm = None
-        _RETIREMENT.take(left)
+        _DISPOSAL.take(left)
 
     def _delete_tcpstore_key(self) -> None:
         for key in self._keys:
@@ -146,8 +146,8 @@ class FakeHcclGroup(dist.ProcessGroup):
             raise RuntimeError(PEER_GONE if GLOO_SOURCES in str(error) else str(error)) from error
         inner: Any = work
         done = threading.Event()
-        if op in SILENT:
-            inner = SilentWork(work, self._longest_s)
+        if op in WITHOUT_FUTURE:
+            inner = FuturelessWork(work, self._timeout_s)
             inner.when_done(done.set)
         else:
             work.get_future().add_done_callback(lambda _: done.set())
@@ -164,7 +164,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         wrong = _outcome(inner)
         if wrong is not None:
             raise RuntimeError(wrong)
-        return work.get_future().value() if op not in SILENT else None
+        return work.get_future().value() if op not in WITHOUT_FUTURE else None
 
     def _link_up(self, task: Task) -> Any:
         """Meet the others in the store and connect. In the chip's thread."""
@@ -176,8 +176,8 @@ class FakeHcclGroup(dist.ProcessGroup):
             raise RuntimeError(RETRY_FAILED)
         links = LINKS.up()
         name = f"{self._resumed}"
-        key = f"{name}/{self._place}"
-        self._store.set(key, words.encode(words.Listener(*links.listener)))
+        key = f"{name}/{self._group_rank}"
+        self._store.set(key, messages.encode(messages.Listener(*links.listener)))
         self._keys.append(key)
         others = [f"{name}/{place}" for place in range(self._size)]
         while not self._store.check(others):
@@ -187,15 +187,15 @@ class FakeHcclGroup(dist.ProcessGroup):
         LINKS.know([_endpoint(self._store.get(other)) for other in others])
         options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [links.device]
-        options._timeout = timedelta(seconds=self._longest_s)
+        options._timeout = timedelta(seconds=self._timeout_s)
         store = PrefixStore(name, self._store)
-        gloo = dist.ProcessGroupGloo(store, self._place, self._size, options)
-        face = dist.ProcessGroup(store, self._place, self._size)
-        face._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        face._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        gloo = dist.ProcessGroupGloo(store, self._group_rank, self._size, options)
+        process_group = dist.ProcessGroup(store, self._group_rank, self._size)
+        process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         if task.over:  # nobody waits for it, and others may have been told to build another
             raise RuntimeError(ABORTED)
-        return face
+        return process_group
 
 
 class FakeWork(dist.Work):
@@ -276,7 +276,7 @@ def _tensors_in(argument: Any) -> list[torch.Tensor]:
 
 def _endpoint(word: bytes) -> tuple[str, int]:
     try:
-        listener = words.decode(word, words.Listener)
+        listener = messages.decode(word, messages.Listener)
     except ValueError as error:
         raise RuntimeError(NOT_UP) from error
     return listener.host, listener.port
@@ -291,7 +291,7 @@ def _queued(op: str) -> Callable[..., FakeWork]:
     return call
 
 
-for _op in TOLD + SILENT:
+for _op in WITH_FUTURE + WITHOUT_FUTURE:
     if hasattr(dist.ProcessGroup, _op):
         setattr(FakeHcclGroup, _op, _queued(_op))
 

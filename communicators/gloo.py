@@ -10,35 +10,35 @@ import torch
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
 from ..protocol.types import Rendezvous
+from .backend_registration import BackendRegistration
 from .base import CollectiveObserver, Transfer
-from .group import BACKEND, Group, group_name, group_names, orphaned
-from .life import Life, cause, settle
+from .disposal import Disposal
+from .generation_scope import GenerationScope, cause, settle
 from .links import Links, cut_connections
+from .messages import GlooMember, Listener
 from .neighbours import Neighbours
-from .registration import Registration
-from .retirement import Retirement
-from .seating import Abandoned, Attempt, Connected, StoreLine, Table
-from .words import GlooWord, Listener
+from .process_group import BACKEND, Group, group_name, group_names, incomplete_group
+from .rendezvous import Abandoned, BackgroundTask, GenerationStore, GlooBackend, StoreConnection
 
 _WORLD = "world"
 _TAG = 0x6D73  # apart from the tags that a user's own sends use
 _CLOSE_S = 0.8
 _LEAST_S = 0.001  # torch takes 0 for no limit
 
-_REGISTRATION = Registration(BACKEND)
+_REGISTRATION = BackendRegistration(BACKEND)
 
 
 class _Built(NamedTuple):
     """What a seating gives: groups by name, and of those that not all members have, who lacks them."""
 
-    table: Table
-    built: dict[str, Connected]
+    generation_store: GenerationStore
+    built: dict[str, GlooBackend]
     missing: dict[str, list[int]]
     neighbours: Neighbours
 
 
 class GlooCommunicator:
-    """See Communicator. All groups share one gloo device, and one life."""
+    """See Communicator. All groups share one gloo device, and one scope."""
 
     name = "gloo"
 
@@ -48,15 +48,15 @@ class GlooCommunicator:
         self.generation = 0
         self.observer: CollectiveObserver | None = None
         self._lock = threading.RLock()  # held by an abort until the sockets are down
-        self._life = Life(self._cut)
+        self._scope = GenerationScope(self._cut)
         self._groups: list[Group] = []  # in the order of their creation
-        self._seated: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
+        self._group_counts: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
         self._links: Links | None = None
         self._neighbours: Neighbours | None = None
-        self._table: Table | None = None
+        self._generation_store: GenerationStore | None = None
         self._store: Rendezvous | None = None
-        self._attempt: Attempt[Any] | None = None
-        self._retirement = Retirement()
+        self._task: BackgroundTask[Any] | None = None
+        self._disposal = Disposal()
         self._rank = 0
         self._members: tuple[int, ...] = ()
         self._collective_s = 0.0
@@ -64,8 +64,8 @@ class GlooCommunicator:
 
     @property
     def failed(self) -> str | None:
-        """Why no collective can succeed until the next `reseat`; None while all is well."""
-        return self._life.reason
+        """Why no collective can succeed until the next `reconnect`; None while all is well."""
+        return self._scope.reason
 
     def init(
         self,
@@ -85,144 +85,157 @@ class GlooCommunicator:
         self.generation = generation
         self._make_world(timedelta(seconds=collective_s))
         if store is not None:
-            self.reseat(generation, store, link_up_s)
+            self.reconnect(generation, store, link_up_s)
 
     def _make_world(self, timeout: timedelta) -> None:
         """Make torch's default group, which asks `make_group` for it."""
         _REGISTRATION.make_world(self, self._rank, len(self._members), timeout)
 
     def make_group(self, options: Any) -> Group:
-        """Make a group that torch asks for; seat it at once if the others are. Raises as `reseat` does."""
+        """Make a group that torch asks for; seat it at once if the others are. Raises as `reconnect` does."""
         members = tuple(options.global_ranks_in_group) or self._members
-        group = Group(self, members, options.group_rank, self._life, options.timeout)
-        if self._life.reason is not None:
-            raise self._life.error("new_group")
-        if self._table is not None:
-            self._seat_one(group)
+        group = Group(self, members, options.group_rank, self._scope, options.timeout)
+        if self._scope.reason is not None:
+            raise self._scope.error("new_group")
+        if self._generation_store is not None:
+            self._connect_one(group)
         self._groups.append(group)
         return group
 
-    def _seat_one(self, group: Group) -> None:
-        table, links, life = self._table, self._links, self._life
-        assert table is not None
+    def _connect_one(self, group: Group) -> None:
+        generation_store, links, scope = self._generation_store, self._links, self._scope
+        assert generation_store is not None
         assert links is not None
-        name = group_name(group.members, self._seated[group.members])
+        name = group_name(group.members, self._group_counts[group.members])
 
-        def work(attempt: Attempt[Connected]) -> Connected:
-            table.meet(attempt, name, group.members, self._rank, None, missing=f"has not come to group {name}")
-            return table.connect(name, group.place, len(group.members), links, self._link_up_s)
+        def work(task: BackgroundTask[GlooBackend]) -> GlooBackend:
+            generation_store.exchange(
+                task, name, group.members, self._rank, None, missing=f"has not come to group {name}"
+            )
+            return generation_store.connect(name, group.group_rank, len(group.members), links, self._link_up_s)
 
         # The members come here when their programs do, as with torch's own groups.
-        attempt = Attempt(work, time.monotonic() + self._collective_s)
+        task = BackgroundTask(work, time.monotonic() + self._collective_s)
         with self._lock:
-            self._attempt = attempt
-            if life.reason is not None:
-                attempt.abandon()
+            self._task = task
+            if scope.reason is not None:
+                task.abandon()
         try:
-            connected = attempt.outcome()
+            connected = task.result()
         except Abandoned:
-            raise life.error("new_group") from None
+            raise scope.error("new_group") from None
         except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
-            raise life.fail("new_group", error) from error
+            raise scope.fail("new_group", error) from error
         finally:
-            self._attempt = None
-        self._seated[group.members] += 1
-        group.seat(connected, life)
+            self._task = None
+        self._group_counts[group.members] += 1
+        group.connect(connected, scope)
 
     def abort(self, reason: str) -> None:
         """End all collectives, and a seating that is under way."""
         with self._lock:
-            self._life.end(CommunicatorAborted, reason)
+            self._scope.end(CommunicatorAborted, reason)
             self._cut()
 
     def _cut(self) -> None:
         with self._lock:
-            if self._attempt is not None and self._store is not None:
-                self._attempt.abandon()
+            if self._task is not None and self._store is not None:
+                self._task.abandon()
                 cut_connections(self._store)
             if self._neighbours is not None:
                 self._neighbours.cut()
             if self._links is not None:
                 self._links.cut()
 
-    def reseat(self, generation: int, store: Rendezvous, link_up_s: float) -> None:
+    def reconnect(self, generation: int, store: Rendezvous, link_up_s: float) -> None:
         """Connect all live groups, in place, to the members of `generation`, and check the links."""
         deadline = time.monotonic() + link_up_s
-        old = self._life
+        old = self._scope
         if old.end(CommunicatorAborted, f"generation {generation} began"):
             self._cut()
-        life = Life(self._cut)
+        scope = GenerationScope(self._cut)
         names = group_names(self._groups)
         with self._lock:
             self.generation = generation
-            self._life = life
-            line = self._table.line if self._table is not None else None
-            self._table = None
+            self._scope = scope
+            connection = self._generation_store.connection if self._generation_store is not None else None
+            self._generation_store = None
             self._leave_neighbours()
             self._store = store
-            self._attempt = attempt = Attempt(lambda a: self._build(a, generation, line, life), deadline)
+            self._task = task = BackgroundTask(lambda a: self._build(a, generation, connection, scope), deadline)
         try:
             settle(old)
-            self._take_seats(attempt.outcome(), generation, names, life)
-            self._check_links(life, deadline)
+            self._install(task.result(), generation, names, scope)
+            self._check_links(scope, deadline)
         except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
             what = f"generation {generation} was not linked up within {link_up_s:g} s: {cause(error)}"
-            life.end(CommunicatorFailed, what)
+            scope.end(CommunicatorFailed, what)
             self._cut()
-            self._retirement.take([group.unseat(life) for group in self._groups])
-            if life.aborted:
-                raise life.error("reseat") from None
+            self._disposal.take([group.disconnect(scope) for group in self._groups])
+            if scope.aborted:
+                raise scope.error("reconnect") from None
             raise LinkUpFailed(f"rank {self._rank}: {what}") from error
         finally:
-            self._attempt = None
+            self._task = None
 
-    def _build(self, attempt: Attempt[_Built], generation: int, line: StoreLine | None, life: Life) -> _Built:
+    def _build(
+        self, task: BackgroundTask[_Built], generation: int, connection: StoreConnection | None, scope: GenerationScope
+    ) -> _Built:
         """Meet the others and build what all have. Runs in the attempt's thread."""
         store, names = self._store, group_names(self._groups)
         assert store is not None
-        if line is None or not line.leads_to(store):
-            line = StoreLine(store, attempt.go_on())
-        table = Table(line, store, generation, self._collective_s)
+        if connection is None or not connection.reaches(store):
+            connection = StoreConnection(store, task.remaining_s())
+        generation_store = GenerationStore(connection, store, generation, self._collective_s)
         if self._links is None:
             self._links = Links(store)
         links = self._links
         size, host = len(self._members), links.listener[0]
-        neighbours = Neighbours(self._rank, size, host, limit_s=self._collective_s, life=life, seal=table.seal)
-        word = GlooWord(Listener(*links.listener), tuple(names), neighbours.word)
+        neighbours = Neighbours(
+            self._rank,
+            size,
+            host,
+            limit_s=self._collective_s,
+            scope=scope,
+            authenticator=generation_store.authenticator,
+        )
+        word = GlooMember(Listener(*links.listener), tuple(names), neighbours.address)
         missing = f"has not come to group {_WORLD}"
-        words = table.meet(attempt, _WORLD, self._members, self._rank, word, missing=missing)
+        words = generation_store.exchange(task, _WORLD, self._members, self._rank, word, missing=missing)
         neighbours.expect([word.neighbours for word in words])
         links.expect(generation, [(word.listener.host, word.listener.port) for word in words])
-        built: dict[str, Connected] = {}
+        built: dict[str, GlooBackend] = {}
         lacking: dict[str, list[int]] = {}
         for group, name in zip(list(self._groups), names, strict=True):
             without = [member for member in group.members if name not in words[member].groups]
             if without:
                 lacking[name] = without
             else:
-                built[name] = table.connect(name, group.place, len(group.members), links, attempt.go_on())
-        return _Built(table, built, lacking, neighbours)
+                built[name] = generation_store.connect(
+                    name, group.group_rank, len(group.members), links, task.remaining_s()
+                )
+        return _Built(generation_store, built, lacking, neighbours)
 
-    def _take_seats(self, result: _Built, generation: int, names: list[str], life: Life) -> None:
-        self._seated.clear()
-        retired: list[Connected | None] = []
+    def _install(self, result: _Built, generation: int, names: list[str], scope: GenerationScope) -> None:
+        self._group_counts.clear()
+        retired: list[GlooBackend | None] = []
         kept = []
         for group, name in zip(self._groups, names, strict=True):
             if name in result.missing:
-                retired.append(group.unseat(orphaned(result.missing[name], generation)))
+                retired.append(group.disconnect(incomplete_group(result.missing[name], generation)))
                 continue
             kept.append(group)
-            self._seated[group.members] += 1
-            retired.append(group.seat(result.built.pop(name), life))
+            self._group_counts[group.members] += 1
+            retired.append(group.connect(result.built.pop(name), scope))
         self._groups = kept
-        self._table = result.table
+        self._generation_store = result.generation_store
         with self._lock:
             self._neighbours = result.neighbours
-            if life.reason is not None:
+            if scope.reason is not None:
                 result.neighbours.cut()
-        self._retirement.take(retired)
+        self._disposal.take(retired)
 
-    def _check_links(self, life: Life, deadline: float) -> None:
+    def _check_links(self, scope: GenerationScope, deadline: float) -> None:
         """Pass the commit barrier, and add up ones in every group, all groups at once."""
         assert self._neighbours is not None
         self._neighbours.connect(deadline)
@@ -235,8 +248,8 @@ class GlooCommunicator:
             work.wait(timedelta(seconds=max(_LEAST_S, deadline - time.monotonic())))
             if ones.item() != len(group.members):
                 raise CommunicatorFailed(f"link check of ranks {group.members} gave {ones.item()}")
-        if life.reason is not None:
-            raise life.error("reseat")
+        if scope.reason is not None:
+            raise scope.error("reconnect")
 
     def isend(self, tensor: torch.Tensor, rank: int) -> Transfer:
         """Start to send `tensor` to `rank`."""
@@ -258,8 +271,8 @@ class GlooCommunicator:
             neighbours.barrier()
 
     def _present(self, op: str) -> Neighbours | None:
-        if self._life.reason is not None:
-            raise self._life.error(op)
+        if self._scope.reason is not None:
+            raise self._scope.error(op)
         return self._neighbours
 
     def _leave_neighbours(self) -> None:
@@ -272,20 +285,20 @@ class GlooCommunicator:
         """Report the collectives from now on to `observer`."""
         self.observer = observer
 
-    def forget(self, group: Group) -> None:
+    def remove(self, group: Group) -> None:
         """Take leave of a group that torch destroys."""
         self._groups = [other for other in self._groups if other is not group]
-        gone = Life(self._cut)
+        gone = GenerationScope(self._cut)
         gone.end(CommunicatorAborted, "the group was destroyed")
-        self._retirement.take([group.unseat(gone)])
+        self._disposal.take([group.disconnect(gone)])
 
     def close(self) -> None:
         """Abort, destroy the groups, and wait a moment for their threads."""
         end = time.monotonic() + _CLOSE_S
         self.abort("the communicator was closed")
-        _REGISTRATION.leave_world(self)
+        _REGISTRATION.destroy_world(self)
         for group in list(self._groups):
-            self.forget(group)
+            self.remove(group)
         self._leave_neighbours()
-        self._table = None
-        self._retirement.wait(end)
+        self._generation_store = None
+        self._disposal.wait(end)

@@ -24,16 +24,16 @@ import torch
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
 from ..protocol.types import Rendezvous
+from .backend_registration import BackendRegistration
 from .base import CollectiveObserver, Transfer
-from .group import group_name, group_names, orphaned
+from .forwarding_store import ForwardingStore
+from .generation_scope import GenerationScope, cause
 from .hccl_group import BACKEND, HcclGroup
-from .host_lines import HostLines
+from .host_group import HostGroup
 from .library import Library, build
-from .life import Life, cause
-from .movable_store import MovableStore
-from .registration import Registration
-from .seating import Abandoned, Attempt, StoreLine, Table
-from .words import HcclWord
+from .messages import HcclMember
+from .process_group import group_name, group_names, incomplete_group
+from .rendezvous import Abandoned, BackgroundTask, GenerationStore, StoreConnection
 
 _log = logging.getLogger("midstep")
 
@@ -41,11 +41,11 @@ NEVER = -1
 _WORLD, _GROUPS = "hccl", "hccl/groups"
 _CLOSE_S = 0.5
 
-_REGISTRATION = Registration(BACKEND)
+_REGISTRATION = BackendRegistration(BACKEND)
 
 
 class HcclCommunicator:
-    """See Communicator. All groups share one life; the device's work ends with the device's stop."""
+    """See Communicator. All groups share one scope; the device's work ends with the device's stop."""
 
     def __init__(self, library: Library, name: str = "hccl") -> None:
         """Register the backend with torch."""
@@ -56,15 +56,15 @@ class HcclCommunicator:
         self.generation = 0
         self.observer: CollectiveObserver | None = None
         self.link_up_s: dict[str, float] = {}  # of each group, in the last rebuild
-        self._host = HostLines()
+        self._host = HostGroup()
         self._lock = threading.RLock()
-        self._life = Life(self._cut)
+        self._scope = GenerationScope(self._cut)
         self._groups: list[HcclGroup] = []  # in the order of their creation
-        self._made: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
-        self._store = MovableStore()
-        self._seated = False
+        self._group_counts: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
+        self._store = ForwardingStore()
+        self._connected = False
         self._linked = NEVER
-        self._attempt: Attempt[Any] | None = None
+        self._task: BackgroundTask[Any] | None = None
         self._inside = threading.Lock()  # held by the one thread that is in the library to rebuild
         self._index = 0  # of this process's device
         self._rank = 0
@@ -73,8 +73,8 @@ class HcclCommunicator:
 
     @property
     def failed(self) -> str | None:
-        """Why no collective can succeed until the next `reseat`; None while all is well."""
-        return self._life.reason or self._host.failed
+        """Why no collective can succeed until the next `reconnect`; None while all is well."""
+        return self._scope.reason or self._host.failed
 
     def init(
         self,
@@ -102,18 +102,18 @@ class HcclCommunicator:
         )
         _REGISTRATION.make_world(self, rank, world_size, timedelta(seconds=collective_s))
         if store is not None:
-            self.reseat(generation, store, link_up_s)
+            self.reconnect(generation, store, link_up_s)
 
     def make_group(self, options: Any) -> HcclGroup:
         """Make a group that torch asks for. In a seated world the library serves it, and links it at its first use."""
         members = tuple(options.global_ranks_in_group) or self._members
-        if self._life.reason is not None:
-            raise self._life.error("new_group")
-        group = HcclGroup(self, members, options.group_rank, self._life, options.timeout, self._device)
-        if self._seated:
-            name = group_name(members, self._made[members])
-            self._made[members] += 1
-            build(self._library, group, name, self._store, self._life)
+        if self._scope.reason is not None:
+            raise self._scope.error("new_group")
+        group = HcclGroup(self, members, options.group_rank, self._scope, options.timeout, self._device)
+        if self._connected:
+            name = group_name(members, self._group_counts[members])
+            self._group_counts[members] += 1
+            build(self._library, group, name, self._store, self._scope)
         self._groups.append(group)
         return group
 
@@ -123,77 +123,79 @@ class HcclCommunicator:
         What the device is executing ends with the device's own stop, which follows.
         """
         with self._lock:
-            self._life.end(CommunicatorAborted, reason)
+            self._scope.end(CommunicatorAborted, reason)
             self._cut()
         self._host.abort(reason)
 
     def _cut(self) -> None:
         with self._lock:
-            if self._attempt is not None:
-                self._attempt.abandon()
+            if self._task is not None:
+                self._task.abandon()
 
-    def reseat(self, generation: int, store: Rendezvous, link_up_s: float) -> None:
+    def reconnect(self, generation: int, store: Rendezvous, link_up_s: float) -> None:
         """Meet over the hosts' lines, resume or rebuild every group's communicator, and check its links."""
         deadline = time.monotonic() + link_up_s
-        self._life.end(CommunicatorAborted, f"generation {generation} began")
-        life = Life(self._cut)
+        self._scope.end(CommunicatorAborted, f"generation {generation} began")
+        scope = GenerationScope(self._cut)
         with self._lock:
-            self.generation, self._life = generation, life
+            self.generation, self._scope = generation, scope
             linked, self._linked = self._linked, NEVER
         try:
-            self._host.reseat(generation, store, link_up_s)
-            attempt = Attempt(lambda a: self._rebuild(a, generation, store, life, linked), deadline)
+            self._host.reconnect(generation, store, link_up_s)
+            task = BackgroundTask(lambda a: self._rebuild(a, generation, store, scope, linked), deadline)
             with self._lock:
-                self._attempt = attempt
-                if life.reason is not None:
-                    attempt.abandon()
-            kept = attempt.outcome()
+                self._task = task
+                if scope.reason is not None:
+                    task.abandon()
+            kept = task.result()
         except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
             text = str(error) if isinstance(error, LinkUpFailed) else cause(error)
             what = f"generation {generation} was not linked up within {link_up_s:g} s: {text}"
-            life.end(CommunicatorFailed, what)
-            if life.aborted:
-                raise life.error("reseat") from None
+            scope.end(CommunicatorFailed, what)
+            if scope.aborted:
+                raise scope.error("reconnect") from None
             raise LinkUpFailed(f"rank {self._rank}: {what}") from error
         finally:
-            self._attempt = None
-        if life.reason is not None:
-            raise life.error("reseat")
-        self._groups, self._seated, self._linked = kept, True, generation
+            self._task = None
+        if scope.reason is not None:
+            raise scope.error("reconnect")
+        self._groups, self._connected, self._linked = kept, True, generation
 
     def _rebuild(
-        self, attempt: Attempt[Any], generation: int, store: Rendezvous, life: Life, linked: int
+        self, task: BackgroundTask[Any], generation: int, store: Rendezvous, scope: GenerationScope, linked: int
     ) -> list[HcclGroup]:
         """Run a rebuild in the attempt's thread; return the groups that all their members have."""
-        table = Table(StoreLine(store, attempt.go_on()), store, generation, self._collective_s)
+        generation_store = GenerationStore(
+            StoreConnection(store, task.remaining_s()), store, generation, self._collective_s
+        )
         names = group_names(self._groups)
-        word = HcclWord(tuple(names), linked)
+        word = HcclMember(tuple(names), linked)
         silent = "has not said which groups it has"
-        words = table.meet(attempt, _WORLD, self._members, self._rank, word, missing=silent)
+        words = generation_store.exchange(task, _WORLD, self._members, self._rank, word, missing=silent)
         kept = [
             (group, name) for group, name in zip(self._groups, names, strict=True) if not _without(group, name, words)
         ]
         for group, name in zip(self._groups, names, strict=True):
             missing = _without(group, name, words)
             if missing:
-                group.end(orphaned(missing, generation))
+                group.end(incomplete_group(missing, generation))
         resume = linked != NEVER and all(word.linked == linked for word in words)
-        attempt.stage = "an attempt that was given up is still inside the library"
-        if not self._inside.acquire(timeout=attempt.go_on()):
+        task.stage = "an attempt that was given up is still inside the library"
+        if not self._inside.acquire(timeout=task.remaining_s()):
             raise Abandoned
         try:
-            self._renew(attempt, kept, table, generation, life, resume=resume)
+            self._renew(task, kept, generation_store, generation, scope, resume=resume)
         finally:
             self._inside.release()
         return [group for group, _ in kept]
 
     def _renew(
         self,
-        attempt: Attempt[Any],
+        task: BackgroundTask[Any],
         kept: Sequence[tuple[HcclGroup, str]],
-        table: Table,
+        generation_store: GenerationStore,
         generation: int,
-        life: Life,
+        scope: GenerationScope,
         *,
         resume: bool,
     ) -> None:
@@ -202,31 +204,31 @@ class HcclCommunicator:
         calls.npu.set_device(self._index)  # a thread begins on device 0, and so would all that it does
         # Keys of the communicators that are dropped are deleted where they were written, so the store moves afterwards.
         if resume:
-            attempt.stage = "the communicators are not resumed"
+            task.stage = "the communicators are not resumed"
             calls.distributed.reinit_process_group(None, rebuild_link=False)
         else:
             for group, name in kept:
                 if group.backend is not None:
-                    attempt.stage = f"the communicator of group {name} is not dropped"
+                    task.stage = f"the communicator of group {name} is not dropped"
                     calls.distributed.reinit_process_group(group, rebuild_link=True)
-        self._store.move(table.part(_GROUPS))
-        self._made = Counter(group.members for group, _ in kept)
+        self._store.forward_to(generation_store.with_prefix(_GROUPS))
+        self._group_counts = Counter(group.members for group, _ in kept)
         for group, name in kept:
             if group.backend is None:
-                build(self._library, group, name, self._store, life)
+                build(self._library, group, name, self._store, scope)
             else:
-                group.revive(life)
-        self._link_up(attempt, kept)
+                group.revive(scope)
+        self._link_up(task, kept)
         _log.info("generation %d: %s %d groups", generation, "resumed" if resume else "rebuilt", len(kept))
 
-    def _link_up(self, attempt: Attempt[Any], groups: Sequence[tuple[HcclGroup, str]]) -> None:
+    def _link_up(self, task: BackgroundTask[Any], groups: Sequence[tuple[HcclGroup, str]]) -> None:
         """Use every group once, in order; in all ranks that is the same order for the groups that they share."""
         self.link_up_s = {}
         for group, name in groups:
             if len(group.members) < 2:
                 continue
-            attempt.stage = f"the links of group {name} (ranks {_ranks(group.members)}) are not up"
-            attempt.go_on()
+            task.stage = f"the links of group {name} (ranks {_ranks(group.members)}) are not up"
+            task.remaining_s()
             began_s = time.monotonic()
             ones, work = group.link_check()
             work.wait()
@@ -255,23 +257,23 @@ class HcclCommunicator:
         """Report the collectives from now on to `observer`."""
         self.observer = observer
 
-    def forget(self, group: HcclGroup) -> None:
+    def remove(self, group: HcclGroup) -> None:
         """Take leave of a group that torch destroys."""
         self._groups = [other for other in self._groups if other is not group]
-        gone = Life(self._cut)
+        gone = GenerationScope(self._cut)
         gone.end(CommunicatorAborted, "the group was destroyed")
         group.end(gone)
 
     def close(self) -> None:
         """Abort, destroy the groups, and leave the hosts' lines."""
         self.abort("the communicator was closed")
-        _REGISTRATION.leave_world(self)
+        _REGISTRATION.destroy_world(self)
         for group in list(self._groups):
-            self.forget(group)
+            self.remove(group)
         self._host.close()
 
 
-def _without(group: HcclGroup, name: str, words: Sequence[HcclWord]) -> list[int]:
+def _without(group: HcclGroup, name: str, words: Sequence[HcclMember]) -> list[int]:
     return [member for member in group.members if name not in words[member].groups]
 
 

@@ -1,6 +1,6 @@
 """A process group of a device's collective library, behind the handle that models and reducers hold.
 
-The library's own group stays for the life of the process; what is rebuilt is the communicator inside it. So a seating
+The library's own group stays for the scope of the process; what is rebuilt is the communicator inside it. So a seating
 does not replace what is behind the handle, but the first one puts it there: until then, in a newcomer, collectives
 return what this rank put in. What torch-npu looks for on the groups that it finds (`_device_types`, `_get_backend`) is
 handed on.
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed as dist
 
-from .group import Group
-from .life import Life
+from .generation_scope import GenerationScope
+from .process_group import Group
 
 if TYPE_CHECKING:
     from .base import CollectiveObserver
@@ -30,45 +30,45 @@ class HcclGroup(Group):
         self,
         owner: Any,
         members: Sequence[int],
-        place: int,
-        life: Life,
+        group_rank: int,
+        scope: GenerationScope,
         timeout: timedelta,
         device: torch.device,
     ) -> None:
         """Make the group of the global ranks `members`. Not seated."""
-        super().__init__(owner, members, place, life, timeout)
+        super().__init__(owner, members, group_rank, scope, timeout)
         self.timeout = timeout
         self.backend: Any = None  # the library's, once there is one
         self._device = device
         self._batching = False
 
     @property
-    def seated(self) -> bool:
+    def connected(self) -> bool:
         """Whether the library serves the group, and nothing has gone wrong with it."""
-        return self.backend is not None and self._life.reason is None
+        return self.backend is not None and self._scope.reason is None
 
-    def serve(self, face: Any, backend: Any, life: Life) -> None:
-        """Have `face` do the collectives, in this life."""
-        self._face, self.backend, self._life, self._batching = face, backend, life, False
+    def serve(self, process_group: Any, backend: Any, scope: GenerationScope) -> None:
+        """Have `process_group` do the collectives, in this scope."""
+        self._delegate, self.backend, self._scope, self._batching = process_group, backend, scope, False
 
-    def revive(self, life: Life) -> None:
-        """Begin another life with the same backend."""
-        self._life, self._batching = life, False
+    def revive(self, scope: GenerationScope) -> None:
+        """Begin another scope with the same backend."""
+        self._scope, self._batching = scope, False
 
-    def end(self, life: Life) -> None:
-        """Let every collective raise as `life` has it, from now on."""
-        self._life = life
+    def end(self, scope: GenerationScope) -> None:
+        """Let every collective raise as `scope` has it, from now on."""
+        self._scope = scope
 
     def start(self, op: str, silent: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
         """Queue the collective `op`. Raises CommunicatorAborted or CommunicatorFailed, and what the device raises."""
-        life = self._life
-        if life.reason is not None and not self._batching:
-            raise life.error(op)
+        scope = self._scope
+        if scope.reason is not None and not self._batching:
+            raise scope.error(op)
         observer = self._owner.observer if observed and not self._batching else None
         if observer is not None:
             observer.entered(op, self.members)
         try:
-            work = getattr(self._face, op)(*args, **(kwargs or {}))
+            work = getattr(self._delegate, op)(*args, **(kwargs or {}))
         except BaseException:
             if observer is not None:
                 observer.left(op)
@@ -78,7 +78,7 @@ class HcclGroup(Group):
     def link_check(self) -> tuple[torch.Tensor, Any]:
         """Start to add up ones; return them and the work. The first collective builds the communicator."""
         ones = torch.ones(1, device=self._device)
-        return ones, self._face.allreduce([ones])
+        return ones, self._delegate.allreduce([ones])
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -89,21 +89,21 @@ class HcclGroup(Group):
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Begin a batch: torch-npu makes one of what `batch_isend_irecv` is given. Raises as `start`."""
-        if self._life.reason is not None:
-            raise self._life.error(_BATCH)
-        self._face._start_coalescing(device)
+        if self._scope.reason is not None:
+            raise self._scope.error(_BATCH)
+        self._delegate._start_coalescing(device)
         self._batching = True
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
         """Start the batch. Raises as `start`, but not before the library's batch is closed: it would stay open."""
-        observer, life = self._owner.observer, self._life
+        observer, scope = self._owner.observer, self._scope
         self._batching = False
         if observer is not None:
             observer.entered(_BATCH, self.members)
         try:
-            work = self._face._end_coalescing(device)
-            if life.reason is not None:
-                raise life.error(_BATCH)
+            work = self._delegate._end_coalescing(device)
+            if scope.reason is not None:
+                raise scope.error(_BATCH)
         except BaseException:
             if observer is not None:
                 observer.left(_BATCH)

@@ -13,7 +13,7 @@ from torch import distributed as dist
 Tensors = list[torch.Tensor]
 
 
-class DoneWork(dist.Work):
+class CompletedWork(dist.Work):
     """A collective that is complete from the start."""
 
     def __init__(self, result: Tensors) -> None:
@@ -68,70 +68,70 @@ class Loopback:
         self._size = size
 
     def _same(self, tensors: Tensors, *_: Any, **__: Any) -> dist.Work:
-        return DoneWork(tensors)
+        return CompletedWork(tensors)
 
     allreduce = allreduce_coalesced = broadcast = reduce = send = recv = recv_anysource = _same
 
     def barrier(self, *_: Any, **__: Any) -> dist.Work:
         """There is nobody to wait for."""
-        return DoneWork([])
+        return CompletedWork([])
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, *_: Any, **__: Any) -> dist.Work:
         """Every rank's part is this rank's."""
         for slots, own in zip(outputs, inputs, strict=True):
             for slot in slots:
                 slot.copy_(own)
-        return DoneWork([slot for slots in outputs for slot in slots])
+        return CompletedWork([slot for slots in outputs for slot in slots])
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, *_: Any, **__: Any) -> dist.Work:
         """As `allgather`; here each output list is one rank's."""
         for slots in outputs:
             for slot, own in zip(slots, inputs, strict=True):
                 slot.copy_(own)
-        return DoneWork([slot for slots in outputs for slot in slots])
+        return CompletedWork([slot for slots in outputs for slot in slots])
 
     def all_gather_single(self, output: torch.Tensor, own: torch.Tensor, *_: Any, **__: Any) -> dist.Work:
         """Every rank's part is this rank's."""
         output.view(self._size, -1).copy_(own.reshape(1, -1).expand(self._size, -1))
-        return DoneWork([output])
+        return CompletedWork([output])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, *_: Any, **__: Any) -> dist.Work:
         """As `all_gather_single`, for each pair."""
         for output, own in zip(outputs, inputs, strict=True):
             self.all_gather_single(output, own)
-        return DoneWork(outputs)
+        return CompletedWork(outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], *_: Any, **__: Any) -> dist.Work:
         """The sum over one rank is this rank's own part."""
         for output, parts in zip(outputs, inputs, strict=True):
             output.copy_(parts[self._rank])
-        return DoneWork(outputs)
+        return CompletedWork(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, own: torch.Tensor, *_: Any, **__: Any) -> dist.Work:
         """The sum over one rank is this rank's own part."""
         output.view(-1).copy_(own.reshape(self._size, -1)[self._rank])
-        return DoneWork([output])
+        return CompletedWork([output])
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, *_: Any, **__: Any) -> dist.Work:
         """As `reduce_scatter_single`, for each pair."""
         for output, own in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, own)
-        return DoneWork(outputs)
+        return CompletedWork(outputs)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, *_: Any, **__: Any) -> dist.Work:
         """At the root, every rank's part is this rank's."""
-        return self.allgather(outputs, inputs) if outputs else DoneWork([])
+        return self.allgather(outputs, inputs) if outputs else CompletedWork([])
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], *_: Any, **__: Any) -> dist.Work:
         """At the root, its own part; elsewhere nothing arrives."""
         for output, parts in zip(outputs, inputs, strict=False):
             output.copy_(parts[self._rank])
-        return DoneWork(outputs)
+        return CompletedWork(outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, *_: Any, **__: Any) -> dist.Work:
         """Only what this rank sends to itself arrives."""
         outputs[self._rank].copy_(inputs[self._rank])
-        return DoneWork(outputs)
+        return CompletedWork(outputs)
 
     def all_to_all_single(
         self, output: torch.Tensor, own: torch.Tensor, out_splits: list[int], in_splits: list[int], *_: Any, **__: Any
@@ -140,7 +140,7 @@ class Loopback:
         arriving = torch.split(output, out_splits or output.shape[0] // self._size)
         leaving = torch.split(own, in_splits or own.shape[0] // self._size)
         arriving[self._rank].copy_(leaving[self._rank])
-        return DoneWork([output])
+        return CompletedWork([output])
 
     # The names of torch before 2.13.
     _allgather_base = all_gather_single

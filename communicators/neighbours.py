@@ -2,7 +2,7 @@
 
 The commit barrier and the swap of own states are a few kilobytes, in every step, of ranks that wait for each other. A
 backend's collective hands such a message from thread to thread on both sides, which costs more than the message. Here
-the train thread itself writes to a socket and reads from one, and the end of a life is a shutdown of the sockets.
+the train thread itself writes to a socket and reads from one, and the end of a scope is a shutdown of the sockets.
 
 Connections lead one way: a rank connects to those that it sends to and accepts those that it receives from. Whoever
 connects must show that it knows the generation's secret. What travels then is as open as the backend's own traffic.
@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 
 from ..protocol.errors import CommunicatorError
-from .greetings import HELLO, Greetings
-from .life import Life
-from .seal import Seal
-from .words import NONCE_BYTES, Listener, NeighbourWord
+from .authenticator import Authenticator
+from .generation_scope import GenerationScope
+from .handshake import HANDSHAKE, HandshakeListener
+from .messages import NONCE_BYTES, Listener, NeighbourAddress
 
 CHUNK_BYTES = 32 * 1024
 _BUFFER_BYTES = 4 * CHUNK_BYTES  # a chunk fits while the other side does not read
@@ -34,20 +34,29 @@ class Neighbours:
     """The sockets of one rank in one generation. Used by the train thread; `cut` by any.
 
     All ranks must call `swap` and `barrier` in the same order. When a neighbour is gone, or nothing comes for
-    `limit_s`, the life fails; when it ends for whatever reason, its owner cuts the sockets.
+    `limit_s`, the scope fails; when it ends for whatever reason, its owner cuts the sockets.
     """
 
-    def __init__(self, rank: int, world_size: int, host: str, *, limit_s: float, life: Life, seal: Seal) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        host: str,
+        *,
+        limit_s: float,
+        scope: GenerationScope,
+        authenticator: Authenticator,
+    ) -> None:
         """Listen on `host`. Raises CommunicatorError."""
-        self._life = life
+        self._scope = scope
         self._rank = rank
         self._world_size = world_size
         self._limit_s = limit_s
-        self._seal = seal
+        self._authenticator = authenticator
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._lock = threading.Lock()
         self._over = False
-        self._words: Sequence[NeighbourWord] = ()
+        self._addresses: Sequence[NeighbourAddress] = ()
         self._to: dict[int, socket.socket] = {}
         self._from: dict[int, socket.socket] = {}
         try:
@@ -55,19 +64,19 @@ class Neighbours:
             self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise CommunicatorError(f"rank {rank} cannot listen on {host}: {error}") from error
-        self._greetings = Greetings(self._listener, seal, self._nonce)
+        self._handshakes = HandshakeListener(self._listener, authenticator, self._nonce)
         self._number = 0  # exchanges so far
         self._head = bytearray(_HEAD.size)
 
     @property
-    def word(self) -> NeighbourWord:
+    def address(self) -> NeighbourAddress:
         """What the others must know to connect."""
         host, port = self._listener.getsockname()[:2]
-        return NeighbourWord(Listener(host, port), self._nonce)
+        return NeighbourAddress(Listener(host, port), self._nonce)
 
-    def expect(self, words: Sequence[NeighbourWord]) -> None:
+    def expect(self, addresses: Sequence[NeighbourAddress]) -> None:
         """Take note of the words of all ranks, in their order."""
-        self._words = words
+        self._addresses = addresses
 
     def connect(self, deadline: float) -> None:
         """Connect to the neighbours of the barrier, and pass it once. Runs in rebuild."""
@@ -75,10 +84,10 @@ class Neighbours:
             self._reach((self._rank + distance) % self._world_size, deadline)
         for distance in self._distances():
             self._admit((self._rank - distance) % self._world_size, deadline)
-        longest_s = self._limit_s
+        timeout_s = self._limit_s
         self._limit(max(_LEAST_S, deadline - time.monotonic()))
         self.barrier()
-        self._limit(longest_s)
+        self._limit(timeout_s)
 
     def barrier(self) -> None:
         """Return when all ranks have entered it: in each round a rank hears of twice as many.
@@ -124,7 +133,7 @@ class Neighbours:
     def close(self) -> None:
         """Give the sockets back. In the train thread."""
         self.cut()
-        self._greetings.close()
+        self._handshakes.close()
         with self._lock:
             for connection in (self._listener, *self._to.values(), *self._from.values()):
                 connection.close()
@@ -136,14 +145,14 @@ class Neighbours:
         """Return the connection to `rank`, made when first asked for."""
         if rank in self._to:
             return self._to[rank]
-        listener, nonce = self._words[rank]
+        listener, nonce = self._addresses[rank]
         connection = socket.socket(self._listener.family, socket.SOCK_STREAM)
         try:
             self._keep(self._to, rank, connection)  # before it is connected: a cut ends that, too
             connection.settimeout(max(_LEAST_S, deadline - time.monotonic()))
             connection.connect((listener.host, listener.port))
             connection.settimeout(None)
-            connection.sendall(HELLO.pack(self._seal.greeting(nonce, self._rank), self._rank))
+            connection.sendall(HANDSHAKE.pack(self._authenticator.handshake_tag(nonce, self._rank), self._rank))
         except OSError as error:
             raise self._lost(f"connecting to rank {rank}", error) from error
         return connection
@@ -152,7 +161,7 @@ class Neighbours:
         """Return the connection from `rank`, waited for when first asked for; others that come first are kept."""
         while rank not in self._from:
             try:
-                peer, connection = self._greetings.next(deadline, self._is_awaited)
+                peer, connection = self._handshakes.accept(deadline, self._is_awaited)
                 self._keep(self._from, peer, connection)
             except OSError as error:
                 raise self._lost(f"waiting for rank {rank} to connect", error) from error
@@ -197,7 +206,7 @@ class Neighbours:
     def _lost(self, op: str, error: OSError) -> CommunicatorError:
         if isinstance(error, BlockingIOError):  # the kernel's way to say that a socket's time limit has passed
             error = TimeoutError(f"nothing came for {self._limit_s:g} s")
-        return self._life.fail(op, error)
+        return self._scope.fail(op, error)
 
 
 def _limit(connection: socket.socket, seconds: float) -> None:

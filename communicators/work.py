@@ -1,7 +1,7 @@
 """A collective under way, as its caller sees it: a wait that an abort can end.
 
 The backend's own wait cannot be ended from another thread, so nobody waits there. Callers wait for an event that is
-set by whichever comes first, the backend's completion or the end of the life.
+set by whichever comes first, the backend's completion or the end of the scope.
 """
 
 import threading
@@ -13,19 +13,19 @@ import torch
 from torch import distributed as dist
 
 from .base import CollectiveObserver
-from .life import Life
-from .waiters import WAITERS
+from .completion_threads import COMPLETION_THREADS
+from .generation_scope import GenerationScope
 
 OVERDUE_S = 5.0  # how much later than the backend's own timeout a missing completion is given up
 
 
-class SilentWork:
+class FuturelessWork:
     """A work of the backend that has no future, made to tell when it is complete."""
 
-    def __init__(self, inner: dist.Work, longest_s: float) -> None:
-        """Wrap `inner`; its wait is started when somebody asks, and is given `longest_s`."""
+    def __init__(self, inner: dist.Work, timeout_s: float) -> None:
+        """Wrap `inner`; its wait is started when somebody asks, and is given `timeout_s`."""
         self.inner = inner
-        self._longest_s = longest_s
+        self._timeout_s = timeout_s
         self._done = threading.Event()
         self._started = False
         self._error: BaseException | None = None
@@ -34,7 +34,7 @@ class SilentWork:
 
     def _wait(self) -> None:
         try:
-            self.inner.wait(timedelta(seconds=self._longest_s))
+            self.inner.wait(timedelta(seconds=self._timeout_s))
         except Exception as error:  # handed to the thread that asks
             self._error = error
         with self._lock:
@@ -48,7 +48,7 @@ class SilentWork:
             if self._started:
                 return
             self._started = True
-        WAITERS.run(self._wait)
+        COMPLETION_THREADS.run(self._wait)
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Call `call`, in any thread, once the work is complete."""
@@ -88,15 +88,15 @@ class GroupWork(dist.Work):
     _told_by: "torch.futures.Future[Any] | None" = None  # the backend's future, once somebody waits for it
 
     def __init__(
-        self, life: Life, inner: dist.Work, op: str, observer: CollectiveObserver | None, longest_s: float
+        self, scope: GenerationScope, inner: dist.Work, op: str, observer: CollectiveObserver | None, timeout_s: float
     ) -> None:
-        """Take charge of `inner`, the backend's side of `op`, for the rest of `life`."""
+        """Take charge of `inner`, the backend's side of `op`, for the rest of `scope`."""
         super().__init__()
-        self._life = life
+        self._scope = scope
         self._inner: Any = inner
         self._op = op
         self._observer = observer
-        self._longest_s = longest_s
+        self._timeout_s = timeout_s
 
     def _when_done(self, call: Callable[[], None]) -> None:
         """Call `call`, in any thread, once the backend is done."""
@@ -108,7 +108,7 @@ class GroupWork(dist.Work):
         return self._inner.is_completed() or (self._told_by is not None and self._told_by.done())
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the completion or the end of the life. Raises CommunicatorAborted or CommunicatorFailed.
+        """Wait for the completion or the end of the scope. Raises CommunicatorAborted or CommunicatorFailed.
 
         A `timeout` other than 0 leaves the collective under way and raises RuntimeError.
         """
@@ -122,22 +122,22 @@ class GroupWork(dist.Work):
     def _await(self, timeout_s: float) -> None:
         if self._woken is None:
             self._woken = threading.Event()
-            self._life.enrol(self)
+            self._scope.add(self)
             self._when_done(self._woken.set)
-        if not self._woken.wait(timeout_s if timeout_s > 0 else self._longest_s + OVERDUE_S):
+        if not self._woken.wait(timeout_s if timeout_s > 0 else self._timeout_s + OVERDUE_S):
             if timeout_s > 0:
                 raise RuntimeError(f"{self._op}: Operation timed out! It is still under way.")
-            raise self._life.fail(self._op, TimeoutError(f"no completion within {self._longest_s:.0f} s"))
+            raise self._scope.fail(self._op, TimeoutError(f"no completion within {self._timeout_s:.0f} s"))
 
     def _outcome(self) -> bool:
         if not self._done():
-            raise self._life.error(self._op)
+            raise self._scope.error(self._op)
         if self._woken is not None:
-            self._life.dismiss(self)
+            self._scope.discard(self)
         try:
             self._inner.wait()
         except RuntimeError as error:
-            raise self._life.fail(self._op, error) from error
+            raise self._scope.fail(self._op, error) from error
         return True
 
     def _leave(self) -> None:
@@ -145,23 +145,23 @@ class GroupWork(dist.Work):
         if observer is not None:
             observer.left(self._op)
 
-    def life_ended(self) -> None:
+    def scope_ended(self) -> None:
         """Wake the waiting thread and settle the future, if there is one. Any thread."""
         if self._woken is not None:
             self._woken.set()
         if self._promise is not None:
-            self._promise.settle(self._life.error(self._op), None)
+            self._promise.settle(self._scope.error(self._op), None)
 
     def finished(self) -> bool:
         """Say whether the backend has let go of the tensors."""
         return self._done()
 
     def get_future(self) -> "torch.futures.Future[Any]":
-        """Return a future that completes with the collective or fails with the life. For DDP's reducer."""
+        """Return a future that completes with the collective or fails with the scope. For DDP's reducer."""
         promise = self._promise
         if promise is None:
             self._promise = promise = Promise()
-            self._life.enrol(self)
+            self._scope.add(self)
             self._backend().get_future().add_done_callback(self._told)
         return promise.future
 
@@ -171,12 +171,12 @@ class GroupWork(dist.Work):
     def _told(self, told: "torch.futures.Future[Any]") -> None:
         promise, observer = self._promise, self._observer
         assert promise is not None
-        self._life.dismiss(self)
+        self._scope.discard(self)
         failure, value = None, None
         try:
             value = told.value()
         except Exception as error:  # the backend's; what the reducer's thread gets says which collective
-            failure = self._life.fail(self._op, error)
+            failure = self._scope.fail(self._op, error)
         if observer is not None:
             self._observer = None
             observer.left(self._op)
@@ -184,7 +184,7 @@ class GroupWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Say whether `wait` would return or raise at once."""
-        return self._done() or self._life.reason is not None
+        return self._done() or self._scope.reason is not None
 
     def is_success(self) -> bool:
         """Say whether the collective was done, and well."""
@@ -209,15 +209,15 @@ class GroupWork(dist.Work):
         self.wait()
 
 
-class SilentGroupWork(GroupWork):
+class FuturelessGroupWork(GroupWork):
     """The same for what has no future in the backend."""
 
     def __init__(
-        self, life: Life, inner: dist.Work, op: str, observer: CollectiveObserver | None, longest_s: float
+        self, scope: GenerationScope, inner: dist.Work, op: str, observer: CollectiveObserver | None, timeout_s: float
     ) -> None:
         """See GroupWork."""
-        super().__init__(life, inner, op, observer, longest_s)
-        self._inner = SilentWork(inner, longest_s)
+        super().__init__(scope, inner, op, observer, timeout_s)
+        self._inner = FuturelessWork(inner, timeout_s)
 
     def _when_done(self, call: Callable[[], None]) -> None:
         self._inner.when_done(call)

@@ -134,7 +134,7 @@ class Rejoining:
     def _rebuild(self, order: Rejoin) -> None:
         runtime = self._runtime
         if not order.seated:
-            runtime.communicator.reseat(order.generation, order.store, runtime.settings.link_up_s)
+            runtime.communicator.reconnect(order.generation, order.store, runtime.settings.link_up_s)
         runtime.device.rebuilt()
         self._framework.rebuilt()
 

@@ -68,7 +68,7 @@ def refuse_stale(parts: Parts) -> int:
     count = 0
     for place, group in held_groups(parts):
         count += 1
-        if not group.seated:
+        if not group.connected:
             raise RecoveryError(f"{place} is a process group of an earlier generation: {group.getGroupName()}")
     return count
 

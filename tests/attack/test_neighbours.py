@@ -30,7 +30,7 @@ def world() -> Iterator[World]:
 
 
 def connect(neighbours: Neighbours) -> socket.socket:
-    listener = neighbours.word.listener
+    listener = neighbours.address.listener
     return socket.create_connection((listener.host, listener.port), timeout=5.0)
 
 
@@ -72,7 +72,7 @@ def test_a_flood_of_strangers_keeps_no_neighbour_out(world: World) -> None:
 )
 def test_what_lies_in_the_store_does_not_make_a_neighbour(world: World) -> None:
     """All that others may see of the greeting is what it is made of."""
-    word = world.ranks[0].word
+    word = world.ranks[0].address
     strangers = []
     for proof in (word.nonce, bytes(16), word.nonce[::-1]):
         strangers.append(connect(world.ranks[0]))
@@ -91,8 +91,8 @@ def test_what_lies_in_the_store_does_not_make_a_neighbour(world: World) -> None:
 def test_a_greeting_cannot_be_used_twice(world: World) -> None:
     """Neither at another listener, nor at the same one for a second connection."""
     link_up(world, 30.0)
-    nonce = world.ranks[1].word.nonce
-    greeting = struct.pack("<16sq", world.ranks[1]._seal.greeting(nonce, 0), 0)
+    nonce = world.ranks[1].address.nonce
+    greeting = struct.pack("<16sq", world.ranks[1]._authenticator.handshake_tag(nonce, 0), 0)
     for neighbours in world.ranks:
         with connect(neighbours) as stranger:
             stranger.sendall(greeting)

@@ -18,8 +18,8 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from midstep.agent.rendezvous import separate_generations
-from midstep.communicators import seating
-from midstep.communicators.host_lines import HostLines
+from midstep.communicators import rendezvous
+from midstep.communicators.host_group import HostGroup
 from midstep.protocol.errors import LinkUpFailed
 from midstep.protocol.types import Moment, Rendezvous
 
@@ -70,12 +70,12 @@ class Stranger:
         self._thread.join(30)
 
 
-def _reseats(rank: Rank) -> None:
-    communicator = rank.join(seated=False)
+def _reconnects(rank: Rank) -> None:
+    communicator = rank.join(connected=False)
     rank.say("here")
     while (generation := rank.hear()) is not None:
         try:
-            communicator.reseat(generation, rank.store, LINK_UP_S)
+            communicator.reconnect(generation, rank.store, LINK_UP_S)
         except LinkUpFailed as error:
             rank.say(str(error))
         else:
@@ -90,7 +90,7 @@ def _reseats(rank: Rank) -> None:
 )
 def test_foreign_values_in_the_store_are_a_failed_link_up_and_nothing_else(ranks: Ranks) -> None:
     """Both ranks stay alive through every kind of nonsense, and link up when it is over."""
-    ranks.start_all(2, _reseats)
+    ranks.start_all(2, _reconnects)
     assert ranks.hear_all() == ["here", "here"]
     reasons = []
     for generation, value in enumerate(NONSENSE, start=1):
@@ -102,7 +102,7 @@ def test_foreign_values_in_the_store_are_a_failed_link_up_and_nothing_else(ranks
         stranger.close()
     assert "up" not in reasons
     assert any("no member of this generation wrote" in reason for reason in reasons)
-    assert any("rendezvous store at 127.0.0.1" in reason and "seat/" in reason for reason in reasons)
+    assert any("rendezvous store at 127.0.0.1" in reason and "member/" in reason for reason in reasons)
     ranks.say(len(NONSENSE) + 1)
     assert ranks.hear_all() == ["up", "up"]
     ranks.say(None)
@@ -138,7 +138,7 @@ class _Hostile(Store):
     "error",
     [
         ValueError("basic_string::_M_create"),
-        KeyError("seat"),
+        KeyError("member"),
         IndexError("vector::_M_range_check"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
         RuntimeError("Connection was likely closed"),
@@ -151,13 +151,13 @@ class _Hostile(Store):
 )
 def test_every_error_of_a_store_is_a_failed_link_up(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Where it came from is said with it."""
-    monkeypatch.setattr(seating, "TCPStore", type("Hostile", (_Hostile,), {"error": error}))
-    communicator = HostLines()
+    monkeypatch.setattr(rendezvous, "TCPStore", type("Hostile", (_Hostile,), {"error": error}))
+    communicator = HostGroup()
     store = Rendezvous("127.0.0.1", 29400, "secret")
     communicator.init(rank=0, world_size=2, generation=0, store=None, collective_s=5.0, link_up_s=5.0)
     try:
-        with pytest.raises(LinkUpFailed, match=r"127\.0\.0\.1:29400.*world/seat/1"):
-            communicator.reseat(1, store, 5.0)
+        with pytest.raises(LinkUpFailed, match=r"127\.0\.0\.1:29400.*world/member/1"):
+            communicator.reconnect(1, store, 5.0)
     finally:
         communicator.close()
 

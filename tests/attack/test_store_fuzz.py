@@ -1,6 +1,6 @@
-"""What ranks leave for each other in the store, and their greetings
+"""What ranks leave for each other in the store, and their handshakes
 
-Good values and good greetings are changed by chance, from a seed.
+Good values and good handshakes are changed by chance, from a seed.
 """
 
 import random
@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from midstep.communicators import words
-from midstep.communicators.greetings import HELLO, Greetings
-from midstep.communicators.seal import Seal
-from midstep.communicators.sealed_store import SealedStore
+from midstep.communicators import messages
+from midstep.communicators.authenticated_store import AuthenticatedStore
+from midstep.communicators.authenticator import Authenticator
+from midstep.communicators.handshake import HANDSHAKE, HandshakeListener
 from midstep.protocol.errors import LinkUpFailed
 from midstep.protocol.types import Rendezvous
 
@@ -28,11 +28,13 @@ pytestmark = pytest.mark.timeout(LIMIT_S)
 
 STORE = Rendezvous("127.0.0.1", 29400, "secret")
 NONCE = bytes(range(16))
-HERE = words.Listener("10.0.0.7", 41000)
+HERE = messages.Listener("10.0.0.7", 41000)
 GOOD: tuple[Any, ...] = (
-    words.GlooWord(HERE, ("4x0011223344556677.0", "2x8899aabbccddeeff.1"), words.NeighbourWord(HERE, NONCE)),
-    words.GlooWord(words.Listener("fe80::1%eth0", 1), (), words.NeighbourWord(words.Listener("::1", 65535), NONCE)),
-    words.HcclWord(("4x0011223344556677.0",), -1),
+    messages.GlooMember(HERE, ("4x0011223344556677.0", "2x8899aabbccddeeff.1"), messages.NeighbourAddress(HERE, NONCE)),
+    messages.GlooMember(
+        messages.Listener("fe80::1%eth0", 1), (), messages.NeighbourAddress(messages.Listener("::1", 65535), NONCE)
+    ),
+    messages.HcclMember(("4x0011223344556677.0",), -1),
     HERE,
     None,
 )
@@ -105,26 +107,26 @@ def test_no_changed_value_passes_for_a_members() -> None:
     """Nor what another member, another key or another generation has signed."""
     chance = random.Random(4711)
     inner = HashStore()
-    seal = Seal(STORE, 3)
-    store = SealedStore(inner, STORE, seal, "world")
+    authenticator = Authenticator(STORE, 3)
+    store = AuthenticatedStore(inner, STORE, authenticator, "world")
     elsewhere = [
-        Seal(STORE, 4).close("world/seat/0", b"null"),
-        Seal(Rendezvous("127.0.0.1", 29400, "another"), 3).close("world/seat/0", b"null"),
-        seal.close("world/seat/1", b"null"),
-        seal.close("other/seat/0", b"null"),
-        seal.greeting(b"", 0) + b"null",
+        Authenticator(STORE, 4).sign("world/member/0", b"null"),
+        Authenticator(Rendezvous("127.0.0.1", 29400, "another"), 3).sign("world/member/0", b"null"),
+        authenticator.sign("world/member/1", b"null"),
+        authenticator.sign("other/member/0", b"null"),
+        authenticator.handshake_tag(b"", 0) + b"null",
     ]
     for number in range(CASES):
-        good = words.encode(chance.choice(GOOD))
-        sealed = seal.close("world/seat/0", good)
+        good = messages.encode(chance.choice(GOOD))
+        sealed = authenticator.sign("world/member/0", good)
         foreign = chance.choice(elsewhere) if number % 10 == 0 else changed(chance, sealed)
         raw: Any = inner
-        raw.set(seal.name("world/seat/0"), foreign)
+        raw.set(authenticator.hashed_key("world/member/0"), foreign)
         if foreign != sealed:
-            with pytest.raises(LinkUpFailed, match=r"127\.0\.0\.1:29400.*world/seat/0"):
-                store.get("seat/0")
-        store.set("seat/0", good)
-        assert store.get("seat/0") == good
+            with pytest.raises(LinkUpFailed, match=r"127\.0\.0\.1:29400.*world/member/0"):
+                store.get("member/0")
+        store.set("member/0", good)
+        assert store.get("member/0") == good
 
 
 @attack(
@@ -138,16 +140,16 @@ def test_a_word_is_of_its_kind_or_refused() -> None:
     began_s = time.monotonic()
     for number in range(CASES):
         good = chance.choice(GOOD)
-        data = of_wrong_type(chance, good) if number % 2 else changed(chance, words.encode(good))
+        data = of_wrong_type(chance, good) if number % 2 else changed(chance, messages.encode(good))
         with suppress(ValueError):
-            word = words.decode(data, type(good))
+            word = messages.decode(data, type(good))
             assert type(word) is type(good)
-            assert words.decode(words.encode(word), type(good)) == word
-        assert words.decode(words.encode(good), type(good)) == good
+            assert messages.decode(messages.encode(word), type(good)) == word
+        assert messages.decode(messages.encode(good), type(good)) == good
     assert time.monotonic() - began_s < 60.0 + CASES * 0.01
-    for data in (b"[" * 10_000_000, b"[" * (words.MOST_BYTES + 1), b'{"groups":' + b"[" * 1_000_000):
+    for data in (b"[" * 10_000_000, b"[" * (messages.MOST_BYTES + 1), b'{"groups":' + b"[" * 1_000_000):
         with pytest.raises(ValueError, match=r"."):
-            words.decode(data, words.GlooWord)
+            messages.decode(data, messages.GlooMember)
 
 
 @pytest.fixture
@@ -163,15 +165,15 @@ def listener() -> Iterator[socket.socket]:
 def test_no_changed_greeting_makes_a_neighbour(listener: socket.socket) -> None:
     """Strangers may come before it or at the same time, send too little, too much, or hang up."""
     chance = random.Random(4713)
-    seal = Seal(STORE, 3)
-    greetings = Greetings(listener, seal, NONCE)
-    good = HELLO.pack(seal.greeting(NONCE, 1), 1)
+    authenticator = Authenticator(STORE, 3)
+    handshakes = HandshakeListener(listener, authenticator, NONCE)
+    good = HANDSHAKE.pack(authenticator.handshake_tag(NONCE, 1), 1)
     foreign = 0
     for _ in range(CASES):
         strangers = []
         for _ in range(chance.choice((0, 1, 1, 3))):
             hello = changed(chance, good)
-            if hello[: HELLO.size] == good:  # the right greeting, and then something
+            if hello[: HANDSHAKE.size] == good:  # the right greeting, and then something
                 continue
             strangers.append(socket.create_connection(listener.getsockname()))
             strangers[-1].send(hello)
@@ -180,11 +182,11 @@ def test_no_changed_greeting_makes_a_neighbour(listener: socket.socket) -> None:
             foreign += 1
         with socket.create_connection(listener.getsockname()) as neighbour:
             neighbour.sendall(good)
-            rank, connection = greetings.next(time.monotonic() + 30.0, lambda rank: rank == 1)
+            rank, connection = handshakes.accept(time.monotonic() + 30.0, lambda rank: rank == 1)
             assert rank == 1
             assert connection.getpeername() == neighbour.getsockname()
             connection.close()
         for stranger in strangers:
             stranger.close()
-    greetings.close()
+    handshakes.close()
     assert foreign >= CASES / 2

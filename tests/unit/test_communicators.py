@@ -1,4 +1,4 @@
-"""The parts of the communicators that need no peer: lookups, lives, attempts, waiters."""
+"""The parts of the communicators that need no peer: lookups, scopes, attempts, threads."""
 
 import gc
 import subprocess
@@ -15,11 +15,11 @@ import torch
 from torch._jit_internal import _extract_tensors
 
 from midstep.communicators import communicator_named
-from midstep.communicators.group import Group
-from midstep.communicators.life import Life, cause
-from midstep.communicators.loopback import DoneWork
-from midstep.communicators.seating import Abandoned, Attempt
-from midstep.communicators.waiters import Waiters
+from midstep.communicators.completion_threads import CompletionThreads
+from midstep.communicators.generation_scope import GenerationScope, cause
+from midstep.communicators.loopback import CompletedWork
+from midstep.communicators.process_group import Group
+from midstep.communicators.rendezvous import Abandoned, BackgroundTask
 from midstep.communicators.work import Failure, Promise
 from midstep.devices import device_named
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError
@@ -34,7 +34,7 @@ class Collective:
         self.ended = 0
         self._finished = finished
 
-    def life_ended(self) -> None:
+    def scope_ended(self) -> None:
         self.ended += 1
 
     def finished(self) -> bool:
@@ -64,42 +64,42 @@ def test_looking_at_the_packages_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-def test_the_end_of_a_life_wakes_what_is_under_way_once() -> None:
-    life, collective = Life(lambda: None), Collective(finished=False)
-    life.enrol(collective)
-    assert life.end(CommunicatorAborted, "first")
-    assert not life.end(CommunicatorFailed, "second")
-    assert (collective.ended, life.reason, life.aborted) == (1, "first", True)
-    assert isinstance(life.error("allreduce"), CommunicatorAborted)
+def test_the_end_of_a_scope_wakes_what_is_under_way_once() -> None:
+    scope, collective = GenerationScope(lambda: None), Collective(finished=False)
+    scope.add(collective)
+    assert scope.end(CommunicatorAborted, "first")
+    assert not scope.end(CommunicatorFailed, "second")
+    assert (collective.ended, scope.reason, scope.aborted) == (1, "first", True)
+    assert isinstance(scope.error("allreduce"), CommunicatorAborted)
 
 
-def test_what_is_started_after_the_end_of_a_life_is_woken_at_once() -> None:
-    life, collective = Life(lambda: None), Collective(finished=False)
-    life.end(CommunicatorAborted, "over")
-    life.enrol(collective)
+def test_what_is_started_after_the_end_of_a_scope_is_woken_at_once() -> None:
+    scope, collective = GenerationScope(lambda: None), Collective(finished=False)
+    scope.end(CommunicatorAborted, "over")
+    scope.add(collective)
     assert collective.ended == 1
 
 
 def test_only_the_first_failure_is_announced_and_all_collectives_raise_it() -> None:
     announced: list[str] = []
-    life = Life(lambda: announced.append("failed"))
-    first = life.fail("allreduce", RuntimeError("no route"))
-    second = life.fail("broadcast", RuntimeError("a consequence"))
+    scope = GenerationScope(lambda: announced.append("failed"))
+    first = scope.fail("allreduce", RuntimeError("no route"))
+    second = scope.fail("broadcast", RuntimeError("a consequence"))
     assert announced == ["failed"]
     assert isinstance(first, CommunicatorFailed)
     assert "allreduce failed: no route" in str(first)
     assert "allreduce failed: no route" in str(second)
-    assert not life.aborted
+    assert not scope.aborted
 
 
-def test_a_life_knows_what_may_still_touch_tensors_after_its_end() -> None:
-    life = Life(lambda: None)
+def test_a_scope_knows_what_may_still_touch_tensors_after_its_end() -> None:
+    scope = GenerationScope(lambda: None)
     busy, done, dismissed = Collective(finished=False), Collective(finished=True), Collective(finished=False)
     for collective in (busy, done, dismissed):
-        life.enrol(collective)
-    life.dismiss(dismissed)
-    life.end(CommunicatorAborted, "over")
-    assert life.left_behind() == [busy]
+        scope.add(collective)
+    scope.discard(dismissed)
+    scope.end(CommunicatorAborted, "over")
+    assert scope.unfinished() == [busy]
 
 
 @pytest.mark.parametrize(
@@ -116,52 +116,52 @@ def test_an_error_of_gloo_is_told_without_its_decoration(text: str, expected: st
 
 
 def test_an_attempt_hands_over_its_result() -> None:
-    assert Attempt(lambda attempt: attempt.go_on() > 0, time.monotonic() + SOON_S).outcome() is True
+    assert BackgroundTask(lambda task: task.remaining_s() > 0, time.monotonic() + SOON_S).result() is True
 
 
 def test_an_attempt_hands_over_its_error() -> None:
-    def work(_: Attempt[int]) -> int:
+    def work(_: BackgroundTask[int]) -> int:
         raise RuntimeError("no store")
 
     with pytest.raises(RuntimeError, match="no store"):
-        Attempt(work, time.monotonic() + SOON_S).outcome()
+        BackgroundTask(work, time.monotonic() + SOON_S).result()
 
 
 def test_an_attempt_that_is_late_is_given_up_with_what_it_waits_for() -> None:
     gate = threading.Event()
 
-    def work(attempt: Attempt[int]) -> int:
-        attempt.stage = "rank 7 has not come"
+    def work(task: BackgroundTask[int]) -> int:
+        task.stage = "rank 7 has not come"
         gate.wait(SOON_S)
         return 1
 
     with pytest.raises(TimeoutError, match="rank 7 has not come"):
-        Attempt(work, time.monotonic() + 0.05).outcome()
+        BackgroundTask(work, time.monotonic() + 0.05).result()
     gate.set()
 
 
 def test_an_attempt_that_is_abandoned_wakes_its_owner_and_stops_at_its_next_step() -> None:
     gate, stopped = threading.Event(), threading.Event()
 
-    def work(attempt: Attempt[int]) -> int:
+    def work(task: BackgroundTask[int]) -> int:
         gate.wait(SOON_S)
         try:
-            attempt.go_on()
+            task.remaining_s()
         except Abandoned:
             stopped.set()
             raise
         return 1
 
-    attempt = Attempt(work, time.monotonic() + SOON_S)
-    threading.Timer(0.05, attempt.abandon).start()
+    task = BackgroundTask(work, time.monotonic() + SOON_S)
+    threading.Timer(0.05, task.abandon).start()
     with pytest.raises(Abandoned):
-        attempt.outcome()
+        task.result()
     gate.set()
     assert stopped.wait(SOON_S)
 
 
 def test_waiters_run_jobs_side_by_side_and_use_idle_threads_again() -> None:
-    waiters = Waiters()
+    threads = CompletionThreads()
     both = threading.Barrier(3)
     names: list[str] = []
 
@@ -169,7 +169,7 @@ def test_waiters_run_jobs_side_by_side_and_use_idle_threads_again() -> None:
         both.wait(SOON_S)
 
     for _ in range(2):
-        waiters.run(meet)
+        threads.run(meet)
     both.wait(SOON_S)
     for _ in range(20):
         done = threading.Event()
@@ -178,7 +178,7 @@ def test_waiters_run_jobs_side_by_side_and_use_idle_threads_again() -> None:
             names.append(threading.current_thread().name)
             done.set()
 
-        waiters.run(sign)
+        threads.run(sign)
         assert done.wait(SOON_S)
     assert len(names) == 20
     assert len(set(names)) < 20
@@ -231,14 +231,14 @@ def test_the_first_to_settle_a_future_counts() -> None:
 
 def test_a_group_of_one_does_not_go_to_its_backend() -> None:
     """Nobody else takes part, so it is done when it is started; an aborted one raises like any other."""
-    owner, life = SimpleNamespace(observer=None), Life(lambda: None)
-    group = Group(owner, [3], 0, life, timedelta(seconds=1))  # type: ignore[arg-type]
-    backend: Any = SimpleNamespace(face=None, gloo=None)  # whatever is asked of it is an error
-    group.seat(backend, life)
+    owner, scope = SimpleNamespace(observer=None), GenerationScope(lambda: None)
+    group = Group(owner, [3], 0, scope, timedelta(seconds=1))  # type: ignore[arg-type]
+    backend: Any = SimpleNamespace(process_group=None, gloo=None)  # whatever is asked of it is an error
+    group.connect(backend, scope)
     bucket, part = torch.arange(4.0), torch.empty(4)
-    assert isinstance(group.start("reduce_scatter_single", True, True, (part, bucket)), DoneWork)
-    assert isinstance(group.start("allreduce", False, True, ([bucket],)), DoneWork)
+    assert isinstance(group.start("reduce_scatter_single", True, True, (part, bucket)), CompletedWork)
+    assert isinstance(group.start("allreduce", False, True, ([bucket],)), CompletedWork)
     assert part.tolist() == bucket.tolist() == [0.0, 1.0, 2.0, 3.0]
-    life.end(CommunicatorAborted, "over")
+    scope.end(CommunicatorAborted, "over")
     with pytest.raises(CommunicatorAborted, match="over"):
         group.start("allreduce", False, True, ([bucket],))

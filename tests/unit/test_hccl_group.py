@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from midstep.communicators.generation_scope import GenerationScope
 from midstep.communicators.hccl_group import HcclGroup
-from midstep.communicators.life import Life
 from midstep.protocol.errors import CommunicatorAborted
 
 
@@ -54,17 +54,17 @@ class Observer:
 CPU = torch.device("cpu")
 
 
-def group_of(library: Library, observer: Observer, life: Life) -> HcclGroup:
+def group_of(library: Library, observer: Observer, scope: GenerationScope) -> HcclGroup:
     """Return a group that the library serves."""
-    group = HcclGroup(SimpleNamespace(observer=observer), (0, 1), 0, life, timedelta(seconds=1), CPU)
-    group.serve(library, object(), life)
+    group = HcclGroup(SimpleNamespace(observer=observer), (0, 1), 0, scope, timedelta(seconds=1), CPU)
+    group.serve(library, object(), scope)
     return group
 
 
 def test_a_batch_of_sends_and_receives_is_made_by_the_library_and_watched_as_one() -> None:
     """Two ranks that each queued a send before its receive would wait for each other for ever."""
     library, observer = Library(), Observer()
-    group = group_of(library, observer, Life(lambda: None))
+    group = group_of(library, observer, GenerationScope(lambda: None))
     group._start_coalescing(CPU)
     group.send([torch.ones(1)], 1, 0)
     work = group._end_coalescing(CPU)
@@ -76,10 +76,10 @@ def test_a_batch_of_sends_and_receives_is_made_by_the_library_and_watched_as_one
 
 def test_an_abort_in_the_middle_of_a_batch_is_told_when_the_library_has_closed_it() -> None:
     """It would take what comes in the next generation for more of it. The next batch is not begun any more."""
-    library, observer, life = Library(), Observer(), Life(lambda: None)
-    group = group_of(library, observer, life)
+    library, observer, scope = Library(), Observer(), GenerationScope(lambda: None)
+    group = group_of(library, observer, scope)
     group._start_coalescing(CPU)
-    life.end(CommunicatorAborted, "a peer is gone")
+    scope.end(CommunicatorAborted, "a peer is gone")
     group.send([torch.ones(1)], 1, 0)
     with pytest.raises(CommunicatorAborted):
         group._end_coalescing(CPU)

@@ -214,10 +214,10 @@ def test_every_refusal_gives_its_reason() -> None:
 
 def test_groups_are_found_wherever_an_object_keeps_them() -> None:
     """In attributes, containers, closures, partial functions and bound methods."""
-    from midstep.communicators.group import Group
-    from midstep.communicators.life import Life
+    from midstep.communicators.generation_scope import GenerationScope
+    from midstep.communicators.process_group import Group
 
-    groups = [Group(GlooCommunicator(), (0,), 0, Life(lambda: None), _timeout()) for _ in range(5)]
+    groups = [Group(GlooCommunicator(), (0,), 0, GenerationScope(lambda: None), _timeout()) for _ in range(5)]
 
     class Owner:
         def __init__(self, group: Any) -> None:
@@ -235,7 +235,7 @@ def test_groups_are_found_wherever_an_object_keeps_them() -> None:
     )
     found = {id(handle.group) for handle in _walk(root, "root", set())}
     assert found == {id(group) for group in groups}
-    assert not any(group.seated for group in groups)
+    assert not any(group.connected for group in groups)
 
 
 def test_the_installed_version_has_all_that_is_used() -> None:

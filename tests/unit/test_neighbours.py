@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from midstep.communicators.life import Life
+from midstep.communicators.authenticator import Authenticator
+from midstep.communicators.generation_scope import GenerationScope
 from midstep.communicators.neighbours import Neighbours
-from midstep.communicators.seal import Seal
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed
 from midstep.protocol.types import Rendezvous
 
-SEAL = Seal(Rendezvous("127.0.0.1", 1, "secret"), 1)
+AUTHENTICATOR = Authenticator(Rendezvous("127.0.0.1", 1, "secret"), 1)
 LONG_S = 20.0
 BLOCKED_S = 0.1
 
@@ -26,17 +26,21 @@ class World:
 
     def __init__(self, size: int, limit_s: float = LONG_S) -> None:
         self.ranks: list[Neighbours] = []
-        self.lives: list[Life] = []
+        self.scopes: list[GenerationScope] = []
         for rank in range(size):
-            self.lives.append(Life(partial(self._cut, rank)))
-            self.ranks.append(Neighbours(rank, size, "127.0.0.1", limit_s=limit_s, life=self.lives[rank], seal=SEAL))
+            self.scopes.append(GenerationScope(partial(self._cut, rank)))
+            self.ranks.append(
+                Neighbours(
+                    rank, size, "127.0.0.1", limit_s=limit_s, scope=self.scopes[rank], authenticator=AUTHENTICATOR
+                )
+            )
         self._threads = ThreadPoolExecutor(size)
 
     def _cut(self, rank: int) -> None:
         self.ranks[rank].cut()
 
     def introduce(self) -> None:
-        words = [neighbours.word for neighbours in self.ranks]
+        words = [neighbours.address for neighbours in self.ranks]
         for neighbours in self.ranks:
             neighbours.expect(words)
 
@@ -138,7 +142,7 @@ def test_the_end_of_one_rank_ends_the_barrier_of_all(connected: Callable[[int], 
     for answer in waiting:
         with pytest.raises(CommunicatorFailed, match="barrier"):
             answer.result(LONG_S)
-    assert all(life.reason is not None for life in world.lives[:7])
+    assert all(scope.reason is not None for scope in world.scopes[:7])
 
 
 @pytest.mark.parametrize("kind", ["barrier", "swap", "connect"])
@@ -160,7 +164,7 @@ def test_a_cut_from_another_thread_ends_a_wait(made: list[World], kind: str) -> 
     answer = world.start(0, wait)
     time.sleep(BLOCKED_S)
     assert not answer.done()
-    world.lives[0].end(CommunicatorAborted, "the test said so")
+    world.scopes[0].end(CommunicatorAborted, "the test said so")
     world.ranks[0].cut()
     with pytest.raises(CommunicatorAborted, match="the test said so"):
         answer.result(LONG_S)
@@ -180,7 +184,7 @@ def test_who_does_not_know_the_word_is_turned_away(made: list[World]) -> None:
     world.introduce()
     strangers = []
     for hello in (b"", b"x" * 24, b"GET / HTTP/1.1\r\n\r\n" * 3):
-        listener = world.ranks[0].word.listener
+        listener = world.ranks[0].address.listener
         stranger = socket.create_connection((listener.host, listener.port))
         stranger.sendall(hello)
         stranger.shutdown(socket.SHUT_WR)

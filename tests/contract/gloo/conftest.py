@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from midstep.communicators.base import Communicator
 from midstep.communicators.gloo import GlooCommunicator
-from midstep.communicators.names import forget_name_servers_in_this_process
+from midstep.communicators.name_resolution import disable_dns_in_this_process
 from midstep.protocol.types import Rendezvous
 
 WORD_S = 30.0
@@ -38,21 +38,21 @@ class Rank:
         assert self._line.poll(WORD_S), "the test said nothing"
         return self._line.recv()
 
-    def join(self, generation: int = 0, *, seated: bool = True, collective_s: float = 20.0) -> GlooCommunicator:
+    def join(self, generation: int = 0, *, connected: bool = True, collective_s: float = 20.0) -> GlooCommunicator:
         """Make the communicator and the default group."""
         communicator = GlooCommunicator()
-        self.init(communicator, generation, seated=seated, collective_s=collective_s)
+        self.init(communicator, generation, connected=connected, collective_s=collective_s)
         return communicator
 
     def init(
-        self, communicator: Communicator, generation: int = 0, *, seated: bool = True, collective_s: float = 20.0
+        self, communicator: Communicator, generation: int = 0, *, connected: bool = True, collective_s: float = 20.0
     ) -> None:
         """Make the default group with a communicator."""
         communicator.init(
             rank=self.number,
             world_size=self.world_size,
             generation=generation,
-            store=self.store if seated else None,
+            store=self.store if connected else None,
             collective_s=collective_s,
             link_up_s=20.0,
         )
@@ -119,7 +119,7 @@ class Ranks:
 
 
 def _serve_store(line: Connection) -> None:
-    forget_name_servers_in_this_process()
+    disable_dns_in_this_process()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     line.send(store.port)
     signal.pause()

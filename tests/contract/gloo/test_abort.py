@@ -92,7 +92,7 @@ def be_aborted(rank: Rank) -> None:
             rank.say((caught, woken_s, communicator.failed, refused))
         generation += 1
         communicator.abort("end of round")
-        communicator.reseat(generation, rank.store, 20.0)
+        communicator.reconnect(generation, rank.store, 20.0)
         model = DistributedDataParallel(torch.nn.Linear(8, 4), broadcast_buffers=False)
 
 

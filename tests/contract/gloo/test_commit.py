@@ -65,14 +65,14 @@ def step_by_step(rank: Rank, ledgers: Ledgers, victim: int, point: str) -> None:
             pass_by("after the commit")
     except CommunicatorError:
         rank.say(("stopped", communicator.failed is not None))
-    communicator.reseat(rank.hear(), rank.store, LINK_UP_S)
+    communicator.reconnect(rank.hear(), rank.store, LINK_UP_S)
     rank.say(communicator.swap(b"again", (rank.number + SHIFT) % WORLD, (rank.number - SHIFT) % WORLD))
     rank.hear()
 
 
 def join_late(rank: Rank) -> None:
-    communicator = rank.join(seated=False)
-    communicator.reseat(rank.hear(), rank.store, LINK_UP_S)
+    communicator = rank.join(connected=False)
+    communicator.reconnect(rank.hear(), rank.store, LINK_UP_S)
     rank.say(communicator.swap(b"again", (rank.number + SHIFT) % WORLD, (rank.number - SHIFT) % WORLD))
     rank.hear()
 

@@ -1,4 +1,4 @@
-"""What torch builds on process groups keeps its group objects, and works before and after a reseat."""
+"""What torch builds on process groups keeps its group objects, and works before and after a reconnect."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ def use_until_it_fails(mesh: Any, number: int) -> None:
 
 
 def shard(rank: Rank, *, newcomer: bool) -> None:
-    communicator = rank.join(seated=not newcomer)
+    communicator = rank.join(connected=not newcomer)
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("shard",))
     model = make_layers()
     fully_shard(model, mesh=mesh)
     if newcomer:
-        communicator.reseat(rank.hear(), rank.store, LINK_UP_S)
+        communicator.reconnect(rank.hear(), rank.store, LINK_UP_S)
     while True:
         rank.say((step_fully_sharded(model, rank.number), use_functionals(mesh, rank.number)))
         rank.hear()
         with pytest.raises((CommunicatorError, RuntimeError), match="failed"):
             use_until_it_fails(mesh, rank.number)
         communicator.abort("a peer died")
-        communicator.reseat(rank.hear(), rank.store, LINK_UP_S)
+        communicator.reconnect(rank.hear(), rank.store, LINK_UP_S)
 
 
-def test_a_device_mesh_and_a_fully_sharded_model_go_on_after_a_reseat(ranks: Ranks) -> None:
+def test_a_device_mesh_and_a_fully_sharded_model_go_on_after_a_reconnect(ranks: Ranks) -> None:
     ranks.start_all(WORLD, lambda rank: shard(rank, newcomer=False))
     before = ranks.hear_all()
     mean = make_layers()
@@ -101,7 +101,7 @@ def interrupt_backward(rank: Rank) -> None:
                 model(torch.ones(1, 8)).sum().backward()
         communicator.abort("the test said so")
         generation += 1
-        communicator.reseat(generation, rank.store, LINK_UP_S)
+        communicator.reconnect(generation, rank.store, LINK_UP_S)
         model = DistributedDataParallel(layers, broadcast_buffers=False, bucket_cap_mb=0.0001)
 
 
@@ -116,9 +116,9 @@ def test_a_model_whose_backward_pass_was_interrupted_is_wrapped_anew_and_gives_t
         assert ranks.hear_all() == before
 
 
-def build_unseated(rank: Rank) -> None:
+def build_unconnected(rank: Rank) -> None:
     """Make everything that a newcomer may make before it can talk to anybody."""
-    communicator = rank.join(seated=False)
+    communicator = rank.join(connected=False)
     group = dist.new_group([0, 1])
     tensor = torch.full((4,), float(rank.number))
     dist.all_reduce(tensor, group=group)
@@ -133,14 +133,14 @@ def build_unseated(rank: Rank) -> None:
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     rank.say((tensor.tolist(), everybody, part.tolist(), work.is_completed(), communicator.failed))
-    communicator.reseat(1, rank.store, LINK_UP_S)
+    communicator.reconnect(1, rank.store, LINK_UP_S)
     dist.all_reduce(tensor, group=group)
     rank.say(tensor.tolist())
 
 
-def test_an_unseated_rank_gets_back_what_it_put_in(ranks: Ranks) -> None:
-    ranks.start(1, WORLD, build_unseated)
+def test_an_unconnected_rank_gets_back_what_it_put_in(ranks: Ranks) -> None:
+    ranks.start(1, WORLD, build_unconnected)
     assert ranks.hear(1) == ([1.0] * 4, [1, 1], [1.0, 1.0], True, None)
-    ranks.start(0, WORLD, build_unseated)
+    ranks.start(0, WORLD, build_unconnected)
     assert ranks.hear(0) == ([0.0] * 4, [0, 0], [0.0, 0.0], True, None)
     assert ranks.hear_all() == [[1.0] * 4] * 2

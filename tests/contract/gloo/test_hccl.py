@@ -31,12 +31,12 @@ ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
 class Setup:
     """A rank with its device, its communicator and its groups."""
 
-    def __init__(self, rank: Rank, *, seated: bool = True) -> None:
+    def __init__(self, rank: Rank, *, connected: bool = True) -> None:
         self.rank = rank
         self.device = device_named("fake")
         self.device.prepare(rank.number, ENVIRONMENT, LINK_UP_S)
         self.communicator = fake_communicator()
-        rank.init(self.communicator, seated=seated)
+        rank.init(self.communicator, connected=connected)
         made = [dist.new_group(members) for members in GROUPS]
         self.groups = [group for group in made if group != dist.GroupMember.NON_GROUP_MEMBER]
 
@@ -46,7 +46,7 @@ class Setup:
             ones = torch.ones(3)
             dist.all_reduce(ones, group=group)
             assert ones.tolist() == [float(dist.get_world_size(group))] * 3
-        assert all(group.seated for group in self.communicator._groups)
+        assert all(group.connected for group in self.communicator._groups)
 
     def comms(self) -> list[int]:
         """How often each of the library's groups was linked again without being rebuilt."""
@@ -57,9 +57,9 @@ class Setup:
         self.device.stop()
         self.device.clean()
 
-    def reseat(self, link_up_s: float = LINK_UP_S) -> tuple[str, str]:
+    def reconnect(self, link_up_s: float = LINK_UP_S) -> tuple[str, str]:
         try:
-            self.communicator.reseat(self.rank.hear(), self.rank.store, link_up_s)
+            self.communicator.reconnect(self.rank.hear(), self.rank.store, link_up_s)
         except LinkUpFailed as error:
             self.device.stop()
             self.device.clean()
@@ -68,14 +68,14 @@ class Setup:
 
 
 def join_late(rank: Rank) -> None:
-    """Make model and groups alone; be seated; use everything."""
-    setup = Setup(rank, seated=False)
+    """Make model and groups alone; be connected; use everything."""
+    setup = Setup(rank, connected=False)
     alone = torch.full((2,), 7.0)
     dist.all_reduce(alone)
     assert alone.tolist() == [7.0, 7.0]
     rank.say("checked")
     rank.say("nothing")
-    rank.say(setup.reseat())
+    rank.say(setup.reconnect())
     setup.check()
     rank.say(setup.comms())
     setup.communicator.close()
@@ -102,7 +102,7 @@ def survive_until_told(rank: Rank) -> None:
     thread.join(10)
     setup.device.clean()
     rank.say(text)
-    rank.say(setup.reseat())
+    rank.say(setup.reconnect())
     setup.check()
     rank.say(setup.comms())
     setup.communicator.close()
@@ -133,14 +133,14 @@ def interrupted_twice(rank: Rank) -> None:
     setup.check()
     before = [group.backend for group in setup.communicator._groups]
     setup.stop_and_clean()
-    rank.say(setup.reseat())
+    rank.say(setup.reconnect())
     setup.check()
     rank.say(setup.comms())
     if rank.number == VICTIM:
         CHIP.link_broken = True
     setup.stop_and_clean()
-    rank.say(setup.reseat(SHORT_S))
-    rank.say(setup.reseat())
+    rank.say(setup.reconnect(SHORT_S))
+    rank.say(setup.reconnect())
     setup.check()
     rank.say(setup.comms())
     assert [group.backend for group in setup.communicator._groups] == before
@@ -168,8 +168,8 @@ def fails_once(rank: Rank) -> None:
     if rank.number == VICTIM:
         setup.device.harm(Injury.LINK_UP_FAILS)
     setup.stop_and_clean()
-    rank.say(setup.reseat(SHORT_S))
-    rank.say(setup.reseat())
+    rank.say(setup.reconnect(SHORT_S))
+    rank.say(setup.reconnect())
     setup.check()
     rank.say(setup.communicator.link_up_s)
     setup.communicator.close()
@@ -203,12 +203,12 @@ def aborted_link_up(rank: Rank) -> None:
     threading.Thread(target=control, daemon=True).start()
     answer: Any = None
     try:
-        setup.communicator.reseat(1, rank.store, LINK_UP_S)
+        setup.communicator.reconnect(1, rank.store, LINK_UP_S)
     except Exception as error:
         answer = type(error).__name__
     setup.device.clean()
     rank.say(answer)
-    rank.say(setup.reseat())
+    rank.say(setup.reconnect())
     setup.check()
     setup.communicator.close()
 
@@ -218,7 +218,7 @@ def comes_late(rank: Rank) -> None:
     setup.check()
     setup.stop_and_clean()
     rank.say("CommunicatorAborted")
-    rank.say(setup.reseat())
+    rank.say(setup.reconnect())
     setup.check()
     setup.communicator.close()
 
@@ -251,7 +251,7 @@ def swaps(rank: Rank) -> None:
         waiting.wait()
     except RuntimeError as error:
         rank.say(str(error).splitlines()[0])
-    rank.say(setup.reseat())
+    rank.say(setup.reconnect())
     setup.check()
     setup.communicator.close()
 

@@ -126,12 +126,12 @@ def main(wheel: zipfile.ZipFile) -> None:
     communicator = HcclCommunicator(Library(library, "hccl", "npu"))
     communicator.init(rank=0, world_size=1, generation=1, store=None, collective_s=5, link_up_s=5)
     device["stop_device"](0)
-    print("unseated", called)
+    print("unconnected", called)
     sub = dist.new_group([0])
     assert isinstance(sub, HcclGroup)
     assert isinstance(c10d._get_default_group(), HcclGroup)
     for number, group in enumerate(communicator._groups):
-        build(communicator._library, group, f"group{number}", HashStore(), communicator._life)
+        build(communicator._library, group, f"group{number}", HashStore(), communicator._scope)
     for name, call in (
         ("stop", lambda: device["stop_device"](0)),
         ("restart", lambda: device["restart_device"](0, rebuild_all_resources=False)),

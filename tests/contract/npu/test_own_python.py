@@ -31,7 +31,7 @@ def test_torch_npus_python_works_on_midsteps_groups(version: str) -> None:
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert said == {
         "helper": "True",
-        "unseated": "[]",
+        "unconnected": "[]",
         "stop": "['watchdog 2', 'watchdog 2']",
         "restart": "['clear', 'watchdog 1', 'clear', 'watchdog 1']",
         "resume": "['resume', 'resume']",

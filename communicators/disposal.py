@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 
-class Retirement:
+class Disposal:
     """Takes over the last references to gloo groups."""
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Retirement:
         """Destroy `groups` in a thread. The caller keeps no reference to them; the list is emptied."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if any(group is not None for group in groups):
-            thread = threading.Thread(target=groups.clear, name="midstep-retirement", daemon=True)
+            thread = threading.Thread(target=groups.clear, name="midstep-disposal", daemon=True)
             thread.start()
             self._threads.append(thread)
 

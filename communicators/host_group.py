@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from .gloo import GlooCommunicator
 
 
-class HostLines(GlooCommunicator):
+class HostGroup(GlooCommunicator):
     """One gloo group of all ranks, unknown to torch.distributed."""
 
     name = "host"

@@ -21,7 +21,7 @@ class _ResolverState(ctypes.Structure):
     )
 
 
-def hurry_lookups_in_this_thread() -> None:
+def limit_dns_in_this_thread() -> None:
     """Let lookups in this thread be given up after one question and one second.
 
     Of no effect where the C library is not glibc.
@@ -37,7 +37,7 @@ def hurry_lookups_in_this_thread() -> None:
     state().contents.retry = 1
 
 
-def forget_name_servers_in_this_process() -> None:
+def disable_dns_in_this_process() -> None:
     """Let lookups in all threads end at the local files.
 
     For the process that serves the store and does nothing else; call it before the server is made. Of no effect where

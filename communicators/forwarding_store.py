@@ -1,6 +1,6 @@
 """A rendezvous store that can be moved while process groups hold it.
 
-A process group of HCCL keeps the store that it was made with for life, and meets its members there anew after every
+A process group of HCCL keeps the store that it was made with for scope, and meets its members there anew after every
 rebuild. midstep's stores may move to another node, and every generation has its own part of a store. So groups are
 given this one, and what is behind it changes.
 """
@@ -14,14 +14,14 @@ from torch._C._distributed_c10d import Store
 from ..protocol.errors import CommunicatorFailed
 
 
-class MovableStore(Store):
+class ForwardingStore(Store):
     """A torch store in front of another. Before the first `move` it refuses everything."""
 
     def __init__(self) -> None:
         super().__init__()
         self._present: Any = None
 
-    def move(self, store: Any) -> None:
+    def forward_to(self, store: Any) -> None:
         """Stand for `store` from now on."""
         self._present = store
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed as dist
 
 from ..protocol.errors import CommunicatorFailed
-from .life import Life
+from .generation_scope import GenerationScope
 from .loopback import Loopback
-from .seating import Connected
-from .work import GroupWork, SilentGroupWork
+from .rendezvous import GlooBackend
+from .work import FuturelessGroupWork, GroupWork
 
 if TYPE_CHECKING:
     from .gloo import GlooCommunicator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BACKEND = "midstep_gloo"
 
 # Every collective of torch's ProcessGroup, under the names of torch 2.13 and of the versions before it.
-TOLD = (
+WITH_FUTURE = (
     "allreduce",
     "allreduce_coalesced",
     "allgather",
@@ -44,7 +44,7 @@ TOLD = (
     "barrier",
 )
 # Gloo's works for these have no future, and are not complete before somebody waits for them.
-SILENT = (
+WITHOUT_FUTURE = (
     "send",
     "recv",
     "recv_anysource",
@@ -61,70 +61,75 @@ class Group(dist.ProcessGroup):
     """A process group whose backend can be replaced."""
 
     def __init__(
-        self, owner: "GlooCommunicator", members: Sequence[int], place: int, life: Life, timeout: timedelta
+        self,
+        owner: "GlooCommunicator",
+        members: Sequence[int],
+        group_rank: int,
+        scope: GenerationScope,
+        timeout: timedelta,
     ) -> None:
         """Make the group of the global ranks `members`, in which this process has `place`. Not seated."""
-        super().__init__(place, len(members))  # type: ignore[call-arg]
+        super().__init__(group_rank, len(members))  # type: ignore[call-arg]
         self.members = tuple(members)
         # Gloo would hand what such a group does to a thread and back, and torch 2.13's now and then crashes over it: in
         # a reduce-scatter of one member, on a busy machine. What is left of the heap then looks like a second free.
         self._alone = len(self.members) == 1
-        self.place = place
+        self.group_rank = group_rank
         self._owner = owner
-        self._life = life
-        self._connected: Connected | None = None
-        self._face: Any = Loopback(place, len(members))
-        self._allreduce = self._face.allreduce
-        self._longest_s = timeout.total_seconds()
+        self._scope = scope
+        self._backend: GlooBackend | None = None
+        self._delegate: Any = Loopback(group_rank, len(members))
+        self._allreduce = self._delegate.allreduce
+        self._timeout_s = timeout.total_seconds()
         self._name = ""
         self._desc = "undefined"
 
     @property
-    def seated(self) -> bool:
+    def connected(self) -> bool:
         """Whether the group is connected, and nothing has gone wrong with it."""
-        return self._connected is not None and self._life.reason is None
+        return self._backend is not None and self._scope.reason is None
 
-    def seat(self, connected: Connected, life: Life) -> Connected | None:
+    def connect(self, connected: GlooBackend, scope: GenerationScope) -> GlooBackend | None:
         """Put a new backend behind the group; return the old one, which the caller must retire."""
-        old, self._connected = self._connected, connected
-        self._life = life
+        old, self._backend = self._backend, connected
+        self._scope = scope
         if self._alone:
             return old
-        self._face = connected.face
+        self._delegate = connected.process_group
         # Of every bucket in every step: without the way through torch's dispatcher.
         self._allreduce = connected.gloo.allreduce  # type: ignore[attr-defined]
         return old
 
-    def unseat(self, life: Life) -> Connected | None:
-        """Take the backend away, and let every collective raise as `life` has it; return the old one."""
-        old, self._connected = self._connected, None
-        self._face = Loopback(self.place, len(self.members))
-        self._allreduce = self._face.allreduce
-        self._life = life
+    def disconnect(self, scope: GenerationScope) -> GlooBackend | None:
+        """Take the backend away, and let every collective raise as `scope` has it; return the old one."""
+        old, self._backend = self._backend, None
+        self._delegate = Loopback(self.group_rank, len(self.members))
+        self._allreduce = self._delegate.allreduce
+        self._scope = scope
         return old
 
     def start(self, op: str, silent: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
         """Start the collective `op`. Raises CommunicatorAborted or CommunicatorFailed."""
-        life = self._life
-        if life.reason is not None:
-            raise life.error(op)
+        scope = self._scope
+        if scope.reason is not None:
+            raise scope.error(op)
         observer = self._owner.observer if observed else None
         if observer is not None:
             observer.entered(op, self.members)
         try:
-            call: Callable[..., dist.Work] = self._allreduce if op == "allreduce" else getattr(self._face, op)
+            call: Callable[..., dist.Work] = self._allreduce if op == "allreduce" else getattr(self._delegate, op)
             work = call(*args, **kwargs) if kwargs else call(*args)
         except BaseException as error:
             if observer is not None:
                 observer.left(op)
             if isinstance(error, RuntimeError) and GLOO_SOURCES in str(error):
-                raise life.fail(op, error) from error
+                raise scope.fail(op, error) from error
             raise
-        if self._connected is None or self._alone:
+        if self._backend is None or self._alone:
             if observer is not None:
                 observer.left(op)
             return work
-        return (SilentGroupWork if silent else GroupWork)(life, work, op, observer, self._longest_s)
+        return (FuturelessGroupWork if silent else GroupWork)(scope, work, op, observer, self._timeout_s)
 
     def abort(self) -> None:
         """End all collectives of this process: a broken group cannot be told from a broken link."""
@@ -132,13 +137,13 @@ class Group(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave the communicator. Called by torch's destroy_process_group."""
-        self._owner.forget(self)
+        self._owner.remove(self)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let collectives take `timeout` from now on, until the next seating."""
-        self._longest_s = timeout.total_seconds()
-        if self._connected is not None:
-            self._connected.gloo._set_default_timeout(timeout)
+        self._timeout_s = timeout.total_seconds()
+        if self._backend is not None:
+            self._backend.gloo._set_default_timeout(timeout)
 
     # Torch looks for these by name when a Python class stands behind a C++ reference.
 
@@ -158,7 +163,7 @@ class Group(dist.ProcessGroup):
         return BACKEND
 
     def getRank(self) -> int:  # noqa: N802
-        return self.place
+        return self.group_rank
 
     def getSize(self) -> int:  # noqa: N802
         return len(self.members)
@@ -173,21 +178,21 @@ def _collective(op: str, silent: bool) -> Callable[..., dist.Work]:
     return call
 
 
-for _op in TOLD + SILENT:
+for _op in WITH_FUTURE + WITHOUT_FUTURE:
     if hasattr(dist.ProcessGroup, _op):
-        setattr(Group, _op, _collective(_op, _op in SILENT))
+        setattr(Group, _op, _collective(_op, _op in WITHOUT_FUTURE))
 
 
-def orphaned(missing: Sequence[int], generation: int) -> Life:
-    """Return the life of a group that not all of its members have: every collective raises."""
-    life = Life(lambda: None)
+def incomplete_group(missing: Sequence[int], generation: int) -> GenerationScope:
+    """Return the scope of a group that not all of its members have: every collective raises."""
+    scope = GenerationScope(lambda: None)
     ranks = ", ".join(str(rank) for rank in missing)
-    life.end(
+    scope.end(
         CommunicatorFailed,
         f"rank {ranks}, which joined in generation {generation}, has not made this group; make groups before the "
         "train function, or anew at its beginning",
     )
-    return life
+    return scope
 
 
 def group_name(members: Sequence[int], ordinal: int) -> str:

@@ -10,10 +10,10 @@ import struct
 import time
 from collections.abc import Callable
 
-from .seal import TAG_BYTES, Seal
+from .authenticator import TAG_BYTES, Authenticator
 
-HELLO = struct.Struct(f"<{TAG_BYTES}sq")  # the proof, the rank that connects
-HELLO_S = 1.0  # for the whole of it; who means well sends it at once
+HANDSHAKE = struct.Struct(f"<{TAG_BYTES}sq")  # the proof, the rank that connects
+HANDSHAKE_S = 1.0  # for the whole of it; who means well sends it at once
 MOST_PENDING = 64  # that have not said who they are; the first of them gives way
 _LEAST_S = 0.001
 
@@ -27,18 +27,18 @@ class _Pending:
         self.heard = bytearray()
 
 
-class Greetings:
+class HandshakeListener:
     """Takes connections at `listener` until one has shown that it is a rank. Used by one thread."""
 
-    def __init__(self, listener: socket.socket, seal: Seal, nonce: bytes) -> None:
+    def __init__(self, listener: socket.socket, authenticator: Authenticator, nonce: bytes) -> None:
         """`nonce`: what the ranks were told to show that they have read. The listener stays its owner's."""
         self._listener = listener
-        self._seal = seal
+        self._authenticator = authenticator
         self._nonce = nonce
         self._pending: list[_Pending] = []  # in the order in which they came
-        self.turned_away = 0
+        self.rejected = 0
 
-    def next(self, deadline: float, expected: Callable[[int], bool]) -> tuple[int, socket.socket]:
+    def accept(self, deadline: float, expected: Callable[[int], bool]) -> tuple[int, socket.socket]:
         """Return the next rank that has connected and is `expected`, with its connection.
 
         Raises TimeoutError at the deadline, other OSErrors when the listener is shut down.
@@ -52,12 +52,12 @@ class Greetings:
                     self._pending.remove(pending)
                     return rank, pending.connection
                 if rank is not None:
-                    self._turn_away(pending)
+                    self._reject(pending)
             now = time.monotonic()
             for late in [each for each in self._pending if each.deadline <= now]:
-                self._turn_away(late)
+                self._reject(late)
             if self._listener in found:
-                self._accept()
+                self._accept_connection()
 
     def close(self) -> None:
         """Close what has not said who it is. Idempotent."""
@@ -76,36 +76,36 @@ class Greetings:
             ready = selector.select(max(_LEAST_S, until - now))
         return {key.fileobj for key, _ in ready if isinstance(key.fileobj, socket.socket)}
 
-    def _accept(self) -> None:
+    def _accept_connection(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):  # it has gone again
             return
         connection.setblocking(False)
-        self._pending.append(_Pending(connection, time.monotonic() + HELLO_S))
+        self._pending.append(_Pending(connection, time.monotonic() + HANDSHAKE_S))
         if len(self._pending) > MOST_PENDING:
-            self._turn_away(self._pending[0])
+            self._reject(self._pending[0])
 
     def _listen(self, pending: _Pending) -> int | None:
         """Read on; return the rank that it is, None while that is not known. Who cannot be one is turned away."""
         try:
-            heard = pending.connection.recv(HELLO.size - len(pending.heard))
+            heard = pending.connection.recv(HANDSHAKE.size - len(pending.heard))
         except BlockingIOError:
             return None
         except OSError:
             heard = b""
         pending.heard += heard
         if not heard:
-            self._turn_away(pending)
-        if not heard or len(pending.heard) < HELLO.size:
+            self._reject(pending)
+        if not heard or len(pending.heard) < HANDSHAKE.size:
             return None
-        proof, rank = HELLO.unpack(pending.heard)
-        if self._seal.greets(proof, self._nonce, rank):
+        proof, rank = HANDSHAKE.unpack(pending.heard)
+        if self._authenticator.verify_handshake(proof, self._nonce, rank):
             return int(rank)
-        self._turn_away(pending)
+        self._reject(pending)
         return None
 
-    def _turn_away(self, pending: _Pending) -> None:
-        self.turned_away += 1
+    def _reject(self, pending: _Pending) -> None:
+        self.rejected += 1
         self._pending.remove(pending)
         pending.connection.close()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from ..protocol.errors import CommunicatorError
 
 IDLE_S = 5.0  # how long a waiter without work is kept
-MAX_WAITERS = 1024
+MAX_THREADS = 1024
 
 
-class Waiters:
+class CompletionThreads:
     """Threads that wait for what the backend completes without telling anybody.
 
     Sends, receives and reduce-scatters of gloo have no future, and are not complete before somebody waits for them.
@@ -31,13 +31,13 @@ class Waiters:
                 self._idle -= 1
                 self._jobs.put(job)
                 return
-            if self._alive >= MAX_WAITERS:
+            if self._alive >= MAX_THREADS:
                 raise CommunicatorError(
-                    f"{MAX_WAITERS} sends, receives or reduce-scatters are being waited for at once; "
+                    f"{MAX_THREADS} sends, receives or reduce-scatters are being waited for at once; "
                     "wait for some before more are started"
                 )
             self._alive += 1
-        threading.Thread(target=self._serve, args=(job,), name="midstep-waiter", daemon=True).start()
+        threading.Thread(target=self._serve, args=(job,), name="midstep-completion", daemon=True).start()
 
     def _serve(self, job: Callable[[], None]) -> None:
         while True:
@@ -56,4 +56,4 @@ class Waiters:
                 job = self._jobs.get()  # promised between the timeout and the lock
 
 
-WAITERS = Waiters()
+COMPLETION_THREADS = CompletionThreads()

@@ -20,37 +20,37 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from ..protocol.types import Rendezvous, StoreEndpoint
-from . import words
+from . import messages
+from .authenticated_store import AuthenticatedStore
+from .authenticator import Authenticator
 from .links import Links
-from .names import hurry_lookups_in_this_thread
-from .seal import Seal
-from .sealed_store import SealedStore
+from .name_resolution import limit_dns_in_this_thread
 
 T = TypeVar("T")
 
 _KNOCK = "midstep/knock"
 
 
-class Connected(NamedTuple):
-    """A gloo group. `face` has the names of torch's ProcessGroup; `gloo` is the backend behind it.
+class GlooBackend(NamedTuple):
+    """A gloo group. `process_group` has the names of torch's ProcessGroup; `gloo` is the backend behind it.
 
     `store` is what both were given: a Python object must be kept for as long as C++ may call it.
     """
 
-    face: Any
+    process_group: Any
     gloo: dist.ProcessGroupGloo
-    store: SealedStore
+    store: AuthenticatedStore
 
 
 class Abandoned(Exception):
     """Nobody waits for this attempt any more."""
 
 
-class Attempt(Generic[T]):
+class BackgroundTask(Generic[T]):
     """Work in a background thread that its owner can stop waiting for."""
 
-    def __init__(self, work: Callable[["Attempt[T]"], T], deadline: float) -> None:
-        """Start `work`. It calls `go_on` between its steps. `deadline` is on the monotonic clock."""
+    def __init__(self, work: Callable[["BackgroundTask[T]"], T], deadline: float) -> None:
+        """Start `work`. It calls `remaining_s` between its steps. `deadline` is on the monotonic clock."""
         self.deadline = deadline
         self.stage = "the store has not answered"  # what is missing, if this is as far as it gets
         self._work = work
@@ -59,7 +59,7 @@ class Attempt(Generic[T]):
         self._abandoned = False
         self._result: T | None = None
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="midstep-seating", daemon=True).start()
+        threading.Thread(target=self._run, name="midstep-connect", daemon=True).start()
 
     def _run(self) -> None:
         result: T | None = None
@@ -74,7 +74,7 @@ class Attempt(Generic[T]):
                 self._over.set()
         # An unwanted result is dropped here: destroying a gloo group may block for as long as its timeout.
 
-    def go_on(self) -> float:
+    def remaining_s(self) -> float:
         """Return the seconds left. Raises Abandoned once nobody waits, or no time is left."""
         left_s = self.deadline - time.monotonic()
         if self._abandoned or left_s <= 0:
@@ -87,7 +87,7 @@ class Attempt(Generic[T]):
             self._abandoned = True
             self._over.set()
 
-    def outcome(self) -> T:
+    def result(self) -> T:
         """Wait for the result until the deadline. Raises Abandoned, TimeoutError with the stage, or what the work
         raised."""
         in_time = self._over.wait(max(0.0, self.deadline - time.monotonic()))
@@ -106,12 +106,12 @@ class Attempt(Generic[T]):
         return result
 
 
-class StoreLine:
+class StoreConnection:
     """A connection to the store. It is kept from generation to generation, as long as nothing goes wrong with it."""
 
     def __init__(self, endpoint: StoreEndpoint, limit_s: float) -> None:
         """Connect within `limit_s`. Raises RuntimeError (torch's). Only in a thread of its own, see names."""
-        hurry_lookups_in_this_thread()
+        limit_dns_in_this_thread()
         self.endpoint = StoreEndpoint(endpoint.host, endpoint.port)
         self.store = TCPStore(
             endpoint.host,
@@ -121,70 +121,72 @@ class StoreLine:
             wait_for_workers=False,
         )
 
-    def leads_to(self, endpoint: StoreEndpoint) -> bool:
+    def reaches(self, endpoint: StoreEndpoint) -> bool:
         """Say whether `endpoint` is at the other end, and still there."""
         if (self.endpoint.host, self.endpoint.port) != (endpoint.host, endpoint.port):
             return False
         try:
             self.store.check([_KNOCK])
-        except Exception:  # torch's, of whatever kind; another line is made then
+        except Exception:  # torch's, of whatever kind; another connection is made then
             return False
         return True
 
 
-class Table:
+class GenerationStore:
     """The place in the store where the members of a generation meet, and from which their groups are built."""
 
-    def __init__(self, line: StoreLine, rendezvous: Rendezvous, generation: int, collective_s: float) -> None:
+    def __init__(
+        self, connection: StoreConnection, rendezvous: Rendezvous, generation: int, collective_s: float
+    ) -> None:
         """Meet over `line`."""
-        self.line = line
-        self.seal = Seal(rendezvous, generation)
+        self.connection = connection
+        self.authenticator = Authenticator(rendezvous, generation)
         self._collective_s = collective_s
 
-    def part(self, name: str) -> SealedStore:
+    def with_prefix(self, name: str) -> AuthenticatedStore:
         """Return a part of the store that only the members of the generation can use."""
-        return SealedStore(self.line.store, self.line.endpoint, self.seal, name)
+        return AuthenticatedStore(self.connection.store, self.connection.endpoint, self.authenticator, name)
 
-    def meet(
-        self, attempt: Attempt[Any], name: str, members: Sequence[int], rank: int, word: T, *, missing: str
+    def exchange(
+        self, task: BackgroundTask[Any], name: str, members: Sequence[int], rank: int, word: T, *, missing: str
     ) -> list[T]:
         """Leave `word` for the other members and return everybody's, in their order.
 
-        `missing`: what to say of a member that does not come. Raises Abandoned when the attempt is over, LinkUpFailed
+        `missing`: what to say of a member that does not come. Raises Abandoned when the task is over, LinkUpFailed
         when the store fails or holds what is no word.
         """
-        store = self.part(name)
-        store.set(_seat(rank), words.encode(word))
+        store = self.with_prefix(name)
+        store.set(_member_key(rank), messages.encode(word))
         heard = {rank: word}
         for member in members:
             if member == rank:
                 continue
-            attempt.stage = f"rank {member} {missing}"
+            task.stage = f"rank {member} {missing}"
             try:
-                store.wait([_seat(member)], timedelta(seconds=attempt.go_on()))
+                store.wait([_member_key(member)], timedelta(seconds=task.remaining_s()))
             except dist.DistStoreError as error:  # torch's word for a timeout
                 raise Abandoned from error
             try:
-                heard[member] = words.decode(store.get(_seat(member)), type(word))
+                heard[member] = messages.decode(store.get(_member_key(member)), type(word))
             except ValueError as error:
-                raise store.refuse(_seat(member), str(error)) from error
-        attempt.stage = f"group {name} is not connected"
+                raise store.refuse(_member_key(member), str(error)) from error
+        task.stage = f"group {name} is not connected"
         return [heard[member] for member in members]
 
-    def connect(self, name: str, place: int, size: int, links: Links, limit_s: float) -> Connected:
-        """Build the gloo group `name`, all members of which are at the table. Raises RuntimeError (torch's)."""
+    def connect(self, name: str, group_rank: int, size: int, links: Links, limit_s: float) -> GlooBackend:
+        """Build the gloo group `name`, all members of which have exchanged messages. Raises RuntimeError (torch's)."""
         options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [links.device]
         options._timeout = timedelta(seconds=limit_s)  # of the connecting
-        store = self.part(name)
-        gloo = dist.ProcessGroupGloo(store, place, size, options)
+        store = self.with_prefix(name)
+        gloo = dist.ProcessGroupGloo(store, group_rank, size, options)
         gloo._set_default_timeout(timedelta(seconds=self._collective_s))  # of the collectives
-        face = dist.ProcessGroup(store, place, size)
-        face._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        face._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        face._set_group_name(c10d.GroupName(name))
-        return Connected(face, gloo, store)
+        process_group = dist.ProcessGroup(store, group_rank, size)
+        process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        process_group._set_group_name(c10d.GroupName(name))
+        return GlooBackend(process_group, gloo, store)
 
 
-def _seat(rank: int) -> str:
-    return f"seat/{rank}"
+def _member_key(rank: int) -> str:
+    return f"member/{rank}"

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from midstep.communicators.disposal import Disposal
 from midstep.communicators.fake import FakeHcclGroup
-from midstep.communicators.retirement import Retirement
 from midstep.devices.fake_chip import CHIP
 
 LONG_S = 20.0
@@ -28,7 +28,7 @@ class Stuck:
 
 
 def test_a_stuck_group_is_destroyed_once_it_can_be_and_nobody_waits() -> None:
-    retirement, group = Retirement(), Stuck()
+    retirement, group = Disposal(), Stuck()
     ended, destroyed = group.ended, group.destroyed
     groups = [None, group]
     del group

@@ -1,7 +1,7 @@
 """The time from one seating to the next, and how it ends.
 
-Every collective belongs to the life in which it was started. When the life ends, by an abort or by a failure, all its
-collectives end with it, wherever they wait; a life never comes back.
+Every collective belongs to the scope in which it was started. When the scope ends, by an abort or by a failure, all its
+collectives end with it, wherever they wait; a scope never comes back.
 """
 
 import threading
@@ -11,16 +11,16 @@ from typing import Protocol
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed
 
-_SETTLE_S = 0.1  # how long a reseat waits for the backend to let go of the tensors of aborted collectives
+_SETTLE_S = 0.1  # how long a reconnect waits for the backend to let go of the tensors of aborted collectives
 _PAUSE_S = 0.001
 _ADVICE = "This is typically caused by"
 
 
 class InFlight(Protocol):
-    """Something under way that must not outlast the life."""
+    """Something under way that must not outlast the scope."""
 
-    def life_ended(self) -> None:
-        """The life has ended: stop waiting. Any thread; must not block."""
+    def scope_ended(self) -> None:
+        """The scope has ended: stop waiting. Any thread; must not block."""
         ...
 
     def finished(self) -> bool:
@@ -28,11 +28,11 @@ class InFlight(Protocol):
         ...
 
 
-class Life:
+class GenerationScope:
     """One seating of all groups of a process."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
-        """Start a life; `on_failure` is called, in any thread, when a collective was the first to fail."""
+        """Start a scope; `on_failure` is called, in any thread, when a collective was the first to fail."""
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._in_flight: set[InFlight] = set()
@@ -41,11 +41,11 @@ class Life:
 
     @property
     def aborted(self) -> bool:
-        """Say whether the life is over because of an abort."""
+        """Say whether the scope is over because of an abort."""
         return self.reason is not None and self._kind is CommunicatorAborted
 
     def end(self, kind: type[CommunicatorError], reason: str) -> bool:
-        """End the life and wake all that waits. Returns False if it was over before."""
+        """End the scope and wake all that waits. Returns False if it was over before."""
         with self._lock:
             if self.reason is not None:
                 return False
@@ -53,7 +53,7 @@ class Life:
             self.reason = reason
             in_flight = list(self._in_flight)
         for work in in_flight:
-            work.life_ended()
+            work.scope_ended()
         return True
 
     def fail(self, op: str, error: BaseException) -> CommunicatorError:
@@ -63,23 +63,23 @@ class Life:
         return self.error(op)
 
     def error(self, op: str) -> CommunicatorError:
-        """Return the exception for `op` in a life that is over."""
+        """Return the exception for `op` in a scope that is over."""
         return self._kind(f"{op} cannot be done: {self.reason}; the groups must be seated for a new generation")
 
-    def enrol(self, work: InFlight) -> None:
+    def add(self, work: InFlight) -> None:
         """Have `work` woken at the end; at once if that has come."""
         with self._lock:
             if self.reason is None:
                 self._in_flight.add(work)
                 return
-        work.life_ended()
+        work.scope_ended()
 
-    def dismiss(self, work: InFlight) -> None:
+    def discard(self, work: InFlight) -> None:
         """Forget `work`: it is done."""
         with self._lock:
             self._in_flight.discard(work)
 
-    def left_behind(self) -> list[InFlight]:
+    def unfinished(self) -> list[InFlight]:
         """Return what was under way at the end and may still touch its tensors."""
         with self._lock:
             return [work for work in self._in_flight if not work.finished()]
@@ -95,12 +95,12 @@ def cause(error: BaseException) -> str:
     return rest if place.startswith("[") and rest else text
 
 
-def settle(life: Life) -> None:
-    """Give the backend a moment to let go of the tensors of a life that is over.
+def settle(scope: GenerationScope) -> None:
+    """Give the backend a moment to let go of the tensors of a scope that is over.
 
     Sockets that are shut down end its operations within milliseconds. A send that missed the news stays until the
     collective's timeout; it only reads its tensor.
     """
     end = time.monotonic() + _SETTLE_S
-    while life.left_behind() and time.monotonic() < end:
+    while scope.unfinished() and time.monotonic() < end:
         time.sleep(_PAUSE_S)

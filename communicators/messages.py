@@ -1,7 +1,7 @@
 """What the members of a generation tell each other before they connect, and how far it is believed.
 
 A member's word is signed, so it is a member's. That it makes sense is checked all the same, because what follows from
-it is a connection to a place, and code that trusts it.
+it is a connection to a group_rank, and code that trusts it.
 """
 
 import ipaddress
@@ -33,22 +33,22 @@ class Listener(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         ipaddress.ip_address(self.host)
 
 
-class NeighbourWord(NamedTuple):
+class NeighbourAddress(NamedTuple):
     """Where a rank waits for its neighbours. `nonce` is its own, so that no greeting can be used twice."""
 
     listener: Listener
     nonce: Nonce
 
 
-class GlooWord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GlooMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What each rank tells the others before gloo connects them."""
 
     listener: Listener
     groups: GroupNames
-    neighbours: NeighbourWord
+    neighbours: NeighbourAddress
 
 
-class HcclWord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HcclMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What each rank tells the others before HCCL's communicators are resumed or rebuilt."""
 
     groups: GroupNames

@@ -1,4 +1,4 @@
-"""The groups of the survivors, and those of a newcomer, are one world again after a reseat."""
+"""The groups of the survivors, and those of a newcomer, are one world again after a reconnect."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def make_model() -> DistributedDataParallel:
     return DistributedDataParallel(layers, broadcast_buffers=False, find_unused_parameters=True)
 
 
-def reseat_until_up(communicator: GlooCommunicator, rank: Rank, orders: Callable[[], int]) -> None:
-    """Reseat as often as the test opens another generation."""
+def reconnect_until_up(communicator: GlooCommunicator, rank: Rank, orders: Callable[[], int]) -> None:
+    """Reconnect as often as the test opens another generation."""
     while True:
         try:
-            communicator.reseat(orders(), rank.store, LINK_UP_S)
+            communicator.reconnect(orders(), rank.store, LINK_UP_S)
         except LinkUpFailed as error:
             rank.say(("not up", str(error)))
         else:
@@ -74,13 +74,13 @@ def threads() -> int:
 
 
 def train(rank: Rank, *, newcomer: bool) -> None:
-    """Train, be interrupted, be seated again, and so on. A newcomer makes its model and groups unseated."""
-    communicator = rank.join(seated=not newcomer)
+    """Train, be interrupted, be connected again, and so on. A newcomer makes its model and groups unconnected."""
+    communicator = rank.join(connected=not newcomer)
     groups = [dist.new_group([0, VICTIM]), dist.new_group([1, 2, 3]), dist.new_group([0, VICTIM])]
     members = [group for group in groups if group != dist.GroupMember.NON_GROUP_MEMBER]
     model = make_model()
     if newcomer:
-        reseat_until_up(communicator, rank, rank.hear)
+        reconnect_until_up(communicator, rank, rank.hear)
     while True:
         check(rank, model, members)
         rank.say((open_files(), threads()))
@@ -93,7 +93,7 @@ def train(rank: Rank, *, newcomer: bool) -> None:
         except CommunicatorError as error:
             rank.say(type(error).__name__)
         communicator.abort("a peer died")
-        reseat_until_up(communicator, rank, rank.hear)
+        reconnect_until_up(communicator, rank, rank.hear)
 
 
 def survive(rank: Rank) -> None:
@@ -105,7 +105,7 @@ def join_late(rank: Rank) -> None:
 
 
 def recover(ranks: Ranks, generation: int) -> int:
-    """Have all ranks seated; open another generation as long as the links do not come up."""
+    """Have all ranks connected; open another generation as long as the links do not come up."""
     while True:
         ranks.say(generation)
         answers = ranks.hear_all()
@@ -142,7 +142,7 @@ def miss_one(rank: Rank) -> None:
         communicator.abort("the test said so")
         began = time.monotonic()
         try:
-            communicator.reseat(generation, rank.store, link_up_s)
+            communicator.reconnect(generation, rank.store, link_up_s)
         except LinkUpFailed as error:
             rank.say((time.monotonic() - began, str(error), communicator.failed))
             continue
@@ -162,7 +162,7 @@ def test_a_missing_rank_is_named_within_the_deadline_and_the_next_generation_wor
     assert [(text, failed) for _, text, failed in ranks.hear_all()] == [("up", None)] * 3
 
 
-def abort_while_seating(rank: Rank) -> None:
+def abort_while_connecting(rank: Rank) -> None:
     communicator = rank.join()
     rank.hear()
     if rank.number == 0:
@@ -175,20 +175,20 @@ def abort_while_seating(rank: Rank) -> None:
         timer = threading.Timer(0.3, abort)
         timer.start()
         try:
-            communicator.reseat(1, rank.store, LINK_UP_S)
+            communicator.reconnect(1, rank.store, LINK_UP_S)
         except CommunicatorAborted as error:
             rank.say((time.monotonic() - began[0], str(error)))
         timer.join()
         rank.hear()
-    communicator.reseat(2, rank.store, LINK_UP_S)
+    communicator.reconnect(2, rank.store, LINK_UP_S)
     ones = torch.ones(1)
     dist.all_reduce(ones)
     rank.say(ones.item())
     rank.hear()
 
 
-def test_an_abort_ends_a_reseat_and_the_next_generation_works(ranks: Ranks) -> None:
-    ranks.start_all(2, abort_while_seating)
+def test_an_abort_ends_a_reconnect_and_the_next_generation_works(ranks: Ranks) -> None:
+    ranks.start_all(2, abort_while_connecting)
     ranks.say("go", 0)
     woken_s, text = ranks.hear(0)
     assert woken_s < 2.0
@@ -203,12 +203,12 @@ def be_slow_to_the_links(rank: Rank) -> None:
     rank.hear()
     communicator.abort("the test said so")
     if rank.number == 2:
-        from midstep.communicators.seating import Table
+        from midstep.communicators.rendezvous import GenerationStore
 
-        Table.connect = lambda *_: signal.pause()  # type: ignore[method-assign, assignment]
+        GenerationStore.connect = lambda *_: signal.pause()  # type: ignore[method-assign, assignment]
     began = time.monotonic()
     try:
-        communicator.reseat(1, rank.store, 1.0)
+        communicator.reconnect(1, rank.store, 1.0)
     except LinkUpFailed:
         rank.say(time.monotonic() - began)
     rank.hear()
@@ -221,11 +221,11 @@ def test_a_rank_that_dies_between_meeting_and_connecting_holds_nobody_up(ranks: 
 
 
 def make_groups_in_the_loop(rank: Rank, *, newcomer: bool) -> None:
-    communicator = rank.join(seated=not newcomer)
+    communicator = rank.join(connected=not newcomer)
     generation = 0
     if newcomer:
         generation = rank.hear()
-        communicator.reseat(generation, rank.store, LINK_UP_S)
+        communicator.reconnect(generation, rank.store, LINK_UP_S)
     earlier: list[Any] = []
     while True:
         groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
@@ -242,7 +242,7 @@ def make_groups_in_the_loop(rank: Rank, *, newcomer: bool) -> None:
         earlier.extend(groups)
         generation = rank.hear()
         communicator.abort("a peer died")
-        communicator.reseat(generation, rank.store, LINK_UP_S)
+        communicator.reconnect(generation, rank.store, LINK_UP_S)
 
 
 def test_groups_that_a_newcomer_lacks_are_refused_and_new_ones_work(ranks: Ranks) -> None:

@@ -15,30 +15,30 @@ from torch._C._distributed_c10d import Store
 
 from ..protocol.errors import LinkUpFailed
 from ..protocol.types import StoreEndpoint
-from .life import cause
-from .seal import Seal
+from .authenticator import Authenticator
+from .generation_scope import cause
 
 MOST_BYTES = 1 << 26  # of one value; gloo's addresses of a large world are a few hundred kilobytes
 
 
-class SealedStore(Store):
-    """The part `part` of a torch store, for those who have the seal.
+class AuthenticatedStore(Store):
+    """The part `part` of a torch store, for those who have the authenticator.
 
     Raises LinkUpFailed, which names store and key, for everything but a wait that takes too long: that is torch's
     DistStoreError.
     """
 
-    def __init__(self, inner: Any, endpoint: StoreEndpoint, seal: Seal, part: str) -> None:
+    def __init__(self, inner: Any, endpoint: StoreEndpoint, authenticator: Authenticator, part: str) -> None:
         super().__init__()
         self._inner = inner
         self._where = f"the rendezvous store at {endpoint.host}:{endpoint.port}"
-        self._seal = seal
+        self._authenticator = authenticator
         self._part = part
 
     def set(self, key: str, value: Any) -> None:
         """As torch's."""
         with self._asking("write", key) as name:
-            self._inner.set(name, self._seal.close(self._whole(key), _bytes(value)))
+            self._inner.set(name, self._authenticator.sign(self._whole(key), _bytes(value)))
 
     def get(self, key: str) -> bytes:
         """As torch's."""
@@ -55,8 +55,8 @@ class SealedStore(Store):
         """As torch's."""
         whole, before = self._whole(key), _bytes(expected)
         with self._asking("replace", key) as name:
-            known = self._seal.close(whole, before) if before else b""
-            present = bytes(self._inner.compare_set(name, known, self._seal.close(whole, _bytes(desired))))
+            known = self._authenticator.sign(whole, before) if before else b""
+            present = bytes(self._inner.compare_set(name, known, self._authenticator.sign(whole, _bytes(desired))))
         return self._opened(key, present) if present else present
 
     def delete_key(self, key: str) -> bool:
@@ -71,12 +71,12 @@ class SealedStore(Store):
     def check(self, keys: Sequence[str]) -> bool:
         """As torch's."""
         with self._asking("look for", ", ".join(keys)):
-            return bool(self._inner.check([self._seal.name(self._whole(key)) for key in keys]))
+            return bool(self._inner.check([self._authenticator.hashed_key(self._whole(key)) for key in keys]))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """As torch's."""
         with self._asking("wait for", ", ".join(keys)):
-            names = [self._seal.name(self._whole(key)) for key in keys]
+            names = [self._authenticator.hashed_key(self._whole(key)) for key in keys]
             if timeout is None:
                 self._inner.wait(names)
             else:
@@ -91,7 +91,7 @@ class SealedStore(Store):
         return LinkUpFailed(f"{self._where}: what a member left as {self._whole(key)} cannot be used: {why}")
 
     def _opened(self, key: str, sealed: bytes) -> bytes:
-        value = self._seal.open(self._whole(key), sealed) if len(sealed) <= MOST_BYTES else None
+        value = self._authenticator.verify(self._whole(key), sealed) if len(sealed) <= MOST_BYTES else None
         if value is None:
             raise LinkUpFailed(
                 f"{self._where}: {len(sealed)} bytes lie there as {self._whole(key)} that no member of this generation "
@@ -103,7 +103,7 @@ class SealedStore(Store):
     def _asking(self, what: str, key: str) -> Iterator[str]:
         """Ask the store; yields the name of `key`."""
         try:
-            yield self._seal.name(self._whole(key))
+            yield self._authenticator.hashed_key(self._whole(key))
         except dist.DistStoreError:  # torch's word for a timeout
             raise
         except Exception as error:  # torch's C++ turns what a store sends into errors of any kind
