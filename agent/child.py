@@ -76,7 +76,7 @@ def serve_store(order: orders.StoreOrder, listener: int, end: socket.socket) -> 
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from ..communicators.name_resolution import disable_dns_in_this_process
+    from ..communicators.dns import disable_dns_in_this_process
 
     name_process("midstep-store")
     disable_dns_in_this_process()

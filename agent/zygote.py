@@ -33,7 +33,7 @@ LATER_IMPORTS = (
     "torch.profiler",
     "encodings.idna",
     "midstep.devices.cpu",
-    "midstep.communicators.gloo",
+    "midstep.communicators.gloo.communicator",
     "midstep.processor.resilient",
     "midstep.adapters.ddp.state",
 )

@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep
-from midstep.communicators.work import GroupWork
+from midstep.communicators.gloo.work import GroupWork
 from midstep.examples.gpt import GPT, TEN_MILLION
 from midstep.processor.runtime import Runtime
 

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import TCPStore
 
 import midstep
 from midstep.adapters.ddp.replicated_state import SHARD_ID
-from midstep.communicators.gloo import GlooCommunicator
+from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.examples.gpt import GPT, TEN_MILLION
 from midstep.processor import transfer
 from midstep.protocol.types import Rendezvous, RepairPart, RestoreSource, ShardTransfer

@@ -1,4 +1,4 @@
-"""The collective layer: all process groups of a training process as one thing that can be aborted and seated again.
+"""The collective layer: all process groups of a training process, aborted and reconnected as one.
 
 Implementations are looked up by name and imported when first asked for, because importing them loads torch.
 """
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from .base import Communicator
 
 _HOMES = {
-    "gloo": ("gloo", "GlooCommunicator"),
+    "gloo": ("gloo.communicator", "GlooCommunicator"),
     "hccl": ("hccl", "npu_communicator"),
     "fake": ("fake", "fake_communicator"),
 }
 
 
 def communicator_named(name: str) -> "Communicator":
-    """Return a new communicator of the kind `name`, not initialised yet.
+    """Return a new communicator by its `name` in the policy, not initialised yet.
 
     Runs once in every training process, before its process groups are made. Raises ConfigurationError for an unknown
     name.

@@ -1,8 +1,8 @@
-"""What a recovery asks of the collective layer.
+"""The contract of the collective layer: what a recovery needs of it.
 
-A process has many process groups, and a fault breaks all of them at once. A communicator is all of them as one thing:
-aborted together, from any thread, and seated together for the next generation, while the group objects that models,
-reducers and device meshes hold stay what they are.
+A process has many process groups, and a fault breaks all of them at once. A communicator treats them as one: it aborts
+them together, from any thread, and reconnects them together in the next generation, while the group objects that
+models, reducers and device meshes hold stay the same.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -14,32 +14,32 @@ if TYPE_CHECKING:
 
 
 class CollectiveObserver(Protocol):
-    """Told of each collective of the training, for the step clock and for faults that are caused on purpose.
+    """Observes each collective of the training, for the step clock and for injected faults.
 
     The communicator's own traffic (link checks, `isend`, `irecv`, `swap`, `barrier`) is not reported.
     """
 
     def entered(self, op: str, group: tuple[int, ...] = ()) -> None:
-        """The calling thread is about to start `op` in the group of these ranks.
+        """Handle the start of `op` in the group of these ranks, in the calling thread.
 
-        An exception from here leaves the collective undone.
+        When this raises, the collective is not started.
         """
         ...
 
     def left(self, op: str) -> None:
-        """`op` is over, well or not: its wait returned, or its future is done (then in any thread)."""
+        """Handle the end of `op`, successful or not: its wait returned, or its future is done (then in any thread)."""
         ...
 
 
 class Transfer(Protocol):
-    """A tensor under way."""
+    """A tensor that is being sent or received."""
 
     def wait(self) -> bool:
-        """Wait until the tensor has been handed over. Raises CommunicatorAborted or CommunicatorFailed."""
+        """Wait until the tensor has been sent or received. Raises CommunicatorAborted or CommunicatorFailed."""
         ...
 
     def is_completed(self) -> bool:
-        """Say whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
         ...
 
 
@@ -48,12 +48,12 @@ class Communicator(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that the policy uses."""
+        """The name in the policy (`communicator.name`)."""
         ...
 
     @property
     def generation(self) -> int:
-        """The generation that the groups were last seated for, or that was being tried."""
+        """The generation in which the groups were last connected, or which was being tried."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class Communicator(Protocol):
     ) -> None:
         """Make the default process group of torch.distributed. Runs once, in the train thread.
 
-        With `store` None the group is not seated: collectives return what this rank put in, until `reconnect`. A
+        With `store` None the group is not connected: collectives return this rank's own input, until `reconnect`. A
         collective that takes longer than `collective_s` fails. Raises LinkUpFailed after `link_up_s`.
         """
         ...
@@ -96,17 +96,23 @@ class Communicator(Protocol):
         ...
 
     def isend(self, tensor: "torch.Tensor", rank: int) -> Transfer:
-        """Start to send `tensor` to `rank`. Runs in **repair**. Raises CommunicatorAborted, CommunicatorFailed."""
+        """Start to send `tensor`, in host memory, to `rank`. Runs in **repair**.
+
+        Raises CommunicatorAborted or CommunicatorFailed.
+        """
         ...
 
     def irecv(self, tensor: "torch.Tensor", rank: int) -> Transfer:
-        """Start to fill `tensor` from `rank`. Runs in **repair**. Raises CommunicatorAborted, CommunicatorFailed."""
+        """Start to receive into `tensor`, in host memory, from `rank`. Runs in **repair**.
+
+        Raises CommunicatorAborted or CommunicatorFailed.
+        """
         ...
 
     def swap(self, blob: bytes, to: int, source: int) -> bytes:
-        """Send `blob` to rank `to` and return what rank `source` sends. All ranks, at the end of each step.
+        """Send `blob` to rank `to` and return what rank `source` sends. On all ranks, at the end of each step.
 
-        Everybody's `to` must have it for its `source`. Raises CommunicatorAborted or CommunicatorFailed.
+        The rank `to` must name this rank as its `source`. Raises CommunicatorAborted or CommunicatorFailed.
         """
         ...
 
@@ -115,9 +121,9 @@ class Communicator(Protocol):
         ...
 
     def watch(self, observer: CollectiveObserver | None) -> None:
-        """Report the collectives from now on to `observer`; None: to nobody."""
+        """Report the collectives from now on to `observer`; None stops it."""
         ...
 
     def close(self) -> None:
-        """Give everything back, at the end of the process or of the job. Returns within a second."""
+        """Release threads and sockets, at the end of the process or of the job. Returns within a second."""
         ...

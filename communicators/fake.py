@@ -1,8 +1,8 @@
 """The backend `fake_hccl` of torch.distributed: HCCL's behaviour on the fake chip, gloo's results.
 
-Collectives are queued on the chip. A communicator is built when it is first used, by meeting the others in the group's
-store, and costs a link-up. A stop of the device cuts its connections; `resume_hccl_comm` brings the same communicator
-up again, `abort_hccl_comm` drops it so that the next use builds another. The rest of the names are those that
+Collectives are queued on the chip. A communicator is built on its first use: its members meet in the group's store, and
+that costs a link-up. A stop of the device shuts its connections down; `resume_hccl_comm` brings the same communicator
+up again, `abort_hccl_comm` drops it so that the next use builds another. The other public names are those that
 torch-npu's own Python calls on its backend.
 """
 
@@ -15,18 +15,19 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
-from torch.distributed import distributed_c10d as c10d
 
 from ..devices import fake as calls
 from ..devices.fake_chip import CHIP, LINK_UP_S, RETRY_FAILED, Task, told
 from ..protocol.types import StoreEndpoint
-from . import messages
-from .disposal import Disposal
+from . import handshake
+from .background import Disposal
+from .gloo.connections import connect_backend
+from .gloo.group import GLOO_SOURCES
+from .gloo.links import Links
+from .gloo.work import FuturelessWork, Promise
 from .hccl import HcclCommunicator
-from .library import Library
-from .links import Links
-from .process_group import GLOO_SOURCES, WITH_FUTURE, WITHOUT_FUTURE
-from .work import FuturelessWork, Promise
+from .hccl_group import CollectiveLibrary
+from .process_group import WITH_FUTURE, WITHOUT_FUTURE
 
 BACKEND = "fake_hccl"
 PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
@@ -49,15 +50,15 @@ class FakeLinks:
         self._number = 0
 
     def up(self) -> Links:
-        """Return the links, opened when they are first needed."""
+        """Return the links; open them on first use."""
         with self._lock:
             if self._links is None:
                 self._links = Links(_HERE)
                 CHIP.cuts.append(self.cut)
             return self._links
 
-    def know(self, peers: Sequence[tuple[str, int]]) -> None:
-        """Take note of where the others listen."""
+    def add_peers(self, peers: Sequence[tuple[str, int]]) -> None:
+        """Add the listeners of other ranks."""
         with self._lock:
             assert self._links is not None
             self._peers |= set(peers)
@@ -75,7 +76,7 @@ _DISPOSAL = Disposal()
 
 
 class FakeHcclGroup(dist.ProcessGroup):
-    """What `fake_hccl` makes of a group."""
+    """A process group of the backend `fake_hccl`."""
 
     def __init__(self, options: Any) -> None:
         """Make the group; nothing is connected before its first collective."""
@@ -92,21 +93,21 @@ class FakeHcclGroup(dist.ProcessGroup):
 
     def abort_hccl_comm(self, reason: str) -> None:
         """Drop the communicator."""
-        self._let_go()
+        self._leave_communicator()
         self._resumed = 0
         CHIP.link_broken = False
 
     def resume_hccl_comm(self, device_id: int) -> None:
-        """Have the communicator use its links again."""
+        """Let the communicator use its links again."""
         self._refuse_other_device(device_id)
-        self._let_go()
+        self._leave_communicator()
         self._resumed += 1  # used before or not: others may have used it, and all must meet in one place
 
-    def _let_go(self) -> None:
-        """Leave the gloo group, if there is one, without waiting for what may still be under way in it."""
+    def _leave_communicator(self) -> None:
+        """Dispose of the gloo group, if there is one, without waiting for what may still be under way in it."""
         left = [self._comm]
         self._comm = None
-        _DISPOSAL.take(left)
+        _DISPOSAL.dispose(left)
 
     def _delete_tcpstore_key(self) -> None:
         for key in self._keys:
@@ -117,7 +118,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         self._keys.clear()
 
     def set_watchdog_status(self, status: int) -> None:
-        """Take note of whether the watchdog would run."""
+        """Record whether the watchdog would run."""
         self.watchdog = status
 
     def clear_workmeta_list(self) -> None:
@@ -132,12 +133,12 @@ class FakeHcclGroup(dist.ProcessGroup):
         return FakeWork(CHIP.submit(lambda task: self._do(task, op, args, kwargs), tensors), tensors)
 
     def _refuse_other_device(self, device_id: int) -> None:
-        """Every thread has a current device, on which it makes things: at first device 0, not its process's."""
+        """Raise RuntimeError unless this is the chip's device: a thread's current device is 0 until it sets another."""
         if device_id != CHIP.index:
             raise RuntimeError(told(OTHER_DEVICE.format(device=device_id, chip=CHIP.index)))
 
     def _do(self, task: Task, op: str, args: Any, kwargs: Any) -> Any:
-        """Carry out a collective. In the chip's thread."""
+        """Run a collective. In the chip's thread."""
         if self._comm is None:
             self._comm = self._link_up(task)
         try:
@@ -153,13 +154,13 @@ class FakeHcclGroup(dist.ProcessGroup):
             work.get_future().add_done_callback(lambda _: done.set())
         if op in POINT_TO_POINT:
             task.goes_on = True
-            task.when_over(lambda: _leave(inner))
+            task.when_over(lambda: _keep_leftover(inner))
             inner.when_done(lambda: task.finish(_outcome(inner)))
             return None
         task.when_over(done.set)
         done.wait()
         if task.over:
-            _leave(inner)
+            _keep_leftover(inner)
             return None
         wrong = _outcome(inner)
         if wrong is not None:
@@ -167,7 +168,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         return work.get_future().value() if op not in WITHOUT_FUTURE else None
 
     def _link_up(self, task: Task) -> Any:
-        """Meet the others in the store and connect. In the chip's thread."""
+        """Meet the other members in the store and connect. In the chip's thread."""
         time.sleep(LINK_UP_S)
         if CHIP.link_up_fails:
             CHIP.link_up_fails = False
@@ -177,43 +178,40 @@ class FakeHcclGroup(dist.ProcessGroup):
         links = LINKS.up()
         name = f"{self._resumed}"
         key = f"{name}/{self._group_rank}"
-        self._store.set(key, messages.encode(messages.Listener(*links.listener)))
+        self._store.set(key, handshake.encode(handshake.Listener(*links.listener)))
         self._keys.append(key)
         others = [f"{name}/{place}" for place in range(self._size)]
         while not self._store.check(others):
             if task.over:
                 raise RuntimeError(ABORTED)
             time.sleep(_TICK_S)
-        LINKS.know([_endpoint(self._store.get(other)) for other in others])
-        options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [links.device]
-        options._timeout = timedelta(seconds=self._timeout_s)
+        LINKS.add_peers([_endpoint(self._store.get(other)) for other in others])
         store = PrefixStore(name, self._store)
-        gloo = dist.ProcessGroupGloo(store, self._group_rank, self._size, options)
-        process_group = dist.ProcessGroup(store, self._group_rank, self._size)
-        process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        if task.over:  # nobody waits for it, and others may have been told to build another
+        limit_s = self._timeout_s
+        gloo = connect_backend(
+            store, name, self._group_rank, self._size, links, link_up_s=limit_s, collective_s=limit_s
+        )
+        if task.over:  # abandoned: the others may have been told to build another
             raise RuntimeError(ABORTED)
-        return process_group
+        return gloo.process_group
 
 
 class FakeWork(dist.Work):
-    """A queued collective. The thread that computes is the device, so a wait is one for the result."""
+    """A queued collective. The device computes in a thread, so `wait` waits for the result."""
 
     def __init__(self, task: Task, tensors: list[torch.Tensor]) -> None:
-        """Stand for `task`."""
+        """Wrap `task`."""
         super().__init__()
         self._task = task
         self._tensors = tensors
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for it. Raises RuntimeError with the device's text."""
+        """Wait for the result. Raises RuntimeError with the device's text."""
         self._task.wait(timeout.total_seconds() or None)
         return True
 
     def get_future(self) -> "torch.futures.Future[Any]":
-        """Return a future that completes with it. For DDP's reducer."""
+        """Return a future that completes with the collective. For DDP's reducer."""
         promise = Promise()
 
         def settle() -> None:
@@ -225,15 +223,15 @@ class FakeWork(dist.Work):
         return promise.future
 
     def is_completed(self) -> bool:
-        """Say whether it is over."""
+        """Return whether it is over."""
         return self._task.over
 
     def is_success(self) -> bool:
-        """Say whether it was done, and well."""
+        """Return whether it completed without an error."""
         return self._task.over and self._task.error is None
 
     def exception(self) -> Any:
-        """Return what went wrong, if something did."""
+        """Return its error, or None."""
         return None if self._task.error is None else RuntimeError(told(self._task.error))
 
     def result(self) -> list[torch.Tensor]:
@@ -241,27 +239,27 @@ class FakeWork(dist.Work):
         return self._tensors
 
     def source_rank(self) -> int:
-        """Not known: nothing here receives from anybody."""
+        """Return -1: the sender is not known."""
         return -1
 
     _source_rank = source_rank
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait for the result."""
         self.wait()
 
 
-def _leave(inner: Any) -> None:
-    """It is over for its caller. If it was aborted, it may still touch its tensors for a moment."""
+def _keep_leftover(inner: Any) -> None:
+    """Register a work that is over for its caller, while it may still access its tensors."""
     if not inner.is_completed():
         CHIP.leftovers.append(inner.is_completed)
 
 
 def _outcome(inner: Any) -> str | None:
-    """Return what a complete collective of gloo has failed with."""
+    """Return the error text of a complete collective of gloo; None if there is none."""
     try:
         inner.wait()
-    except RuntimeError:  # gloo's words for a peer that is gone
+    except RuntimeError:  # gloo's, of any peer that is gone
         return PEER_GONE
     return None
 
@@ -274,9 +272,9 @@ def _tensors_in(argument: Any) -> list[torch.Tensor]:
     return []
 
 
-def _endpoint(word: bytes) -> tuple[str, int]:
+def _endpoint(data: bytes) -> tuple[str, int]:
     try:
-        listener = messages.decode(word, messages.Listener)
+        listener = handshake.decode(data, handshake.Listener)
     except ValueError as error:
         raise RuntimeError(NOT_UP) from error
     return listener.host, listener.port
@@ -302,4 +300,4 @@ def fake_communicator() -> HcclCommunicator:
         dist.Backend.register_backend(
             BACKEND, lambda options, _: FakeHcclGroup(options), extended_api=True, devices=["cpu"]
         )
-    return HcclCommunicator(Library(calls, BACKEND, "cpu"), "fake")
+    return HcclCommunicator(CollectiveLibrary(calls, BACKEND, "cpu"), "fake")

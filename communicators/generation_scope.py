@@ -1,38 +1,38 @@
-"""The time from one seating to the next, and how it ends.
+"""The scope of a generation: the collectives that were started in it, and how they all end with it.
 
-Every collective belongs to the scope in which it was started. When the scope ends, by an abort or by a failure, all its
-collectives end with it, wherever they wait; a scope never comes back.
+A communicator opens a scope when it connects its groups. An abort or the first failure ends the scope, and with it
+every collective that was started in it, wherever its caller waits. A scope never reopens; a reconnect opens the next.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed
 
-_SETTLE_S = 0.1  # how long a reconnect waits for the backend to let go of the tensors of aborted collectives
+_RELEASE_S = 0.1  # how long a reconnect waits for the backend to release the tensors of aborted collectives
 _PAUSE_S = 0.001
 _ADVICE = "This is typically caused by"
 
 
 class InFlight(Protocol):
-    """Something under way that must not outlast the scope."""
+    """A collective under way that must not outlast its scope."""
 
     def scope_ended(self) -> None:
-        """The scope has ended: stop waiting. Any thread; must not block."""
+        """Stop waiting: the scope has ended. Any thread; must not block."""
         ...
 
     def finished(self) -> bool:
-        """Say whether the backend has let go of the tensors."""
+        """Return whether the backend has released the tensors."""
         ...
 
 
 class GenerationScope:
-    """One seating of all groups of a process."""
+    """One connection of all groups of a process, from `reconnect` to the abort or failure that ends it."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
-        """Start a scope; `on_failure` is called, in any thread, when a collective was the first to fail."""
+        """Open a scope; `on_failure` is called, in any thread, when a collective was the first to fail."""
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._in_flight: set[InFlight] = set()
@@ -41,11 +41,11 @@ class GenerationScope:
 
     @property
     def aborted(self) -> bool:
-        """Say whether the scope is over because of an abort."""
+        """Whether the scope was ended by an abort."""
         return self.reason is not None and self._kind is CommunicatorAborted
 
     def end(self, kind: type[CommunicatorError], reason: str) -> bool:
-        """End the scope and wake all that waits. Returns False if it was over before."""
+        """End the scope and wake all its waiting callers. Return False if it was over before."""
         with self._lock:
             if self.reason is not None:
                 return False
@@ -57,17 +57,17 @@ class GenerationScope:
         return True
 
     def fail(self, op: str, error: BaseException) -> CommunicatorError:
-        """Take note that `op` failed with `error`; return what its caller must raise."""
-        if self.end(CommunicatorFailed, f"{op} failed: {cause(error)}"):
+        """End the scope because `op` failed with `error`; return what its caller must raise."""
+        if self.end(CommunicatorFailed, f"{op} failed: {error_text(error)}"):
             self._on_failure()
         return self.error(op)
 
     def error(self, op: str) -> CommunicatorError:
         """Return the exception for `op` in a scope that is over."""
-        return self._kind(f"{op} cannot be done: {self.reason}; the groups must be seated for a new generation")
+        return self._kind(f"{op} cannot be done: {self.reason}; the groups must be reconnected in a new generation")
 
     def add(self, work: InFlight) -> None:
-        """Have `work` woken at the end; at once if that has come."""
+        """Wake `work` when the scope ends; at once if it is over."""
         with self._lock:
             if self.reason is None:
                 self._in_flight.add(work)
@@ -75,32 +75,43 @@ class GenerationScope:
         work.scope_ended()
 
     def discard(self, work: InFlight) -> None:
-        """Forget `work`: it is done."""
+        """Forget `work`: it is complete."""
         with self._lock:
             self._in_flight.discard(work)
 
     def unfinished(self) -> list[InFlight]:
-        """Return what was under way at the end and may still touch its tensors."""
+        """Return what was under way at the end and may still access its tensors."""
         with self._lock:
             return [work for work in self._in_flight if not work.finished()]
 
+    def wait_released(self) -> None:
+        """Wait a moment for the backend to release the tensors, once the scope is over.
 
-def cause(error: BaseException) -> str:
-    """Return what an error says, without the place in gloo's sources before it and the advice behind it."""
+        Sockets that are shut down end its operations within milliseconds. A send that missed the shutdown stays until
+        the collective's timeout; it only reads its tensor.
+        """
+        end = time.monotonic() + _RELEASE_S
+        while self.unfinished() and time.monotonic() < end:
+            time.sleep(_PAUSE_S)
+
+
+def incomplete_group(missing: Sequence[int], generation: int) -> GenerationScope:
+    """Return the ended scope of a group that the ranks `missing` have not made: every collective raises."""
+    scope = GenerationScope(lambda: None)
+    ranks = ", ".join(str(rank) for rank in missing)
+    scope.end(
+        CommunicatorFailed,
+        f"rank {ranks}, which joined in generation {generation}, has not made this group; make groups before the "
+        "train function, or again at its beginning",
+    )
+    return scope
+
+
+def error_text(error: BaseException) -> str:
+    """Return what an error says, without gloo's source location before it and its advice behind it."""
     lines = str(error).splitlines()
     if not lines:
         return type(error).__name__
     text = lines[0].partition(_ADVICE)[0].strip(" .")
-    place, _, rest = text.partition("] ")
-    return rest if place.startswith("[") and rest else text
-
-
-def settle(scope: GenerationScope) -> None:
-    """Give the backend a moment to let go of the tensors of a scope that is over.
-
-    Sockets that are shut down end its operations within milliseconds. A send that missed the news stays until the
-    collective's timeout; it only reads its tensor.
-    """
-    end = time.monotonic() + _SETTLE_S
-    while scope.unfinished() and time.monotonic() < end:
-        time.sleep(_PAUSE_S)
+    location, _, rest = text.partition("] ")
+    return rest if location.startswith("[") and rest else text

@@ -1,15 +1,13 @@
-"""The communicator of NPUs: HCCL's groups, rebuilt in place by torch-npu, with the hosts' own lines beside them.
+"""The communicator of NPUs: HCCL's groups, rebuilt in place by torch-npu, with a gloo group between the hosts.
 
-The module with torch-npu's calls is handed in, so that a fake one can stand there. A rebuild has a cheap and a dear
-way:
+torch-npu's calls are an argument, so that a fake module can take their place. A reconnect either resumes or rebuilds:
 
-- Nobody is new and all were linked: the communicators are resumed (`reinit_process_group(None, rebuild_link=False)`,
-  which does it for every group).
-- Otherwise every group's communicator is dropped (`rebuild_link=True`, group by group) and built anew.
+- Without a newcomer, and with all links up before, the communicators are resumed: one call of
+  `reinit_process_group(None, rebuild_link=False)` does it for every group.
+- Otherwise every group's communicator is dropped (`rebuild_link=True`, group by group) and built again.
 
-The library builds a communicator when it is first used. Here that is done at once, in every group, timed and checked:
-so a link that does not come up is seen in this phase, and not in the middle of a step. If resuming fails, the next
-attempt rebuilds.
+The library builds a communicator on its first use. Here every group is used at once, timed and checked, so a link that
+does not come up is seen in this phase, and not in the middle of a step. If resuming fails, the next reconnect rebuilds.
 """
 
 import logging
@@ -24,16 +22,14 @@ import torch
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
 from ..protocol.types import Rendezvous
-from .backend_registration import BackendRegistration
+from .background import Abandoned, BackgroundTask
 from .base import CollectiveObserver, Transfer
-from .forwarding_store import ForwardingStore
-from .generation_scope import GenerationScope, cause
-from .hccl_group import BACKEND, HcclGroup
-from .host_group import HostGroup
-from .library import Library, build
-from .messages import HcclMember
-from .process_group import group_name, group_names, incomplete_group
-from .rendezvous import Abandoned, BackgroundTask, GenerationStore, StoreConnection
+from .generation_scope import GenerationScope, error_text, incomplete_group
+from .gloo.communicator import HostGroup
+from .handshake import HcclMember
+from .hccl_group import BACKEND, CollectiveLibrary, HcclGroup, build_backend
+from .process_group import BackendRegistration, group_name, group_names
+from .rendezvous import ForwardingStore, GenerationStore, StoreConnection
 
 _log = logging.getLogger("midstep")
 
@@ -45,9 +41,9 @@ _REGISTRATION = BackendRegistration(BACKEND)
 
 
 class HcclCommunicator:
-    """See Communicator. All groups share one scope; the device's work ends with the device's stop."""
+    """See Communicator. All groups share one scope. What the device executes ends with the device's stop."""
 
-    def __init__(self, library: Library, name: str = "hccl") -> None:
+    def __init__(self, library: CollectiveLibrary, name: str = "hccl") -> None:
         """Register the backend with torch."""
         self.name = name
         self._library = library
@@ -60,15 +56,14 @@ class HcclCommunicator:
         self._lock = threading.RLock()
         self._scope = GenerationScope(self._cut)
         self._groups: list[HcclGroup] = []  # in the order of their creation
-        self._group_counts: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
+        self._group_counts: Counter[tuple[int, ...]] = Counter()  # by members, in this generation
         self._store = ForwardingStore()
         self._connected = False
         self._linked = NEVER
         self._task: BackgroundTask[Any] | None = None
-        self._inside = threading.Lock()  # held by the one thread that is in the library to rebuild
-        self._index = 0  # of this process's device
+        self._rebuilding = threading.Lock()  # held by the one thread that is inside the library
+        self._device_index = 0
         self._rank = 0
-        self._collective_s = 0.0
         self._members: tuple[int, ...] = ()
 
     @property
@@ -86,10 +81,9 @@ class HcclCommunicator:
         collective_s: float,
         link_up_s: float,
     ) -> None:
-        """Make the default process group of torch.distributed; seat it if there is a `store`."""
+        """Make the default process group of torch.distributed; connect it if there is a `store`."""
         self._rank = rank
-        self._collective_s = collective_s
-        self._index = self._library.calls.npu.current_device()
+        self._device_index = self._library.calls.npu.current_device()
         self._members = tuple(range(world_size))
         self.generation = generation
         self._host.init(
@@ -105,7 +99,7 @@ class HcclCommunicator:
             self.reconnect(generation, store, link_up_s)
 
     def make_group(self, options: Any) -> HcclGroup:
-        """Make a group that torch asks for. In a seated world the library serves it, and links it at its first use."""
+        """Make a group that torch asks for. In a connected world the library links it on its first use."""
         members = tuple(options.global_ranks_in_group) or self._members
         if self._scope.reason is not None:
             raise self._scope.error("new_group")
@@ -113,14 +107,14 @@ class HcclCommunicator:
         if self._connected:
             name = group_name(members, self._group_counts[members])
             self._group_counts[members] += 1
-            build(self._library, group, name, self._store, self._scope)
+            build_backend(self._library, group, name, self._store, self._scope)
         self._groups.append(group)
         return group
 
     def abort(self, reason: str) -> None:
-        """Refuse collectives from now on, and end a rebuild and the hosts' traffic.
+        """Refuse collectives from now on, and end a reconnect and the traffic between hosts.
 
-        What the device is executing ends with the device's own stop, which follows.
+        What the device executes ends with the device's own stop, which follows.
         """
         with self._lock:
             self._scope.end(CommunicatorAborted, reason)
@@ -133,7 +127,7 @@ class HcclCommunicator:
                 self._task.abandon()
 
     def reconnect(self, generation: int, store: Rendezvous, link_up_s: float) -> None:
-        """Meet over the hosts' lines, resume or rebuild every group's communicator, and check its links."""
+        """Connect the hosts, resume or rebuild every group's communicator, and check its links."""
         deadline = time.monotonic() + link_up_s
         self._scope.end(CommunicatorAborted, f"generation {generation} began")
         scope = GenerationScope(self._cut)
@@ -149,7 +143,7 @@ class HcclCommunicator:
                     task.abandon()
             kept = task.result()
         except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
-            text = str(error) if isinstance(error, LinkUpFailed) else cause(error)
+            text = str(error) if isinstance(error, LinkUpFailed) else error_text(error)
             what = f"generation {generation} was not linked up within {link_up_s:g} s: {text}"
             scope.end(CommunicatorFailed, what)
             if scope.aborted:
@@ -164,29 +158,27 @@ class HcclCommunicator:
     def _rebuild(
         self, task: BackgroundTask[Any], generation: int, store: Rendezvous, scope: GenerationScope, linked: int
     ) -> list[HcclGroup]:
-        """Run a rebuild in the attempt's thread; return the groups that all their members have."""
-        generation_store = GenerationStore(
-            StoreConnection(store, task.remaining_s()), store, generation, self._collective_s
-        )
+        """Resume or rebuild; return the groups that all their members have. Runs in the task's thread."""
+        generation_store = GenerationStore(StoreConnection(store, task.remaining_s()), store, generation)
         names = group_names(self._groups)
-        word = HcclMember(tuple(names), linked)
-        silent = "has not said which groups it has"
-        words = generation_store.exchange(task, _WORLD, self._members, self._rank, word, missing=silent)
+        own = HcclMember(tuple(names), linked)
+        missing_text = "has not said which groups it has"
+        members = generation_store.exchange(task, _WORLD, self._members, self._rank, own, missing=missing_text)
         kept = [
-            (group, name) for group, name in zip(self._groups, names, strict=True) if not _without(group, name, words)
+            (group, name) for group, name in zip(self._groups, names, strict=True) if not _without(group, name, members)
         ]
         for group, name in zip(self._groups, names, strict=True):
-            missing = _without(group, name, words)
+            missing = _without(group, name, members)
             if missing:
-                group.end(incomplete_group(missing, generation))
-        resume = linked != NEVER and all(word.linked == linked for word in words)
-        task.stage = "an attempt that was given up is still inside the library"
-        if not self._inside.acquire(timeout=task.remaining_s()):
+                group.disconnect(incomplete_group(missing, generation))
+        resume = linked != NEVER and all(member.linked == linked for member in members)
+        task.stage = "an earlier attempt is still inside the collective library"
+        if not self._rebuilding.acquire(timeout=task.remaining_s()):
             raise Abandoned
         try:
             self._renew(task, kept, generation_store, generation, scope, resume=resume)
         finally:
-            self._inside.release()
+            self._rebuilding.release()
         return [group for group, _ in kept]
 
     def _renew(
@@ -199,10 +191,10 @@ class HcclCommunicator:
         *,
         resume: bool,
     ) -> None:
-        """Resume or rebuild the communicators, and use them. One thread at a time: it cannot be interrupted inside."""
+        """Resume or rebuild the communicators, and use them. One thread at a time: the library takes no interrupt."""
         calls = self._library.calls
-        calls.npu.set_device(self._index)  # a thread begins on device 0, and so would all that it does
-        # Keys of the communicators that are dropped are deleted where they were written, so the store moves afterwards.
+        calls.npu.set_device(self._device_index)  # a new thread would work on device 0
+        # Keys of dropped communicators are deleted where they were written, so the store is switched afterwards.
         if resume:
             task.stage = "the communicators are not resumed"
             calls.distributed.reinit_process_group(None, rebuild_link=False)
@@ -215,9 +207,9 @@ class HcclCommunicator:
         self._group_counts = Counter(group.members for group, _ in kept)
         for group, name in kept:
             if group.backend is None:
-                build(self._library, group, name, self._store, scope)
+                build_backend(self._library, group, name, self._store, scope)
             else:
-                group.revive(scope)
+                group.reconnect(scope)
         self._link_up(task, kept)
         _log.info("generation %d: %s %d groups", generation, "resumed" if resume else "rebuilt", len(kept))
 
@@ -238,11 +230,11 @@ class HcclCommunicator:
                 raise CommunicatorFailed(f"link check of ranks {_ranks(group.members)} gave {ones.item()}")
 
     def isend(self, tensor: torch.Tensor, rank: int) -> Transfer:
-        """Start to send `tensor`, of the host, to `rank`."""
+        """Start to send `tensor`, in host memory, to `rank`."""
         return self._host.isend(tensor, rank)
 
     def irecv(self, tensor: torch.Tensor, rank: int) -> Transfer:
-        """Start to fill `tensor`, of the host, from `rank`."""
+        """Start to receive into `tensor`, in host memory, from `rank`."""
         return self._host.irecv(tensor, rank)
 
     def swap(self, blob: bytes, to: int, source: int) -> bytes:
@@ -258,14 +250,14 @@ class HcclCommunicator:
         self.observer = observer
 
     def remove(self, group: HcclGroup) -> None:
-        """Take leave of a group that torch destroys."""
+        """Remove a group that torch destroys."""
         self._groups = [other for other in self._groups if other is not group]
-        gone = GenerationScope(self._cut)
-        gone.end(CommunicatorAborted, "the group was destroyed")
-        group.end(gone)
+        closed = GenerationScope(self._cut)
+        closed.end(CommunicatorAborted, "the group was destroyed")
+        group.disconnect(closed)
 
     def close(self) -> None:
-        """Abort, destroy the groups, and leave the hosts' lines."""
+        """Abort, destroy the groups, and close the group between the hosts."""
         self.abort("the communicator was closed")
         _REGISTRATION.destroy_world(self)
         for group in list(self._groups):
@@ -273,8 +265,8 @@ class HcclCommunicator:
         self._host.close()
 
 
-def _without(group: HcclGroup, name: str, words: Sequence[HcclMember]) -> list[int]:
-    return [member for member in group.members if name not in words[member].groups]
+def _without(group: HcclGroup, name: str, members: Sequence[HcclMember]) -> list[int]:
+    return [rank for rank in group.members if name not in members[rank].groups]
 
 
 def _ranks(members: Sequence[int]) -> str:
@@ -285,4 +277,4 @@ def npu_communicator() -> HcclCommunicator:
     """Return the communicator of real NPUs. Imports torch-npu."""
     import torch_npu  # type: ignore[import-not-found,unused-ignore]
 
-    return HcclCommunicator(Library(torch_npu, "hccl", "npu"))
+    return HcclCommunicator(CollectiveLibrary(torch_npu, "hccl", "npu"))

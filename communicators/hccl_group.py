@@ -1,17 +1,18 @@
-"""A process group of a device's collective library, behind the handle that models and reducers hold.
+"""A process group on a device's collective library (HCCL).
 
-The library's own group stays for the scope of the process; what is rebuilt is the communicator inside it. So a seating
-does not replace what is behind the handle, but the first one puts it there: until then, in a newcomer, collectives
-return what this rank put in. What torch-npu looks for on the groups that it finds (`_device_types`, `_get_backend`) is
-handed on.
+The library's own group is made once and stays as long as the process; what a reconnect rebuilds is the communicator
+inside it. Until it is made, in a newcomer, collectives return this rank's own input. The methods that torch-npu looks
+for on the groups that it finds (`_device_types`, `_get_backend`) are forwarded.
 """
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d as c10d
 
 from .generation_scope import GenerationScope
 from .process_group import Group
@@ -23,8 +24,18 @@ BACKEND = "midstep_hccl"  # torch-npu looks for hccl in the name
 _BATCH = "batch"  # of sends and receives
 
 
+class CollectiveLibrary(NamedTuple):
+    """A device's collective library: torch-npu's calls, the torch.distributed backend it registers, its device."""
+
+    calls: Any
+    backend: str
+    device: str
+
+
 class HcclGroup(Group):
-    """A process group that a device's collective library serves."""
+    """A process group whose collectives a device's collective library does."""
+
+    backend_name = BACKEND
 
     def __init__(  # noqa: PLR0917 - as its parent
         self,
@@ -35,8 +46,8 @@ class HcclGroup(Group):
         timeout: timedelta,
         device: torch.device,
     ) -> None:
-        """Make the group of the global ranks `members`. Not seated."""
-        super().__init__(owner, members, group_rank, scope, timeout)
+        """Make the group of the global ranks `members`. Not connected."""
+        super().__init__(owner, members, group_rank, scope)
         self.timeout = timeout
         self.backend: Any = None  # the library's, once there is one
         self._device = device
@@ -44,22 +55,22 @@ class HcclGroup(Group):
 
     @property
     def connected(self) -> bool:
-        """Whether the library serves the group, and nothing has gone wrong with it."""
+        """Whether the library's group is made and the scope is open."""
         return self.backend is not None and self._scope.reason is None
 
-    def serve(self, process_group: Any, backend: Any, scope: GenerationScope) -> None:
-        """Have `process_group` do the collectives, in this scope."""
+    def connect(self, process_group: Any, backend: Any, scope: GenerationScope) -> None:
+        """Let `process_group` do the collectives, in this scope."""
         self._delegate, self.backend, self._scope, self._batching = process_group, backend, scope, False
 
-    def revive(self, scope: GenerationScope) -> None:
-        """Begin another scope with the same backend."""
+    def reconnect(self, scope: GenerationScope) -> None:
+        """Open another scope with the same backend."""
         self._scope, self._batching = scope, False
 
-    def end(self, scope: GenerationScope) -> None:
-        """Let every collective raise as `scope` has it, from now on."""
+    def disconnect(self, scope: GenerationScope) -> None:
+        """Let every collective raise as `scope`, which is over, says."""
         self._scope = scope
 
-    def start(self, op: str, silent: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
+    def start(self, op: str, futureless: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
         """Queue the collective `op`. Raises CommunicatorAborted or CommunicatorFailed, and what the device raises."""
         scope = self._scope
         if scope.reason is not None and not self._batching:
@@ -76,7 +87,7 @@ class HcclGroup(Group):
         return work if observer is None else WatchedWork(work, op, observer)
 
     def link_check(self) -> tuple[torch.Tensor, Any]:
-        """Start to add up ones; return them and the work. The first collective builds the communicator."""
+        """Start to add up a one of each rank; return the tensor and the work. The first one builds the communicator."""
         ones = torch.ones(1, device=self._device)
         return ones, self._delegate.allreduce([ones])
 
@@ -111,18 +122,15 @@ class HcclGroup(Group):
         return work if observer is None else WatchedWork(work, _BATCH, observer)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Let the library's collectives take `timeout` from the next seating on."""
+        """Let the library's collectives take `timeout` from the next reconnect on."""
         self.timeout = timeout
-
-    def getBackendName(self) -> str:  # noqa: N802
-        return BACKEND
 
 
 class WatchedWork(dist.Work):
-    """A collective of the library, that tells the observer when its caller has waited for it."""
+    """A work of the library that tells the observer when its caller has waited for it."""
 
     def __init__(self, inner: dist.Work, op: str, observer: "CollectiveObserver") -> None:
-        """Watch `inner`."""
+        """Wrap `inner`."""
         super().__init__()
         self._inner: Any = inner
         self._op = op
@@ -171,3 +179,22 @@ class WatchedWork(dist.Work):
     def synchronize(self) -> None:
         """As the library's."""
         self._inner.synchronize()
+
+
+def build_backend(library: CollectiveLibrary, group: HcclGroup, name: str, store: Any, scope: GenerationScope) -> None:
+    """Make the library's group behind `group`, with its own part of `store`. Connects nothing."""
+    options = c10d._DistributedBackendOptions()  # type: ignore[attr-defined]
+    options.store = PrefixStore(name, store)
+    options.group_rank = group.group_rank
+    options.group_size = len(group.members)
+    options.timeout = group.timeout
+    options.group_id = name
+    options.global_ranks_in_group = list(group.members)
+    backend = dist.Backend._plugins[library.backend.upper()].creator_fn(options, None)
+    process_group = backend
+    if not isinstance(backend, dist.ProcessGroup):  # torch's own rule: a process group stands for itself
+        process_group = dist.ProcessGroup(options.store, group.group_rank, len(group.members))
+        process_group._register_backend(torch.device(library.device), dist.ProcessGroup.BackendType.CUSTOM, backend)
+        process_group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        process_group._set_group_name(c10d.GroupName(name))
+    group.connect(process_group, backend, scope)

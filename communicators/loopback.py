@@ -1,7 +1,7 @@
-"""Collectives of a rank that has nobody to talk to: not yet, or never, in a group of one.
+"""Collectives without peers: of a newcomer that is not connected yet, and of a group of one.
 
-A newcomer builds its model, its groups and its optimizer while the survivors are still stopping. Its collectives
-return what this rank alone put in, at once; what it builds that way is overwritten by the repair that follows.
+A newcomer builds its model, its groups and its optimizer while the survivors are still stopping. Its collectives return
+its own input at once, as if every rank had contributed the same; the repair that follows overwrites what it built.
 """
 
 from datetime import timedelta
@@ -26,22 +26,22 @@ class CompletedWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def is_success(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def exception(self) -> None:
-        """There is none."""
+        """Return None."""
 
     def result(self) -> Tensors:
         """Return the tensors."""
         return self._result
 
     def source_rank(self) -> int:
-        """Nobody else is there."""
+        """Return 0: there is no other rank."""
         return 0
 
     _source_rank = source_rank
@@ -50,20 +50,20 @@ class CompletedWork(dist.Work):
         """Return at once."""
 
     def get_future(self) -> "torch.futures.Future[Tensors]":
-        """Return a future that is done."""
+        """Return a completed future."""
         future: torch.futures.Future[Tensors] = torch.futures.Future()
         future.set_result(self._result)
         return future
 
 
 class Loopback:
-    """The collectives of one group, with this rank as the only one that takes part.
+    """The collectives of one group, with this rank as the only participant.
 
     Names and arguments are those of torch's ProcessGroup; options are ignored.
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        """Stand for `rank` of `size`."""
+        """Act as `rank` of `size` ranks."""
         self._rank = rank
         self._size = size
 
@@ -73,11 +73,11 @@ class Loopback:
     allreduce = allreduce_coalesced = broadcast = reduce = send = recv = recv_anysource = _same
 
     def barrier(self, *_: Any, **__: Any) -> dist.Work:
-        """There is nobody to wait for."""
+        """Return at once: there is no rank to wait for."""
         return CompletedWork([])
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, *_: Any, **__: Any) -> dist.Work:
-        """Every rank's part is this rank's."""
+        """Fill every rank's part with this rank's."""
         for slots, own in zip(outputs, inputs, strict=True):
             for slot in slots:
                 slot.copy_(own)
@@ -91,7 +91,7 @@ class Loopback:
         return CompletedWork([slot for slots in outputs for slot in slots])
 
     def all_gather_single(self, output: torch.Tensor, own: torch.Tensor, *_: Any, **__: Any) -> dist.Work:
-        """Every rank's part is this rank's."""
+        """Fill every rank's part with this rank's."""
         output.view(self._size, -1).copy_(own.reshape(1, -1).expand(self._size, -1))
         return CompletedWork([output])
 
@@ -102,13 +102,13 @@ class Loopback:
         return CompletedWork(outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], *_: Any, **__: Any) -> dist.Work:
-        """The sum over one rank is this rank's own part."""
+        """Copy this rank's own part: the sum over one rank."""
         for output, parts in zip(outputs, inputs, strict=True):
             output.copy_(parts[self._rank])
         return CompletedWork(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, own: torch.Tensor, *_: Any, **__: Any) -> dist.Work:
-        """The sum over one rank is this rank's own part."""
+        """Copy this rank's own part: the sum over one rank."""
         output.view(-1).copy_(own.reshape(self._size, -1)[self._rank])
         return CompletedWork([output])
 
@@ -119,24 +119,24 @@ class Loopback:
         return CompletedWork(outputs)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, *_: Any, **__: Any) -> dist.Work:
-        """At the root, every rank's part is this rank's."""
+        """Fill every rank's part with this rank's, at the root."""
         return self.allgather(outputs, inputs) if outputs else CompletedWork([])
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], *_: Any, **__: Any) -> dist.Work:
-        """At the root, its own part; elsewhere nothing arrives."""
+        """Copy the root's own part; on other ranks nothing arrives."""
         for output, parts in zip(outputs, inputs, strict=False):
             output.copy_(parts[self._rank])
         return CompletedWork(outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, *_: Any, **__: Any) -> dist.Work:
-        """Only what this rank sends to itself arrives."""
+        """Copy what this rank sends to itself; nothing else arrives."""
         outputs[self._rank].copy_(inputs[self._rank])
         return CompletedWork(outputs)
 
     def all_to_all_single(
         self, output: torch.Tensor, own: torch.Tensor, out_splits: list[int], in_splits: list[int], *_: Any, **__: Any
     ) -> dist.Work:
-        """Only what this rank sends to itself arrives."""
+        """Copy what this rank sends to itself; nothing else arrives."""
         arriving = torch.split(output, out_splits or output.shape[0] // self._size)
         leaving = torch.split(own, in_splits or own.shape[0] // self._size)
         arriving[self._rank].copy_(leaving[self._rank])

@@ -1,28 +1,26 @@
-"""The process group that models, reducers and device meshes hold on to.
+"""The process group that models, reducers and device meshes hold, and how torch comes to make it.
 
-It is a torch ProcessGroup in its own right, so that everything of torch takes it; the collectives are done by what
-sits behind it: a gloo group of the present generation, or a loopback while there is none, and always where the group
-has one member. Seating it anew changes what is behind, never the object.
+It is a torch ProcessGroup in its own right, so that everything of torch takes it. Its collectives are done by a
+delegate: the backend of the present generation, or a loopback while there is none. A reconnect replaces the delegate,
+never the group.
 """
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
 
-from ..protocol.errors import CommunicatorFailed
+from ..protocol.errors import CommunicatorError
+from .base import CollectiveObserver
 from .generation_scope import GenerationScope
 from .loopback import Loopback
-from .rendezvous import GlooBackend
-from .work import FuturelessGroupWork, GroupWork
 
-if TYPE_CHECKING:
-    from .gloo import GlooCommunicator
-
-BACKEND = "midstep_gloo"
+_BARRIER_VARIABLE = "TORCH_DIST_INIT_BARRIER"
 
 # Every collective of torch's ProcessGroup, under the names of torch 2.13 and of the versions before it.
 WITH_FUTURE = (
@@ -43,7 +41,7 @@ WITH_FUTURE = (
     "all_to_all_single",
     "barrier",
 )
-# Gloo's works for these have no future, and are not complete before somebody waits for them.
+# Gloo's works for these have no future, and are complete only when a thread waits for them.
 WITHOUT_FUTURE = (
     "send",
     "recv",
@@ -54,82 +52,41 @@ WITHOUT_FUTURE = (
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
 )
-GLOO_SOURCES = "/gloo/"  # in the text of an error that comes from a link, and not from wrong arguments
+
+
+class GroupOwner(Protocol):
+    """The communicator, as its groups see it."""
+
+    observer: CollectiveObserver | None
+
+    def abort(self, reason: str) -> None:
+        """End all collectives of this process."""
+        ...
+
+    def remove(self, group: Any) -> None:
+        """Remove a group that torch destroys."""
+        ...
 
 
 class Group(dist.ProcessGroup):
-    """A process group whose backend can be replaced."""
+    """A process group whose backend can be replaced. `start` is the backend's part."""
 
-    def __init__(
-        self,
-        owner: "GlooCommunicator",
-        members: Sequence[int],
-        group_rank: int,
-        scope: GenerationScope,
-        timeout: timedelta,
-    ) -> None:
-        """Make the group of the global ranks `members`, in which this process has `place`. Not seated."""
+    backend_name = ""
+
+    def __init__(self, owner: GroupOwner, members: Sequence[int], group_rank: int, scope: GenerationScope) -> None:
+        """Make the group of the global ranks `members`, in which this process is `group_rank`. Not connected."""
         super().__init__(group_rank, len(members))  # type: ignore[call-arg]
         self.members = tuple(members)
-        # Gloo would hand what such a group does to a thread and back, and torch 2.13's now and then crashes over it: in
-        # a reduce-scatter of one member, on a busy machine. What is left of the heap then looks like a second free.
-        self._alone = len(self.members) == 1
         self.group_rank = group_rank
         self._owner = owner
         self._scope = scope
-        self._backend: GlooBackend | None = None
         self._delegate: Any = Loopback(group_rank, len(members))
-        self._allreduce = self._delegate.allreduce
-        self._timeout_s = timeout.total_seconds()
         self._name = ""
         self._desc = "undefined"
 
-    @property
-    def connected(self) -> bool:
-        """Whether the group is connected, and nothing has gone wrong with it."""
-        return self._backend is not None and self._scope.reason is None
-
-    def connect(self, connected: GlooBackend, scope: GenerationScope) -> GlooBackend | None:
-        """Put a new backend behind the group; return the old one, which the caller must retire."""
-        old, self._backend = self._backend, connected
-        self._scope = scope
-        if self._alone:
-            return old
-        self._delegate = connected.process_group
-        # Of every bucket in every step: without the way through torch's dispatcher.
-        self._allreduce = connected.gloo.allreduce  # type: ignore[attr-defined]
-        return old
-
-    def disconnect(self, scope: GenerationScope) -> GlooBackend | None:
-        """Take the backend away, and let every collective raise as `scope` has it; return the old one."""
-        old, self._backend = self._backend, None
-        self._delegate = Loopback(self.group_rank, len(self.members))
-        self._allreduce = self._delegate.allreduce
-        self._scope = scope
-        return old
-
-    def start(self, op: str, silent: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
+    def start(self, op: str, futureless: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
         """Start the collective `op`. Raises CommunicatorAborted or CommunicatorFailed."""
-        scope = self._scope
-        if scope.reason is not None:
-            raise scope.error(op)
-        observer = self._owner.observer if observed else None
-        if observer is not None:
-            observer.entered(op, self.members)
-        try:
-            call: Callable[..., dist.Work] = self._allreduce if op == "allreduce" else getattr(self._delegate, op)
-            work = call(*args, **kwargs) if kwargs else call(*args)
-        except BaseException as error:
-            if observer is not None:
-                observer.left(op)
-            if isinstance(error, RuntimeError) and GLOO_SOURCES in str(error):
-                raise scope.fail(op, error) from error
-            raise
-        if self._backend is None or self._alone:
-            if observer is not None:
-                observer.left(op)
-            return work
-        return (FuturelessGroupWork if silent else GroupWork)(scope, work, op, observer, self._timeout_s)
+        raise NotImplementedError
 
     def abort(self) -> None:
         """End all collectives of this process: a broken group cannot be told from a broken link."""
@@ -138,12 +95,6 @@ class Group(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Leave the communicator. Called by torch's destroy_process_group."""
         self._owner.remove(self)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Let collectives take `timeout` from now on, until the next seating."""
-        self._timeout_s = timeout.total_seconds()
-        if self._backend is not None:
-            self._backend.gloo._set_default_timeout(timeout)
 
     # Torch looks for these by name when a Python class stands behind a C++ reference.
 
@@ -160,7 +111,7 @@ class Group(dist.ProcessGroup):
         return self._desc
 
     def getBackendName(self) -> str:  # noqa: N802
-        return BACKEND
+        return self.backend_name
 
     def getRank(self) -> int:  # noqa: N802
         return self.group_rank
@@ -169,9 +120,9 @@ class Group(dist.ProcessGroup):
         return len(self.members)
 
 
-def _collective(op: str, silent: bool) -> Callable[..., dist.Work]:
+def _collective(op: str, futureless: bool) -> Callable[..., dist.Work]:
     def call(self: Group, *args: Any, **kwargs: Any) -> dist.Work:
-        return self.start(op, silent, True, args, kwargs)
+        return self.start(op, futureless, True, args, kwargs)
 
     call.__name__ = op
     call.__doc__ = f"Start `{op}` in the backend of the present generation."
@@ -183,18 +134,6 @@ for _op in WITH_FUTURE + WITHOUT_FUTURE:
         setattr(Group, _op, _collective(_op, _op in WITHOUT_FUTURE))
 
 
-def incomplete_group(missing: Sequence[int], generation: int) -> GenerationScope:
-    """Return the scope of a group that not all of its members have: every collective raises."""
-    scope = GenerationScope(lambda: None)
-    ranks = ", ".join(str(rank) for rank in missing)
-    scope.end(
-        CommunicatorFailed,
-        f"rank {ranks}, which joined in generation {generation}, has not made this group; make groups before the "
-        "train function, or anew at its beginning",
-    )
-    return scope
-
-
 def group_name(members: Sequence[int], ordinal: int) -> str:
     """Return the same name in every rank that made its groups of these `members` in the same order."""
     digest = hashlib.blake2b(repr(tuple(members)).encode(), digest_size=8).hexdigest()
@@ -203,9 +142,53 @@ def group_name(members: Sequence[int], ordinal: int) -> str:
 
 def group_names(groups: Sequence[Group]) -> list[str]:
     """Name groups such that all ranks that made the same ones in the same order agree."""
-    made: Counter[tuple[int, ...]] = Counter()
+    counts: Counter[tuple[int, ...]] = Counter()
     names = []
     for group in groups:
-        names.append(group_name(group.members, made[group.members]))
-        made[group.members] += 1
+        names.append(group_name(group.members, counts[group.members]))
+        counts[group.members] += 1
     return names
+
+
+class GroupFactory(Protocol):
+    """A communicator, as torch asks it for groups."""
+
+    def make_group(self, options: Any) -> dist.ProcessGroup:
+        """Make a group that torch asks for."""
+        ...
+
+
+class BackendRegistration:
+    """A backend of torch.distributed, and the communicator behind it in this process.
+
+    torch calls a function for a name and knows no object, so this keeps the one communicator that makes the groups.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._owner: GroupFactory | None = None
+
+    def register(self, devices: Sequence[str]) -> None:
+        """Register the backend with torch for tensors on `devices`, once in a process."""
+        if not hasattr(dist.Backend, self._backend.upper()):
+            dist.Backend.register_backend(self._backend, self._create, extended_api=True, devices=list(devices))
+
+    def make_world(self, owner: GroupFactory, rank: int, world_size: int, timeout: timedelta) -> None:
+        """Make torch's default group. torch asks `owner` for it, as for every later group."""
+        self._owner = owner
+        # Connecting has a rendezvous of its own. Torch's barrier would wait in a store that no other rank shares.
+        os.environ[_BARRIER_VARIABLE] = "0"
+        dist.init_process_group(self._backend, store=HashStore(), rank=rank, world_size=world_size, timeout=timeout)
+
+    def destroy_world(self, owner: GroupFactory) -> None:
+        """Destroy all groups, if they are `owner`'s."""
+        if self._owner is owner and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _create(self, options: Any, _: Any) -> dist.ProcessGroup:
+        """Make a group for torch: the backend's creator function."""
+        if self._owner is None:
+            raise CommunicatorError(
+                f"backend {self._backend} is used without a communicator; call midstep.init_process_group"
+            )
+        return self._owner.make_group(options)

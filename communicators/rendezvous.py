@@ -1,116 +1,40 @@
-"""Building gloo groups for a generation, in a thread that nobody has to wait for.
+"""The rendezvous store as the members of one generation use it: with hashed keys and signed values.
 
-Gloo's own connecting can neither be aborted nor be trusted to be quick: it stalls for seconds when a peer dies at the
-wrong moment. So it runs in a thread that is left alone when the deadline passes or an abort comes; what it builds
-after that is thrown away by the thread itself.
-
-Members meet in the store before anything is connected. The commonest trouble, somebody who never comes, is thereby
-found while nothing is half built.
+Everyone who can connect to a TCPStore can list, read and replace everything in it. So each generation has its own part:
+keys are hashed with the generation's secret and values are signed. What members, gloo and HCCL leave there either comes
+from a member, or fails the link-up with the reason. A foreign value would otherwise reach C++ code that trusts it.
 """
 
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed import distributed_c10d as c10d
+from torch._C._distributed_c10d import Store, TCPStore
 
+from ..protocol.errors import CommunicatorFailed, LinkUpFailed
 from ..protocol.types import Rendezvous, StoreEndpoint
-from . import messages
-from .authenticated_store import AuthenticatedStore
-from .authenticator import Authenticator
-from .links import Links
-from .name_resolution import limit_dns_in_this_thread
+from . import handshake
+from .background import Abandoned, BackgroundTask
+from .dns import limit_dns_in_this_thread
+from .generation_scope import error_text
+from .handshake import Authenticator
 
 T = TypeVar("T")
 
-_KNOCK = "midstep/knock"
-
-
-class GlooBackend(NamedTuple):
-    """A gloo group. `process_group` has the names of torch's ProcessGroup; `gloo` is the backend behind it.
-
-    `store` is what both were given: a Python object must be kept for as long as C++ may call it.
-    """
-
-    process_group: Any
-    gloo: dist.ProcessGroupGloo
-    store: AuthenticatedStore
-
-
-class Abandoned(Exception):
-    """Nobody waits for this attempt any more."""
-
-
-class BackgroundTask(Generic[T]):
-    """Work in a background thread that its owner can stop waiting for."""
-
-    def __init__(self, work: Callable[["BackgroundTask[T]"], T], deadline: float) -> None:
-        """Start `work`. It calls `remaining_s` between its steps. `deadline` is on the monotonic clock."""
-        self.deadline = deadline
-        self.stage = "the store has not answered"  # what is missing, if this is as far as it gets
-        self._work = work
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._abandoned = False
-        self._result: T | None = None
-        self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="midstep-connect", daemon=True).start()
-
-    def _run(self) -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = self._work(self)
-        except Exception as caught:  # handed to the owner
-            error = caught
-        with self._lock:
-            if not self._abandoned:
-                self._result, self._error = result, error
-                self._over.set()
-        # An unwanted result is dropped here: destroying a gloo group may block for as long as its timeout.
-
-    def remaining_s(self) -> float:
-        """Return the seconds left. Raises Abandoned once nobody waits, or no time is left."""
-        left_s = self.deadline - time.monotonic()
-        if self._abandoned or left_s <= 0:
-            raise Abandoned
-        return left_s
-
-    def abandon(self) -> None:
-        """Wake the owner, and throw away what comes. Any thread."""
-        with self._lock:
-            self._abandoned = True
-            self._over.set()
-
-    def result(self) -> T:
-        """Wait for the result until the deadline. Raises Abandoned, TimeoutError with the stage, or what the work
-        raised."""
-        in_time = self._over.wait(max(0.0, self.deadline - time.monotonic()))
-        with self._lock:
-            if self._abandoned:
-                raise Abandoned
-            if not in_time and not self._over.is_set():
-                self._abandoned = True
-                raise TimeoutError(self.stage)
-            if isinstance(self._error, Abandoned):
-                raise TimeoutError(self.stage)
-            if self._error is not None:
-                raise self._error
-            result, self._result = self._result, None
-        assert result is not None
-        return result
+MAX_VALUE_BYTES = 1 << 26  # gloo's addresses of a large world are a few hundred kilobytes
+_PROBE_KEY = "midstep/probe"
 
 
 class StoreConnection:
-    """A connection to the store. It is kept from generation to generation, as long as nothing goes wrong with it."""
+    """A client connection to a TCPStore, kept from generation to generation until it breaks."""
 
     def __init__(self, endpoint: StoreEndpoint, limit_s: float) -> None:
-        """Connect within `limit_s`. Raises RuntimeError (torch's). Only in a thread of its own, see names."""
+        """Connect within `limit_s`. Raises RuntimeError (torch's).
+
+        Only in a background thread: it limits the thread's name lookups, see `limit_dns_in_this_thread`.
+        """
         limit_dns_in_this_thread()
         self.endpoint = StoreEndpoint(endpoint.host, endpoint.port)
         self.store = TCPStore(
@@ -122,71 +46,218 @@ class StoreConnection:
         )
 
     def reaches(self, endpoint: StoreEndpoint) -> bool:
-        """Say whether `endpoint` is at the other end, and still there."""
+        """Return whether this is a connection to `endpoint`, and it answers."""
         if (self.endpoint.host, self.endpoint.port) != (endpoint.host, endpoint.port):
             return False
         try:
-            self.store.check([_KNOCK])
-        except Exception:  # torch's, of whatever kind; another connection is made then
+            self.store.check([_PROBE_KEY])
+        except Exception:  # torch's, of any kind; the caller then makes another connection
             return False
         return True
 
 
 class GenerationStore:
-    """The place in the store where the members of a generation meet, and from which their groups are built."""
+    """The part of the rendezvous store that belongs to one generation."""
 
-    def __init__(
-        self, connection: StoreConnection, rendezvous: Rendezvous, generation: int, collective_s: float
-    ) -> None:
-        """Meet over `line`."""
+    def __init__(self, connection: StoreConnection, rendezvous: Rendezvous, generation: int) -> None:
+        """Use `connection`, authenticated with the secret of `rendezvous`."""
         self.connection = connection
         self.authenticator = Authenticator(rendezvous, generation)
-        self._collective_s = collective_s
 
-    def with_prefix(self, name: str) -> AuthenticatedStore:
-        """Return a part of the store that only the members of the generation can use."""
-        return AuthenticatedStore(self.connection.store, self.connection.endpoint, self.authenticator, name)
+    def with_prefix(self, prefix: str) -> "AuthenticatedStore":
+        """Return a torch store for the keys under `prefix`."""
+        return AuthenticatedStore(self.connection.store, self.connection.endpoint, self.authenticator, prefix)
 
     def exchange(
-        self, task: BackgroundTask[Any], name: str, members: Sequence[int], rank: int, word: T, *, missing: str
+        self, task: BackgroundTask[Any], name: str, members: Sequence[int], rank: int, message: T, *, missing: str
     ) -> list[T]:
-        """Leave `word` for the other members and return everybody's, in their order.
+        """Publish `message` and return the messages of all `members`, in their order.
 
-        `missing`: what to say of a member that does not come. Raises Abandoned when the task is over, LinkUpFailed
-        when the store fails or holds what is no word.
+        `missing` completes "rank N ..." for a member whose message does not come. Raises Abandoned when the task is
+        over, LinkUpFailed when the store fails or a value cannot be decoded.
         """
         store = self.with_prefix(name)
-        store.set(_member_key(rank), messages.encode(word))
-        heard = {rank: word}
+        store.set(_member_key(rank), handshake.encode(message))
+        received = {rank: message}
         for member in members:
             if member == rank:
                 continue
             task.stage = f"rank {member} {missing}"
             try:
                 store.wait([_member_key(member)], timedelta(seconds=task.remaining_s()))
-            except dist.DistStoreError as error:  # torch's word for a timeout
+            except dist.DistStoreError as error:  # torch's name for a timeout
                 raise Abandoned from error
             try:
-                heard[member] = messages.decode(store.get(_member_key(member)), type(word))
+                received[member] = handshake.decode(store.get(_member_key(member)), type(message))
             except ValueError as error:
-                raise store.refuse(_member_key(member), str(error)) from error
+                raise store.malformed(_member_key(member), str(error)) from error
         task.stage = f"group {name} is not connected"
-        return [heard[member] for member in members]
+        return [received[member] for member in members]
 
-    def connect(self, name: str, group_rank: int, size: int, links: Links, limit_s: float) -> GlooBackend:
-        """Build the gloo group `name`, all members of which have exchanged messages. Raises RuntimeError (torch's)."""
-        options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [links.device]
-        options._timeout = timedelta(seconds=limit_s)  # of the connecting
-        store = self.with_prefix(name)
-        gloo = dist.ProcessGroupGloo(store, group_rank, size, options)
-        gloo._set_default_timeout(timedelta(seconds=self._collective_s))  # of the collectives
-        process_group = dist.ProcessGroup(store, group_rank, size)
-        process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        process_group._set_group_name(c10d.GroupName(name))
-        return GlooBackend(process_group, gloo, store)
+
+class AuthenticatedStore(Store):
+    """A torch store with hashed keys and signed values, for the members of one generation.
+
+    Raises LinkUpFailed, which names store and key, for everything but a wait that takes too long: that is torch's
+    DistStoreError.
+    """
+
+    def __init__(self, inner: Any, endpoint: StoreEndpoint, authenticator: Authenticator, prefix: str) -> None:
+        super().__init__()
+        self._inner = inner
+        self._where = f"the rendezvous store at {endpoint.host}:{endpoint.port}"
+        self._authenticator = authenticator
+        self._prefix = prefix
+
+    def set(self, key: str, value: Any) -> None:
+        """As torch's."""
+        with self._calling("write", key) as hashed:
+            self._inner.set(hashed, self._authenticator.sign(self._full_key(key), _bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        """As torch's."""
+        with self._calling("read", key) as hashed:
+            signed = bytes(self._inner.get(hashed))
+        return self._verified(key, signed)
+
+    def add(self, key: str, amount: int) -> int:
+        """As torch's. A number cannot be signed."""
+        with self._calling("add to", key) as hashed:
+            return int(self._inner.add(hashed, amount))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """As torch's."""
+        full_key, before = self._full_key(key), _bytes(expected)
+        with self._calling("replace", key) as hashed:
+            known = self._authenticator.sign(full_key, before) if before else b""
+            signed = self._authenticator.sign(full_key, _bytes(desired))
+            present = bytes(self._inner.compare_set(hashed, known, signed))
+        return self._verified(key, present) if present else present
+
+    def delete_key(self, key: str) -> bool:
+        """As torch's."""
+        with self._calling("delete", key) as hashed:
+            return bool(self._inner.delete_key(hashed))
+
+    def num_keys(self) -> int:
+        """As torch's: of the whole store."""
+        return int(self._inner.num_keys())
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """As torch's."""
+        with self._calling("look for", ", ".join(keys)):
+            return bool(self._inner.check([self._hashed(key) for key in keys]))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """As torch's."""
+        with self._calling("wait for", ", ".join(keys)):
+            hashed = [self._hashed(key) for key in keys]
+            if timeout is None:
+                self._inner.wait(hashed)
+            else:
+                self._inner.wait(hashed, timeout)
+
+    def has_extended_api(self) -> bool:
+        """Return False: only the methods above can be used."""
+        return False
+
+    def malformed(self, key: str, why: str) -> LinkUpFailed:
+        """Return the error for a value of `key` that is signed and cannot be decoded."""
+        return LinkUpFailed(f"{self._where}: what a member left as {self._full_key(key)} cannot be used: {why}")
+
+    def _verified(self, key: str, signed: bytes) -> bytes:
+        full_key = self._full_key(key)
+        value = self._authenticator.verify(full_key, signed) if len(signed) <= MAX_VALUE_BYTES else None
+        if value is None:
+            raise LinkUpFailed(
+                f"{self._where}: {len(signed)} bytes lie there as {full_key} that no member of this generation "
+                "wrote. Somebody else writes to the store; keep its port closed to all but the job's nodes."
+            )
+        return value
+
+    @contextmanager
+    def _calling(self, what: str, key: str) -> Iterator[str]:
+        """Translate the errors of a call to the inner store; yield the hashed key."""
+        try:
+            yield self._hashed(key)
+        except dist.DistStoreError:  # torch's name for a timeout
+            raise
+        except Exception as error:  # torch's C++ turns what a store sends into errors of any kind
+            raise LinkUpFailed(
+                f"{self._where} could not be asked to {what} {self._full_key(key)}: {error_text(error)}"
+            ) from error
+
+    def _hashed(self, key: str) -> str:
+        return self._authenticator.hashed_key(self._full_key(key))
+
+    def _full_key(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+
+class ForwardingStore(Store):
+    """A torch store that forwards to another, which can be replaced while process groups hold this one.
+
+    A process group of HCCL keeps its store for good, and its members meet there again after every rebuild. But every
+    generation has its own part of a store, on any node. Before the first `forward_to` every call is refused.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._target: Any = None
+
+    def forward_to(self, store: Any) -> None:
+        """Forward all calls to `store` from now on."""
+        self._target = store
+
+    @property
+    def _inner(self) -> Any:
+        if self._target is None:
+            raise CommunicatorFailed("the process groups are not connected yet, so there is no store behind them")
+        return self._target
+
+    def set(self, key: str, value: Any) -> None:
+        """As torch's."""
+        self._inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """As torch's."""
+        return bytes(self._inner.get(key))
+
+    def add(self, key: str, amount: int) -> int:
+        """As torch's."""
+        return int(self._inner.add(key, amount))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """As torch's."""
+        return bytes(self._inner.compare_set(key, expected, desired))
+
+    def delete_key(self, key: str) -> bool:
+        """As torch's."""
+        return bool(self._inner.delete_key(key))
+
+    def num_keys(self) -> int:
+        """As torch's."""
+        return int(self._inner.num_keys())
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """As torch's."""
+        return bool(self._inner.check(list(keys)))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """As torch's."""
+        if timeout is None:
+            self._inner.wait(list(keys))
+        else:
+            self._inner.wait(list(keys), timeout)
+
+    def has_extended_api(self) -> bool:
+        """Return False: only the methods above can be used."""
+        return False
 
 
 def _member_key(rank: int) -> str:
     return f"member/{rank}"
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from midstep.communicators.neighbours import Neighbours
+from midstep.communicators.gloo.neighbours import Neighbours
 from midstep.protocol.errors import CommunicatorFailed
 
 from ..unit.test_neighbours import World
@@ -52,7 +52,7 @@ def test_idle_strangers_take_no_time(world: World) -> None:
 
 
 @attack(
-    "connects more often than connections are kept, and sends a greeting byte by byte",
+    "connects more often than connections are kept, and sends a handshake byte by byte",
     holds="the true neighbour is let in",
 )
 def test_a_flood_of_strangers_keeps_no_neighbour_out(world: World) -> None:
@@ -71,10 +71,10 @@ def test_a_flood_of_strangers_keeps_no_neighbour_out(world: World) -> None:
     holds="without the generation's secret it is turned away, and the neighbour takes its place",
 )
 def test_what_lies_in_the_store_does_not_make_a_neighbour(world: World) -> None:
-    """All that others may see of the greeting is what it is made of."""
-    word = world.ranks[0].address
+    """All that others may see of the handshake is what it is made of."""
+    address = world.ranks[0].address
     strangers = []
-    for proof in (word.nonce, bytes(16), word.nonce[::-1]):
+    for proof in (address.nonce, bytes(16), address.nonce[::-1]):
         strangers.append(connect(world.ranks[0]))
         strangers[-1].sendall(struct.pack("<16sq", proof, 1))
     link_up(world, 30.0)
@@ -85,18 +85,18 @@ def test_what_lies_in_the_store_does_not_make_a_neighbour(world: World) -> None:
 
 
 @attack(
-    "shows a greeting to a rank that was meant for another one, or that was used before",
+    "shows a handshake to a rank that was meant for another one, or that was used before",
     holds="it is good for one connection to one rank only",
 )
-def test_a_greeting_cannot_be_used_twice(world: World) -> None:
+def test_a_handshake_cannot_be_used_twice(world: World) -> None:
     """Neither at another listener, nor at the same one for a second connection."""
     link_up(world, 30.0)
     nonce = world.ranks[1].address.nonce
-    greeting = struct.pack("<16sq", world.ranks[1]._authenticator.handshake_tag(nonce, 0), 0)
+    handshake = struct.pack("<16sq", world.ranks[1]._authenticator.handshake_tag(nonce, 0), 0)
     for neighbours in world.ranks:
         with connect(neighbours) as stranger:
-            stranger.sendall(greeting)
-            taken = world.start(neighbours._rank, lambda _, each: each._admit(7, time.monotonic() + 0.3))
+            stranger.sendall(handshake)
+            taken = world.start(neighbours.rank, lambda _, each: each._connection_from(7, time.monotonic() + 0.3))
             assert stranger.recv(1) == b""
             with pytest.raises(CommunicatorFailed):
                 taken.result(30.0)

@@ -14,10 +14,9 @@ import msgspec
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from midstep.communicators import messages
-from midstep.communicators.authenticated_store import AuthenticatedStore
-from midstep.communicators.authenticator import Authenticator
-from midstep.communicators.handshake import HANDSHAKE, HandshakeListener
+from midstep.communicators import handshake
+from midstep.communicators.handshake import HANDSHAKE, Authenticator, HandshakeListener
+from midstep.communicators.rendezvous import AuthenticatedStore
 from midstep.protocol.errors import LinkUpFailed
 from midstep.protocol.types import Rendezvous
 
@@ -28,13 +27,15 @@ pytestmark = pytest.mark.timeout(LIMIT_S)
 
 STORE = Rendezvous("127.0.0.1", 29400, "secret")
 NONCE = bytes(range(16))
-HERE = messages.Listener("10.0.0.7", 41000)
+HERE = handshake.Listener("10.0.0.7", 41000)
 GOOD: tuple[Any, ...] = (
-    messages.GlooMember(HERE, ("4x0011223344556677.0", "2x8899aabbccddeeff.1"), messages.NeighbourAddress(HERE, NONCE)),
-    messages.GlooMember(
-        messages.Listener("fe80::1%eth0", 1), (), messages.NeighbourAddress(messages.Listener("::1", 65535), NONCE)
+    handshake.GlooMember(
+        HERE, ("4x0011223344556677.0", "2x8899aabbccddeeff.1"), handshake.NeighbourAddress(HERE, NONCE)
     ),
-    messages.HcclMember(("4x0011223344556677.0",), -1),
+    handshake.GlooMember(
+        handshake.Listener("fe80::1%eth0", 1), (), handshake.NeighbourAddress(handshake.Listener("::1", 65535), NONCE)
+    ),
+    handshake.HcclMember(("4x0011223344556677.0",), -1),
     HERE,
     None,
 )
@@ -77,8 +78,8 @@ def changed(chance: random.Random, good: bytes) -> bytes:
 
 
 def of_wrong_type(chance: random.Random, good: Any) -> bytes:
-    """Return a good word in which one value is of another type, or too large."""
-    word = msgspec.to_builtins(good)
+    """Return a good message in which one value is of another type, or too large."""
+    message = msgspec.to_builtins(good)
     places: list[tuple[Any, Any]] = []
 
     def visit(value: Any) -> None:
@@ -89,13 +90,13 @@ def of_wrong_type(chance: random.Random, good: Any) -> bytes:
             if isinstance(inner, dict | list):
                 visit(inner)
 
-    word = msgspec.json.decode(msgspec.json.encode(word))
-    if not isinstance(word, dict | list):
+    message = msgspec.json.decode(msgspec.json.encode(message))
+    if not isinstance(message, dict | list):
         return msgspec.json.encode(chance.choice(WRONG))
-    visit(word)
+    visit(message)
     holder, key = chance.choice(places)
     holder[key] = chance.choice(WRONG)
-    return msgspec.json.encode(word)
+    return msgspec.json.encode(message)
 
 
 @attack(
@@ -117,7 +118,7 @@ def test_no_changed_value_passes_for_a_members() -> None:
         authenticator.handshake_tag(b"", 0) + b"null",
     ]
     for number in range(CASES):
-        good = messages.encode(chance.choice(GOOD))
+        good = handshake.encode(chance.choice(GOOD))
         sealed = authenticator.sign("world/member/0", good)
         foreign = chance.choice(elsewhere) if number % 10 == 0 else changed(chance, sealed)
         raw: Any = inner
@@ -130,26 +131,26 @@ def test_no_changed_value_passes_for_a_members() -> None:
 
 
 @attack(
-    "leaves a signed word that makes no sense",
+    "leaves a signed message that makes no sense",
     holds="nothing but hosts that are addresses, ports and names of their kind is believed",
-    reads="which store, which key, and what is wrong with the word",
+    reads="which store, which key, and what is wrong with the message",
 )
-def test_a_word_is_of_its_kind_or_refused() -> None:
+def test_a_message_is_of_its_kind_or_refused() -> None:
     """With one error of the decoder's, whatever is wrong; and in bounded time, however deep or large it is."""
     chance = random.Random(4712)
     began_s = time.monotonic()
     for number in range(CASES):
         good = chance.choice(GOOD)
-        data = of_wrong_type(chance, good) if number % 2 else changed(chance, messages.encode(good))
+        data = of_wrong_type(chance, good) if number % 2 else changed(chance, handshake.encode(good))
         with suppress(ValueError):
-            word = messages.decode(data, type(good))
-            assert type(word) is type(good)
-            assert messages.decode(messages.encode(word), type(good)) == word
-        assert messages.decode(messages.encode(good), type(good)) == good
+            message = handshake.decode(data, type(good))
+            assert type(message) is type(good)
+            assert handshake.decode(handshake.encode(message), type(good)) == message
+        assert handshake.decode(handshake.encode(good), type(good)) == good
     assert time.monotonic() - began_s < 60.0 + CASES * 0.01
-    for data in (b"[" * 10_000_000, b"[" * (messages.MOST_BYTES + 1), b'{"groups":' + b"[" * 1_000_000):
+    for data in (b"[" * 10_000_000, b"[" * (handshake.MAX_MESSAGE_BYTES + 1), b'{"groups":' + b"[" * 1_000_000):
         with pytest.raises(ValueError, match=r"."):
-            messages.decode(data, messages.GlooMember)
+            handshake.decode(data, handshake.GlooMember)
 
 
 @pytest.fixture
@@ -159,10 +160,10 @@ def listener() -> Iterator[socket.socket]:
 
 
 @attack(
-    "connects to a rank with a greeting that is changed in any bit or length",
+    "connects to a rank with a handshake that is changed in any bit or length",
     holds="it is turned away, and the neighbour that comes next is let in",
 )
-def test_no_changed_greeting_makes_a_neighbour(listener: socket.socket) -> None:
+def test_no_changed_handshake_makes_a_neighbour(listener: socket.socket) -> None:
     """Strangers may come before it or at the same time, send too little, too much, or hang up."""
     chance = random.Random(4713)
     authenticator = Authenticator(STORE, 3)
@@ -173,7 +174,7 @@ def test_no_changed_greeting_makes_a_neighbour(listener: socket.socket) -> None:
         strangers = []
         for _ in range(chance.choice((0, 1, 1, 3))):
             hello = changed(chance, good)
-            if hello[: HANDSHAKE.size] == good:  # the right greeting, and then something
+            if hello[: HANDSHAKE.size] == good:  # the right handshake, and then something
                 continue
             strangers.append(socket.create_connection(listener.getsockname()))
             strangers[-1].send(hello)

@@ -1,4 +1,4 @@
-"""The parts of the communicators that need no peer: lookups, scopes, attempts, threads."""
+"""Communicator parts that need no peer: lookups, scopes of a generation, background tasks, completion threads."""
 
 import gc
 import subprocess
@@ -15,12 +15,11 @@ import torch
 from torch._jit_internal import _extract_tensors
 
 from midstep.communicators import communicator_named
-from midstep.communicators.completion_threads import CompletionThreads
-from midstep.communicators.generation_scope import GenerationScope, cause
+from midstep.communicators.background import Abandoned, BackgroundTask, CompletionThreads
+from midstep.communicators.generation_scope import GenerationScope, error_text
+from midstep.communicators.gloo.group import GlooGroup
+from midstep.communicators.gloo.work import Failure, Promise
 from midstep.communicators.loopback import CompletedWork
-from midstep.communicators.process_group import Group
-from midstep.communicators.rendezvous import Abandoned, BackgroundTask
-from midstep.communicators.work import Failure, Promise
 from midstep.devices import device_named
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError
 
@@ -112,14 +111,14 @@ def test_a_scope_knows_what_may_still_touch_tensors_after_its_end() -> None:
     ],
 )
 def test_an_error_of_gloo_is_told_without_its_decoration(text: str, expected: str | None) -> None:
-    assert cause(RuntimeError(text)) == (expected or "Connection closed by peer [10.0.0.1]:99")
+    assert error_text(RuntimeError(text)) == (expected or "Connection closed by peer [10.0.0.1]:99")
 
 
-def test_an_attempt_hands_over_its_result() -> None:
+def test_a_background_task_hands_over_its_result() -> None:
     assert BackgroundTask(lambda task: task.remaining_s() > 0, time.monotonic() + SOON_S).result() is True
 
 
-def test_an_attempt_hands_over_its_error() -> None:
+def test_a_background_task_hands_over_its_error() -> None:
     def work(_: BackgroundTask[int]) -> int:
         raise RuntimeError("no store")
 
@@ -127,7 +126,7 @@ def test_an_attempt_hands_over_its_error() -> None:
         BackgroundTask(work, time.monotonic() + SOON_S).result()
 
 
-def test_an_attempt_that_is_late_is_given_up_with_what_it_waits_for() -> None:
+def test_a_background_task_that_is_late_is_given_up_with_what_it_waits_for() -> None:
     gate = threading.Event()
 
     def work(task: BackgroundTask[int]) -> int:
@@ -140,7 +139,7 @@ def test_an_attempt_that_is_late_is_given_up_with_what_it_waits_for() -> None:
     gate.set()
 
 
-def test_an_attempt_that_is_abandoned_wakes_its_owner_and_stops_at_its_next_step() -> None:
+def test_a_background_task_that_is_abandoned_wakes_its_owner_and_stops_at_its_next_step() -> None:
     gate, stopped = threading.Event(), threading.Event()
 
     def work(task: BackgroundTask[int]) -> int:
@@ -160,7 +159,7 @@ def test_an_attempt_that_is_abandoned_wakes_its_owner_and_stops_at_its_next_step
     assert stopped.wait(SOON_S)
 
 
-def test_waiters_run_jobs_side_by_side_and_use_idle_threads_again() -> None:
+def test_completion_threads_run_jobs_side_by_side_and_use_idle_threads_again() -> None:
     threads = CompletionThreads()
     both = threading.Barrier(3)
     names: list[str] = []
@@ -232,7 +231,7 @@ def test_the_first_to_settle_a_future_counts() -> None:
 def test_a_group_of_one_does_not_go_to_its_backend() -> None:
     """Nobody else takes part, so it is done when it is started; an aborted one raises like any other."""
     owner, scope = SimpleNamespace(observer=None), GenerationScope(lambda: None)
-    group = Group(owner, [3], 0, scope, timedelta(seconds=1))  # type: ignore[arg-type]
+    group = GlooGroup(owner, [3], 0, scope, timedelta(seconds=1))
     backend: Any = SimpleNamespace(process_group=None, gloo=None)  # whatever is asked of it is an error
     group.connect(backend, scope)
     bucket, part = torch.arange(4.0), torch.empty(4)

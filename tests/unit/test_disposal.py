@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from midstep.communicators.disposal import Disposal
+from midstep.communicators.background import Disposal
 from midstep.communicators.fake import FakeHcclGroup
 from midstep.devices.fake_chip import CHIP
 
@@ -28,16 +28,16 @@ class Stuck:
 
 
 def test_a_stuck_group_is_destroyed_once_it_can_be_and_nobody_waits() -> None:
-    retirement, group = Disposal(), Stuck()
+    disposal, group = Disposal(), Stuck()
     ended, destroyed = group.ended, group.destroyed
     groups = [None, group]
     del group
-    retirement.take(groups)
-    retirement.wait(time.monotonic())
+    disposal.dispose(groups)
+    disposal.wait(time.monotonic())
     assert not destroyed.is_set()
     ended.set()
     assert destroyed.wait(LONG_S)
-    retirement.wait(time.monotonic() + LONG_S)
+    disposal.wait(time.monotonic() + LONG_S)
     assert not groups
 
 

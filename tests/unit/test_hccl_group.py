@@ -57,7 +57,7 @@ CPU = torch.device("cpu")
 def group_of(library: Library, observer: Observer, scope: GenerationScope) -> HcclGroup:
     """Return a group that the library serves."""
     group = HcclGroup(SimpleNamespace(observer=observer), (0, 1), 0, scope, timedelta(seconds=1), CPU)
-    group.serve(library, object(), scope)
+    group.connect(library, object(), scope)
     return group
 
 

@@ -27,7 +27,7 @@ from midstep.adapters.megatron.own import OwnState, _check_iterators
 from midstep.adapters.megatron.parts import Parts, find_parts
 from midstep.adapters.megatron.starting import check_default_group
 from midstep.adapters.megatron.versions import check_version
-from midstep.communicators.gloo import GlooCommunicator
+from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.policies.schema import ScalePolicy, default_policy, job_settings
 from midstep.processor import tree
 from midstep.protocol.errors import ConfigurationError, RecoveryError
@@ -215,9 +215,9 @@ def test_every_refusal_gives_its_reason() -> None:
 def test_groups_are_found_wherever_an_object_keeps_them() -> None:
     """In attributes, containers, closures, partial functions and bound methods."""
     from midstep.communicators.generation_scope import GenerationScope
-    from midstep.communicators.process_group import Group
+    from midstep.communicators.gloo.group import GlooGroup
 
-    groups = [Group(GlooCommunicator(), (0,), 0, GenerationScope(lambda: None), _timeout()) for _ in range(5)]
+    groups = [GlooGroup(GlooCommunicator(), (0,), 0, GenerationScope(lambda: None), _timeout()) for _ in range(5)]
 
     class Owner:
         def __init__(self, group: Any) -> None:

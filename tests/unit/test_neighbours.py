@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from midstep.communicators.authenticator import Authenticator
 from midstep.communicators.generation_scope import GenerationScope
-from midstep.communicators.neighbours import Neighbours
+from midstep.communicators.gloo.neighbours import Neighbours
+from midstep.communicators.handshake import Authenticator
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed
 from midstep.protocol.types import Rendezvous
 
@@ -40,9 +40,9 @@ class World:
         self.ranks[rank].cut()
 
     def introduce(self) -> None:
-        words = [neighbours.address for neighbours in self.ranks]
+        addresses = [neighbours.address for neighbours in self.ranks]
         for neighbours in self.ranks:
-            neighbours.expect(words)
+            neighbours.expect(addresses)
 
     def start(self, rank: int, call: Callable[[int, Neighbours], Any]) -> "Future[Any]":
         return self._threads.submit(call, rank, self.ranks[rank])
@@ -178,7 +178,7 @@ def test_a_rank_that_waits_in_vain_gives_up_at_its_limit(made: list[World]) -> N
         world.ranks[0].barrier()
 
 
-def test_who_does_not_know_the_word_is_turned_away(made: list[World]) -> None:
+def test_who_does_not_know_the_secret_is_turned_away(made: list[World]) -> None:
     world = World(2)
     made.append(world)
     world.introduce()

@@ -14,8 +14,8 @@ import torch._dynamo  # the first optimizer would import it in every rank
 from torch._C._distributed_c10d import TCPStore
 
 from midstep.communicators.base import Communicator
-from midstep.communicators.gloo import GlooCommunicator
-from midstep.communicators.name_resolution import disable_dns_in_this_process
+from midstep.communicators.dns import disable_dns_in_this_process
+from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.protocol.types import Rendezvous
 
 WORD_S = 30.0

@@ -17,7 +17,7 @@ from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed
 if TYPE_CHECKING:
     from tests.contract.gloo.conftest import Rank, Ranks
 
-    from midstep.communicators.gloo import GlooCommunicator
+    from midstep.communicators.gloo.communicator import GlooCommunicator
 
 SOON_S = 2.0
 BLOCKED_S = 0.2

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.contract.gloo.conftest import Rank, Ranks
 
-    from midstep.communicators.gloo import GlooCommunicator
+    from midstep.communicators.gloo.communicator import GlooCommunicator
 
 WORLD = 4
 VICTIM = 3
@@ -203,9 +203,9 @@ def be_slow_to_the_links(rank: Rank) -> None:
     rank.hear()
     communicator.abort("the test said so")
     if rank.number == 2:
-        from midstep.communicators.rendezvous import GenerationStore
+        from midstep.communicators.gloo import connections
 
-        GenerationStore.connect = lambda *_: signal.pause()  # type: ignore[method-assign, assignment]
+        connections.connect_group = lambda *_, **__: signal.pause()  # type: ignore[assignment]
     began = time.monotonic()
     try:
         communicator.reconnect(1, rank.store, 1.0)

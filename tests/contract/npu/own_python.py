@@ -19,8 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils.backend_registration import rename_privateuse1_backend
 
 from midstep.communicators.hccl import HcclCommunicator
-from midstep.communicators.hccl_group import HcclGroup
-from midstep.communicators.library import Library, build
+from midstep.communicators.hccl_group import CollectiveLibrary, HcclGroup, build_backend
 
 HELPER = "_new_process_group_helper"
 HELPER_HOMES = ("torch_npu/_compat/distributed.py", "torch_npu/distributed/distributed_c10d.py")
@@ -123,7 +122,7 @@ def main(wheel: zipfile.ZipFile) -> None:
     }
     device = take(wheel, "torch_npu/npu/_recovery.py", ("stop_device", "restart_device"), given)
     reinit = take(wheel, "torch_npu/distributed/distributed_c10d.py", ("reinit_process_group",), given)
-    communicator = HcclCommunicator(Library(library, "hccl", "npu"))
+    communicator = HcclCommunicator(CollectiveLibrary(library, "hccl", "npu"))
     communicator.init(rank=0, world_size=1, generation=1, store=None, collective_s=5, link_up_s=5)
     device["stop_device"](0)
     print("unconnected", called)
@@ -131,7 +130,7 @@ def main(wheel: zipfile.ZipFile) -> None:
     assert isinstance(sub, HcclGroup)
     assert isinstance(c10d._get_default_group(), HcclGroup)
     for number, group in enumerate(communicator._groups):
-        build(communicator._library, group, f"group{number}", HashStore(), communicator._scope)
+        build_backend(communicator._library, group, f"group{number}", HashStore(), communicator._scope)
     for name, call in (
         ("stop", lambda: device["stop_device"](0)),
         ("restart", lambda: device["restart_device"](0, rebuild_all_resources=False)),

@@ -1,6 +1,6 @@
-"""A collective under way, as its caller sees it: a wait that an abort can end.
+"""torch Work objects of gloo collectives, whose wait an abort can end.
 
-The backend's own wait cannot be ended from another thread, so nobody waits there. Callers wait for an event that is
+The backend's own wait cannot be ended from another thread, so no caller waits there. Callers wait for an event that is
 set by whichever comes first, the backend's completion or the end of the scope.
 """
 
@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from .base import CollectiveObserver
-from .completion_threads import COMPLETION_THREADS
-from .generation_scope import GenerationScope
+from ..background import COMPLETION_THREADS
+from ..base import CollectiveObserver
+from ..generation_scope import GenerationScope
 
 OVERDUE_S = 5.0  # how much later than the backend's own timeout a missing completion is given up
 
 
 class FuturelessWork:
-    """A work of the backend that has no future, made to tell when it is complete."""
+    """A work of the backend that has no future, with a callback for its completion."""
 
     def __init__(self, inner: dist.Work, timeout_s: float) -> None:
-        """Wrap `inner`; its wait is started when somebody asks, and is given `timeout_s`."""
+        """Wrap `inner`. Its wait starts with the first call that asks for completion, and takes at most `timeout_s`."""
         self.inner = inner
         self._timeout_s = timeout_s
         self._done = threading.Event()
@@ -35,7 +35,7 @@ class FuturelessWork:
     def _wait(self) -> None:
         try:
             self.inner.wait(timedelta(seconds=self._timeout_s))
-        except Exception as error:  # handed to the thread that asks
+        except Exception as error:  # raised in the thread that waits
             self._error = error
         with self._lock:
             self._done.set()
@@ -62,7 +62,7 @@ class FuturelessWork:
             self._start()
 
     def is_completed(self) -> bool:
-        """Say whether the backend is done with it."""
+        """Return whether the backend has completed it."""
         self._start()
         return self._done.is_set()
 
@@ -76,21 +76,21 @@ class FuturelessWork:
         return self._error
 
     def __getattr__(self, name: str) -> Any:
-        """Hand on the rest of torch's Work."""
+        """Forward the rest of torch's Work."""
         return getattr(self.inner, name)
 
 
 class GroupWork(dist.Work):
-    """What the collectives of a seated group return. Runs for each of them, so it does little."""
+    """The work of one collective of a connected group. Made for each of them, so it does little."""
 
     _woken: threading.Event | None = None
     _promise: "Promise | None" = None
-    _told_by: "torch.futures.Future[Any] | None" = None  # the backend's future, once somebody waits for it
+    _backend_future: "torch.futures.Future[Any] | None" = None  # the backend's future, once a caller waits for it
 
     def __init__(
         self, scope: GenerationScope, inner: dist.Work, op: str, observer: CollectiveObserver | None, timeout_s: float
     ) -> None:
-        """Take charge of `inner`, the backend's side of `op`, for the rest of `scope`."""
+        """Wrap `inner`, the backend's work of `op`, until `scope` ends."""
         super().__init__()
         self._scope = scope
         self._inner: Any = inner
@@ -99,13 +99,13 @@ class GroupWork(dist.Work):
         self._timeout_s = timeout_s
 
     def _when_done(self, call: Callable[[], None]) -> None:
-        """Call `call`, in any thread, once the backend is done."""
-        self._told_by = told_by = self._inner.get_future()
-        told_by.add_done_callback(lambda _: call())
+        """Call `call`, in any thread, once the backend has completed."""
+        self._backend_future = future = self._inner.get_future()
+        future.add_done_callback(lambda _: call())
 
     def _done(self) -> bool:
-        # Gloo completes the future a moment before the work itself; a caller that was told must not be told otherwise.
-        return self._inner.is_completed() or (self._told_by is not None and self._told_by.done())
+        # Gloo completes the future a moment before the work itself; a caller that was woken must not be told otherwise.
+        return self._inner.is_completed() or (self._backend_future is not None and self._backend_future.done())
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the completion or the end of the scope. Raises CommunicatorAborted or CommunicatorFailed.
@@ -146,14 +146,14 @@ class GroupWork(dist.Work):
             observer.left(self._op)
 
     def scope_ended(self) -> None:
-        """Wake the waiting thread and settle the future, if there is one. Any thread."""
+        """Wake the waiting thread and fail the future, if there is one. Any thread."""
         if self._woken is not None:
             self._woken.set()
         if self._promise is not None:
             self._promise.settle(self._scope.error(self._op), None)
 
     def finished(self) -> bool:
-        """Say whether the backend has let go of the tensors."""
+        """Return whether the backend has released the tensors."""
         return self._done()
 
     def get_future(self) -> "torch.futures.Future[Any]":
@@ -162,36 +162,36 @@ class GroupWork(dist.Work):
         if promise is None:
             self._promise = promise = Promise()
             self._scope.add(self)
-            self._backend().get_future().add_done_callback(self._told)
+            self._backend().get_future().add_done_callback(self._completed)
         return promise.future
 
     def _backend(self) -> Any:
         return self._inner
 
-    def _told(self, told: "torch.futures.Future[Any]") -> None:
+    def _completed(self, completed: "torch.futures.Future[Any]") -> None:
         promise, observer = self._promise, self._observer
         assert promise is not None
         self._scope.discard(self)
         failure, value = None, None
         try:
-            value = told.value()
-        except Exception as error:  # the backend's; what the reducer's thread gets says which collective
+            value = completed.value()
+        except Exception as error:  # the backend's; the reducer's thread is told which collective failed
             failure = self._scope.fail(self._op, error)
         if observer is not None:
             self._observer = None
             observer.left(self._op)
-        promise.settle(failure, value)  # last: whoever waits for it wants the interpreter next
+        promise.settle(failure, value)  # last: the thread that waits for it needs the interpreter next
 
     def is_completed(self) -> bool:
-        """Say whether `wait` would return or raise at once."""
+        """Return whether `wait` would return or raise at once."""
         return self._done() or self._scope.reason is not None
 
     def is_success(self) -> bool:
-        """Say whether the collective was done, and well."""
+        """Return whether the collective completed without an error."""
         return self._done() and self._inner.exception() is None
 
     def exception(self) -> Any:
-        """Return the backend's error, if there is one."""
+        """Return the backend's error; None if there is none."""
         return self._inner.exception()
 
     def result(self) -> list[torch.Tensor]:
@@ -210,7 +210,7 @@ class GroupWork(dist.Work):
 
 
 class FuturelessGroupWork(GroupWork):
-    """The same for what has no future in the backend."""
+    """The work of a collective that has no future in the backend."""
 
     def __init__(
         self, scope: GenerationScope, inner: dist.Work, op: str, observer: CollectiveObserver | None, timeout_s: float
@@ -230,15 +230,15 @@ class FuturelessGroupWork(GroupWork):
 
 
 class Promise:
-    """A future that can be failed. One is made for each of DDP's buckets in each step, so it does little.
+    """A torch future that can fail with an exception. Made for each of DDP's buckets in each step, so it does little.
 
     Future.set_exception would store the exception as the value, and DDP's reducer would read it as tensors and crash.
-    So a failed future holds a Failure, at which nobody can look without being told.
+    So a failed future holds a Failure, which raises whenever its value is read.
     """
 
     def __init__(self) -> None:
         self.future: torch.futures.Future[Any] = torch.futures.Future()
-        self.future._set_unwrap_func(_look)  # for those that ask from Python
+        self.future._set_unwrap_func(_check)  # for callers in Python
         self._unsettled = [self.future]
 
     def settle(self, error: BaseException | None, value: Any) -> None:
@@ -253,23 +253,23 @@ class Promise:
 
 
 class Failure:
-    """What a failed future holds in place of tensors. Every way to get at the tensors raises what went wrong.
+    """The value of a failed future, in place of tensors. Every access to the tensors raises the error.
 
     DDP's reducer finds tensors in a value by pickling it, in torch's own pickler.
     """
 
     def __init__(self, kind: type[BaseException], text: str) -> None:
-        """Stand for an error of this kind."""
+        """Stand for an error of type `kind`."""
         self._kind = kind
         self._text = text
 
-    def tell(self, *_: Any) -> Any:
-        """Raise it."""
+    def fail(self, *_: Any) -> Any:
+        """Raise the error."""
         raise self._kind(self._text)
 
-    __reduce_ex__ = __iter__ = __getitem__ = __len__ = tell
+    __reduce_ex__ = __iter__ = __getitem__ = __len__ = fail
 
 
-def _look(value: Any) -> None:
+def _check(value: Any) -> None:
     if type(value) is Failure:
-        value.tell()
+        value.fail()

@@ -1,26 +1,26 @@
-"""The communicator for CPU tensors: gloo, made abortable and re-seatable."""
+"""The communicator for CPU tensors: gloo groups that can be aborted, and reconnected in place."""
 
 import threading
 import time
 from collections import Counter
 from datetime import timedelta
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
-from ..protocol.types import Rendezvous
-from .backend_registration import BackendRegistration
-from .base import CollectiveObserver, Transfer
-from .disposal import Disposal
-from .generation_scope import GenerationScope, cause, settle
+from ...protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
+from ...protocol.types import Rendezvous
+from ..background import Abandoned, BackgroundTask, Disposal
+from ..base import CollectiveObserver, Transfer
+from ..generation_scope import GenerationScope, error_text, incomplete_group
+from ..process_group import BackendRegistration, group_name, group_names
+from ..rendezvous import GenerationStore, StoreConnection
+from .connections import Connections, connect_generation, connect_group
+from .group import BACKEND, GlooBackend, GlooGroup
 from .links import Links, cut_connections
-from .messages import GlooMember, Listener
 from .neighbours import Neighbours
-from .process_group import BACKEND, Group, group_name, group_names, incomplete_group
-from .rendezvous import Abandoned, BackgroundTask, GenerationStore, GlooBackend, StoreConnection
 
-_WORLD = "world"
 _TAG = 0x6D73  # apart from the tags that a user's own sends use
 _CLOSE_S = 0.8
 _LEAST_S = 0.001  # torch takes 0 for no limit
@@ -28,17 +28,8 @@ _LEAST_S = 0.001  # torch takes 0 for no limit
 _REGISTRATION = BackendRegistration(BACKEND)
 
 
-class _Built(NamedTuple):
-    """What a seating gives: groups by name, and of those that not all members have, who lacks them."""
-
-    generation_store: GenerationStore
-    built: dict[str, GlooBackend]
-    missing: dict[str, list[int]]
-    neighbours: Neighbours
-
-
 class GlooCommunicator:
-    """See Communicator. All groups share one gloo device, and one scope."""
+    """See Communicator. All groups share one gloo device and one scope."""
 
     name = "gloo"
 
@@ -49,8 +40,8 @@ class GlooCommunicator:
         self.observer: CollectiveObserver | None = None
         self._lock = threading.RLock()  # held by an abort until the sockets are down
         self._scope = GenerationScope(self._cut)
-        self._groups: list[Group] = []  # in the order of their creation
-        self._group_counts: Counter[tuple[int, ...]] = Counter()  # groups of these ranks so far in this generation
+        self._groups: list[GlooGroup] = []  # in the order of their creation
+        self._group_counts: Counter[tuple[int, ...]] = Counter()  # by members, in this generation
         self._links: Links | None = None
         self._neighbours: Neighbours | None = None
         self._generation_store: GenerationStore | None = None
@@ -77,7 +68,7 @@ class GlooCommunicator:
         collective_s: float,
         link_up_s: float,
     ) -> None:
-        """Make the default process group of torch.distributed; seat it if there is a `store`."""
+        """Make the default process group of torch.distributed; connect it if there is a `store`."""
         self._rank = rank
         self._members = tuple(range(world_size))
         self._collective_s = collective_s
@@ -91,10 +82,10 @@ class GlooCommunicator:
         """Make torch's default group, which asks `make_group` for it."""
         _REGISTRATION.make_world(self, self._rank, len(self._members), timeout)
 
-    def make_group(self, options: Any) -> Group:
-        """Make a group that torch asks for; seat it at once if the others are. Raises as `reconnect` does."""
+    def make_group(self, options: Any) -> GlooGroup:
+        """Make a group that torch asks for; connect it at once if the others are. Raises as `reconnect` does."""
         members = tuple(options.global_ranks_in_group) or self._members
-        group = Group(self, members, options.group_rank, self._scope, options.timeout)
+        group = GlooGroup(self, members, options.group_rank, self._scope, options.timeout)
         if self._scope.reason is not None:
             raise self._scope.error("new_group")
         if self._generation_store is not None:
@@ -102,17 +93,15 @@ class GlooCommunicator:
         self._groups.append(group)
         return group
 
-    def _connect_one(self, group: Group) -> None:
-        generation_store, links, scope = self._generation_store, self._links, self._scope
-        assert generation_store is not None
+    def _connect_one(self, group: GlooGroup) -> None:
+        store, links, scope = self._generation_store, self._links, self._scope
+        assert store is not None
         assert links is not None
         name = group_name(group.members, self._group_counts[group.members])
 
         def work(task: BackgroundTask[GlooBackend]) -> GlooBackend:
-            generation_store.exchange(
-                task, name, group.members, self._rank, None, missing=f"has not come to group {name}"
-            )
-            return generation_store.connect(name, group.group_rank, len(group.members), links, self._link_up_s)
+            store.exchange(task, name, group.members, self._rank, None, missing=f"has not come to group {name}")
+            return connect_group(store, name, group, links, link_up_s=self._link_up_s, collective_s=self._collective_s)
 
         # The members come here when their programs do, as with torch's own groups.
         task = BackgroundTask(work, time.monotonic() + self._collective_s)
@@ -121,7 +110,7 @@ class GlooCommunicator:
             if scope.reason is not None:
                 task.abandon()
         try:
-            connected = task.result()
+            backend = task.result()
         except Abandoned:
             raise scope.error("new_group") from None
         except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
@@ -129,10 +118,10 @@ class GlooCommunicator:
         finally:
             self._task = None
         self._group_counts[group.members] += 1
-        group.connect(connected, scope)
+        group.connect(backend, scope)
 
     def abort(self, reason: str) -> None:
-        """End all collectives, and a seating that is under way."""
+        """End all collectives, and a reconnect that is under way."""
         with self._lock:
             self._scope.end(CommunicatorAborted, reason)
             self._cut()
@@ -160,18 +149,18 @@ class GlooCommunicator:
             self._scope = scope
             connection = self._generation_store.connection if self._generation_store is not None else None
             self._generation_store = None
-            self._leave_neighbours()
+            self._close_neighbours()
             self._store = store
-            self._task = task = BackgroundTask(lambda a: self._build(a, generation, connection, scope), deadline)
+            self._task = task = BackgroundTask(lambda t: self._build(t, generation, connection, scope), deadline)
         try:
-            settle(old)
+            old.wait_released()
             self._install(task.result(), generation, names, scope)
             self._check_links(scope, deadline)
         except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
-            what = f"generation {generation} was not linked up within {link_up_s:g} s: {cause(error)}"
+            what = f"generation {generation} was not linked up within {link_up_s:g} s: {error_text(error)}"
             scope.end(CommunicatorFailed, what)
             self._cut()
-            self._disposal.take([group.disconnect(scope) for group in self._groups])
+            self._disposal.dispose([group.disconnect(scope) for group in self._groups])
             if scope.aborted:
                 raise scope.error("reconnect") from None
             raise LinkUpFailed(f"rank {self._rank}: {what}") from error
@@ -179,61 +168,51 @@ class GlooCommunicator:
             self._task = None
 
     def _build(
-        self, task: BackgroundTask[_Built], generation: int, connection: StoreConnection | None, scope: GenerationScope
-    ) -> _Built:
-        """Meet the others and build what all have. Runs in the attempt's thread."""
-        store, names = self._store, group_names(self._groups)
-        assert store is not None
-        if connection is None or not connection.reaches(store):
-            connection = StoreConnection(store, task.remaining_s())
-        generation_store = GenerationStore(connection, store, generation, self._collective_s)
+        self,
+        task: BackgroundTask[Connections],
+        generation: int,
+        connection: StoreConnection | None,
+        scope: GenerationScope,
+    ) -> Connections:
+        """Meet the other members in the store, and connect the groups that all have. Runs in the task's thread."""
+        endpoint = self._store
+        assert endpoint is not None
+        if connection is None or not connection.reaches(endpoint):
+            connection = StoreConnection(endpoint, task.remaining_s())
+        store = GenerationStore(connection, endpoint, generation)
         if self._links is None:
-            self._links = Links(store)
-        links = self._links
-        size, host = len(self._members), links.listener[0]
+            self._links = Links(endpoint)
+        host, _ = self._links.listener
         neighbours = Neighbours(
             self._rank,
-            size,
+            len(self._members),
             host,
             limit_s=self._collective_s,
             scope=scope,
-            authenticator=generation_store.authenticator,
+            authenticator=store.authenticator,
         )
-        word = GlooMember(Listener(*links.listener), tuple(names), neighbours.address)
-        missing = f"has not come to group {_WORLD}"
-        words = generation_store.exchange(task, _WORLD, self._members, self._rank, word, missing=missing)
-        neighbours.expect([word.neighbours for word in words])
-        links.expect(generation, [(word.listener.host, word.listener.port) for word in words])
-        built: dict[str, GlooBackend] = {}
-        lacking: dict[str, list[int]] = {}
-        for group, name in zip(list(self._groups), names, strict=True):
-            without = [member for member in group.members if name not in words[member].groups]
-            if without:
-                lacking[name] = without
-            else:
-                built[name] = generation_store.connect(
-                    name, group.group_rank, len(group.members), links, task.remaining_s()
-                )
-        return _Built(generation_store, built, lacking, neighbours)
+        groups = list(self._groups)
+        return connect_generation(task, store, generation, groups, self._links, neighbours, self._collective_s)
 
-    def _install(self, result: _Built, generation: int, names: list[str], scope: GenerationScope) -> None:
+    def _install(self, result: Connections, generation: int, names: list[str], scope: GenerationScope) -> None:
+        """Put the new backends behind the groups, and dispose of the old ones."""
         self._group_counts.clear()
-        retired: list[GlooBackend | None] = []
+        replaced: list[GlooBackend | None] = []
         kept = []
         for group, name in zip(self._groups, names, strict=True):
             if name in result.missing:
-                retired.append(group.disconnect(incomplete_group(result.missing[name], generation)))
+                replaced.append(group.disconnect(incomplete_group(result.missing[name], generation)))
                 continue
             kept.append(group)
             self._group_counts[group.members] += 1
-            retired.append(group.connect(result.built.pop(name), scope))
+            replaced.append(group.connect(result.backends.pop(name), scope))
         self._groups = kept
         self._generation_store = result.generation_store
         with self._lock:
             self._neighbours = result.neighbours
             if scope.reason is not None:
                 result.neighbours.cut()
-        self._disposal.take(retired)
+        self._disposal.dispose(replaced)
 
     def _check_links(self, scope: GenerationScope, deadline: float) -> None:
         """Pass the commit barrier, and add up ones in every group, all groups at once."""
@@ -252,30 +231,30 @@ class GlooCommunicator:
             raise scope.error("reconnect")
 
     def isend(self, tensor: torch.Tensor, rank: int) -> Transfer:
-        """Start to send `tensor` to `rank`."""
+        """Start to send `tensor`, on the CPU, to `rank`."""
         return self._groups[0].start("send", True, False, ([tensor], rank, _TAG))
 
     def irecv(self, tensor: torch.Tensor, rank: int) -> Transfer:
-        """Start to fill `tensor` from `rank`."""
+        """Start to receive into `tensor`, on the CPU, from `rank`."""
         return self._groups[0].start("recv", True, False, ([tensor], rank, _TAG))
 
     def swap(self, blob: bytes, to: int, source: int) -> bytes:
         """Send `blob` to rank `to` and return what rank `source` sends."""
-        neighbours = self._present("swap")
+        neighbours = self._open_neighbours("swap")
         return neighbours.swap(blob, to, source) if neighbours is not None else blob
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        neighbours = self._present("barrier")
+        neighbours = self._open_neighbours("barrier")
         if neighbours is not None:
             neighbours.barrier()
 
-    def _present(self, op: str) -> Neighbours | None:
+    def _open_neighbours(self, op: str) -> Neighbours | None:
         if self._scope.reason is not None:
             raise self._scope.error(op)
         return self._neighbours
 
-    def _leave_neighbours(self) -> None:
+    def _close_neighbours(self) -> None:
         with self._lock:
             if self._neighbours is not None:
                 self._neighbours.close()
@@ -285,12 +264,12 @@ class GlooCommunicator:
         """Report the collectives from now on to `observer`."""
         self.observer = observer
 
-    def remove(self, group: Group) -> None:
-        """Take leave of a group that torch destroys."""
+    def remove(self, group: GlooGroup) -> None:
+        """Remove a group that torch destroys."""
         self._groups = [other for other in self._groups if other is not group]
-        gone = GenerationScope(self._cut)
-        gone.end(CommunicatorAborted, "the group was destroyed")
-        self._disposal.take([group.disconnect(gone)])
+        closed = GenerationScope(self._cut)
+        closed.end(CommunicatorAborted, "the group was destroyed")
+        self._disposal.dispose([group.disconnect(closed)])
 
     def close(self) -> None:
         """Abort, destroy the groups, and wait a moment for their threads."""
@@ -299,6 +278,22 @@ class GlooCommunicator:
         _REGISTRATION.destroy_world(self)
         for group in list(self._groups):
             self.remove(group)
-        self._leave_neighbours()
+        self._close_neighbours()
         self._generation_store = None
         self._disposal.wait(end)
+
+
+class HostGroup(GlooCommunicator):
+    """The gloo group of all ranks' hosts, beside a device's own links, unknown to torch.distributed.
+
+    Rank-local state, the commit barrier and the repair of shards travel between hosts: they must work while the
+    devices' links are down or not yet up, and HCCL carries no host memory.
+    """
+
+    name = "host"
+
+    def _make_world(self, timeout: timedelta) -> None:
+        """Make the group of all ranks."""
+        self.make_group(
+            SimpleNamespace(global_ranks_in_group=list(self._members), group_rank=self._rank, timeout=timeout)
+        )

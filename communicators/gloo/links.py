@@ -1,8 +1,8 @@
 """The gloo device of this process, and the sockets that are its links.
 
 Gloo has no way to end a collective that is under way. Shutting down the sockets under it has the same effect, if
-exactly its sockets are found: those that were accepted at the device's own listener, and those that lead to the
-listener of another member.
+exactly its sockets are found: those accepted at the device's own listener, and those connected to the listener of
+another member.
 """
 
 import os
@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import distributed as dist
 
-from ..protocol.errors import CommunicatorError
-from ..protocol.types import StoreEndpoint
+from ...protocol.errors import CommunicatorError
+from ...protocol.types import StoreEndpoint
 
 Endpoint = tuple[str, int]
 
@@ -44,16 +44,16 @@ class Links:
         else:
             raise CommunicatorError(
                 f"cannot tell which listening socket is gloo's, after {_DEVICE_ATTEMPTS} attempts; "
-                "other threads keep opening listeners while the communicators are built"
+                "other threads keep opening listening sockets while process groups are connected; open them earlier"
             )
         self._generation = -1
         self._peers: frozenset[Endpoint] = frozenset()
         self._lock = threading.Lock()
 
     def expect(self, generation: int, listeners: Iterable[Endpoint]) -> None:
-        """Take note of the listeners of a generation's members; connections to them are links from now on."""
+        """Set the listeners of a generation's members; connections to them are links from now on."""
         with self._lock:
-            if generation > self._generation:  # a seating that was given up may be late
+            if generation > self._generation:  # an abandoned reconnect may be late
                 self._generation = generation
                 self._peers = frozenset(listeners) - {self.listener}
 
@@ -72,13 +72,13 @@ class Links:
             return False
         try:
             link.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the peer was faster
+        except OSError:  # the peer has closed it
             return False
         return True
 
 
 def cut_connections(store: StoreEndpoint) -> None:
-    """Shut down this process's connections to `store`, to wake a thread that waits there. Any thread."""
+    """Shut down this process's connections to `store`, to wake a thread that waits for an answer. Any thread."""
     try:
         found = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_STREAM)
     except OSError:
@@ -98,7 +98,7 @@ def _local_address(store: StoreEndpoint) -> str:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)[0]
         with closing(socket.socket(family, kind, protocol)) as probe:
-            probe.connect(address)  # sends nothing: it only asks for the route
+            probe.connect(address)  # sends nothing: it only looks up the route
             return str(probe.getsockname()[0])
     except OSError as error:
         raise CommunicatorError(f"no route to the store at {store.host}:{store.port}: {error}") from error
@@ -122,13 +122,13 @@ def _each_socket(look: Callable[[socket.socket], Any]) -> list[Any]:
         try:
             if not os.readlink(f"{_OPEN_FILES}/{name}").startswith("socket:"):
                 continue
-            # A copy of the descriptor, so that nobody can close it, and its number go to another, while it is used.
+            # A copy of the descriptor, so that no other thread can close it, and its number be reused, meanwhile.
             copy = os.dup(int(name))
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
         try:
             found = socket.socket(fileno=copy)
-        except OSError:  # no socket any more
+        except OSError:  # no longer a socket
             os.close(copy)
             continue
         with closing(found):

@@ -1,11 +1,11 @@
-"""This rank's own sockets to a few others, for what happens at the end of every step.
+"""A rank's own sockets to a few other ranks, for the commit barrier and the swap of rank-local state.
 
-The commit barrier and the swap of own states are a few kilobytes, in every step, of ranks that wait for each other. A
-backend's collective hands such a message from thread to thread on both sides, which costs more than the message. Here
-the train thread itself writes to a socket and reads from one, and the end of a scope is a shutdown of the sockets.
+Both are a few kilobytes in every step, between ranks that wait for each other. A backend's collective hands such a
+message from thread to thread on both sides, which costs more than the message. Here the train thread itself writes to
+a socket and reads from one, and an abort shuts the sockets down.
 
-Connections lead one way: a rank connects to those that it sends to and accepts those that it receives from. Whoever
-connects must show that it knows the generation's secret. What travels then is as open as the backend's own traffic.
+Connections are one-way: a rank connects to the ranks it sends to, and accepts those it receives from. A rank that
+connects must prove that it knows the generation's secret. What travels then is as open as the backend's own traffic.
 """
 
 import secrets
@@ -15,26 +15,24 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ..protocol.errors import CommunicatorError
-from .authenticator import Authenticator
-from .generation_scope import GenerationScope
-from .handshake import HANDSHAKE, HandshakeListener
-from .messages import NONCE_BYTES, Listener, NeighbourAddress
+from ...protocol.errors import CommunicatorError
+from ..generation_scope import GenerationScope
+from ..handshake import HANDSHAKE, NONCE_BYTES, Authenticator, HandshakeListener, Listener, NeighbourAddress
 
 CHUNK_BYTES = 32 * 1024
 _BUFFER_BYTES = 4 * CHUNK_BYTES  # a chunk fits while the other side does not read
-_HEAD = struct.Struct("<QQQ")  # number of the exchange, which kind it is, length of what follows
+_HEAD = struct.Struct("<QQQ")  # number of the exchange, its kind, length of what follows
 _BARRIER, _SWAP = 1, 2
-_LEAST_S = 0.001
+_MIN_S = 0.001
 _BACKLOG = 128
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 
 
 class Neighbours:
     """The sockets of one rank in one generation. Used by the train thread; `cut` by any.
 
     All ranks must call `swap` and `barrier` in the same order. When a neighbour is gone, or nothing comes for
-    `limit_s`, the scope fails; when it ends for whatever reason, its owner cuts the sockets.
+    `limit_s`, the scope fails; when the scope ends for any reason, its owner cuts the sockets.
     """
 
     def __init__(
@@ -49,8 +47,8 @@ class Neighbours:
     ) -> None:
         """Listen on `host`. Raises CommunicatorError."""
         self._scope = scope
-        self._rank = rank
-        self._world_size = world_size
+        self.rank = rank
+        self.world_size = world_size
         self._limit_s = limit_s
         self._authenticator = authenticator
         self._nonce = secrets.token_bytes(NONCE_BYTES)
@@ -70,27 +68,27 @@ class Neighbours:
 
     @property
     def address(self) -> NeighbourAddress:
-        """What the others must know to connect."""
+        """What the other ranks need to connect."""
         host, port = self._listener.getsockname()[:2]
         return NeighbourAddress(Listener(host, port), self._nonce)
 
     def expect(self, addresses: Sequence[NeighbourAddress]) -> None:
-        """Take note of the words of all ranks, in their order."""
+        """Set the addresses of all ranks, in their order."""
         self._addresses = addresses
 
     def connect(self, deadline: float) -> None:
-        """Connect to the neighbours of the barrier, and pass it once. Runs in rebuild."""
+        """Connect to the neighbours of the barrier, and pass it once. Runs in rebuild. Raises as `barrier`."""
         for distance in self._distances():
-            self._reach((self._rank + distance) % self._world_size, deadline)
+            self._connection_to((self.rank + distance) % self.world_size, deadline)
         for distance in self._distances():
-            self._admit((self._rank - distance) % self._world_size, deadline)
+            self._connection_from((self.rank - distance) % self.world_size, deadline)
         timeout_s = self._limit_s
-        self._limit(max(_LEAST_S, deadline - time.monotonic()))
+        self._limit(max(_MIN_S, deadline - time.monotonic()))
         self.barrier()
         self._limit(timeout_s)
 
     def barrier(self) -> None:
-        """Return when all ranks have entered it: in each round a rank hears of twice as many.
+        """Wait until all ranks have entered the barrier: in each round a rank learns of twice as many.
 
         Raises CommunicatorAborted or CommunicatorFailed, as does `swap`.
         """
@@ -98,30 +96,30 @@ class Neighbours:
         head = _HEAD.pack(self._number, _BARRIER, 0)
         try:
             for distance in self._distances():
-                self._to[(self._rank + distance) % self._world_size].sendall(head)
-                self._take_head((self._rank - distance) % self._world_size, _BARRIER)
+                self._to[(self.rank + distance) % self.world_size].sendall(head)
+                self._take_head((self.rank - distance) % self.world_size, _BARRIER)
         except OSError as error:
             raise self._lost("barrier", error) from error
 
     def swap(self, blob: bytes, to: int, source: int) -> bytes:
-        """Send `blob` to one rank and return what `source` sends, which must name this rank as its `to`."""
+        """Send `blob` to rank `to` and return what `source` sends, which must name this rank as its `to`."""
         self._number += 1
         deadline = time.monotonic() + self._limit_s
-        out, come = self._reach(to, deadline), self._admit(source, deadline)
+        outgoing, incoming = self._connection_to(to, deadline), self._connection_from(source, deadline)
         try:
-            # Sending and receiving take turns chunk by chunk, so that nobody can be stuck sending around the ring.
-            out.sendall(_HEAD.pack(self._number, _SWAP, len(blob)) + blob[:CHUNK_BYTES])
+            # Sending and receiving take turns chunk by chunk, so that no ring of ranks can all be stuck sending.
+            outgoing.sendall(_HEAD.pack(self._number, _SWAP, len(blob)) + blob[:CHUNK_BYTES])
             arriving = memoryview(bytearray(self._take_head(source, _SWAP)))
             for start in range(0, max(len(blob), len(arriving)), CHUNK_BYTES):
                 if start:
-                    out.sendall(blob[start : start + CHUNK_BYTES])
-                self._fill(come, arriving[start : start + CHUNK_BYTES])
+                    outgoing.sendall(blob[start : start + CHUNK_BYTES])
+                self._fill(incoming, arriving[start : start + CHUNK_BYTES])
         except OSError as error:
             raise self._lost("swap", error) from error
         return bytes(arriving)
 
     def cut(self) -> None:
-        """End what is under way and all that is tried from now on. Any thread; returns at once."""
+        """Shut the sockets down: calls under way, and all later ones, fail. Any thread; returns at once."""
         with self._lock:
             self._over = True
             for connection in (self._listener, *self._to.values(), *self._from.values()):
@@ -131,7 +129,7 @@ class Neighbours:
                     continue
 
     def close(self) -> None:
-        """Give the sockets back. In the train thread."""
+        """Close the sockets. In the train thread."""
         self.cut()
         self._handshakes.close()
         with self._lock:
@@ -139,26 +137,26 @@ class Neighbours:
                 connection.close()
 
     def _distances(self) -> Sequence[int]:
-        return [1 << power for power in range((self._world_size - 1).bit_length())]
+        return [1 << power for power in range((self.world_size - 1).bit_length())]
 
-    def _reach(self, rank: int, deadline: float) -> socket.socket:
-        """Return the connection to `rank`, made when first asked for."""
+    def _connection_to(self, rank: int, deadline: float) -> socket.socket:
+        """Return the connection to `rank`; connect on first use."""
         if rank in self._to:
             return self._to[rank]
         listener, nonce = self._addresses[rank]
         connection = socket.socket(self._listener.family, socket.SOCK_STREAM)
         try:
-            self._keep(self._to, rank, connection)  # before it is connected: a cut ends that, too
-            connection.settimeout(max(_LEAST_S, deadline - time.monotonic()))
+            self._keep(self._to, rank, connection)  # before it is connected, so that `cut` ends that, too
+            connection.settimeout(max(_MIN_S, deadline - time.monotonic()))
             connection.connect((listener.host, listener.port))
             connection.settimeout(None)
-            connection.sendall(HANDSHAKE.pack(self._authenticator.handshake_tag(nonce, self._rank), self._rank))
+            connection.sendall(HANDSHAKE.pack(self._authenticator.handshake_tag(nonce, self.rank), self.rank))
         except OSError as error:
             raise self._lost(f"connecting to rank {rank}", error) from error
         return connection
 
-    def _admit(self, rank: int, deadline: float) -> socket.socket:
-        """Return the connection from `rank`, waited for when first asked for; others that come first are kept."""
+    def _connection_from(self, rank: int, deadline: float) -> socket.socket:
+        """Return the connection from `rank`; accept on first use, and keep other ranks that connect first."""
         while rank not in self._from:
             try:
                 peer, connection = self._handshakes.accept(deadline, self._is_awaited)
@@ -168,12 +166,12 @@ class Neighbours:
         return self._from[rank]
 
     def _is_awaited(self, rank: int) -> bool:
-        return 0 <= rank < self._world_size and rank not in self._from
+        return 0 <= rank < self.world_size and rank not in self._from
 
     def _keep(self, where: dict[int, socket.socket], rank: int, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        connection.settimeout(None)  # the limit is the kernel's: Python's own would cost a call more for each message
+        connection.settimeout(None)  # the kernel's timeout: Python's own would cost one more call for each message
         _limit(connection, self._limit_s)
         with self._lock:
             where[rank] = connection
@@ -190,9 +188,9 @@ class Neighbours:
         self._fill(self._from[source], memoryview(self._head))
         number, theirs, length = _HEAD.unpack(self._head)
         if (number, theirs) != (self._number, kind):
-            raise ConnectionError(f"rank {source} is at another exchange of this generation than rank {self._rank}")
-        if length > _MOST_BYTES:
-            raise ConnectionError(f"rank {source} announces {length} bytes, more than any own state has")
+            raise ConnectionError(f"rank {source} is at another exchange of this generation than rank {self.rank}")
+        if length > _MAX_BYTES:
+            raise ConnectionError(f"rank {source} announces {length} bytes, more than any rank-local state has")
         return int(length)
 
     @staticmethod
@@ -204,7 +202,7 @@ class Neighbours:
             view = view[count:]
 
     def _lost(self, op: str, error: OSError) -> CommunicatorError:
-        if isinstance(error, BlockingIOError):  # the kernel's way to say that a socket's time limit has passed
+        if isinstance(error, BlockingIOError):  # EAGAIN: the socket's timeout has passed
             error = TimeoutError(f"nothing came for {self._limit_s:g} s")
         return self._scope.fail(op, error)
 

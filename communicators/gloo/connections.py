@@ -1,0 +1,97 @@
+"""Connects the gloo groups of a generation: meet in the store, exchange addresses, then build each group.
+
+Gloo's own connecting can neither be aborted nor trusted to be quick, so all of this runs in a background task. Members
+meet in the store before anything is connected: the most common trouble, a rank that never comes, is found while nothing
+is half built.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ..background import BackgroundTask
+from ..handshake import GlooMember, Listener
+from ..process_group import group_names
+from ..rendezvous import GenerationStore
+from .group import GlooBackend, GlooGroup
+from .links import Links
+from .neighbours import Neighbours
+
+_WORLD = "world"
+
+
+class Connections(NamedTuple):
+    """What connects a process in one generation: backends by group name, and the sockets to its neighbours.
+
+    `missing`: for each group that not all of its members have made, the ranks that lack it.
+    """
+
+    generation_store: GenerationStore
+    backends: dict[str, GlooBackend]
+    missing: dict[str, list[int]]
+    neighbours: Neighbours
+
+
+def connect_generation(  # noqa: PLR0917
+    task: BackgroundTask[Connections],
+    store: GenerationStore,
+    generation: int,
+    groups: Sequence[GlooGroup],
+    links: Links,
+    neighbours: Neighbours,
+    collective_s: float,
+) -> Connections:
+    """Exchange addresses with all ranks, and connect the groups that all of their members have made.
+
+    Raises Abandoned when the task is over, LinkUpFailed when the store fails, RuntimeError (torch's) when gloo does.
+    """
+    names = group_names(groups)
+    own = GlooMember(Listener(*links.listener), tuple(names), neighbours.address)
+    ranks = range(neighbours.world_size)
+    missing = f"has not come to group {_WORLD}"
+    members = store.exchange(task, _WORLD, ranks, neighbours.rank, own, missing=missing)
+    neighbours.expect([member.neighbours for member in members])
+    links.expect(generation, [(member.listener.host, member.listener.port) for member in members])
+    backends: dict[str, GlooBackend] = {}
+    lacking: dict[str, list[int]] = {}
+    for group, name in zip(groups, names, strict=True):
+        without = [rank for rank in group.members if name not in members[rank].groups]
+        if without:
+            lacking[name] = without
+        else:
+            backends[name] = connect_group(
+                store, name, group, links, link_up_s=task.remaining_s(), collective_s=collective_s
+            )
+    return Connections(store, backends, lacking, neighbours)
+
+
+def connect_group(
+    store: GenerationStore, name: str, group: GlooGroup, links: Links, *, link_up_s: float, collective_s: float
+) -> GlooBackend:
+    """Connect one group of the generation. Raises RuntimeError (torch's)."""
+    size = len(group.members)
+    part, rank = store.with_prefix(name), group.group_rank
+    return connect_backend(part, name, rank, size, links, link_up_s=link_up_s, collective_s=collective_s)
+
+
+def connect_backend(
+    store: Any, name: str, group_rank: int, size: int, links: Links, *, link_up_s: float, collective_s: float
+) -> GlooBackend:
+    """Connect the gloo group `name` of `size` members, all of which do the same. Raises RuntimeError (torch's).
+
+    `link_up_s` limits the connecting, `collective_s` each collective.
+    """
+    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [links.device]
+    options._timeout = timedelta(seconds=link_up_s)
+    gloo = dist.ProcessGroupGloo(store, group_rank, size, options)
+    gloo._set_default_timeout(timedelta(seconds=collective_s))
+    process_group = dist.ProcessGroup(store, group_rank, size)
+    process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    process_group._set_group_name(c10d.GroupName(name))
+    return GlooBackend(process_group, gloo, store)
