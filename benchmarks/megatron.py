@@ -53,7 +53,7 @@ def job(kind: str, size: str, ranks: int, steps: int, folder: Path, *, kill_at: 
         "thread_s": statistics.fmean(statistics.median(note["thread_times_s"][WARM_UP_STEPS:]) for note in notes),
         "commit_s": statistics.fmean(part(note, lambda each: each["commit"] - each["arrive"]) for note in notes),
         "exchange_s": statistics.fmean(part(note, lambda each: each["send"] + each["arrive"]) for note in notes),
-        "ward_s": statistics.fmean(part(note, lambda each: each["ward"]) for note in notes),
+        "peer_copy_s": statistics.fmean(part(note, lambda each: each["peer_copy"]) for note in notes),
         **{
             name: statistics.fmean(note[name] for note in notes)
             for name in ("tensor_bytes", "resident_bytes", "parameters")
@@ -93,11 +93,11 @@ def print_costs(size: str, costs: dict[str, Notes]) -> None:
             flush=True,
         )
     for kind, cost in costs.items():
-        commit_s, exchange_s, ward_s = cost["commit_s"], cost["exchange_s"], cost["ward_s"]
-        rest_s = cost["thread_s"] - commit_s - exchange_s - ward_s
+        commit_s, exchange_s, peer_copy_s = cost["commit_s"], cost["exchange_s"], cost["peer_copy_s"]
+        rest_s = cost["thread_s"] - commit_s - exchange_s - peer_copy_s
         print(
             f"  {kind:13} train thread {cost['thread_s'] * 1e3:6.1f} ms CPU: commit {commit_s * 1e3:.2f}, "
-            f"gradients {exchange_s * 1e3:.2f}, ward's update {ward_s * 1e3:.2f}; "
+            f"gradients {exchange_s * 1e3:.2f}, peer copy's update {peer_copy_s * 1e3:.2f}; "
             f"{cost['thread_s'] / rest_s:.3f} x the rest",
             flush=True,
         )

@@ -1,18 +1,18 @@
-"""DDP's gradient buckets: the same ones on every rank from the first repeated step on, as if nothing had happened.
+"""DDP's gradient buckets: the same layout on every rank after a recovery, as in an undisturbed run.
 
-DDP starts with a layout by parameter order, and lays its buckets anew, once, by the order in which rank 0's gradients
+DDP starts with a layout by parameter order, and rebuilds its buckets once, by the order in which rank 0's gradients
 became ready in the first synchronised backward pass. Another layout adds the same numbers in another order, so a rank
 that comes back needs the layout that the others have, or the run is no longer bit for bit the undisturbed one.
 
 How it is done: DDP's own rebuild is pulled forward from the next forward pass to the end of the step in which it became
-due (`settle`, before the commit barrier), so that once that step is committed every rank knows the layout. It is
-the same collective on the same order, only earlier. The layout is part of the own state of each commit. In a recovery
-the reducer is made anew, as an interrupted backward pass leaves it unusable: in parameter order when nothing had been
-rebuilt yet; else over the parameters in the known order, with the rebuild marked as due. DDP then rebuilds in the next
-forward pass on all ranks alike, from that order instead of from a backward pass.
+due (`settle`, before the commit barrier), so that once that step is committed every rank knows the layout. It is the
+same collective on the same order, only earlier. The layout is part of the rank-local state of each commit. In a
+recovery a new reducer is made, as an interrupted backward pass leaves the old one unusable: in parameter order when
+nothing had been rebuilt yet; else over the parameters in the known order, with the rebuild marked as due. DDP then
+rebuilds in the next forward pass on all ranks alike, from that order instead of from a backward pass.
 
 A static graph is one step later: DDP learns the graph in its first pass and the order in its second. When just the
-second step is repeated, the new reducer takes it for the first; the order is then taken down here.
+second step is repeated, the new reducer takes it for the first; the order is then recorded here.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclasses.dataclass
 class _Recorder:
-    """Takes down in which order gradients become ready, the last time that each does."""
+    """Records in which order gradients become ready, by the last time of each."""
 
     handles: list[Any]
     ready: dict[int, None]
@@ -63,7 +63,7 @@ class _Recorder:
 
 
 class BucketLayout:
-    """The bucket layout of one DDP module, and the means to make its reducer anew."""
+    """The bucket layout of one DDP module; makes new reducers with it."""
 
     def __init__(self, name: str, ddp: DistributedDataParallel) -> None:
         if getattr(ddp, "mixed_precision", None) is not None:
@@ -83,11 +83,11 @@ class BucketLayout:
         return self._encoded
 
     def expect(self, captured: bytes) -> None:
-        """Say which layout the step that will be repeated has; `refresh` makes it so. Runs in rollback."""
+        """Set the layout of the step that will be repeated; `refresh` applies it. Runs in rollback."""
         self._set(msgspec.msgpack.decode(captured, type=Layout))
 
     def settle(self) -> None:
-        """Carry out DDP's rebuild if it is due: a collective, on all ranks in the same step. Before the commit."""
+        """Do DDP's rebuild if it is due: a collective, on all ranks in the same step. Before the commit."""
         if self._now.order is not None or not self._has_reducer():
             return
         if self._recorder is not None and self._recorder.ready:
@@ -101,12 +101,12 @@ class BucketLayout:
             self._set(Layout(None, True))
 
     def refresh(self) -> None:
-        """Make the reducer anew if the present one was made for another layout. End of rollback."""
+        """Make a new reducer if the present one was made for another layout. End of rollback."""
         if self._made_for != self._now:
             self.renew()
 
     def renew(self) -> None:
-        """Make the reducer anew. In clean, after stop: the communicators may be gone, nothing is sent here."""
+        """Make a new reducer. Runs in clean, after stop: the communicators may be gone, nothing is sent here."""
         ddp = self._ddp
         if not self._has_reducer():
             return
@@ -132,7 +132,7 @@ class BucketLayout:
         self._made_for = self._now
 
     def _settle_recorded(self, recorder: _Recorder) -> None:
-        """Rank 0's order counts, as in DDP's own rebuild."""
+        """Take rank 0's recorded order on all ranks, as DDP's own rebuild does. A collective."""
         parameters, _ = self._ddp._build_params_for_reducer()
         rest = [index for index in range(len(parameters)) if index not in recorder.ready]
         order = torch.tensor([*recorder.ready, *rest], device=parameters[0].device)

@@ -1,4 +1,4 @@
-"""The replicated shard: parameters, optimizer state and all else that is the same on every rank, as one run of bytes.
+"""The replicated shard: parameters, optimizer state and all else that is the same on every rank, as one byte range.
 
 A source opens its live tensors, uncopied. A destination receives into its live tensors where they fit, so that every
 handle on a parameter stays valid and a survivor needs no second copy; what does not exist yet (a newcomer's optimizer
@@ -19,7 +19,7 @@ from ...processor.shard import Shard
 from ...protocol.errors import RecoveryError
 
 SHARD_ID = "replicated"
-ENTRIES = 8  # tensors that optimizers keep for each parameter; with more of them the last ones find no room
+ENTRIES = 8  # tensors that optimizers keep for each parameter; with more of them the last ones are allocated late
 
 
 class ReplicatedState:
@@ -50,7 +50,7 @@ class ReplicatedState:
         return Shard(skeleton, [tensor.contiguous() for tensor in tensors])
 
     def expect(self, size_bytes: int) -> None:
-        """Start to get memory for a shard of so many bytes, as far as `accept` will not find it in live tensors."""
+        """Start to allocate memory for a shard of `size_bytes`, less what live tensors can receive."""
         parameters = [parameter for module in self._registry.modules.values() for parameter in module.parameters()]
         if all(parameter.device.type == "cpu" for parameter in parameters):
             lacking = max(0, size_bytes - self.open().size_bytes)
@@ -58,7 +58,7 @@ class ReplicatedState:
             self._take_room(lacking + ENTRIES * len(parameters) * aligned(1) if lacking else 0)
 
     def accept(self, header: bytes) -> Shard:
-        """Make room for a shard that arrives. Raises RecoveryError when it does not fit this rank's modules."""
+        """Return the tensors that receive a shard. Raises RecoveryError when it does not fit this rank's modules."""
         slots, outline = tree.slots_and_outline(header)
         tensors: list[torch.Tensor | None] = [None] * len(slots)
         fresh: list[tree.TensorSlot] = []
@@ -87,7 +87,7 @@ class ReplicatedState:
         return Shard(header, filled)
 
     def adopt(self, shard: Shard) -> None:
-        """Make an accepted shard, now filled, the state of this rank."""
+        """Make an accepted shard, now received, the state of this rank."""
         content = tree.unflatten(shard.header, shard.tensors)
         for name, module in self._registry.modules.items():
             for path, parameter in module.named_parameters():

@@ -1,7 +1,7 @@
-"""The train state of a plain PyTorch script, and what a recovery does with it.
+"""The train state of a plain PyTorch script, and how a recovery captures, transfers and restores it.
 
-Holds for DDP and for any module whose parameters every rank keeps whole. The script registers what it trains with; the
-recovery captures, carries and puts back what was registered (see `docs/training-loop.md`).
+For DistributedDataParallel (DDP), and for any module whose parameters every rank holds whole. The script registers what
+it trains with (see `docs/training-loop.md`).
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ class TrainState:
         scaler: Gradient scalers, as in the script.
         data: Objects with state_dict and load_state_dict that say where in the data this rank is.
         values: Anything else that changes, by name: dicts, lists, tensors, arrays, generators, objects with
-            state_dict, or `Value(get, set)`. They are this rank's own unless marked `replicated(...)`.
+            state_dict, or `Value(get, set)`. They are rank-local unless marked `replicated(...)`.
 
     Raises:
         ConfigurationError: An object cannot be put back in place.
@@ -77,7 +77,7 @@ class TrainState:
     # --- for the script -------------------------------------------------------------------------------------------
 
     def bind(self, ledger: "Ledger") -> None:
-        """Tie the state to the step ledger of the train function that is about to run."""
+        """Set the step ledger of the train function that is about to run."""
         self._ledger = ledger
 
     def steps(self, total: int) -> Iterator["Step"]:
@@ -128,7 +128,7 @@ class TrainState:
     def _bound(self, name: str) -> "Ledger":
         if self._ledger is None:
             raise NotUnderMidstep(
-                f"TrainState.{name} is only there inside a train function that midstep runs: decorate the function "
+                f"TrainState.{name} is only available inside a train function that midstep runs: decorate the function "
                 "with @midstep.resilient, or call midstep.resilient(state) around it, and use the state that it passes"
             )
         return self._ledger
@@ -136,17 +136,17 @@ class TrainState:
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
 
     def shards(self) -> tuple[ShardHold, ...]:
-        """Name the one shard, the replicated one, with its size now."""
+        """Return the only shard, the replicated one, with its size now."""
         return (ShardHold(SHARD_ID, self._replicated.open().size_bytes),)
 
     def writes(self) -> tuple[str, ...]:
-        """Rank 0 writes the replicated shard."""
+        """Return the shards that this rank writes into checkpoints: on rank 0 the replicated one."""
         return (SHARD_ID,) if dist.get_rank() == 0 else ()
 
     def capture_own(self) -> bytes:
-        """Capture this rank's own state. Runs right before the commit barrier, on all ranks.
+        """Capture the rank-local state. Runs right before the commit barrier, on all ranks.
 
-        In the step in which DDP's bucket rebuild is due it is carried out here, which is one collective.
+        In the step in which DDP's bucket rebuild is due, it is done here. That is one collective.
         """
         for layout in self._layouts.values():
             layout.settle()
@@ -159,7 +159,7 @@ class TrainState:
         )
 
     def clean(self) -> None:
-        """Make DDP's reducers anew, as an interrupted backward pass leaves them unusable.
+        """Make new reducers for DDP: an interrupted backward pass leaves the old ones unusable.
 
         Gradients stay until `rolled_back`: a rank that was ready may yet have to finish its update.
         """
@@ -167,7 +167,7 @@ class TrainState:
             layout.renew()
 
     def rebuilt(self) -> None:
-        """Nothing is derived from the communicators: DDP keeps its group object."""
+        """Do nothing: DDP keeps its group object, and nothing else follows from the communicators."""
 
     def open_shard(self, shard_id: str) -> OpenShard:
         """Open the replicated shard to send from it."""
@@ -175,24 +175,24 @@ class TrainState:
         return self._replicated.open()
 
     def expect_shard(self, shard_id: str, size_bytes: int) -> None:
-        """Get memory for what the replicated shard brings and this rank does not have yet."""
+        """Allocate memory ahead of time for what the replicated shard adds to this rank's state."""
         _known(shard_id)
         self._replicated.expect(size_bytes)
 
     def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
-        """Make room for the replicated shard. From here until `adopt_shard` this rank's state is not whole."""
+        """Provide the tensors that receive the replicated shard. Until `adopt_shard` this rank's state is not whole."""
         _known(shard_id)
         return self._replicated.accept(header)
 
     def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
-        """Make the replicated shard that has arrived the state of this rank."""
+        """Make the received replicated shard the state of this rank."""
         _known(shard_id)
         if not isinstance(shard, Shard):
             raise RecoveryError(f"shard {shard_id!r} was not accepted by this state, it is a {type(shard).__name__}")
         self._replicated.adopt(shard)
 
     def restore_own(self, blob: bytes) -> None:
-        """Put back the own state that `capture_own` gave, here or in this rank's earlier process."""
+        """Restore the rank-local state that `capture_own` returned, here or in this rank's earlier process."""
         captured = tree.unpack(blob)
         if captured["buckets"].keys() != self._layouts.keys():
             raise RecoveryError(
@@ -204,14 +204,14 @@ class TrainState:
         self.registry.restore_own(captured["own"])
 
     def adopt_own(self, blob: bytes, *, random_numbers: bool) -> None:
-        """Put back what `capture_own` gave in a world of another size."""
+        """Restore what `capture_own` returned in a world of another size."""
         random_state = self.registry.capture_own()["random"]
         self.restore_own(blob)
         if not random_numbers:
             self.registry.restore_random(random_state)
 
     def rolled_back(self, step: int) -> None:
-        """Drop gradients and half-done scaling, and see to it that DDP's buckets are those of step `step`."""
+        """Drop gradients and half-done scaling, and restore DDP's buckets as of step `step`."""
         for parameter in self._all_parameters():
             parameter.grad = None
         for scaler in self.registry.scalers.values():
@@ -221,7 +221,7 @@ class TrainState:
             layout.refresh()
 
     def fire_in(self, moment: Moment, fire: Callable[[], None]) -> None:
-        """Call `fire` once, in the middle of the next forward or backward pass: a fault is armed there."""
+        """Call `fire` once, in the middle of the next forward or backward pass, to inject a fault there."""
         modules = list(self.registry.modules.values())
         if moment is Moment.FORWARD:
             fire_in_forward(modules, fire)

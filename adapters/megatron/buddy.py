@@ -1,25 +1,28 @@
 """A copy of another rank's optimizer piece, kept up to date by doing that rank's updates a second time.
 
-A distributed optimizer with one instance has each piece of its state (main parameters, both moments) once. Each rank
-then keeps the piece of a ward, the rank one node back. Not the state is sent in each step but the final gradients,
-which are a third of it: they arrive before the commit barrier, and whoever passes it applies its own update and the
-ward's. So a copy is always of the step that its holder has committed, and no second generation of anything has to be
-kept. On one kind of device the same update of the same numbers gives the same bits.
+A distributed optimizer with one instance has each piece of its state (main parameters, both moments) once. So each
+rank keeps a peer copy: the piece of the rank one node back, whose buddy it is. In each step the final gradients are
+sent, not the state, which is three times as large: they arrive before the commit barrier, and a rank that passes it
+applies its own update and the peer copy's. So a copy is always of the step that its holder has committed, and nothing
+has to be kept twice. On one kind of device the same update of the same numbers gives the same bits.
 """
 
+import statistics
+import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .copy_times import CopyTimes
+from .peer_copy import PeerCopy
 from .shards import Piece, main_parameters
-from .ward import WardPiece
 
 _RATES = ("lr", "weight_decay")  # of a param group: what a scheduler changes between steps
 _RATE_BYTES = len(_RATES) * 8
-_GRADIENTS, _UPDATE = "waiting for gradients", "the ward's update"
+_GRADIENTS, _UPDATE = "waiting for gradients", "the peer copy's update"
 
 
 def piece_name(rank: int) -> str:
@@ -28,14 +31,14 @@ def piece_name(rank: int) -> str:
 
 
 class Buddies:
-    """The exchange of gradients around the ring: mine to my buddy, my ward's to me."""
+    """Exchanges gradients around the ring: a rank sends its own to its buddy, and receives those of its peer copy."""
 
-    def __init__(self, own: Piece, ward_piece: WardPiece, rank: int, world_size: int, ranks_per_node: int) -> None:
+    def __init__(self, own: Piece, peer_copy: PeerCopy, rank: int, world_size: int, ranks_per_node: int) -> None:
         shift = ranks_per_node % world_size or 1
         self.buddy = (rank + shift) % world_size
-        self.ward = (rank - shift) % world_size
+        self.copied_rank = (rank - shift) % world_size
         self.same_node = self.buddy // ranks_per_node == rank // ranks_per_node
-        self.piece = ward_piece
+        self.piece = peer_copy
         self._own = own
         self._under_way: tuple[list[dist.Work], torch.Tensor, torch.Tensor] | None = None
         self._arrived = False
@@ -43,26 +46,26 @@ class Buddies:
 
     @property
     def elements(self) -> int:
-        """The elements of this rank's own piece, which its ward's is about as large as."""
+        """The number of elements of this rank's own piece; its peer copy is about as large."""
         return sum(parameter.numel() for parameter in main_parameters(self._own.leaves))
 
     @property
     def sent_bytes(self) -> int:
-        """What is sent to the buddy in each step."""
+        """The bytes that are sent to the buddy in each step."""
         return sum(parameter.nbytes for parameter in main_parameters(self._own.leaves))
 
     def send(self) -> None:
-        """Start to send this step's final gradients and rates, and to take the ward's. On all ranks."""
+        """Start to send this step's final gradients and rates, and to receive the peer copy's. On all ranks."""
         mine = [group for leaf in self._own.leaves.values() for group in leaf.optimizer.param_groups]
-        wards = self.piece.parameters()
+        copied = self.piece.parameters()
         outgoing = _message(mine, self.piece.device)
-        size = sum(_RATE_BYTES for _ in self.piece.groups()) + sum(parameter.nbytes for parameter in wards)
+        size = sum(_RATE_BYTES for _ in self.piece.groups()) + sum(parameter.nbytes for parameter in copied)
         incoming = outgoing.new_empty(size)
         # Kept here until it is over: what is being sent must not be freed.
-        self._under_way = (_batch(outgoing, self.buddy, incoming, self.ward), outgoing, incoming)
+        self._under_way = (_batch(outgoing, self.buddy, incoming, self.copied_rank), outgoing, incoming)
 
     def arrive(self) -> None:
-        """Wait for what `send` has started. Before the commit barrier; nothing to do when nothing was started."""
+        """Wait for what `send` has started, if anything. Before the commit barrier."""
         if self._under_way is None:
             return
         (works, _, incoming), self._under_way = self._under_way, None
@@ -78,7 +81,7 @@ class Buddies:
         self._arrived = True
 
     def update(self) -> None:
-        """Do the ward's update of this step. In the update, after the commit barrier."""
+        """Apply this step's update to the peer copy. In the update, after the commit barrier."""
         if self._arrived:
             with self._times.spent(_UPDATE):
                 self.piece.update()
@@ -86,15 +89,15 @@ class Buddies:
         self._arrived = False
 
     def forget_step(self) -> None:
-        """The step is rolled back: what is under way or has arrived for it is dropped."""
+        """Drop what is under way or has arrived for a step that is rolled back."""
         self._under_way, self._arrived = None, False
         self.piece.forget()
 
     def seed(self) -> None:
-        """Hand pieces to buddies that have none yet. A collective; end of rollback."""
+        """Send pieces to buddies that have no copy yet. A collective; end of rollback."""
         wanted = torch.tensor([0 if self.piece.held else 1], device=self.piece.device)
         asked = torch.empty_like(wanted)
-        _wait(_batch(wanted, self.ward, asked, self.buddy))
+        _wait(_batch(wanted, self.copied_rank, asked, self.buddy))
         leaving = self._parts() if asked.item() else iter(())
         if wanted.item():
             self._receive(leaving)
@@ -110,11 +113,11 @@ class Buddies:
                 yield part.to(device)
 
     def _receive(self, leaving: Iterator[torch.Tensor]) -> None:
-        """Take the ward's piece part by part, and with each send one of `leaving`."""
+        """Receive the peer copy part by part, and with each send one of `leaving`."""
 
         def arriving(size: int, dtype: torch.dtype) -> torch.Tensor:
             landing = torch.empty(size, dtype=dtype, device=self.piece.device)
-            _wait(_batch(next(leaving, None), self.buddy, landing, self.ward))
+            _wait(_batch(next(leaving, None), self.buddy, landing, self.copied_rank))
             return landing
 
         length = arriving(1, torch.int64)
@@ -145,3 +148,41 @@ def _batch(
 def _wait(works: list[dist.Work]) -> None:
     for work in works:
         work.wait()
+
+
+_STEPS = 10  # that are measured, after one that warms up
+
+
+class CopyTimes:
+    """Measures how much of a step its copies take, over the first steps, and prints it once."""
+
+    def __init__(self, what: tuple[str, ...]) -> None:
+        self._seconds: dict[str, list[float]] = {name: [] for name in what}
+        self._ends: list[float] = []
+        self._told = False
+
+    @contextmanager
+    def spent(self, name: str) -> Iterator[None]:
+        """Measure a part of a step. Where a device works behind the thread's back its work is not seen here."""
+        began_s = time.perf_counter()
+        yield
+        if not self._told:
+            self._seconds[name].append(time.perf_counter() - began_s)
+
+    def step_done(self) -> None:
+        """Note the end of a step's copies; after the last step that is measured print what they took."""
+        if self._told:
+            return
+        self._ends.append(time.perf_counter())
+        if len(self._ends) <= _STEPS:
+            return
+        self._told = True
+        steps_s = [after - before for before, after in zip(self._ends, self._ends[1:], strict=False)]
+        told = ", ".join(f"{statistics.median(taken[1:]) * 1e3:.1f} ms for {n}" for n, taken in self._seconds.items())
+        say(f"copies take of a step of {statistics.median(steps_s) * 1e3:.1f} ms: {told} (medians of {_STEPS})")
+
+
+def say(text: str) -> None:
+    """Print a line in this rank's log, whatever the script has made of logging."""
+    sys.stderr.write(f"midstep: {text}\n")
+    sys.stderr.flush()

@@ -1,15 +1,15 @@
-"""Tells the step ledger where a Megatron train function is, from the calls that each step makes anyway.
+"""Report the progress of a Megatron train function to the step ledger, from the calls that each step makes.
 
     zero_grad, zero_grad_buffer                       the step begins; here orders are followed
     forward, backward, gradient reduction
     optimizer.step()
         loss scale, found-inf, gradient norm, clipping            collectives
-        gradients to the buddy, where there is one; the ward's are here when own states are captured
+        gradients to the buddy, if any; the peer copy's arrive before rank-local state is captured
         commit barrier                                            <- ledger.enter_update
         inner optimizer, main to model parameters                 local
         committed                                                 <- ledger.leave_update
         parameter all-gather                                      collective
-    scheduler.step(), iteration and samples counted               foreseen at the commit barrier, see own.py
+    scheduler.step(), iteration and samples counted               computed at the commit barrier, see RankLocalState
 
 The calls are those of the objects that were found; no class of Megatron's is changed.
 """
@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.types import Moment
 from .buddy import Buddies
-from .leftovers import bucket_groups
-from .no_sync import NoSync
-from .own import OwnState
 from .parts import Parts
+from .rank_local_state import RankLocalState
+from .step_cleanup import NoSyncContexts, bucket_groups
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
@@ -31,16 +30,16 @@ if TYPE_CHECKING:
 class StepHooks:
     """The hooks on one set of parts, and the faults that are armed in the middle of a step."""
 
-    def __init__(self, parts: Parts, own: OwnState, buddies: Buddies | None) -> None:
+    def __init__(self, parts: Parts, rank_local: RankLocalState, buddies: Buddies | None) -> None:
         self._parts = parts
         self._buddies = buddies
-        self._own = own
+        self._rank_local = rank_local
         self._ledger: Ledger | None = None
         self._begun: int | None = None
         self._updated = False
         self._gathers: list[Callable[[], None]] | None = None  # those of an update that is under way
         self._armed: dict[Moment, Callable[[], None]] = {}
-        self._no_sync = NoSync()
+        self._no_sync = NoSyncContexts()
 
     def attach(self, ledger: "Ledger") -> None:
         """Hook the calls, for good. Runs once, before the first step."""
@@ -60,11 +59,11 @@ class StepHooks:
             scheduler.step = self._after_scheduler(scheduler.step)
 
     def arm(self, moment: Moment, fire: Callable[[], None]) -> None:
-        """Call `fire` once, when this step's reduction or gather begins."""
+        """Call `fire` once, when this step's reduction or gather begins, to inject a fault there."""
         self._armed[moment] = fire
 
     def forget_step(self) -> None:
-        """The step is rolled back: the next one begins anew."""
+        """Drop what is known of a step that is rolled back."""
         self._begun, self._updated, self._gathers = None, False, None
         self._armed.clear()
         self._no_sync.leave()
@@ -104,7 +103,7 @@ class StepHooks:
     def _update(self, *, skipped: bool, apply: Callable[[], Any]) -> Any:
         ledger = self._ledger
         assert ledger is not None
-        self._own.updating(skipped=skipped)
+        self._rank_local.updating(skipped=skipped)
         index = ledger.count
         if self._buddies is not None and not skipped:
             self._buddies.send()
@@ -145,7 +144,7 @@ class StepHooks:
 
     def _after_scheduler(self, plain: Any) -> Any:
         def step(*args: Any, **options: Any) -> Any:
-            self._own.scheduler_stepped(int(options.get("increment", args[0] if args else 1)))
+            self._rank_local.scheduler_stepped(int(options.get("increment", args[0] if args else 1)))
             return plain(*args, **options)
 
         return step

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError
 from ...protocol.types import Activity
-from .positioned import Loader
+from .data import PositionedLoader
+from .process_groups import redirect_process_groups
 from .replicas import Replica
 from .resilient import resilient
-from .starting import install
 
 # What `train` takes, by name: Megatron-LM core_v0.14.0 to core_v0.16.1, and what core_v0.19.0 takes in addition.
 TAKES = (
@@ -88,7 +88,7 @@ def resilient_pretrain(pretrain: Callable[..., Any], *, replica: Replica | str |
         return pretrain
     training = sys.modules[pretrain.__module__]
     check_training(training)
-    install()
+    redirect_process_groups()
     loop = _Loop(training)
     made = resilient(replica=replica)(loop.train)
 
@@ -101,7 +101,7 @@ def resilient_pretrain(pretrain: Callable[..., Any], *, replica: Replica | str |
 
     training.train = train  # type: ignore[attr-defined]
     _replace(training, "setup_model_and_optimizer", _without_loading)
-    _replace(training, "build_pretraining_data_loader", Loader.of)
+    _replace(training, "build_pretraining_data_loader", PositionedLoader.of)
     _replace(training, "build_train_valid_test_data_iterators", _with_flags)
     for name in ("evaluate_and_print_results", "save_checkpoint_and_time"):
         _replace(training, name, loop.paused)
@@ -218,13 +218,13 @@ def refuse_arguments(arguments: Any) -> None:
 
 
 def _is_newcomer() -> bool:
-    """Say whether this process joins a world that trains already: its collectives have nobody at the other end yet."""
+    """Return whether this process joins a world that trains already: its collectives have no peers yet."""
     runtime = Runtime.current()
     return runtime is not None and not runtime.seated
 
 
 def _without_loading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A newcomer loads no checkpoint: its state comes from the others, who are further."""
+    """Let a newcomer load no checkpoint: its state comes from the other ranks, which are further."""
 
     @functools.wraps(plain)
     def setup_model_and_optimizer(*args: Any, **options: Any) -> Any:
@@ -244,7 +244,7 @@ def _without_loading(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_flags(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A newcomer cannot be told by rank 0 what there is to do: it follows from the arguments."""
+    """Set a newcomer's flags from the arguments: it cannot receive them from rank 0."""
 
     @functools.wraps(plain)
     def build_train_valid_test_data_iterators(*args: Any, **options: Any) -> Any:

@@ -14,7 +14,7 @@ MEGATRONS = "tp-cp-ep-dp-pp"  # Megatron's own order
 ACROSS = "tp-cp-ep-pp-dp"  # what Megatron-LM takes with --use-tp-pp-dp-mapping
 _OTHERS = ("-".join(("tp", *rest)) for rest in permutations(("cp", "ep", "dp", "pp")))
 ORDERS = tuple(dict.fromkeys((MEGATRONS, ACROSS, *_OTHERS)))  # tensor parallel ranks stay neighbours in all of them
-_TRIES = 50_000  # seats that are tried before the search is given up
+_TRIES = 50_000  # assignments that are tried before the search is given up
 
 Group = tuple[int, ...]
 
@@ -38,14 +38,14 @@ class Sizes(NamedTuple):
 
 
 class Outcome(enum.Enum):
-    """What the search for seats came to."""
+    """The result of the search for a placement."""
 
     FOUND = enum.auto()
     IMPOSSIBLE = enum.auto()
     GIVEN_UP = enum.auto()
 
 
-class Seats(NamedTuple):
+class Placement(NamedTuple):
     """Which ranks each node should have; empty unless found."""
 
     outcome: Outcome
@@ -77,7 +77,7 @@ def propose_order(sizes: Sizes, node_of: Sequence[int]) -> str | None:
     return next((order for order in _allowed(sizes) if not on_one_node(copies(sizes, order), node_of)), None)
 
 
-def propose_seats(groups: Sequence[Group], together: Sequence[Group], node_of: Sequence[int]) -> Seats:
+def propose_placement(groups: Sequence[Group], together: Sequence[Group], node_of: Sequence[int]) -> Placement:
     """Say which ranks each node should have, so that no group is on one node.
 
     `together`: ranks that stay on one node, as far as a node has room for them. Nodes keep as many ranks as they have.
@@ -87,12 +87,12 @@ def propose_seats(groups: Sequence[Group], together: Sequence[Group], node_of: S
     unit_of = {rank: index for index, unit in enumerate(units) for rank in unit}
     sets = sorted({tuple(sorted({unit_of[rank] for rank in group})) for group in groups})
     if any(len(one) == 1 for one in sets):
-        return Seats(Outcome.IMPOSSIBLE, {})  # one holder only, or all copies among ranks that stay together
+        return Placement(Outcome.IMPOSSIBLE, {})  # one holder only, or all copies among ranks that stay together
     outcome, chosen = _search([len(unit) for unit in units], sets, room)
     ranks_of: dict[int, list[int]] = {node: [] for node in room}
     for unit, node in zip(units, chosen, strict=False):
         ranks_of[node] += unit
-    return Seats(outcome, {node: tuple(sorted(ranks)) for node, ranks in ranks_of.items()} if chosen else {})
+    return Placement(outcome, {node: tuple(sorted(ranks)) for node, ranks in ranks_of.items()} if chosen else {})
 
 
 def advice(sizes: Sizes, node_of: Sequence[int], *, order: str = MEGATRONS) -> str:
@@ -105,10 +105,10 @@ def advice(sizes: Sizes, node_of: Sequence[int], *, order: str = MEGATRONS) -> s
     if better is not None:
         told = ", Megatron-LM's --use-tp-pp-dp-mapping" if better == ACROSS else ""
         return f"initialize_model_parallel(order={better!r}){told} puts them on different nodes"
-    outcome, ranks_of = propose_seats(copies(sizes, order), neighbours(sizes, order), node_of)
+    outcome, ranks_of = propose_placement(copies(sizes, order), neighbours(sizes, order), node_of)
     if outcome is Outcome.FOUND:
         told = "; ".join(f"{', '.join(map(str, ranks))} on node {node}" for node, ranks in ranks_of.items())
-        return f"no order of Megatron's puts them on different nodes; these seats of its ranks would: {told}"
+        return f"no order of Megatron's puts them on different nodes; this placement of its ranks would: {told}"
     if outcome is Outcome.IMPOSSIBLE:
         return "no order of ranks puts them on different nodes while tensor parallel ranks stay together"
     return "no order of ranks was found that puts them on different nodes"
@@ -208,5 +208,5 @@ def _choices(
         if len(taken) == len(one) - 1 and len(set(taken)) == 1
     }
     crowd = {node: sum(taken.count(node) for taken in others) for node in free}
-    fitting = [node for node, seats in free.items() if seats >= weights[index] and node not in closed]
+    fitting = [node for node, slots in free.items() if slots >= weights[index] and node not in closed]
     return iter(sorted(fitting, key=lambda node: (crowd[node], -free[node], node)))

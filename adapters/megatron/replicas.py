@@ -11,9 +11,9 @@ from ...protocol.errors import ConfigurationError, RecoveryError
 from ...protocol.types import ShardHold
 from .buddy import Buddies, piece_name
 from .parts import Parts
+from .peer_copy import HostPeerCopy, PeerCopy
 from .rank_order import advice, current_order
 from .shards import find_pieces, is_distributed, replica_ranks, sizes
-from .ward import HostWardPiece, WardPiece
 
 
 class Replica(enum.StrEnum):
@@ -25,11 +25,11 @@ class Replica(enum.StrEnum):
     NONE = "none"  # nowhere: the checkpoint is the way back
 
 
-_WARD_PIECES = {Replica.BUDDY_DEVICE: WardPiece, Replica.BUDDY_HOST: HostWardPiece}
+_PEER_COPIES = {Replica.BUDDY_DEVICE: PeerCopy, Replica.BUDDY_HOST: HostPeerCopy}
 
 
 class Place(NamedTuple):
-    """Where a rank is."""
+    """The place of a rank in the job and on its node."""
 
     rank: int
     world_size: int
@@ -49,21 +49,21 @@ class _Held(Protocol):
 
 
 class Replicas:
-    """The shards of this rank: its own, and the copy that it keeps for a ward."""
+    """The shards of this rank: its own, and its peer copy."""
 
     def __init__(self, parts: Parts, place: Place, wanted: Replica | None) -> None:
         self.kind = _chosen(parts, wanted)
         self._parts = parts
         self._place = place
-        ward_kind = _WARD_PIECES.get(self.kind)
-        alone = None if ward_kind is None else piece_name(place.rank)
+        copy_kind = _PEER_COPIES.get(self.kind)
+        alone = None if copy_kind is None else piece_name(place.rank)
         self._pieces: dict[str, _Held] = {**find_pieces(parts, alone=alone)}
         self.buddies: Buddies | None = None
-        if ward_kind is not None and alone is not None:
+        if copy_kind is not None and alone is not None:
             own = find_pieces(parts, alone=alone)[alone]
-            self.buddies = Buddies(own, ward_kind(own, _device(parts)), *place)
+            self.buddies = Buddies(own, copy_kind(own, _device(parts)), *place)
             if place.world_size > 1:
-                self._pieces[piece_name(self.buddies.ward)] = self.buddies.piece
+                self._pieces[piece_name(self.buddies.copied_rank)] = self.buddies.piece
 
     def holds(self) -> tuple[ShardHold, ...]:
         """Name the shards that this rank must hold, with their sizes now, and whether they are there yet."""

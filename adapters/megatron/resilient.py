@@ -10,13 +10,11 @@ from ...processor.runtime import Runtime
 from ...processor.session import Stage
 from ...processor.train_thread import TrainThread
 from ...protocol.errors import ConfigurationError
-from .features import refuse_scaling, refuse_unsupported
-from .live_groups import refuse_foreign
+from .compatibility import check_version, refuse_scaling, refuse_unsupported
 from .parts import ITERATION, find_parts
+from .process_groups import check_default_group, redirect_process_groups, refuse_foreign
 from .replicas import Place, Replica
-from .starting import check_default_group, install
 from .state import MegatronState
-from .versions import check_version
 
 Train = TypeVar("Train", bound=Callable[..., Any])
 
@@ -62,7 +60,7 @@ def resilient(
             resilient, replica=replica, scheduler_increment=scheduler_increment, lifecycle=lifecycle
         )
     wanted = _replica_named(replica)
-    install()
+    redirect_process_groups()
 
     @functools.wraps(train)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -16,9 +16,9 @@ from ...processor import tree
 from ...processor.optimizer_state import OptimizerState
 from ...processor.shard import Shard
 from ...protocol.errors import RecoveryError
-from .leftovers import bucket_groups
 from .parts import Parts
 from .rank_order import Sizes
+from .step_cleanup import bucket_groups
 
 
 class Piece:
@@ -92,7 +92,7 @@ class Piece:
 def find_pieces(parts: Parts, *, alone: str | None) -> dict[str, Piece]:
     """Return the shards that this rank must hold, by name.
 
-    `alone`: the name for everything of distributed optimizers, where nobody else holds the same pieces.
+    `alone`: the name for everything of distributed optimizers, where no other rank holds the same pieces.
     """
     names = {id(p): f"model{i}.{name}" for i, chunk in enumerate(parts.chunks) for name, p in chunk.named_parameters()}
     models = [p for chunk in parts.chunks for p in chunk.parameters()]

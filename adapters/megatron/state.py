@@ -1,4 +1,4 @@
-"""What a recovery does with a Megatron job: the Framework protocol, in Megatron's terms."""
+"""Recover a Megatron job: the Framework protocol, in Megatron's terms."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 from ...processor.lifecycle import OpenShard
 from ...processor.passes import fire_in_backward, fire_in_forward
 from ...protocol.types import Moment, ShardHold
-from .copy_times import say
+from .buddy import say
 from .hooks import StepHooks
-from .leftovers import drop_gradients, drop_handles, reset_globals
-from .live_groups import refuse_stale
-from .own import OwnState
 from .parts import Parts
+from .process_groups import refuse_stale
+from .rank_local_state import RankLocalState
 from .replicas import Place, Replica, Replicas
 from .shards import derive_parameters
+from .step_cleanup import drop_gradients, drop_handles, reset_globals
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
@@ -26,9 +26,9 @@ class MegatronState:
         self, parts: Parts, place: Place, *, replica: Replica | None = None, scheduler_increment: int | None = None
     ) -> None:
         self._parts = parts
-        self._own = OwnState(parts, scheduler_increment)
+        self._rank_local = RankLocalState(parts, scheduler_increment)
         self._replicas = Replicas(parts, place, replica)
-        self._hooks = StepHooks(parts, self._own, self._replicas.buddies)
+        self._hooks = StepHooks(parts, self._rank_local, self._replicas.buddies)
         self._ledger: Ledger | None = None
 
     # --- for the train function -----------------------------------------------------------------------------------
@@ -37,12 +37,12 @@ class MegatronState:
     def iteration(self) -> int:
         """The iteration where the train function goes on."""
         assert self._ledger is not None
-        return self._own.first + self._ledger.count
+        return self._rank_local.first + self._ledger.count
 
     @property
     def consumed_samples(self) -> int:
         """The samples that all ranks have consumed before that iteration."""
-        return self._own.consumed
+        return self._rank_local.consumed
 
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
 
@@ -52,32 +52,32 @@ class MegatronState:
         self._hooks.attach(ledger)
 
     def audit(self) -> tuple[str, ...]:
-        """Name the shards that the loss of one node would take away, and say what copies cost."""
+        """Return one sentence for each shard that the loss of one node would take away; print what copies cost."""
         say(self._replicas.cost())
         return self._replicas.findings()
 
     def shards(self) -> tuple[ShardHold, ...]:
-        """Name the shards that this rank must hold."""
+        """Return the shards that this rank must hold."""
         return self._replicas.holds()
 
     def writes(self) -> tuple[str, ...]:
-        """Name the shards of which this rank is the first holder."""
+        """Return the shards that this rank writes into checkpoints, as their first holder."""
         return self._replicas.written_here()
 
     def capture_own(self) -> bytes:
-        """Capture what is this rank's own, as it will be after this step's update; take the ward's gradients."""
-        captured = self._own.capture()
+        """Capture the rank-local state as it will be after this step's update; receive the peer copy's gradients."""
+        captured = self._rank_local.capture()
         if self._replicas.buddies is not None:
             self._replicas.buddies.arrive()  # they were on their way in the meantime
         return captured
 
     def clean(self) -> None:
-        """Forget collectives that were under way, and scratch memory. Gradients stay until `rolled_back`."""
+        """Drop collectives that were under way, and scratch memory. Gradients stay until `rolled_back`."""
         drop_handles(self._parts)
         reset_globals()
 
     def rebuilt(self) -> None:
-        """Megatron's objects keep their groups, seated anew: see that none of an older generation is held."""
+        """Check that Megatron's objects, which keep their reconnected groups, hold none of an older generation."""
         refuse_stale(self._parts)
 
     def open_shard(self, shard_id: str) -> OpenShard:
@@ -85,16 +85,16 @@ class MegatronState:
         return self._replicas.open(shard_id)
 
     def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
-        """Make room for a shard that arrives."""
+        """Return the tensors that receive a shard."""
         return self._replicas.accept(shard_id, header)
 
     def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
-        """Make a shard that has arrived the state of this rank."""
+        """Make a received shard the state of this rank."""
         self._replicas.adopt(shard_id, shard)
 
     def restore_own(self, blob: bytes) -> None:
-        """Put back what is this rank's own."""
-        self._own.restore(blob)
+        """Restore the rank-local state."""
+        self._rank_local.restore(blob)
 
     def rolled_back(self, step: int) -> None:
         """Drop gradients, derive the model's parameters where optimizers are cut, and give buddies their first copy."""

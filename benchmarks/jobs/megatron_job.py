@@ -21,7 +21,7 @@ from midstep.adapters.megatron.buddy import Buddies
 from midstep.examples.megatron import gpt
 from midstep.processor.ledger import Ledger
 
-PARTS = {"send": Buddies.send, "arrive": Buddies.arrive, "ward": Buddies.update, "commit": Ledger.enter_update}
+PARTS = {"send": Buddies.send, "arrive": Buddies.arrive, "peer_copy": Buddies.update, "commit": Ledger.enter_update}
 
 
 def watch_parts(taken_s: dict[str, float]) -> None:

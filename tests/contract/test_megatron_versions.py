@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.adapters.megatron.versions import ATTRIBUTES, NAMES, TESTED
+from midstep.adapters.megatron.compatibility import ATTRIBUTES, NAMES, TESTED
 
 NEWEST = "newest"
 

@@ -15,11 +15,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from midstep.adapters.megatron.buddy import Buddies
 
 HEADER = b"what is in it"
-BUDDY, WARD = 1, 2  # of rank 0, in a world of three
+BUDDY, COPIED = 1, 2  # of rank 0, in a world of three
 
 
 class Piece:
-    """One tensor, as this rank's own piece, and room for the ward's."""
+    """One tensor, as this rank's own piece, and room for the copied rank's."""
 
     device = torch.device("cpu")
     held = False
@@ -40,7 +40,7 @@ class Piece:
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[str, int]]]]:
-    """What is handed to torch, batch by batch; the ward sends a piece of two sevens. What goes alone is refused."""
+    """What is handed to torch, batch by batch; the copied rank sends two sevens. What goes alone is refused."""
     arriving = iter([torch.tensor([1]), torch.tensor([len(HEADER)]), torch.tensor(list(HEADER)), torch.full((2,), 7.0)])
     found: list[list[tuple[str, int]]] = []
 
@@ -65,6 +65,6 @@ def test_pieces_are_handed_on_and_taken_in_batches(batches: list[list[tuple[str,
     piece: Any = Piece()
     buddies = Buddies(Piece(), piece, rank=0, world_size=3, ranks_per_node=1)  # type: ignore[arg-type]
     buddies.seed()
-    assert batches[0] == [("isend", WARD), ("irecv", BUDDY)]
-    assert batches[1:] == [[("isend", BUDDY), ("irecv", WARD)]] * 3
+    assert batches[0] == [("isend", COPIED), ("irecv", BUDDY)]
+    assert batches[1:] == [[("isend", BUDDY), ("irecv", COPIED)]] * 3
     assert piece.adopted.tensors[0].tolist() == [7.0, 7.0]

@@ -15,18 +15,17 @@ import torch
 import torch.distributed as dist
 
 from midstep import adapters
-from midstep.adapters.megatron import FromSample, Replica, resilient, versions
-from midstep.adapters.megatron.features import (
+from midstep.adapters.megatron import FromSample, Replica, compatibility, resilient
+from midstep.adapters.megatron.compatibility import (
     REFUSALS,
     REFUSED_ELSEWHERE,
+    check_version,
     refuse_scaling,
     refuse_unsupported,
 )
-from midstep.adapters.megatron.live_groups import _walk, refuse_foreign
-from midstep.adapters.megatron.own import OwnState, _check_iterators
 from midstep.adapters.megatron.parts import Parts, find_parts
-from midstep.adapters.megatron.starting import check_default_group
-from midstep.adapters.megatron.versions import check_version
+from midstep.adapters.megatron.process_groups import _walk, check_default_group, refuse_foreign
+from midstep.adapters.megatron.rank_local_state import RankLocalState, _check_iterators
 from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.policies.schema import ScalePolicy, default_policy, job_settings
 from midstep.processor import tree
@@ -171,17 +170,17 @@ def test_a_group_on_another_backend_is_refused(tmp_path: Path) -> None:
 
 def test_a_version_that_lacks_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names what is missing, and the versions that have it."""
-    monkeypatch.setitem(versions.NAMES, "megatron.core.parallel_state", ("create_group", "no_such_function"))
+    monkeypatch.setitem(compatibility.NAMES, "megatron.core.parallel_state", ("create_group", "no_such_function"))
     with pytest.raises(ConfigurationError, match=r"lacks megatron\.core\.parallel_state\.no_such_function"):
         check_version()
 
 
-def own_state(first: int = 0, consumed: int = 0) -> OwnState:
+def own_state(first: int = 0, consumed: int = 0) -> RankLocalState:
     """Return the own state of a rank whose train function has begun at this iteration."""
     some = dataclasses.replace(parts(), first=first, first_consumed=consumed)
     some.chunks[0].module = torch.nn.Linear(1, 1)
     some.chunks[0].bucket_groups = some.chunks[0].expert_parallel_bucket_groups = []
-    return OwnState(some, None)
+    return RankLocalState(some, None)
 
 
 def test_a_newcomer_counts_iterations_from_where_the_job_began() -> None:

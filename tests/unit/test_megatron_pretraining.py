@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from midstep.adapters.megatron import resilient_pretrain
-from midstep.adapters.megatron.positioned import Loader
+from midstep.adapters.megatron.data import PositionedLoader
 from midstep.adapters.megatron.pretraining import (
     MAY_TAKE,
     REFUSED_ARGUMENTS,
@@ -115,7 +115,7 @@ def build(dataset: Any, consumed_samples: int) -> Any:
 
 def test_a_loaders_iterator_goes_on_where_it_is_put() -> None:
     """Forward and back, by the samples of the whole job; and what torch draws is drawn at once."""
-    batches: Any = iter(Loader.of(build)(Numbers(), 8))
+    batches: Any = iter(PositionedLoader.of(build)(Numbers(), 8))
     assert [next(batches).tolist(), next(batches).tolist()] == [[10, 11], [14, 15]]
     position = batches.state_dict()
     assert position == {"consumed_samples": 16}
@@ -128,4 +128,4 @@ def test_a_loaders_iterator_goes_on_where_it_is_put() -> None:
 
 def test_a_rank_without_a_loader_keeps_none() -> None:
     """Tensor parallel ranks other than the first have none."""
-    assert Loader.of(build)(None, 0) is None
+    assert PositionedLoader.of(build)(None, 0) is None

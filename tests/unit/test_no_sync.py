@@ -12,7 +12,7 @@ pytest.importorskip("megatron.core")
 
 from megatron.core.distributed import DistributedDataParallel
 
-from midstep.adapters.megatron.no_sync import NoSync
+from midstep.adapters.megatron.step_cleanup import NoSyncContexts
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def tear(no_sync: Any) -> None:
 def test_what_a_torn_schedule_left_open_is_closed_once_and_not_in_a_later_step() -> None:
     """Otherwise the collector would let gradients be reduced before they are complete."""
     model = chunk()
-    contexts = NoSync()
+    contexts = NoSyncContexts()
     contexts.watch([model])
     tear(model.config.no_sync_func)
     assert last_microbatch(model) == {False}
@@ -91,7 +91,7 @@ def test_contexts_are_known_whether_they_come_from_the_chunk_or_its_configuratio
     model = chunk()
     if listed:
         model.config.no_sync_func = [model.no_sync]
-    contexts = NoSync()
+    contexts = NoSyncContexts()
     contexts.watch([model])
     given = model.config.no_sync_func[0] if listed else model.config.no_sync_func
     for no_sync in (given, model.no_sync):
@@ -103,7 +103,7 @@ def test_contexts_are_known_whether_they_come_from_the_chunk_or_its_configuratio
 def test_a_schedule_that_ends_well_leaves_its_context_itself() -> None:
     """Nothing is left for the rollback then."""
     model = chunk()
-    contexts = NoSync()
+    contexts = NoSyncContexts()
     contexts.watch([model])
     schedule(model.no_sync, torn=False)
     model.bucket_groups[0].is_last_microbatch = False

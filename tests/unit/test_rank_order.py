@@ -20,7 +20,7 @@ from midstep.adapters.megatron.rank_order import (
     neighbours,
     on_one_node,
     propose_order,
-    propose_seats,
+    propose_placement,
 )
 
 PLAIN = Sizes(
@@ -61,12 +61,12 @@ def test_where_data_parallel_ranks_share_a_node_another_order_of_megatrons_is_pr
     assert "--use-tp-pp-dp-mapping" in advice(PLAIN, TWO_NODES)
 
 
-def test_where_no_order_of_megatrons_helps_seats_are_proposed() -> None:
+def test_where_no_order_of_megatrons_helps_a_placement_is_proposed() -> None:
     """The launcher has dealt ranks out in turn, so both instances of a piece came to one node."""
     world = Sizes(1, 1, 1, 4, 1, 1, 4, 2)
     dealt = [0, 1, 0, 1]
     assert propose_order(world, dealt) is None
-    assert propose_seats(copies(world, MEGATRONS), neighbours(world, MEGATRONS), dealt).ranks_of == {
+    assert propose_placement(copies(world, MEGATRONS), neighbours(world, MEGATRONS), dealt).ranks_of == {
         0: (0, 1),
         1: (2, 3),
     }
@@ -82,20 +82,20 @@ def test_where_no_order_of_megatrons_helps_seats_are_proposed() -> None:
     ],
 )
 def test_where_nothing_helps_it_says_so(world: Sizes, node_of: list[int], why: str) -> None:
-    """One node, too few seats on other nodes, or no second copy."""
+    """One node, too few ranks on other nodes, or no second copy."""
     assert why in advice(world, node_of)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_proposed_seats_keep_copies_apart_and_neighbours_together(seed: int) -> None:
-    """For any world and any seats: all ranks have one, nodes keep their room, and no group is on one node."""
+def test_a_proposed_placement_keeps_copies_apart_and_neighbours_together(seed: int) -> None:
+    """For any world: all ranks have a node, nodes keep their room, and no group is on one node."""
     draw = random.Random(seed)
     tensor, pipeline, data = draw.choice([1, 2]), draw.choice([1, 2, 3]), draw.choice([2, 3, 4])
     world = Sizes(tensor, 1, pipeline, data, 1, tensor, data, 0)
     node_of = [rank // tensor % draw.choice([2, 3]) for rank in range(world.world)]
     draw.shuffle(node_of)
     groups, together = copies(world, MEGATRONS), neighbours(world, MEGATRONS)
-    outcome, ranks_of = propose_seats(groups, together, node_of)
+    outcome, ranks_of = propose_placement(groups, together, node_of)
     if outcome is not Outcome.FOUND:
         assert not ranks_of
         return
@@ -111,7 +111,7 @@ def test_a_thousand_ranks_are_seated_without_a_long_search() -> None:
     world = Sizes(1, 1, 64, 16, 1, 1, 16, 0)
     node_of = [rank // 16 for rank in range(world.world)]
     assert len(on_one_node(copies(world, MEGATRONS), node_of)) == 64
-    assert propose_seats(copies(world, MEGATRONS), neighbours(world, MEGATRONS), node_of).outcome is Outcome.FOUND
+    assert propose_placement(copies(world, MEGATRONS), neighbours(world, MEGATRONS), node_of).outcome is Outcome.FOUND
 
 
 @pytest.mark.parametrize("order", [MEGATRONS, ACROSS])

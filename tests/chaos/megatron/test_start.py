@@ -32,4 +32,4 @@ def test_what_copies_cost_is_said(start_megatron: StartMegatron) -> None:
     said = job.said()
     assert "replica buddy_host: about" in said
     assert "more host memory on this rank, which are the same memory here" in said
-    assert "ms for the ward's update (medians of 10)" in said
+    assert "ms for the peer copy's update (medians of 10)" in said

@@ -1,11 +1,15 @@
-"""Walks the objects that training works with, and finds every process group that they hold.
+"""Megatron's process groups: made by midstep's communicator, and all of one generation.
+
+Groups that Megatron makes must be ones that can be aborted and reconnected. So when a train function is decorated
+under `midstep run`, `torch.distributed.init_process_group` and Megatron's `create_group` are redirected to midstep.
 
 Megatron hands its groups to dozens of objects: DDP, buckets, layers, optimizers, configurations, collections. midstep
-seats groups anew in place, so all of these keep what they have. The walk proves it: after each rebuild every group that
-a live object holds must be one of this generation's.
+reconnects groups in place, so all of these keep what they have. A walk over the objects proves it: after each rebuild
+every group that a live object holds must be connected in this generation.
 """
 
 import functools
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -13,10 +17,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from ...processor.group_arguments import GroupArguments
+from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError, RecoveryError
 from .parts import Parts
 
-_BACKENDS = "midstep_"
+_BACKENDS = "midstep_"  # what the names of midstep's backends begin with
 _LEAVES = (
     str,
     bytes,
@@ -30,6 +36,63 @@ _LEAVES = (
     types.ModuleType,
     types.CodeType,
 )
+_installed = False
+
+
+def redirect_process_groups() -> None:
+    """Make all later groups with midstep's communicator. Runs when a train function is decorated."""
+    global _installed  # noqa: PLW0603 - what is redirected is global, too
+    if _installed or Runtime.current() is None:
+        return
+    _installed = True
+    from megatron.core import parallel_state
+
+    dist.init_process_group = _default_group(dist.init_process_group)
+    parallel_state.create_group = _any_group(parallel_state.create_group)
+
+
+def check_default_group() -> None:
+    """Raise ConfigurationError when torch's default group is not midstep's. Runs before the first step."""
+    if not dist.is_initialized():
+        raise ConfigurationError(
+            "torch.distributed is not initialised; Megatron's parallel state and the model must be there before the "
+            "train function is called"
+        )
+    backend = dist.get_backend()
+    if not backend.startswith(_BACKENDS):
+        raise ConfigurationError(
+            f"torch.distributed was initialised with {backend!r} before the train function was decorated, so its "
+            "groups cannot be recovered. Decorate it at the top of the script, or call midstep.init_process_group()"
+        )
+
+
+def _default_group(plain: Any) -> Any:
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def init_process_group(*args: Any, **options: Any) -> None:
+        given = signature.bind(*args, **options).arguments
+        backend = given.get("backend")
+        runtime = Runtime.current()
+        if runtime is None or (isinstance(backend, str) and backend.startswith(_BACKENDS)):
+            plain(*args, **options)
+            return
+        # Megatron names a backend and a timeout of its own defaults in every job: there the policy holds.
+        known = {name: value for name, value in given.items() if name in GroupArguments.__struct_fields__}
+        runtime.init_process_group(GroupArguments(**known).naming_peers)
+
+    return init_process_group
+
+
+def _any_group(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def create_group(*args: Any, **options: Any) -> Any:
+        if options.get("backend") is not None:
+            # A twin on gloo, or a pipeline group on a backend of its own: those could not be aborted.
+            options["backend"] = None
+        return plain(*args, **options)
+
+    return create_group
 
 
 class Handle(NamedTuple):
@@ -58,7 +121,7 @@ def refuse_foreign(parts: Parts) -> None:
         backend = group.name() if not hasattr(group, "getBackendName") else group.getBackendName()
         if not isinstance(backend, str) or not backend.startswith(_BACKENDS):
             raise ConfigurationError(
-                f"{place} is a process group on {backend!r}, which a recovery could not connect anew. Make groups "
+                f"{place} is a process group on {backend!r}, which a recovery could not reconnect. Make groups "
                 "without naming a backend, after the train function has been decorated"
             )
 

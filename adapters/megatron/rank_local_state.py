@@ -1,11 +1,11 @@
-"""The state of a Megatron rank that is its own, or small: what every step captures and every rollback puts back.
+"""The rank-local state of a Megatron rank, and other small state: captured in every step, restored in every rollback.
 
 Random numbers (Megatron's tracker too), the scheduler, loss scales, the micro-batch calculator, consumed samples,
 positions in the data, buffers that change, and how often each gradient becomes ready.
 
 It is captured right before the update, but says how things stand *after* it. All of it is final by then except the
 scheduler and the consumed samples, which the train function moves on after the update. By how much is known: the
-scheduler by the step's global batch size, and not at all when the update was skipped. Put back, it is moved on so.
+scheduler by the step's global batch size, and not at all when the update was skipped. `restore` moves it on by that.
 """
 
 from array import array
@@ -15,15 +15,15 @@ from ...processor import tree
 from ...processor.buffers import BufferWatch
 from ...processor.random_state import RandomState
 from ...protocol.errors import ConfigurationError, ProtocolViolation, RecoveryError
-from .leftovers import bucket_groups
 from .parts import Parts
+from .step_cleanup import bucket_groups
 
 _COUNT = "H"  # unsigned, two bytes
 _GROUP_KEYS_NOT_OURS = frozenset({"params", "step"})  # fused optimizers count their steps in the group
 
 
-class OwnState:
-    """Captures and restores what is one rank's own."""
+class RankLocalState:
+    """Captures and restores the rank-local state."""
 
     def __init__(self, parts: Parts, increment: int | None) -> None:
         self._parts = parts
@@ -39,13 +39,13 @@ class OwnState:
     # --- around the update ----------------------------------------------------------------------------------------
 
     def updating(self, *, skipped: bool) -> None:
-        """The update of this step is about to be applied, or skipped: from now on captures are of what follows it."""
+        """Note that this step's update is about to be applied, or skipped: later captures are of the state after it."""
         self.consumed += batch_size()
         self._expected = None if skipped else self._scheduler_increment()
         self._expects = True
 
     def scheduler_stepped(self, increment: int) -> None:
-        """The train function has moved the scheduler on. Raises ProtocolViolation if not as foreseen."""
+        """Check a step of the scheduler by the train function. Raises ProtocolViolation if it is not as expected."""
         if increment == self._expected and self._expects:
             self._expects = False
             return
@@ -67,7 +67,7 @@ class OwnState:
     # --- capture and restore --------------------------------------------------------------------------------------
 
     def capture(self) -> bytes:
-        """Return the own state as it will be when this step's update is applied."""
+        """Return the rank-local state as it will be when this step's update is applied."""
         parts = self._parts
         return tree.pack(
             {
@@ -89,7 +89,7 @@ class OwnState:
         )
 
     def restore(self, blob: bytes) -> None:
-        """Put back what `capture` gave, here or in this rank's earlier process."""
+        """Restore what `capture` returned, here or in this rank's earlier process."""
         own, parts = tree.unpack(blob), self._parts
         if [len(groups) for groups in own["groups"]] != [len(leaf.param_groups) for leaf in parts.leaves]:
             raise RecoveryError(
@@ -111,7 +111,7 @@ class OwnState:
         _restore_rerun(own["rerun"])
         _restore_ready_counts(parts, own["ready_counts"])
         _tracker().set_states(own["tracker"])
-        self._random.restore(own["random"])  # last: putting the others back may have drawn numbers
+        self._random.restore(own["random"])  # last: restoring the others may have drawn numbers
 
 
 def batch_size() -> int:
@@ -149,7 +149,7 @@ def _scheduler_state(scheduler: Any) -> Any:
 def _restore_scheduler(scheduler: Any, state: Any, advance: int | None) -> None:
     if scheduler is None:
         return
-    step = type(scheduler).step.__get__(scheduler)  # the class's own: the instance's tells us of the user's calls
+    step = type(scheduler).step.__get__(scheduler)  # the class's: the instance's is hooked to watch the user's calls
     if hasattr(scheduler, "num_steps"):
         scheduler.num_steps = state
         step(increment=advance or 0)

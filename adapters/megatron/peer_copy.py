@@ -1,7 +1,7 @@
-"""The copy of another rank's optimizer piece: an optimizer of its own, in device or in host memory.
+"""A peer copy: another rank's optimizer piece, as an optimizer of its own, in device or in host memory.
 
-In host memory it takes no room on the device beyond a stretch of it at a time. The update is still done by the device,
-since a host's would not have its bits: each stretch is copied there, updated, and copied back.
+In host memory it takes no device memory beyond a stretch of it at a time. The update is still done by the device, since
+a host's would not give the same bits: each stretch is copied there, updated, and copied back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,13 +20,13 @@ _PARAMS = "params"
 _CPU = torch.device("cpu")
 
 
-class WardPiece:
-    """The copy of the ward's piece in device memory: a shard like any other."""
+class PeerCopy:
+    """The copy of another rank's piece in device memory: a shard like any other. Its owner is the copied rank."""
 
     first = False
 
     def __init__(self, own: Piece, device: torch.device) -> None:
-        self.device = device  # of the model, and of what the ward sends
+        self.device = device  # of the model, and of what the owner sends
         self._kinds = {name: type(leaf.optimizer) for name, leaf in own.leaves.items()}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._names: dict[str, list[list[str]]] = {}
@@ -39,7 +39,7 @@ class WardPiece:
         return bool(self._optimizers)
 
     def open(self) -> Shard:
-        """Open the copy, as a source for the ward, or to write it down."""
+        """Open the copy, to send it to its owner or to write it into a checkpoint."""
         parameters: dict[str, torch.Tensor] = {}
         states = {}
         for name, optimizer in self._optimizers.items():
@@ -47,14 +47,14 @@ class WardPiece:
                 parameters |= {key: p.detach() for key, p in zip(names, group[_PARAMS], strict=True)}
             states[name] = {**OptimizerState(name, optimizer).collect(), "on_host": self._on_host[name]}
         content = {"parameters": parameters, "optimizers": states, "groups": self._names}
-        return Shard(*tree.flatten(content, "ward"))
+        return Shard(*tree.flatten(content, "peer copy"))
 
     def accept(self, header: bytes) -> Shard:
-        """Make room for the ward's piece. What is there stays until `adopt`."""
+        """Return the tensors that receive the owner's piece. The present copy stays until `adopt`."""
         return Shard(header, [self._room(slot) for slot in tree.slots(header)])
 
     def adopt(self, shard: Shard) -> None:
-        """Make what has arrived the copy."""
+        """Make the received piece the copy."""
         content = tree.unflatten(shard.header, shard.tensors)
         self._names = content["groups"]
         for name, kind in self._kinds.items():
@@ -68,20 +68,20 @@ class WardPiece:
             OptimizerState(name, self._optimizers[name]).adopt(state)
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        """Yield all param groups, in the order in which the ward has them."""
+        """Yield all param groups, in the owner's order."""
         for optimizer in self._optimizers.values():
             yield from optimizer.param_groups
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return all parameters, in the order in which the ward has them."""
+        """Return all parameters, in the owner's order."""
         return [parameter for group in self.groups() for parameter in group[_PARAMS]]
 
     def take(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Keep the ward's gradients of this step, one for each parameter, until `update` or `forget`."""
+        """Keep the owner's gradients of this step, one for each parameter, until `update` or `forget`."""
         self._gradients = list(gradients)
 
     def update(self) -> None:
-        """Do the ward's update with the gradients that were taken. In the update, after the commit barrier."""
+        """Apply the owner's update with the gradients that were taken. In the update, after the commit barrier."""
         for parameter, gradient in zip(self.parameters(), self._gradients, strict=True):
             parameter.grad = gradient
         for optimizer in self._optimizers.values():
@@ -106,11 +106,11 @@ class WardPiece:
         return torch.empty(slot.shape, dtype=slot.dtype, device=self.device)
 
 
-class HostWardPiece(WardPiece):
+class HostPeerCopy(PeerCopy):
     """The copy in host memory, pinned where there is a device. Between updates nothing of it is on the device."""
 
     def update(self) -> None:
-        """Do the ward's update on the device, a stretch of parameters at a time.
+        """Apply the owner's update on the device, a stretch of parameters at a time.
 
         The copies are queued on the device's stream like the update itself; the end of the update waits for all.
         """

@@ -8,9 +8,9 @@ pytest.importorskip("megatron.core")
 
 import torch
 
-from midstep.adapters.megatron import ward as wards
+from midstep.adapters.megatron import peer_copy
+from midstep.adapters.megatron.peer_copy import HostPeerCopy, PeerCopy
 from midstep.adapters.megatron.shards import Piece
-from midstep.adapters.megatron.ward import HostWardPiece, WardPiece
 
 CPU = torch.device("cpu")
 SHAPES = ((5, 3), (7,), (2, 2, 2))
@@ -34,13 +34,13 @@ def owner(kind: type[torch.optim.Optimizer], **options: Any) -> tuple[Leaf, Piec
     return leaf, Piece({}, {"optimizer0": leaf}, first=True)
 
 
-def copied(piece: Piece, ward: WardPiece) -> None:
+def copied(piece: Piece, copy: PeerCopy) -> None:
     """Hand the piece over as a transfer does."""
     source = piece.open()
-    room = ward.accept(source.header)
+    room = copy.accept(source.header)
     for arrived, sent in zip(room.tensors, source.tensors, strict=True):
         arrived.copy_(sent)
-    ward.adopt(room)
+    copy.adopt(room)
 
 
 def gradients(step: int) -> list[torch.Tensor]:
@@ -49,7 +49,7 @@ def gradients(step: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=draw) for shape in SHAPES]
 
 
-@pytest.mark.parametrize("where", [WardPiece, HostWardPiece])
+@pytest.mark.parametrize("where", [PeerCopy, HostPeerCopy])
 @pytest.mark.parametrize(
     ("kind", "options"),
     [(torch.optim.Adam, {"weight_decay": 0.1}), (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.SGD, {})],
@@ -58,41 +58,41 @@ def gradients(step: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("started_at", [0, 3])
 def test_a_copy_has_the_bits_of_what_it_is_a_copy_of(  # noqa: PLR0917 - what it is tried with
     monkeypatch: pytest.MonkeyPatch,
-    where: type[WardPiece],
+    where: type[PeerCopy],
     kind: type[torch.optim.Optimizer],
     options: dict[str, Any],
     stretch_bytes: int,
     started_at: int,
 ) -> None:
     """After each update all is equal."""
-    monkeypatch.setattr(wards, "_STRETCH_BYTES", stretch_bytes)
+    monkeypatch.setattr(peer_copy, "_STRETCH_BYTES", stretch_bytes)
     leaf, piece = owner(kind, **options)
-    ward = where(piece, CPU)
-    assert not ward.held
+    copy = where(piece, CPU)
+    assert not copy.held
     for step in range(6):
         if step == started_at:
-            copied(piece, ward)
+            copied(piece, copy)
         for parameter, gradient in zip(leaf.parameters, gradients(step), strict=True):
             parameter.grad = gradient
         leaf.optimizer.step()
         if step >= started_at:
-            ward.take(gradients(step))
-            ward.update()
-            mine, copy = piece.open(), ward.open()
-            assert copy.names == mine.names
-            assert all(torch.equal(a, b) for a, b in zip(copy.tensors, mine.tensors, strict=True))
+            copy.take(gradients(step))
+            copy.update()
+            mine, other = piece.open(), copy.open()
+            assert other.names == mine.names
+            assert all(torch.equal(a, b) for a, b in zip(other.tensors, mine.tensors, strict=True))
 
 
 def test_a_copy_gives_a_lost_rank_its_piece_back() -> None:
     """What the buddy opens is taken by a newcomer that has made no step."""
     leaf, piece = owner(torch.optim.Adam)
-    ward = HostWardPiece(piece, CPU)
+    copy = HostPeerCopy(piece, CPU)
     for parameter, gradient in zip(leaf.parameters, gradients(0), strict=True):
         parameter.grad = gradient
     leaf.optimizer.step()
-    copied(piece, ward)
+    copied(piece, copy)
     newcomer, its_piece = owner(torch.optim.Adam)
-    source = ward.open()
+    source = copy.open()
     room = its_piece.accept(source.header)
     for arrived, sent in zip(room.tensors, source.tensors, strict=True):
         arrived.copy_(sent)
@@ -107,19 +107,19 @@ def test_a_copy_gives_a_lost_rank_its_piece_back() -> None:
 def test_gradients_of_a_step_that_is_rolled_back_are_dropped() -> None:
     """Without gradients there is nothing that an update could do."""
     _, piece = owner(torch.optim.Adam)
-    ward = WardPiece(piece, CPU)
-    copied(piece, ward)
-    ward.take(gradients(0))
-    ward.forget()
+    copy = PeerCopy(piece, CPU)
+    copied(piece, copy)
+    copy.take(gradients(0))
+    copy.forget()
     with pytest.raises(ValueError, match="zip"):
-        ward.update()
+        copy.update()
 
 
 def test_memory_on_the_device_and_on_the_host_is_counted_apart() -> None:
     """A copy in host memory leaves gradients and one stretch on the device."""
     _, piece = owner(torch.optim.Adam)
     large = 1_000_000_000
-    assert WardPiece(piece, CPU).memory(large) == (20 * large, 0)
-    on_device, on_host = HostWardPiece(piece, CPU).memory(large)
+    assert PeerCopy(piece, CPU).memory(large) == (20 * large, 0)
+    on_device, on_host = HostPeerCopy(piece, CPU).memory(large)
     assert on_host == 12 * large
     assert 8 * large < on_device < 9 * large
