@@ -1,6 +1,11 @@
 """The collective layer: all process groups of a training process, aborted and reconnected as one.
 
-Implementations are looked up by name and imported when first asked for, because importing them loads torch.
+- `base.py`: the contract. `gloo/`, `hccl.py` with `hccl_group.py`, and `fake.py` implement it.
+- `process_group.py`, `loopback.py`: the groups that models and users hold, and their collectives without peers.
+- `generation_scope.py`, `background.py`: how collectives end together, and threads that nothing has to wait for.
+- `rendezvous.py`, `handshake.py`, `dns.py`: how the members of a generation meet, and know each other.
+
+Implementations are looked up by name and imported on first use, because importing them loads torch.
 """
 
 from importlib import import_module

@@ -1,9 +1,9 @@
 """How the members of a generation authenticate to each other, and what they say before they connect.
 
-Everyone who can reach a rendezvous store or a listening port can write to it. The members share a secret, which came
-over the controller's authenticated connection: with it they sign what they leave in the store, and prove who they are
-when they connect. What a member says is decoded into bounded types all the same, because what follows from it is a
-connection to an address, and code that trusts it.
+Any process that can reach a rendezvous store or a listening port can write to it. The members share a secret, which
+came over the controller's authenticated connection: with it they sign what they leave in the store, and prove their
+rank when they connect. What a member says is decoded into bounded types all the same, because what follows from it is
+a connection to an address, and code that trusts it.
 """
 
 import hashlib

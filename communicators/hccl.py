@@ -136,7 +136,7 @@ class HcclCommunicator:
             linked, self._linked = self._linked, NEVER
         try:
             self._host.reconnect(generation, store, link_up_s)
-            task = BackgroundTask(lambda a: self._rebuild(a, generation, store, scope, linked), deadline)
+            task = BackgroundTask(lambda t: self._rebuild(t, generation, store, scope, linked), deadline)
             with self._lock:
                 self._task = task
                 if scope.reason is not None:
@@ -162,15 +162,15 @@ class HcclCommunicator:
         generation_store = GenerationStore(StoreConnection(store, task.remaining_s()), store, generation)
         names = group_names(self._groups)
         own = HcclMember(tuple(names), linked)
-        missing_text = "has not said which groups it has"
-        members = generation_store.exchange(task, _WORLD, self._members, self._rank, own, missing=missing_text)
+        missing = "has not said which groups it has"
+        members = generation_store.exchange(task, _WORLD, self._members, self._rank, own, missing=missing)
         kept = [
             (group, name) for group, name in zip(self._groups, names, strict=True) if not _without(group, name, members)
         ]
         for group, name in zip(self._groups, names, strict=True):
-            missing = _without(group, name, members)
-            if missing:
-                group.disconnect(incomplete_group(missing, generation))
+            without = _without(group, name, members)
+            if without:
+                group.disconnect(incomplete_group(without, generation))
         resume = linked != NEVER and all(member.linked == linked for member in members)
         task.stage = "an earlier attempt is still inside the collective library"
         if not self._rebuilding.acquire(timeout=task.remaining_s()):
@@ -220,7 +220,7 @@ class HcclCommunicator:
             if len(group.members) < 2:
                 continue
             task.stage = f"the links of group {name} (ranks {_ranks(group.members)}) are not up"
-            task.remaining_s()
+            task.remaining_s()  # raises Abandoned when no time is left
             began_s = time.monotonic()
             ones, work = group.link_check()
             work.wait()

@@ -1,8 +1,9 @@
 """The rendezvous store as the members of one generation use it: with hashed keys and signed values.
 
-Everyone who can connect to a TCPStore can list, read and replace everything in it. So each generation has its own part:
-keys are hashed with the generation's secret and values are signed. What members, gloo and HCCL leave there either comes
-from a member, or fails the link-up with the reason. A foreign value would otherwise reach C++ code that trusts it.
+Any process that can connect to a TCPStore can list, read and replace everything in it. So each generation has its own
+part: keys are hashed with the generation's secret and values are signed. A value either comes from a member, or fails
+the link-up with the reason. This holds for what gloo and HCCL leave there, too: a foreign value would otherwise reach
+C++ code that trusts it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -171,7 +172,7 @@ class AuthenticatedStore(Store):
         if value is None:
             raise LinkUpFailed(
                 f"{self._where}: {len(signed)} bytes lie there as {full_key} that no member of this generation "
-                "wrote. Somebody else writes to the store; keep its port closed to all but the job's nodes."
+                "wrote. A process outside the job writes to the store; open its port to the job's nodes only."
             )
         return value
 

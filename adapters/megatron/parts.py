@@ -1,6 +1,6 @@
-"""Finds what a Megatron train function trains with, from Megatron's own objects among its arguments.
+"""Find what a Megatron train function trains with: Megatron's own objects among its arguments.
 
-Nobody should have to register what Megatron already knows. What is not found is named in an error.
+Users need not register what Megatron already knows. What is not found is named in an error.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ _DEPTH = 2  # a list of model chunks, a list of data iterators
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What was found. `iterators` are by the name of their argument; `first` is the iteration at the first call."""
+    """What a train function trains with. `iterators`: by argument name. `first`: the iteration at the first call."""
 
     chunks: tuple[Any, ...]
     optimizer: Any
@@ -35,7 +35,7 @@ class Parts:
 
 
 def find_parts(train: Callable[..., Any], arguments: Mapping[str, Any]) -> Parts:
-    """Find everything among the arguments of a call of `train`, and what `train` closes over.
+    """Find everything among the arguments of a call of `train`, and in its closure.
 
     Raises ConfigurationError naming all that is missing.
     """

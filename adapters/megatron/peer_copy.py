@@ -179,7 +179,7 @@ def _stretches(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor
 
 
 def _is_staged(value: Any) -> bool:
-    """Say whether it goes to the device with its parameter. A count of steps does not: it is a number on the host."""
+    """Return whether `value` goes to the device with its parameter. A count of steps stays on the host."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 

@@ -1,8 +1,8 @@
-"""The way in for scripts that call Megatron-LM's `pretrain`: `resilient_pretrain(pretrain)(...)`.
+"""Make scripts that call Megatron-LM's `pretrain` resilient: `resilient_pretrain(pretrain)(...)`.
 
-Megatron-LM calls its own `train` in the end, with everything that it trains with. That call is made resilient, and what
-`train` reads from Megatron-LM's globals (iteration, samples, timers) is put right before it is called again. Nothing of
-Megatron-LM is imported here: its module is the one that the given function is defined in.
+`pretrain` ends in a call of Megatron-LM's own `train`, with everything that it trains with. That call is made
+resilient, and what `train` reads from Megatron-LM's globals (iteration, samples, timers) is restored before it is
+called again. Nothing of Megatron-LM is imported here: its module is the one in which the given function is defined.
 """
 
 import functools
@@ -64,13 +64,13 @@ REFUSED_ARGUMENTS: dict[str, str] = {
 
 
 class _Exited(NamedTuple):
-    """What `train` ended with when it ended by sys.exit: Megatron-LM does so after --exit-interval, say."""
+    """The exit code of a `train` that ended in sys.exit, as Megatron-LM's does after --exit-interval."""
 
     code: Any
 
 
 def resilient_pretrain(pretrain: Callable[..., Any], *, replica: Replica | str | None = None) -> Callable[..., Any]:
-    """Return Megatron-LM's `pretrain`, resilient: after a fault training goes on with the interrupted iteration.
+    """Wrap Megatron-LM's `pretrain`: after a fault training continues with the interrupted iteration.
 
     Wrap it at the top of the script, before torch.distributed is initialised.
 
@@ -133,7 +133,7 @@ def check_training(training: ModuleType) -> None:
 
 
 class _Loop:
-    """Megatron-LM's `train` in one process: what it is called with, and what has to be put right before each call."""
+    """Megatron-LM's `train` in one process: its arguments, and what has to be restored before each call."""
 
     def __init__(self, training: ModuleType) -> None:
         self._training = training
@@ -146,7 +146,7 @@ class _Loop:
         self._functions: dict[str, Any] = {}
 
     def begin(self, bound: inspect.BoundArguments) -> None:
-        """Take what `pretrain` hands to `train`. Raises ConfigurationError for arguments that are refused."""
+        """Take the arguments of `pretrain`'s call of `train`. Raises ConfigurationError for those that are refused."""
         arguments = self._training.get_args()
         refuse_arguments(arguments)
         self.bound = bound
@@ -168,8 +168,8 @@ class _Loop:
         consumed_samples: int,
         **options: Any,
     ) -> Any:
-        """Call Megatron-LM's `train`, at the iteration where the job stands."""
-        self._put_right(model, iteration, consumed_samples)
+        """Call Megatron-LM's `train` at the job's iteration."""
+        self._restore_globals(model, iteration, consumed_samples)
         self._calls += 1
         given = (forward_step_func, model, optimizer, opt_param_scheduler, train_data_iterator, valid_data_iterator)
         try:
@@ -178,7 +178,7 @@ class _Loop:
             return _Exited(end.code)
 
     def paused(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function during which the step clock stands still: an evaluation or a checkpoint takes long."""
+        """Wrap a function such that the step clock stands still in it: an evaluation or a checkpoint takes long."""
 
         @functools.wraps(plain)
         def call(*args: Any, **options: Any) -> Any:
@@ -193,8 +193,8 @@ class _Loop:
 
         return call
 
-    def _put_right(self, model: Any, iteration: int, consumed_samples: int) -> None:
-        """Set what `train` reads at its beginning, and undo what an interrupted call of it has left."""
+    def _restore_globals(self, model: Any, iteration: int, consumed_samples: int) -> None:
+        """Set what `train` reads at its beginning, and undo what an interrupted call has left."""
         training, arguments = self._training, self._training.get_args()
         arguments.iteration, arguments.consumed_train_samples = iteration, consumed_samples
         done = training.num_floating_point_operations(arguments, consumed_samples - self.consumed)

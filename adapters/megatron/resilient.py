@@ -32,12 +32,12 @@ def resilient(
     scheduler_increment: int | None = None,
     lifecycle: Lifecycle | None = None,
 ) -> Any:
-    """Make a Megatron train function resilient: after a fault it is called again, and repeats the interrupted step.
+    """Decorate a Megatron train function: after a fault it is called again, and repeats the interrupted step.
 
     Decorate it before torch.distributed is initialised. Its arguments must hold the model chunks (Megatron's DDP), the
-    optimizer, and `iteration`, where it begins; if there are, the scheduler, data iterators and `consumed_samples`.
-    When it is called again, `iteration` and `consumed_samples` are where the job stands, and the other arguments are
-    the same objects, put back to that step.
+    optimizer, and `iteration`, where it begins; if there are any, the scheduler, data iterators and `consumed_samples`.
+    When it is called again, `iteration` and `consumed_samples` are those of the job, and the other arguments are the
+    same objects, restored to that step.
 
     Outside `midstep run` the function is called once, as it is.
 

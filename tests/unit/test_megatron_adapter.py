@@ -47,7 +47,7 @@ def parts(**changes: dict[str, Any]) -> Parts:
 
 
 def test_an_iterator_from_a_sample_goes_on_where_it_is_put() -> None:
-    """It is built anew, with the samples that have been consumed."""
+    """It is rebuilt with the samples that have been consumed."""
 
     def build(consumed: int) -> Iterator[int]:
         return iter(range(consumed, consumed + 100))
@@ -155,7 +155,7 @@ def test_an_iterator_that_cannot_be_put_back_is_refused() -> None:
 
 
 def test_a_group_on_another_backend_is_refused(tmp_path: Path) -> None:
-    """It could not be connected anew, and where it is held is named."""
+    """It could not be reconnected, and where it is held is named."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         some = parts()

@@ -87,7 +87,7 @@ def test_without_that_the_collector_changes_a_later_step() -> None:
 
 @pytest.mark.parametrize("listed", [False, True])
 def test_contexts_are_known_whether_they_come_from_the_chunk_or_its_configuration(listed: bool) -> None:
-    """Schedules take them from the configuration, as a function or a list, and training loops set that anew."""
+    """Schedules take them from the configuration, as a function or a list, and training loops set that again."""
     model = chunk()
     if listed:
         model.config.no_sync_func = [model.no_sync]

@@ -77,7 +77,7 @@ def test_where_no_order_of_megatrons_helps_a_placement_is_proposed() -> None:
     ("world", "node_of", "why"),
     [
         (PLAIN, [0] * 8, "there is one node"),
-        (Sizes(1, 1, 2, 2, 1, 1, 2, 0), [0, 0, 0, 1], "no order of ranks puts them"),  # two pairs, one seat elsewhere
+        (Sizes(1, 1, 2, 2, 1, 1, 2, 0), [0, 0, 0, 1], "no order of ranks puts them"),  # two pairs, one rank elsewhere
         (Sizes(2, 1, 2, 1, 1, 2, 1, 0), [0, 0, 1, 1], "held by one rank only"),
     ],
 )
@@ -99,14 +99,14 @@ def test_a_proposed_placement_keeps_copies_apart_and_neighbours_together(seed: i
     if outcome is not Outcome.FOUND:
         assert not ranks_of
         return
-    seated = {rank: node for node, ranks in ranks_of.items() for rank in ranks}
-    assert sorted(seated) == list(range(world.world))
+    placed = {rank: node for node, ranks in ranks_of.items() for rank in ranks}
+    assert sorted(placed) == list(range(world.world))
     assert {node: len(ranks) for node, ranks in ranks_of.items()} == {node: node_of.count(node) for node in ranks_of}
-    assert not on_one_node(groups, [seated[rank] for rank in range(world.world)])
-    assert all(len({seated[rank] for rank in group}) == 1 for group in together)
+    assert not on_one_node(groups, [placed[rank] for rank in range(world.world)])
+    assert all(len({placed[rank] for rank in group}) == 1 for group in together)
 
 
-def test_a_thousand_ranks_are_seated_without_a_long_search() -> None:
+def test_a_thousand_ranks_are_placed_without_a_long_search() -> None:
     """The first try of each rank fits."""
     world = Sizes(1, 1, 64, 16, 1, 1, 16, 0)
     node_of = [rank // 16 for rank in range(world.world)]

@@ -86,7 +86,7 @@ def test_a_device_mesh_and_a_fully_sharded_model_go_on_after_a_reconnect(ranks: 
 
 
 def interrupt_backward(rank: Rank) -> None:
-    """Be interrupted in the reducer, then build the model's reducer anew and go on."""
+    """Be interrupted in the reducer, then rebuild the model's reducer and go on."""
     communicator = rank.join()
     layers = make_layers()
     model = DistributedDataParallel(layers, broadcast_buffers=False, bucket_cap_mb=0.0001)

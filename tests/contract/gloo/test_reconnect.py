@@ -129,7 +129,7 @@ def test_a_killed_rank_is_replaced_thirty_times_and_nothing_piles_up(ranks: Rank
     for number in range(WORLD - 1):
         files = [cycle[number][0] for cycle in usage]
         tasks = [cycle[number][1] for cycle in usage]
-        # What the last cycles retire is still on its way out; growth would be about ten of each per cycle.
+        # What the last cycles dispose of is still being destroyed; growth would be about ten of each per cycle.
         assert min(files[-5:]) <= max(files[:5]) + 20, files
         assert min(tasks[-5:]) <= max(tasks[:5]) + 20, tasks
     ranks.say("end")
