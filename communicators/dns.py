@@ -1,4 +1,4 @@
-"""Limits name lookups (DNS) on connections to a TCPStore.
+"""Limit name lookups (DNS) on connections to a TCPStore.
 
 Torch's TCPStore, server and client, asks for the *name* of the other end of every new connection, only to log it. Where
 the name server is slow or loses the query, each new connection stalls for the resolver's five seconds, and the server

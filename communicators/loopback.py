@@ -1,7 +1,7 @@
 """Collectives without peers: of a newcomer that is not connected yet, and of a group of one.
 
-A newcomer builds its model, its groups and its optimizer while the survivors are still stopping. Its collectives return
-its own input at once, as if every rank had contributed the same; the repair that follows overwrites what it built.
+A newcomer builds its model, its groups and its optimizer while the survivors are still stopping. Its collectives
+complete at once with this rank's own input; the repair that follows overwrites what was built from them.
 """
 
 from datetime import timedelta

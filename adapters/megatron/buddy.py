@@ -130,7 +130,7 @@ class Buddies:
 
 
 def _message(groups: Sequence[dict[str, Any]], device: torch.device) -> torch.Tensor:
-    """Return rates and gradients as one run of bytes on the device: one message costs less than two."""
+    """Return rates and gradients as one uint8 tensor on the device: one message costs less than two."""
     rates = torch.tensor([[group[rate] for rate in _RATES] for group in groups], dtype=torch.float64, device=device)
     gradients = [parameter.grad.reshape(-1) for group in groups for parameter in group["params"]]
     return torch.cat([flat.view(torch.uint8) for flat in (rates.view(-1), *gradients)])

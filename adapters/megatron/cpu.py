@@ -19,18 +19,18 @@ _done = False
 
 
 class _Stream:
-    """A stream or event where everything happens in order anyway."""
+    """A CUDA stream or event on a device where everything happens in order anyway."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Take whatever a CUDA stream takes."""
+        """Accept the arguments of a CUDA stream."""
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """There is nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     wait_stream = wait_event = synchronize = record = wait = _nothing
 
     def record_event(self, *_: Any) -> "_Stream":
-        """Everything before has happened."""
+        """Return an event that is complete: everything before it has happened."""
         return _Stream()
 
     def __enter__(self) -> "_Stream":
@@ -83,7 +83,7 @@ def _cuda_type(plain: Any) -> Any:
 
 
 def _one_generator() -> None:
-    """Without CUDA the tracker's forks would silently restore nothing: let torch's own generator be the device's."""
+    """Use torch's own generator as the device's: without CUDA the tracker's forks would silently restore nothing."""
     from megatron.core.tensor_parallel import random as megatron_random
 
     # It warns of a CPU generator that changes inside its forks. Here that is the one that should.

@@ -1,4 +1,4 @@
-"""Data iterators that know their position in samples of the whole job, and can be put back to it."""
+"""Data iterators that know their position in samples of the whole job, and can be restored to it."""
 
 import functools
 from collections.abc import Callable, Iterator

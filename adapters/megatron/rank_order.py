@@ -1,4 +1,4 @@
-"""Proposes an order of ranks in which no node holds all copies of a shard.
+"""Propose an order of ranks in which no node holds all copies of a shard.
 
 Which ranks hold copies follows from Megatron's `order`, the sequence in which it counts through its kinds of
 parallelism; which ranks share a node, from the launcher. Either can be changed. Everything here is arithmetic on ranks;
@@ -78,7 +78,7 @@ def propose_order(sizes: Sizes, node_of: Sequence[int]) -> str | None:
 
 
 def propose_placement(groups: Sequence[Group], together: Sequence[Group], node_of: Sequence[int]) -> Placement:
-    """Say which ranks each node should have, so that no group is on one node.
+    """Return which ranks each node should have, so that no group is on one node.
 
     `together`: ranks that stay on one node, as far as a node has room for them. Nodes keep as many ranks as they have.
     """
@@ -96,7 +96,7 @@ def propose_placement(groups: Sequence[Group], together: Sequence[Group], node_o
 
 
 def advice(sizes: Sizes, node_of: Sequence[int], *, order: str = MEGATRONS) -> str:
-    """Say in one sentence how copies would come to different nodes."""
+    """Return one sentence about how copies would come to different nodes."""
     if len(set(node_of)) == 1:
         return "there is one node, so no order of ranks helps"
     if any(len(group) == 1 for group in copies(sizes, order)):

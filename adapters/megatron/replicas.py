@@ -1,4 +1,4 @@
-"""Which copies there are of each shard: those that Megatron keeps anyway, or one at a buddy."""
+"""Where the copies of each shard are: those that Megatron keeps anyway, or one at a buddy."""
 
 import enum
 from typing import NamedTuple, Protocol
@@ -66,14 +66,14 @@ class Replicas:
                 self._pieces[piece_name(self.buddies.copied_rank)] = self.buddies.piece
 
     def holds(self) -> tuple[ShardHold, ...]:
-        """Name the shards that this rank must hold, with their sizes now, and whether they are there yet."""
+        """Return the shards that this rank must hold, with their sizes now, and whether they are there yet."""
         return tuple(
             ShardHold(shard_id, piece.open().size_bytes, held=self._is_here(piece))
             for shard_id, piece in self._pieces.items()
         )
 
     def cost(self) -> str:
-        """Say what the copies cost this rank, in one sentence."""
+        """Return one sentence about the memory and traffic that the copies cost this rank."""
         if self.buddies is None:
             return f"replica {self.kind.value}: nothing is kept or sent beside what Megatron keeps anyway"
         on_device, on_host = (size / 1e6 for size in self.buddies.piece.memory(self.buddies.elements))
@@ -85,7 +85,7 @@ class Replicas:
         )
 
     def findings(self) -> tuple[str, ...]:
-        """Name the shards that the loss of one node would take away, one sentence each."""
+        """Return one sentence for each shard that the loss of one node would take away."""
         node_of = self._place.node_of
         if self.buddies is not None:
             if self.buddies.same_node:
@@ -107,7 +107,7 @@ class Replicas:
         )
 
     def written_here(self) -> tuple[str, ...]:
-        """Name the shards of which this rank is the first holder."""
+        """Return the shards that this rank writes into checkpoints, as their first holder."""
         return tuple(shard_id for shard_id, piece in self._pieces.items() if piece.first)
 
     def open(self, shard_id: str) -> OpenShard:
@@ -115,11 +115,11 @@ class Replicas:
         return self._piece(shard_id).open()
 
     def accept(self, shard_id: str, header: bytes) -> OpenShard:
-        """Make room for a shard that arrives."""
+        """Return the tensors that receive a shard."""
         return self._piece(shard_id).accept(header)
 
     def adopt(self, shard_id: str, shard: OpenShard) -> None:
-        """Make a shard that has arrived this rank's."""
+        """Make a received shard the state of this rank. Raises RecoveryError for one that was not accepted here."""
         if not isinstance(shard, Shard):
             raise RecoveryError(f"shard {shard_id!r} was not accepted by this state, it is a {type(shard).__name__}")
         self._piece(shard_id).adopt(shard)
@@ -134,7 +134,7 @@ class Replicas:
 
 
 def _chosen(parts: Parts, wanted: Replica | None) -> Replica:
-    """Return how pieces are copied. Raises ConfigurationError for what cannot be."""
+    """Return where pieces are copied. Raises ConfigurationError where that is not possible."""
     cut = [leaf for leaf in parts.leaves if is_distributed(leaf)]
     instances = parts.chunks[0].ddp_config.num_distributed_optimizer_instances
     if not cut:

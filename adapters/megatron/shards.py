@@ -42,7 +42,7 @@ class Piece:
                 self._parameters |= {place: p for place, p in mains.items() if id(p) not in known}
 
     def open(self) -> Shard:
-        """Open the live tensors, as a source."""
+        """Open the live tensors, to send from them."""
         content = {
             "parameters": {name: parameter.detach() for name, parameter in self._parameters.items()},
             "optimizers": {name: state.collect() for name, state in self._states.items()},
@@ -52,7 +52,7 @@ class Piece:
         return Shard(skeleton, [tensor.contiguous() for tensor in tensors])
 
     def accept(self, header: bytes) -> Shard:
-        """Make room for what arrives. Raises RecoveryError when it does not fit what is here."""
+        """Return the tensors that receive a shard. Raises RecoveryError when it does not fit the live ones."""
         outline = tree.outline(header)
         if outline["parameters"].keys() != self._parameters.keys():
             raise RecoveryError(
@@ -79,7 +79,7 @@ class Piece:
         return Shard(header, filled)
 
     def adopt(self, shard: Shard) -> None:
-        """Make what has arrived the state of this rank."""
+        """Make a received shard the state of this rank."""
         content = tree.unflatten(shard.header, shard.tensors)
         for name, parameter in self._parameters.items():
             arrived = content["parameters"][name]
@@ -120,7 +120,7 @@ def find_pieces(parts: Parts, *, alone: str | None) -> dict[str, Piece]:
 
 
 def replica_ranks(parts: Parts) -> dict[str, list[int]]:
-    """Return which ranks hold the same as this one, by what it is."""
+    """Return the ranks that hold the same as this one, by a name for what they hold."""
     from megatron.core import parallel_state
 
     held = {}
@@ -152,7 +152,7 @@ def sizes(parts: Parts) -> Sizes:
 
 
 def derive_parameters(parts: Parts) -> None:
-    """Make the model's parameters what the pieces of distributed optimizers say. A collective; end of rollback."""
+    """Copy and gather parameters from the pieces of distributed optimizers. A collective; end of rollback."""
     if not any(is_distributed(leaf) for leaf in parts.leaves):
         return
     for leaf in parts.leaves:

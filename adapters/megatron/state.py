@@ -35,7 +35,7 @@ class MegatronState:
 
     @property
     def iteration(self) -> int:
-        """The iteration where the train function goes on."""
+        """The iteration at which the train function continues."""
         assert self._ledger is not None
         return self._rank_local.first + self._ledger.count
 
@@ -47,7 +47,7 @@ class MegatronState:
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
 
     def bind(self, ledger: "Ledger") -> None:
-        """Take the ledger, and hook the calls that tell of a step."""
+        """Set the step ledger, and hook the calls of which a step consists."""
         self._ledger = ledger
         self._hooks.attach(ledger)
 
@@ -97,7 +97,7 @@ class MegatronState:
         self._rank_local.restore(blob)
 
     def rolled_back(self, step: int) -> None:
-        """Drop gradients, derive the model's parameters where optimizers are cut, and give buddies their first copy."""
+        """Drop gradients, derive parameters from distributed optimizers, and send buddies their first copy."""
         self._hooks.forget_step()
         drop_gradients(self._parts)
         drop_handles(self._parts)

@@ -1,4 +1,4 @@
-"""Cleans up what an interrupted step leaves in Megatron: handles, counters, gradients, scratch memory, contexts.
+"""Clean up what an interrupted step leaves in Megatron: handles, counters, gradients, scratch memory, contexts.
 
 `no_sync`, the context in which gradients are not reduced, needs the most care. Megatron's pipeline schedules enter it
 by hand, and leave it at the last micro-batch. A schedule that an exception ends before that never leaves it: its frame

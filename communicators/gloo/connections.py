@@ -1,4 +1,4 @@
-"""Connects the gloo groups of a generation: meet in the store, exchange addresses, then build each group.
+"""Connect the gloo groups of a generation: meet in the store, exchange addresses, then build each group.
 
 Gloo's own connecting can neither be aborted nor trusted to be quick, so all of this runs in a background task. Members
 meet in the store before anything is connected: the most common trouble, a rank that never comes, is found while nothing
