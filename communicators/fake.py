@@ -187,10 +187,8 @@ class FakeHcclGroup(dist.ProcessGroup):
             time.sleep(_TICK_S)
         LINKS.add_peers([_endpoint(self._store.get(other)) for other in others])
         store = PrefixStore(name, self._store)
-        limit_s = self._timeout_s
-        gloo = connect_backend(
-            store, name, self._group_rank, self._size, links, link_up_s=limit_s, collective_s=limit_s
-        )
+        limits = {"link_up_s": self._timeout_s, "collective_s": self._timeout_s}
+        gloo = connect_backend(store, name, self._group_rank, self._size, links, **limits)
         if task.over:  # abandoned: the others may have been told to build another
             raise RuntimeError(ABORTED)
         return gloo.process_group
@@ -215,9 +213,7 @@ class FakeWork(dist.Work):
         promise = Promise()
 
         def settle() -> None:
-            error = self._task.error
-            failure = None if error is None else RuntimeError(told(error))
-            promise.settle(failure, self._tensors if self._task.result is None else self._task.result)
+            promise.settle(self.exception(), self._tensors if self._task.result is None else self._task.result)
 
         self._task.when_over(settle)
         return promise.future
