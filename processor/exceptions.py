@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ..protocol.errors import CallbackFailed, CheckpointError, CommunicatorError, LinkUpFailed, RecoveryError
 from ..protocol.types import FaultKind, FaultLevel
 from .exception_patterns import Pattern
 
@@ -116,6 +117,18 @@ def reaction(finding: Finding, *, collateral: bool) -> Reaction:
     if finding.kind is None or finding.kind is FaultKind.COMMUNICATION:
         return Reaction.REPORT
     return Reaction.LEAVE
+
+
+def fault_on_the_way_back(error: Exception) -> FaultKind | None:
+    """Return what has failed when rebuild, repair or rollback raised this; None if it is not midstep's own error."""
+    kinds: tuple[tuple[type[Exception], FaultKind], ...] = (
+        (LinkUpFailed, FaultKind.LINK_UP),
+        (CallbackFailed, FaultKind.EXCEPTION),
+        (RecoveryError, FaultKind.CORRUPTION),
+        (CheckpointError, FaultKind.CORRUPTION),
+        (CommunicatorError, FaultKind.COMMUNICATION),
+    )
+    return next((kind for raised, kind in kinds if isinstance(error, raised)), None)
 
 
 class _Fit(msgspec.Struct, frozen=True):

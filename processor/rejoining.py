@@ -1,10 +1,8 @@
-"""The way back: rebuild, repair, rollback, in the train thread, timed phase by phase."""
+"""What a recovery does in the train thread: clean, rebuild, repair, rollback, and the report between them."""
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,25 +21,8 @@ if TYPE_CHECKING:
     from .own_parts import OwnParts
     from .runtime import Runtime
     from .standing import Standing
-    from .step_order import StepOrder
 
 _log = logging.getLogger("midstep")
-
-
-class Phases:
-    """Seconds by phase; each phase is also a moment at which a fault can be armed."""
-
-    def __init__(self, reached: Callable[[Moment], None]) -> None:
-        self.seconds: dict[str, float] = {}
-        self._reached = reached
-
-    @contextmanager
-    def phase(self, moment: Moment) -> Iterator[None]:
-        """Time one phase."""
-        began_s = time.monotonic()
-        self._reached(moment)
-        yield
-        self.seconds[moment.value] = self.seconds.get(moment.value, 0.0) + time.monotonic() - began_s
 
 
 @dataclass
@@ -53,74 +34,73 @@ class _Repaired:
 
 
 class Rejoining:
-    """Carries out Rejoin orders, and tells the standing what has become of what this rank holds."""
+    """Carries out what the loop of the rank asks for between Quiesce and RankReady."""
 
-    def __init__(
-        self,
-        runtime: "Runtime",
-        framework: "Framework",
-        own: "OwnParts",
-        *,
-        standing: "Standing",
-        step_order: "StepOrder",
-    ) -> None:
+    def __init__(self, runtime: "Runtime", framework: "Framework", own: "OwnParts", standing: "Standing") -> None:
         self._runtime = runtime
         self._framework = framework
         self._own = own
         self._standing = standing
-        self._step_order = step_order
+        self._arrived: bytes | None = None  # the own state that the repair has brought
 
-    def assess(self, damage: Damage) -> None:
-        """Take note of what became of the device's memory. Runs in clean.
-
-        Where it is not known which tensor was struck, none is trusted.
-        """
-        if damage is not Damage.PERSISTENT:
-            return
+    def inspect(self) -> list[str]:
+        """Make the device usable again; return the shards that were struck: all, where it is not known which."""
         device, framework = self._runtime.device, self._framework
+        if device.clean() is not Damage.PERSISTENT:
+            return []
         ids = sorted(hold.shard_id for hold in framework.shards() if hold.held)
         tensors = {shard_id: framework.open_shard(shard_id).tensors for shard_id in ids}
-        struck = {shard_id for shard_id in ids if device.struck(tensors[shard_id])}
+        struck = [shard_id for shard_id in ids if device.struck(tensors[shard_id])]
         for shard_id in struck:  # all have been asked: shards can share memory, and it is unlocked as a whole
             device.mended(tensors[shard_id])  # from here on it counts as lost, until a replica has overwritten it
-        _log.warning("memory was struck: %s", ", ".join(sorted(struck)) or "in no known place, so nothing is trusted")
-        self._standing.strike(struck or ids)
+        _log.warning("memory was struck: %s", ", ".join(struck) or "in no known place, so nothing is trusted")
+        return struck or ids
 
-    def clean_up(self) -> None:
-        """Make the device usable again and drop what the step has left. Midstep's own **clean**."""
-        self.assess(self._runtime.device.clean())
-        self._framework.clean()
+    def clean(self) -> list[str]:
+        """Run **clean**: inspect, and drop what the step has left. Return what was struck."""
+        struck: list[str] = []
 
-    def report(self, patience_s: float) -> StepReport:
+        def default() -> None:
+            struck.extend(self.inspect())
+            self._framework.clean()
+
+        self._runtime.callbacks.run(Moment.CLEAN, self._runtime.generation, default)
+        return struck
+
+    def survey(self, patience_s: float) -> StepReport:
         """Say where this rank stands, for barrier one; a checkpoint directory is waited for as long as that."""
         shards, own_states = self._framework.shards(), self._runtime.black_box.copies()
         checkpoints, trace = survey(self._runtime.settings.checkpoint_directory, patience_s)
         return self._standing.report(shards, own_states, checkpoints, trace)
 
-    def rejoin(self, order: Rejoin, phases: Phases) -> int:
-        """Rebuild, repair and roll back; returns the bytes received.
+    def rebuild(self, order: Rejoin) -> None:
+        """Run **rebuild**, and have memory got ready beside it."""
+        self._expect(order)
+        self._run(Moment.REBUILD, order, lambda: self._rebuild(order))
+        self._runtime.step_clock.generation(order.generation)
 
-        Raises CommunicatorAborted when the next generation is opened meanwhile, LinkUpFailed, CommunicatorFailed,
-        ChecksumMismatch, StateLost and CheckpointError.
-        """
-        runtime = self._runtime
-        with phases.phase(Moment.REBUILD):
-            self.assess(runtime.device.clean())  # an attempt before this one may have left it stopped
-            if self._standing.struck_since:
-                raise StateLost(f"rank {runtime.rank}: memory was struck after the repair was planned")
-            self._expect(order)
-            self._run(Moment.REBUILD, order, lambda: self._rebuild(order))
-            runtime.step_clock.generation(order.generation)
-        with phases.phase(Moment.REPAIR):
-            self._standing.repairing(order.part, runtime.rank)
-            self._leave_earlier_training(order)
-            done = _Repaired()
-            self._run(Moment.REPAIR, order, lambda: self._repair(order, done))
-            self._standing.repaired()
-        with phases.phase(Moment.ROLLBACK):
-            self._roll_back(order, done.own)
-            self._standing.whole_again()
+    def repair(self, order: Rejoin) -> int:
+        """Run **repair**; return the bytes received."""
+        self._leave_earlier_training(order)
+        done = _Repaired()
+        self._run(Moment.REPAIR, order, lambda: self._repair(order, done))
+        self._arrived = done.own
         return done.received_bytes
+
+    def recall_own_state(self, step: int) -> None:
+        """Have the own state as of `step` at hand: what the repair has brought, or what the black box has."""
+        if self._arrived is None:
+            self._arrived = self._runtime.own_states.read(self._runtime.rank, step)
+        if self._arrived is None:
+            raise StateLost(f"rank {self._runtime.rank} has no copy of its own state as of step {step}")
+
+    def roll_back(self, order: Rejoin) -> None:
+        """Run **rollback**, and hand the own state to the buddy."""
+        (blob, self._arrived), step = (self._arrived, None), order.part.target_step
+        assert blob is not None
+        self._run(Moment.ROLLBACK, order, lambda: self._own.restore(blob, step))
+        self._runtime.own_states.keep(step, blob)
+        self._runtime.own_states.swap(step, blob)
 
     def _leave_earlier_training(self, order: Rejoin) -> None:
         """Where training begins at its first step, no later recovery may take an older checkpoint for one of it."""
@@ -191,13 +171,3 @@ class Rejoining:
         blob = checkpoint.load_own(directory, step, rank % saved)
         self._own.adopt(framework, blob, random_numbers=rank < saved)
         return self._own.capture()
-
-    def _roll_back(self, order: Rejoin, own: bytes | None) -> None:
-        runtime, step = self._runtime, order.part.target_step
-        blob = own if own is not None else runtime.own_states.read(runtime.rank, step)
-        if blob is None:
-            raise StateLost(f"rank {runtime.rank} has no copy of its own state as of step {step}")
-        self._step_order.rolled_back(step)
-        self._run(Moment.ROLLBACK, order, lambda: self._own.restore(blob, step))
-        runtime.own_states.keep(step, blob)
-        runtime.own_states.swap(step, blob)

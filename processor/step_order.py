@@ -51,17 +51,24 @@ class Leave(enum.Enum):
 
 
 class StepOrder:
-    """One rank's way through its steps. `held`: the commit barrier broke, and orders were taken there."""
+    """One rank's way through its steps.
+
+    `held`: the commit barrier broke, and orders were taken there. `at_boundary`: left between two steps, where all
+    ranks stop, so that nothing is in flight.
+    """
 
     def __init__(self, standing: Standing, orders: Orders) -> None:
         self._standing = standing
         self._orders = orders
-        self.held = False
+        self.held = self.at_boundary = False
 
     def begin(self) -> int:
         """Begin the next step and return its index. Raises Interrupted where orders come first."""
         index = self._standing.count
-        if self.held or self._orders.interrupted() or not self._orders.begins(index):
+        if self.held or self._orders.interrupted():
+            raise Interrupted
+        self.at_boundary = not self._orders.begins(index)
+        if self.at_boundary:
             raise Interrupted
         return index
 

@@ -1,6 +1,6 @@
-"""The train thread's side of a recovery, in one loop.
+"""The train thread of a process: it carries out what the loop of its rank asks for, and waits.
 
-Train; when something breaks stop and clean, report, park; do as ordered; train again from the interrupted step.
+What comes next is said by `rank_loop.py`, which waits for nothing.
 """
 
 import logging
@@ -8,34 +8,24 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..protocol.errors import CommunicatorAborted, Interrupted, MidstepError
-from ..protocol.messages import (
-    CheckpointSaved,
-    Quiesce,
-    RankFinished,
-    RankJoined,
-    RankQuiesced,
-    RankReady,
-    Rejoin,
-    Release,
-    Resume,
-    SaveCheckpoint,
-    StepCommitted,
-)
-from ..protocol.types import Activity, FaultKind, Moment
+from ..protocol.errors import Interrupted, MidstepError
+from ..protocol.messages import RankJoined, StepCommitted
+from ..protocol.types import Activity, Moment
+from . import rank_actions as act
 from .callbacks import Callbacks, Lifecycle
 from .checkpoint_survey import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints import Checkpoints
 from .exceptions import Reaction
 from .ledger import Ledger
 from .own_parts import OwnParts
-from .rejoining import Phases, Rejoining
+from .rank_actions import Action, Actions, Ended
+from .rank_loop import RankLoop
+from .rejoining import Rejoining
 from .runtime import Runtime
-from .session import Order, Stage
+from .session import Order
 from .standing import Standing
-from .step_order import Leave
 from .verdicts import Verdicts
 
 if TYPE_CHECKING:
@@ -56,13 +46,42 @@ class TrainThread:
         self._ledger = Ledger(self, framework, runtime.moments, runtime.step_clock, standing=standing)
         runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: standing.count)
         self._own = OwnParts(framework, runtime.device)
-        self._rejoining = Rejoining(runtime, framework, self._own, standing=standing, step_order=self._ledger.order)
+        self._rejoining = Rejoining(runtime, framework, self._own, standing)
         self._checkpoints = Checkpoints(runtime, framework)
         self._verdicts = Verdicts(runtime)
-        self._phases = self._new_phases()
-        self._held: Order | None = None  # an order that was taken inside the commit barrier
-        self._first_step = False
-        self._at_boundary = False  # stopped between two steps, with all others: nothing is in flight
+        self._loop = RankLoop(runtime.session, standing, self._ledger.order, early=runtime.early)
+        self._train_function: Callable[[], Any] | None = None
+        self._result: Any = None  # of the train function
+        self._ordered_s = self._phase_began_s = runtime.started_s
+        self._carry_out = self._ways_to_carry_out()
+
+    def run(self, train: Callable[[], Result]) -> Result:
+        """Join the world, train, recover as often as ordered, and return what the train function returned."""
+        runtime = self._runtime
+        self._train_function = train
+        self._framework.bind(self._ledger)
+        for finding in self._framework.audit():
+            _log.warning("%s", finding)
+        if runtime.seated or not runtime.black_box.copies():
+            # A newcomer keeps what its predecessor left: it may be the last copy.
+            runtime.own_states.keep(0, self._own.capture())
+        runtime.moments.reached(Moment.JOIN, 0)
+        self._drive(self._loop.run())
+        return self._result  # type: ignore[no-any-return]
+
+    def _drive(self, actions: Actions[Result]) -> Result:
+        """Carry out what the loop asks for, one action after the other, and return what it returns."""
+        try:
+            action = next(actions)
+            while True:
+                try:
+                    outcome = self._carry_out[type(action)](action)
+                except Exception as error:
+                    action = actions.throw(error)
+                else:
+                    action = actions.send(outcome)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
     # --- what the ledger asks for ------------------------------------------------------------------------------
 
@@ -81,8 +100,7 @@ class TrainThread:
 
     def begins(self, step: int) -> bool:
         """Whether a step may be begun; False at a boundary at which all ranks stop."""
-        self._at_boundary = not self._runtime.begins(step)
-        return not self._at_boundary
+        return self._runtime.begins(step)
 
     def keep_own(self, step: int, blob: bytes) -> bytes:
         """The own state, with the device's part, goes to the black box."""
@@ -107,8 +125,7 @@ class TrainThread:
     def committed(self, committed: int, median_step_s: float) -> None:
         """A step is committed: report the first after a resume, write a checkpoint where one is due."""
         runtime = self._runtime
-        if self._first_step:
-            self._first_step = False
+        if self._loop.commits_first_step():
             runtime.post(
                 StepCommitted(
                     runtime.rank, runtime.generation, runtime.incarnation, committed, time.time(), median_step_s
@@ -122,120 +139,86 @@ class TrainThread:
 
     def hold_at_barrier(self) -> bool:
         """The commit barrier broke while this rank held final gradients: report, and ask whether to apply them."""
-        self._stop()
-        with self._phases.phase(Moment.CLEAN):
-            self._rejoining.assess(self._runtime.device.clean())  # the update may yet be applied
-        while True:
-            order = self._next_order()
-            if isinstance(order, Quiesce):
-                self._report_quiesced()
-                continue
-            if isinstance(order, Rejoin):
-                self._held = order
-                return order.part.finish_update
-            self._obey_parked(order)
+        return self._drive(self._loop.hold())
 
-    # --- the loop ----------------------------------------------------------------------------------------------
+    # --- what the loop of the rank asks for ----------------------------------------------------------------------
 
-    def run(self, train: Callable[[], Result]) -> Result:
-        """Join the world, train, recover as often as ordered, and return what the train function returned."""
-        runtime, result = self._runtime, None
-        self._framework.bind(self._ledger)
-        for finding in self._framework.audit():
-            _log.warning("%s", finding)
-        if runtime.seated or not runtime.black_box.copies():
-            # A newcomer keeps what its predecessor left: it may be the last copy.
-            runtime.own_states.keep(0, self._own.capture())
-        self._join()
-        while True:
-            order = self._next_order()
-            if isinstance(order, Rejoin):
-                self._rejoin(order)
-            elif isinstance(order, Resume):
-                result = self._train(train, result)
-            elif isinstance(order, Quiesce):
-                self._report_quiesced()
-            elif isinstance(order, Release):
-                runtime.session.reach(Stage.RELEASED)
-                self._checkpoints.publish_pending()
-                runtime.step_clock.doing(Activity.FINISHED)
-                runtime.flush()
-                return result  # type: ignore[return-value]
-            else:
-                self._obey_parked(order)
+    def _ways_to_carry_out(self) -> dict[type[Action], Callable[[Any], object]]:
+        runtime, rejoining, checkpoints = self._runtime, self._rejoining, self._checkpoints
+        return {
+            act.AwaitOrder: lambda _: self._await_order(),
+            act.IgnoreOrder: lambda each: _log.warning(
+                "%s has no meaning while parked; ignored", type(each.order).__name__
+            ),
+            act.Train: lambda _: self._train(),
+            act.FindFailure: lambda _: runtime.communicator.failed,
+            act.Stop: lambda each: self._stop(each.reason),
+            act.Inspect: lambda _: rejoining.inspect(),
+            act.Clean: lambda _: self._clean(),
+            act.Survey: lambda each: rejoining.survey(JOINING_PATIENCE_S if each.joining else PARKED_PATIENCE_S),
+            act.Join: self._join,
+            act.Post: lambda each: runtime.post(each.body),
+            act.ReportFault: lambda each: runtime.report_fault(each.kind, each.detail),
+            act.JudgeFailure: lambda each: self._verdicts.on_the_way_back(each.error),
+            act.SetActivity: lambda each: runtime.step_clock.doing(each.activity),
+            act.BeginPhase: self._begin_phase,
+            act.EndPhase: lambda _: time.monotonic() - self._phase_began_s,
+            act.Rebuild: lambda each: rejoining.rebuild(each.order),
+            act.Repair: lambda each: rejoining.repair(each.order),
+            act.RecallOwnState: lambda each: rejoining.recall_own_state(each.step),
+            act.RollBack: lambda each: rejoining.roll_back(each.order),
+            act.Halt: lambda _: runtime.device.stop(),
+            act.PublishCheckpoint: lambda _: checkpoints.publish_pending(),
+            act.ClaimCheckpoints: lambda each: checkpoints.take_over(each.generation),
+            act.Save: self._save,
+            act.Flush: lambda _: runtime.flush(),
+        }
 
-    def _join(self) -> None:
+    def _await_order(self) -> Order:
+        order = self._runtime.wait_order()
+        self._ordered_s = time.monotonic()
+        return order
+
+    def _join(self, action: act.Join) -> None:
         runtime = self._runtime
-        runtime.moments.reached(Moment.JOIN, 0)
-        runtime.step_clock.doing(Activity.RECOVERING)
-        runtime.session.reach(Stage.PARKED)
-        began_s = runtime.started_s
-        if runtime.early:  # the rank is another process's until the controller says so, and speaks in its name
-            while not isinstance(runtime.wait_order(), Quiesce):
-                _log.warning("an order before the rank was taken over; ignored")
-            began_s = time.monotonic()
+        began_s = self._ordered_s if runtime.early else runtime.started_s
+        join_s = max(0.0, time.monotonic() - began_s)
         runtime.post(
             RankJoined(
-                runtime.rank,
-                runtime.generation,
-                runtime.incarnation,
-                pid=os.getpid(),
-                report=self._rejoining.report(JOINING_PATIENCE_S),
-                join_s=max(0.0, time.monotonic() - began_s),
+                runtime.rank, runtime.generation, runtime.incarnation, os.getpid(), report=action.report, join_s=join_s
             )
         )
 
-    def _train(self, train: Callable[[], Result], last: Result | None) -> Result | None:
-        """Call the train function once; leave it for whatever reason, and settle what follows."""
-        runtime = self._runtime
-        runtime.session.reach(Stage.TRAINING)
-        self._first_step = True
-        reported = False
+    def _train(self) -> Ended:
+        """Call the train function once, and say how it was left."""
+        assert self._train_function is not None
         try:
-            last = train()
-            finished = True
+            self._result = self._train_function()
         except Interrupted:
-            finished = False
+            return Ended.INTERRUPTED
         except Exception as error:
             # Only texts are kept: the traceback would keep the dead step's tensors and groups alive.
-            finished = False
             what_now = self._verdicts.in_training(error)
             if what_now is Reaction.LEAVE:
-                runtime.flush()
+                self._runtime.flush()
                 raise
-            reported = what_now is Reaction.REPORT
-        way = self._ledger.order.leave(finished=finished, failed=reported)
-        if way is Leave.FINISHED:
-            runtime.session.reach(Stage.FINISHED)
-            runtime.step_clock.doing(Activity.FINISHED)
-            runtime.post(RankFinished(runtime.rank, runtime.generation, runtime.incarnation, self._standing.count))
-        elif way is Leave.STOP:
-            self._held = None
-            self._stop(reported=reported)
-            self._clean()
-        return last
+            return Ended.FAILED if what_now is Reaction.REPORT else Ended.INTERRUPTED
+        return Ended.RETURNED
 
-    def _stop(self, *, reported: bool = False) -> None:
-        """Everything in flight is dropped; say so if nobody has asked for it yet."""
-        runtime = self._runtime
-        self._phases = self._new_phases()
-        reason = None
-        if not self._at_boundary:
+    def _begin_phase(self, action: act.BeginPhase) -> None:
+        self._phase_began_s = time.monotonic()
+        self._runtime.moments.reached(action.moment, self._standing.count)
+
+    def _stop(self, reason: str | None) -> None:
+        if reason is not None:
             self._checkpoints.forget_pending()
-            failed = runtime.communicator.failed
-            if not reported and not runtime.interrupted() and failed is not None:
-                runtime.report_fault(FaultKind.COMMUNICATION, failed)
-            reason = failed or "the step is given up"
-        self._at_boundary = False  # there, others may still be in the step's end, and rebuild cuts the links
-        with self._phases.phase(Moment.STOP), self._or_leave():
-            runtime.unshield()
-            runtime.stop(reason)
-        runtime.step_clock.doing(Activity.RECOVERING)
+        with self._or_leave():
+            self._runtime.unshield()
+            self._runtime.stop(reason)
 
-    def _clean(self) -> None:
-        with self._phases.phase(Moment.CLEAN), self._or_leave():
-            self._runtime.callbacks.run(Moment.CLEAN, self._runtime.generation, self._rejoining.clean_up)
-        self._standing.gradients_dropped()
+    def _clean(self) -> list[str]:
+        with self._or_leave():
+            return self._rejoining.clean()
 
     @contextmanager
     def _or_leave(self) -> Iterator[None]:
@@ -247,53 +230,8 @@ class TrainThread:
             self._runtime.flush()
             raise
 
-    def _report_quiesced(self) -> None:
-        runtime = self._runtime
-        if runtime.session.stage is Stage.FINISHED:
-            self._stop()
-            self._clean()
-        runtime.session.reach(Stage.PARKED)
-        report, seconds = self._rejoining.report(PARKED_PATIENCE_S), self._phases.seconds
-        runtime.post(RankQuiesced(runtime.rank, runtime.generation, runtime.incarnation, report, seconds))
-
-    def _rejoin(self, order: Rejoin) -> None:
-        runtime = self._runtime
-        runtime.session.reach(Stage.REJOINING)
-        self._phases = self._new_phases()
-        self._checkpoints.publish_pending()  # of a boundary: all ranks have parked there, and have written their parts
-        self._checkpoints.take_over(order.generation)
-        if self._ledger.order.held:
-            self._clean()  # held at the barrier until now, with the gradients
-        received, failed = 0, True
-        try:
-            received = self._rejoining.rejoin(order, self._phases)
-            failed = False
-        except Exception as error:  # torch has no limit to the kinds that it raises
-            if not isinstance(error, CommunicatorAborted):
-                self._verdicts.on_the_way_back(error)
-        if failed:
-            runtime.device.stop()  # nothing of this attempt may go on behind the next one
-            self._phases = self._new_phases()
-            return
-        if runtime.interrupted():
-            return
-        runtime.session.reach(Stage.READY)
-        count, seconds = self._standing.count, self._phases.seconds
-        runtime.post(RankReady(runtime.rank, order.generation, runtime.incarnation, count, seconds, received))
-
-    def _obey_parked(self, order: Order) -> None:
-        if not isinstance(order, SaveCheckpoint):
-            _log.warning("%s has no meaning while parked; ignored", type(order).__name__)
-            return
-        path, error = self._checkpoints.save_emergency(
+    def _save(self, action: act.Save) -> tuple[str, str]:
+        order = action.order
+        return self._checkpoints.save_emergency(
             order.step, order.generation, publish=order.publish, shards=order.shards
         )
-        runtime = self._runtime
-        runtime.post(CheckpointSaved(runtime.rank, order.generation, order.step, path, error))
-
-    def _next_order(self) -> Order:
-        held, self._held = self._held, None
-        return held if held is not None else self._runtime.wait_order()
-
-    def _new_phases(self) -> Phases:
-        return Phases(lambda moment: self._runtime.moments.reached(moment, self._standing.count))

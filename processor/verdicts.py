@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..protocol.errors import CallbackFailed, CheckpointError, CommunicatorError, LinkUpFailed, RecoveryError
+from ..protocol.errors import CallbackFailed
 from ..protocol.rank_logs import show_once
 from ..protocol.types import FaultKind
 from .exception_patterns import patterns_here
-from .exceptions import Finding, Reaction, chain_of, classify, reaction
+from .exceptions import Finding, Reaction, chain_of, classify, fault_on_the_way_back, reaction
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -45,7 +45,7 @@ class Verdicts:
         if what_now is Reaction.WAIT:
             runtime.debug_log.note("an exception that follows from being interrupted; it is not reported", error)
             return what_now
-        detail = f"{finding.text} ({finding.meaning})" if finding.known else traceback.format_exc()
+        detail = f"{finding.text} ({finding.meaning})" if finding.known else "".join(traceback.format_exception(error))
         if what_now is Reaction.REPORT:
             runtime.debug_log.note(f"reported, and this process lives on: {finding.text} ({finding.meaning})", error)
         else:
@@ -56,20 +56,14 @@ class Verdicts:
 
     def on_the_way_back(self, error: Exception) -> None:
         """Report why rebuild, repair or rollback failed; raise it again if this process cannot go on."""
-        if isinstance(error, LinkUpFailed):
-            kind = FaultKind.LINK_UP
-        elif isinstance(error, CallbackFailed):
-            kind = FaultKind.EXCEPTION
-            _log.error("%s", error, exc_info=error)
-        elif isinstance(error, RecoveryError | CheckpointError):
-            kind = FaultKind.CORRUPTION
-        elif isinstance(error, CommunicatorError):
-            kind = FaultKind.COMMUNICATION
-        else:
+        kind = fault_on_the_way_back(error)
+        if kind is None:
             if self.in_training(error) is Reaction.LEAVE:
                 self._runtime.flush()
                 raise error
             return
+        if isinstance(error, CallbackFailed):
+            _log.error("%s", error, exc_info=error)
         if not self._runtime.interrupted():
             self._runtime.report_fault(kind, str(error))
 

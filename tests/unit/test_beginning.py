@@ -18,7 +18,7 @@ from midstep.processor.checkpoint_entries import LATEST, set_aside
 from midstep.processor.checkpoint_files import remove_checkpoint
 from midstep.processor.checkpoint_survey import survey
 from midstep.processor.fence import Fence
-from midstep.processor.rejoining import Phases, Rejoining
+from midstep.processor.rejoining import Rejoining
 from midstep.processor.standing import Standing
 from midstep.protocol.messages import Rejoin
 from midstep.protocol.types import (
@@ -225,7 +225,6 @@ class Played:
     def __init__(self, directory: Path, rank: int) -> None:
         self.rank, self.job, self.settings = rank, "gpt", JobSettings(checkpoint_directory=str(directory))
         self.device = self.framework = self.callbacks = self.step_clock = self.own_states = self.communicator = self
-        self.restored: list[tuple[bytes, int]] = []
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
@@ -238,25 +237,14 @@ class Played:
         """There are no callbacks of the user's."""
         default()
 
-    def read(self, rank: int, step: int) -> bytes:
-        """The own state of any step is there."""
-        return b"own"
-
-    def restore(self, blob: bytes, step: int) -> None:
-        """It is put back."""
-        self.restored.append((blob, step))
-
 
 @pytest.mark.parametrize(("rank", "moved"), [(0, True), (1, False)])
 def test_rank_0_leaves_an_earlier_training_behind_where_training_begins(tmp_path: Path, rank: int, moved: bool) -> None:
     """Before it is said to be ready."""
     save(tmp_path, 10)
     played: Any = Played(tmp_path, rank)
-    rejoining = Rejoining(played, played, played, standing=Standing(clean=True), step_order=played)
+    rejoining = Rejoining(played, played, played, Standing(clean=True))
     part = RepairPart(0, RestoreSource.REPLICA)
-    rejoining.rejoin(
-        Rejoin(rank, 1, Rendezvous("127.0.0.1", 1, "secret"), seated=True, part=part), Phases(lambda _: None)
-    )
+    rejoining.repair(Rejoin(rank, 1, Rendezvous("127.0.0.1", 1, "secret"), seated=True, part=part))
     assert (tmp_path / "step-00000010.aside-gpt-g1").exists() is moved
     assert (tmp_path / "step-00000010").exists() is not moved
-    assert played.restored == [(b"own", 0)]

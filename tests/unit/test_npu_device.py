@@ -185,11 +185,11 @@ def test_every_shard_in_struck_memory_counts_as_lost(device: NpuDevice) -> None:
     runtime: Any = SimpleNamespace(device=device, seated=True, black_box=box, settings=settings)
     nothing: Any = None
     standing = Standing(clean=True)
-    rejoining = Rejoining(runtime, cast("Any", framework), nothing, standing=standing, step_order=nothing)
+    rejoining = Rejoining(runtime, cast("Any", framework), nothing, standing)
     CHIP.strike(flat[50:])
     device.stop()
-    rejoining.assess(device.clean())
-    assert [hold.shard_id for hold in rejoining.report(0.0).holds] == ["apart"]
+    standing.strike(rejoining.inspect())
+    assert [hold.shard_id for hold in rejoining.survey(0.0).holds] == ["apart"]
     assert not device.struck([flat])
 
 

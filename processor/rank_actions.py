@@ -1,0 +1,212 @@
+"""What the loop of a rank (`rank_loop.py`) asks for, as values. Each says what its outcome is, and what it raises.
+
+An exception of an action is thrown into the loop, which knows what it means at that place.
+"""
+
+import enum
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..protocol.messages import Message, Rejoin, Resume, SaveCheckpoint
+from ..protocol.types import Activity, FaultKind, Moment, StepReport
+from .session import Order
+
+Returned = TypeVar("Returned")
+
+
+class Ended(enum.Enum):
+    """How the train function was left."""
+
+    RETURNED = "returned"
+    INTERRUPTED = "interrupted"  # for orders, or by what a fault elsewhere has led to
+    FAILED = "failed"  # by a fault of this process, which has been reported
+
+
+@dataclass(frozen=True)
+class AwaitOrder:
+    """Wait for the controller's next order, which is the outcome. Raises OrdersOverdue."""
+
+
+@dataclass(frozen=True)
+class IgnoreOrder:
+    """Say that an order has no meaning here."""
+
+    order: Order
+
+
+@dataclass(frozen=True)
+class Train:
+    """Call the train function. Outcome: how it was left. Raises what the process is to end with."""
+
+    order: Resume
+
+
+@dataclass(frozen=True)
+class FindFailure:
+    """Outcome: why the communicators have failed; None where they have not."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End what is in flight. `reason` None: at a step boundary, where peers may yet wait for this rank's last traffic.
+
+    Otherwise a checkpoint that is not complete is given up: whether all ranks have written it is not known any more.
+    Raises where the process cannot go on, after it has been reported.
+    """
+
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Ask the device what became of its memory, and restart it. Outcome: the ids of the shards that were struck."""
+
+
+@dataclass(frozen=True)
+class Clean:
+    """Inspect, and drop what the interrupted step has left. Outcome and exceptions: as those of Inspect and Stop."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Outcome: the StepReport of this rank. `joining`: a new process waits longer for the checkpoint directory."""
+
+    joining: bool = False
+
+
+@dataclass(frozen=True)
+class Join:
+    """Report RankJoined, with how long it took to get here."""
+
+    report: StepReport
+
+
+@dataclass(frozen=True)
+class Post:
+    """Report to the controller."""
+
+    body: Message
+
+
+@dataclass(frozen=True)
+class ReportFault:
+    """Report something wrong in this rank."""
+
+    kind: FaultKind
+    detail: str
+
+
+@dataclass(frozen=True)
+class JudgeFailure:
+    """Report why rebuild, repair or rollback has failed. Raises it again where the process cannot go on."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class SetActivity:
+    """Show in the step clock what the train thread is doing."""
+
+    activity: Activity
+
+
+@dataclass(frozen=True)
+class BeginPhase:
+    """A phase of the recovery begins: its time is taken, and a fault that is armed for it fires."""
+
+    moment: Moment
+
+
+@dataclass(frozen=True)
+class EndPhase:
+    """The phase that began last is over. Outcome: its seconds."""
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """Connect to the world of the order's generation. Raises CommunicatorAborted, LinkUpFailed, CallbackFailed."""
+
+    order: Rejoin
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Bring lost state back, from other ranks or a checkpoint. Outcome: the bytes received.
+
+    Raises CommunicatorError, ChecksumMismatch, StateLost, CheckpointError, CallbackFailed.
+    """
+
+    order: Rejoin
+
+
+@dataclass(frozen=True)
+class RecallOwnState:
+    """Find this rank's own state as of `step` updates, for the rollback. Raises StateLost."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """Put everything back to the order's step, and hand the own state to the buddy. Raises as Repair does."""
+
+    order: Rejoin
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Stop the device: nothing of an attempt that has failed may go on behind the next one."""
+
+
+@dataclass(frozen=True)
+class PublishCheckpoint:
+    """Make the checkpoint that waits for it complete: all ranks have written their parts."""
+
+
+@dataclass(frozen=True)
+class ClaimCheckpoints:
+    """From now on the checkpoints of this generation count, and not those of worlds before it."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write an emergency checkpoint. Outcome: (path, error); error empty where it is written."""
+
+    order: SaveCheckpoint
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Give what was posted a few seconds to arrive, before the process ends."""
+
+
+Action = (
+    AwaitOrder
+    | IgnoreOrder
+    | Train
+    | FindFailure
+    | Stop
+    | Inspect
+    | Clean
+    | Survey
+    | Join
+    | Post
+    | ReportFault
+    | JudgeFailure
+    | SetActivity
+    | BeginPhase
+    | EndPhase
+    | Rebuild
+    | Repair
+    | RecallOwnState
+    | RollBack
+    | Halt
+    | PublishCheckpoint
+    | ClaimCheckpoints
+    | Save
+    | Flush
+)
+Actions = Generator[Action, Any, Returned]  # is sent the outcome of each action, and returns `Returned` at its end

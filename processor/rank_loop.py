@@ -1,0 +1,217 @@
+"""The loop of a rank from joining its world to its release: pure. It says what comes next; others do it, and wait.
+
+Train; when something breaks stop and clean, report, park; do as ordered; train again from the interrupted step.
+
+It yields the actions of `rank_actions.py`, is sent their outcomes, and has their exceptions thrown into it. The train
+thread of a process carries them out (`train_thread.py`), and so does each process of the simulation. In the middle of
+its Train the end of a step (`step_order.py`) may come to a broken commit barrier: `hold` says what is done there.
+"""
+
+from ..protocol.errors import CommunicatorAborted, StateLost
+from ..protocol.messages import (
+    CheckpointSaved,
+    Quiesce,
+    RankFinished,
+    RankQuiesced,
+    RankReady,
+    Rejoin,
+    Release,
+    Resume,
+    SaveCheckpoint,
+)
+from ..protocol.types import Activity, FaultKind, Moment
+from . import rank_actions as act
+from .rank_actions import Actions, Ended
+from .session import Order, Session, Stage
+from .standing import Standing
+from .step_order import Leave, StepOrder
+
+GIVEN_UP = "the step is given up"
+
+
+class RankLoop:
+    """One process's. `early`: the rank is another process's until the controller says so, which speaks in its name."""
+
+    def __init__(self, session: Session, standing: Standing, steps: StepOrder, *, early: bool = False) -> None:
+        self._session = session
+        self._standing = standing
+        self._steps = steps
+        self._early = early
+        self._held: Rejoin | None = None  # an order that was taken inside the commit barrier
+        self._first_step = False
+        self._phases_s: dict[str, float] = {}
+
+    def run(self) -> Actions[None]:
+        """Join the world, train, and recover as often as ordered, up to the release."""
+        session = self._session
+        yield from self._join()
+        while True:
+            order = yield from self._next_order()
+            if isinstance(order, Rejoin):
+                yield from self._rejoin(order)
+            elif isinstance(order, Resume):
+                yield from self._train(order)
+            elif isinstance(order, Quiesce):
+                if session.stage is Stage.FINISHED:
+                    yield from self._stop(asked=True)
+                    yield from self._clean()
+                yield from self._park()
+            elif isinstance(order, Release):
+                session.reach(Stage.RELEASED)
+                yield act.PublishCheckpoint()
+                yield act.SetActivity(Activity.FINISHED)
+                yield act.Flush()
+                return
+            else:
+                yield from self._save(order)
+
+    def hold(self) -> Actions[bool]:
+        """The commit barrier broke while this rank held final gradients: report, and return whether to apply them."""
+        yield from self._stop()
+        yield act.BeginPhase(Moment.CLEAN)
+        self._standing.strike((yield act.Inspect()))  # and nothing is dropped: the update may yet be applied
+        yield from self._end_phase(Moment.CLEAN)
+        while True:
+            order = yield act.AwaitOrder()
+            if isinstance(order, Quiesce):
+                yield from self._park()
+            elif isinstance(order, Rejoin):
+                self._held = order
+                return order.part.finish_update
+            else:
+                yield from self._save(order)
+
+    def commits_first_step(self) -> bool:
+        """Whether the step that was just committed is the first since the last Resume. Each is told once."""
+        first, self._first_step = self._first_step, False
+        return first
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _join(self) -> Actions[None]:
+        yield act.SetActivity(Activity.RECOVERING)
+        self._session.reach(Stage.PARKED)
+        while self._early:
+            order = yield act.AwaitOrder()
+            if isinstance(order, Quiesce):
+                break
+            yield act.IgnoreOrder(order)
+        report = yield act.Survey(joining=True)
+        yield act.Join(report)
+
+    def _next_order(self) -> Actions[Order]:
+        held, self._held = self._held, None
+        if held is not None:
+            return held
+        order: Order = yield act.AwaitOrder()
+        return order
+
+    def _train(self, order: Resume) -> Actions[None]:
+        """Have the train function called once; settle what follows from how it is left."""
+        session = self._session
+        session.reach(Stage.TRAINING)
+        self._first_step = True
+        ended = yield act.Train(order)
+        way = self._steps.leave(finished=ended is Ended.RETURNED, failed=ended is Ended.FAILED)
+        if way is Leave.FINISHED:
+            session.reach(Stage.FINISHED)
+            yield act.SetActivity(Activity.FINISHED)
+            count = self._standing.count
+            yield act.Post(RankFinished(session.rank, session.generation, session.incarnation, count))
+        elif way is Leave.STOP:
+            self._held = None
+            yield from self._stop(reported=ended is Ended.FAILED)
+            yield from self._clean()
+
+    def _stop(self, *, reported: bool = False, asked: bool = False) -> Actions[None]:
+        """Drop everything in flight. Say why the communicators have failed, unless that is known already.
+
+        `reported`: this process has said what is wrong. `asked`: the controller has told it to stop.
+        """
+        self._phases_s = {}
+        reason = None
+        if not self._steps.at_boundary:
+            failed: str | None = yield act.FindFailure()
+            if failed is not None and not (reported or asked or self._session.quiescing):
+                yield act.ReportFault(FaultKind.COMMUNICATION, failed)
+            reason = failed or GIVEN_UP
+        self._steps.at_boundary = False  # there, others may still be in the step's end, and rebuild cuts the links
+        yield act.BeginPhase(Moment.STOP)
+        yield act.Stop(reason)
+        yield from self._end_phase(Moment.STOP)
+        yield act.SetActivity(Activity.RECOVERING)
+
+    def _clean(self) -> Actions[None]:
+        yield act.BeginPhase(Moment.CLEAN)
+        self._standing.strike((yield act.Clean()))
+        yield from self._end_phase(Moment.CLEAN)
+        self._standing.gradients_dropped()
+
+    def _park(self) -> Actions[None]:
+        """Say where this rank stands, for barrier one."""
+        session = self._session
+        session.reach(Stage.PARKED)
+        report = yield act.Survey()
+        yield act.Post(
+            RankQuiesced(session.rank, session.generation, session.incarnation, report, dict(self._phases_s))
+        )
+
+    def _rejoin(self, order: Rejoin) -> Actions[None]:
+        """Do this rank's part of the plan, and report for barrier two; a failure ends the attempt."""
+        session = self._session
+        session.reach(Stage.REJOINING)
+        self._phases_s = {}
+        yield act.PublishCheckpoint()  # of a boundary: all ranks have parked there, and have written their parts
+        yield act.ClaimCheckpoints(order.generation)
+        if self._steps.held:
+            yield from self._clean()  # held at the barrier until now, with the gradients
+        received_bytes, failed = 0, True
+        try:
+            received_bytes = yield from self._come_back(order)
+            failed = False
+        except CommunicatorAborted:  # for the next generation
+            pass
+        except Exception as error:  # torch has no limit to the kinds that it raises
+            yield act.JudgeFailure(error)
+        if failed:
+            yield act.Halt()
+            self._phases_s = {}
+        elif not session.quiescing:
+            session.reach(Stage.READY)
+            count, phases_s = self._standing.count, self._phases_s
+            ready = RankReady(session.rank, order.generation, session.incarnation, count, phases_s, received_bytes)
+            yield act.Post(ready)
+
+    def _come_back(self, order: Rejoin) -> Actions[int]:
+        """Rebuild, repair and roll back; return the bytes received."""
+        standing, step = self._standing, order.part.target_step
+        yield act.BeginPhase(Moment.REBUILD)
+        standing.strike((yield act.Inspect()))  # an attempt before this one may have left the device stopped
+        if standing.struck_since:
+            raise StateLost(f"rank {self._session.rank}: memory was struck after the repair was planned")
+        yield act.Rebuild(order)
+        yield from self._end_phase(Moment.REBUILD)
+        yield act.BeginPhase(Moment.REPAIR)
+        standing.repairing(order.part, self._session.rank)
+        received_bytes: int = yield act.Repair(order)
+        standing.repaired()
+        yield from self._end_phase(Moment.REPAIR)
+        yield act.BeginPhase(Moment.ROLLBACK)
+        yield act.RecallOwnState(step)
+        self._steps.rolled_back(step)
+        yield act.RollBack(order)
+        standing.whole_again()
+        yield from self._end_phase(Moment.ROLLBACK)
+        return received_bytes
+
+    def _save(self, order: Order) -> Actions[None]:
+        """Write an emergency checkpoint while parked; nothing else can be ordered then."""
+        if not isinstance(order, SaveCheckpoint):
+            yield act.IgnoreOrder(order)
+            return
+        path, error = yield act.Save(order)
+        yield act.Post(CheckpointSaved(self._session.rank, order.generation, order.step, path, error))
+
+    def _end_phase(self, moment: Moment) -> Actions[None]:
+        seconds = yield act.EndPhase()
+        self._phases_s[moment.value] = self._phases_s.get(moment.value, 0.0) + seconds
