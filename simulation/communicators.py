@@ -8,7 +8,6 @@ from ..protocol.types import Rendezvous
 
 if TYPE_CHECKING:
     from .played_thread import PlayedThread
-    from .process import Process
     from .timeline import Timeline
 
 JITTER_S = (0.002, 0.004, 0.03)  # peers learn of the same thing at different times
@@ -36,14 +35,14 @@ class Group:
         self._size = size
         self.frozen = False  # collectives hang without a word
         self._flaky = flaky  # the connections do not come up
-        self._connecting: dict[int, tuple[Process, Callable[[], None]]] = {}
+        self._connecting: dict[int, tuple[PlayedThread, Callable[[], None]]] = {}
         self._stores: dict[int, Rendezvous] = {}
-        self._members: dict[int, Process] = {}
-        self._entered: dict[Key, dict[int, tuple[Process, Callable[[], None]]]] = {}
+        self._members: dict[int, PlayedThread] = {}
+        self._entered: dict[Key, dict[int, tuple[PlayedThread, Callable[[], None]]]] = {}
         self._posted: dict[Key, int] = {}
         self._receiving: dict[Key, Callable[[int], None]] = {}
 
-    def connect(self, process: "Process", store: Rendezvous, done: Callable[[], None]) -> None:
+    def connect(self, process: "PlayedThread", store: Rendezvous, done: Callable[[], None]) -> None:
         """Wait for all ranks at a store, then go on."""
         if not self._serves(store):
             return
@@ -65,11 +64,11 @@ class Group:
                 if peer is not process:
                     self._notice(peer, f"connection closed by peer {process.rank}")
 
-    def cut(self, process: "Process") -> None:
+    def cut(self, process: "PlayedThread") -> None:
         """A link of a process breaks under it."""
         self._notice(process, "connection reset")
 
-    def enter(self, key: Key, process: "Process", done: Callable[[], None]) -> None:
+    def enter(self, key: Key, process: "PlayedThread", done: Callable[[], None]) -> None:
         """Enter a collective of all ranks."""
         entered = self._entered.setdefault(key, {})
         entered[process.rank] = (process, done)
@@ -95,5 +94,5 @@ class Group:
     def _soon(self, call: Callable[[], None]) -> None:
         self._timeline.after(self._chance.random() * self._chance.choice(JITTER_S), call)
 
-    def _notice(self, peer: "Process", reason: str) -> None:
+    def _notice(self, peer: "PlayedThread", reason: str) -> None:
         self._timeline.after(self._chance.random() * FAILURE_S, lambda: peer.lose_connection(self, reason))

@@ -195,10 +195,10 @@ class Agent:
 
     def watch_step(self, process: Process, *, first: bool) -> None:
         """Report a step that takes too long, and again when its age doubles; the first after a resume is not judged."""
-        generation, step = process.session.generation, process.loop.count
+        generation, step = process.session.generation, process.standing.count
 
         def look(age_s: float = STALL_S) -> None:
-            if not (self.alive and process.alive) or process.loop.count != step:
+            if not (self.alive and process.alive) or process.standing.count != step:
                 return
             if process.session.generation != generation or process.activity not in WATCHED:
                 return

@@ -2,10 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+from ..protocol.errors import CommunicatorFailed
+from .played_thread import Thread
+
 if TYPE_CHECKING:
     from .process import Process
 
 ROUND_S = 0.2
+COLLECTIVE_S = 1800.0  # torch's own limit
 EXIT_RAISED = 1
 
 
@@ -14,26 +18,29 @@ class PlainScript:
 
     def __init__(self, process: "Process") -> None:
         self._process = process
-        self._done = 0
 
-    def run(self) -> None:
-        """Work for a round, then meet the others, until all is done."""
+    def run(self) -> Thread[None]:
+        """Work for a round, then meet the others, until all is done. Raises CommunicatorError."""
         process, world = self._process, self._process.world
+        for done in range(world.setting.total_steps):
+            if process.raising:
+                process.end(EXIT_RAISED)
+                return
+            yield process.sleep(world.chance.uniform(0.0, ROUND_S) * process.slowness)
+            if process.failed is not None:
+                process.end(EXIT_RAISED)
+                return
+            yield from self._meet(done + 1)
         if process.raising:
             process.end(EXIT_RAISED)
-        elif self._done >= world.setting.total_steps:
-            world.watch.finished_plainly(process)
-            process.end(0)
-        else:
-            process.broken = None
-            process.later(world.chance.uniform(0.0, ROUND_S) * process.slowness, self._meet)
-
-    def _meet(self) -> None:
-        process = self._process
-        assert process.group is not None
-        process.broken = lambda: process.end(EXIT_RAISED)
-        if process.failed is not None:
-            process.end(EXIT_RAISED)
             return
-        self._done += 1
-        process.group.enter(("round", self._done), process, process.still(self.run))
+        world.watch.finished_plainly(process)
+        process.end(0)
+
+    def _meet(self, number: int) -> Thread[None]:
+        process, group = self._process, self._process.group
+        assert group is not None
+        process.in_collective = True
+        error = CommunicatorFailed(f"not over within {COLLECTIVE_S} s")
+        yield process.within(COLLECTIVE_S, lambda go: group.enter(("round", number), process, lambda: go(None)), error)
+        process.in_collective = False

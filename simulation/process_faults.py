@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.types import Activity, FaultKind, FaultLevel
 from .lies import Lie
-from .train_loop import MENDABLE, Place
+from .train_function import MENDABLE, Place
 
 if TYPE_CHECKING:
     from .process import Process

@@ -21,7 +21,7 @@ class StepWatch:
 
     def meets(self, process: "Process") -> None:
         """Nothing lost: who enters the commit barrier has final gradients, its own state and its ward's."""
-        step, ward = process.loop.count + 1, self._world.ward(process.rank, process.world_size)
+        step, ward = process.standing.count + 1, self._world.ward(process.rank, process.world_size)
         own = all(process.seat.copy_of(rank, step) is not None for rank in (process.rank, ward))
         if process.memory.gradients != step or not own:
             what = f"rank {process.rank} enters the commit barrier of step {step}, and is not ready"
@@ -30,7 +30,7 @@ class StepWatch:
 
     def updating(self, process: "Process") -> None:
         """Same step: nobody begins an update before everybody has entered its commit barrier."""
-        step = process.loop.count + 1
+        step = process.standing.count + 1
         missing = set(range(process.world_size)) - self._met[process.group, step]
         if process.memory.gradients != step or missing:
             what = f"rank {process.rank} begins update {step} before ranks {sorted(missing)} were ready for it"

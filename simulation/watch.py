@@ -58,15 +58,15 @@ class Watch:
                 Invariant.ONE_GENERATION, f"rank {process.rank} computes in generation {generation} after {newer}"
             )
         memory = process.memory
-        if not memory.is_of(process.loop.count):
-            what = f"rank {process.rank} computes step {process.loop.count} with {memory.shards}, own {memory.own}"
+        if not memory.is_of(process.standing.count):
+            what = f"rank {process.rank} computes step {process.standing.count} with {memory.shards}, own {memory.own}"
             self._world.fail(Invariant.SAME_NUMBERS, what)
 
     def resumed(self, process: "Process", order: Resume) -> None:
         """Same step: all ranks resume at one step, and all stand there."""
         step = self.steps_of.setdefault(order.generation, order.step)
-        if step != order.step or process.loop.count != step:
-            stands = process.loop.count
+        if step != order.step or process.standing.count != step:
+            stands = process.standing.count
             self._world.fail(
                 Invariant.SAME_STEP, f"rank {process.rank} resumes at {stands}, ordered {order.step}, others {step}"
             )
@@ -82,9 +82,9 @@ class Watch:
     def committed(self, process: "Process") -> None:
         """A rank has applied an update."""
         if self._is_current(process):  # a world that was given up unheard may train on for a while
-            self.commits[process.loop.count] += 1
-        if process.memory.stands != process.loop.count:
-            what = f"rank {process.rank} says {process.loop.count} updates, and holds {process.memory.shards}"
+            self.commits[process.standing.count] += 1
+        if process.memory.stands != process.standing.count:
+            what = f"rank {process.rank} says {process.standing.count} updates, and holds {process.memory.shards}"
             self._world.fail(Invariant.SAME_NUMBERS, what)
         if process.session.generation < self._resumed_generation and not self._excuses.computing(process):
             self._world.fail(Invariant.ONE_GENERATION, f"rank {process.rank} commits in a generation that is over")
@@ -102,7 +102,7 @@ class Watch:
         """Same numbers: whoever is ready holds everything as of the target, and nothing else."""
         target = order.part.target_step
         memory = process.memory
-        if process.loop.count != target or not memory.is_of(target):
+        if process.standing.count != target or not memory.is_of(target):
             what = f"rank {process.rank} is ready for step {target} with {memory.shards}, own state of {memory.own}"
             self._world.fail(Invariant.SAME_NUMBERS, what)
 

@@ -40,11 +40,11 @@ def test_a_rank_whose_communicator_has_failed_leaves_its_step_and_does_not_compu
         process = world.living()[0]
         assert process.group is not None
         process.lose_connection(process.group, "connection reset")
-        committed = process.loop.count
+        committed = process.standing.count
         while world.machine.phase is not Phase.QUIESCING:
             left = process.activity is Activity.RECOVERING
             assert world.timeline.step()
             assert process.activity is Activity.RECOVERING or not left
-        assert process.loop.count == committed
+        assert process.standing.count == committed
         world.run()
         assert world.machine.incidents

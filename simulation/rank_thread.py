@@ -1,0 +1,182 @@
+"""The train thread of a played process: it drives the product's own loop of a rank, with the rest played."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..processor import rank_actions as act
+from ..processor.exceptions import fault_on_the_way_back
+from ..processor.rank_actions import Action, Actions, Ended
+from ..processor.session import Order
+from ..protocol.errors import MidstepError
+from ..protocol.messages import RankFinished, RankJoined, RankQuiesced, RankReady, StartProcess
+from ..protocol.types import FaultKind, Moment, ShardHold, StepReport
+from .invariants import Invariant
+from .plain_script import PlainScript
+from .played_thread import Returned, Thread
+from .train_function import TrainFunction
+from .way_back import WayBack
+
+if TYPE_CHECKING:
+    from .process import Process
+
+START_LINK_UP_S = 60.0
+CLEAN_S = PHASE_S = 0.01
+EXIT_RAISED = 1
+SHARD_BYTES = 40_000_000
+
+
+def life_of(process: "Process", order: StartProcess) -> Thread[None]:
+    """Start, link up with the others of a world that starts together, and do what the script does."""
+    world = process.world
+    yield process.sleep(world.chance.uniform(0.01, 0.3))
+    try:
+        if order.seated:
+            group = world.group(process.session.generation, process.world_size)
+            yield from process.link_up(group, order.store, START_LINK_UP_S)
+            process.in_collective = False
+        if order.seated and world.setting.plain:
+            yield from PlainScript(process).run()
+            return
+        if order.seated or process.seat.own_is_empty:
+            process.seat.keep_own(0, 0)
+        if order.early:
+            process.seat.agent.announce(process)
+        yield from RankThread(process).run()
+        process.end(0)
+    except MidstepError:
+        process.end(EXIT_RAISED)
+
+
+class RankThread:
+    """Carries out the actions of the loop, in virtual time."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._world = process.world
+        self._train_function = TrainFunction(process, lambda: self._drive(process.loop.hold()))
+        self._way_back = way_back = WayBack(process)
+        self._rejoined: act.Rebuild | None = None
+        train_function = self._train_function
+        self._at_once: dict[type[Action], Callable[[Any], object]] = {
+            act.IgnoreOrder: self._complain,
+            act.FindFailure: lambda _: process.failed,
+            act.Stop: self._stop,
+            act.Inspect: lambda _: process.memory.struck,
+            act.Survey: lambda _: self._survey(),
+            act.Join: self._join,
+            act.Post: self._post,
+            act.ReportFault: lambda each: process.report_fault(each.kind, each.detail),
+            act.JudgeFailure: self._judge,
+            act.SetActivity: lambda each: process.doing(each.activity),
+            act.BeginPhase: self._begin_phase,
+            act.EndPhase: lambda _: PHASE_S,
+            act.RecallOwnState: lambda each: way_back.recall_own_state(each.step),
+            act.Halt: lambda _: None,
+            act.PublishCheckpoint: lambda _: train_function.publish(),
+            act.ClaimCheckpoints: lambda _: None,
+            act.Save: self._save,
+        }
+        self._in_time: dict[type[Action], Callable[[Any], Thread[Any]]] = {
+            act.AwaitOrder: lambda _: self._await_order(),
+            act.Train: self._train,
+            act.Clean: lambda _: self._clean(),
+            act.Rebuild: self._rebuild,
+            act.Repair: lambda each: way_back.repair(each.order),
+            act.RollBack: lambda each: way_back.roll_back(each.order),
+            act.Flush: lambda _: process.flush(),
+        }
+
+    def run(self) -> Thread[None]:
+        """Be the train thread of a resilient script, up to its release."""
+        yield from self._drive(self._process.loop.run())
+
+    def _drive(self, actions: Actions[Returned]) -> Thread[Returned]:
+        """Carry out what the loop asks for, one action after the other, and return what it returns."""
+        try:
+            action = next(actions)
+            while True:
+                try:
+                    if type(action) in self._at_once:
+                        outcome = self._at_once[type(action)](action)
+                    else:
+                        outcome = yield from self._in_time[type(action)](action)
+                except MidstepError as error:
+                    action = actions.throw(error)
+                else:
+                    action = actions.send(outcome)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    # --- what takes no time -------------------------------------------------------------------------------------
+
+    def _complain(self, action: act.IgnoreOrder) -> None:
+        what = f"rank {self._process.rank} can do nothing with a {type(action.order).__name__}"
+        self._world.fail(Invariant.UNDERSTOOD, what)
+
+    def _stop(self, action: act.Stop) -> None:
+        if action.reason is not None:
+            self._train_function.forget_checkpoint()
+            self._process.abort(action.reason)
+
+    def _survey(self) -> StepReport:
+        process = self._process
+        shards, copies = [ShardHold(each, SHARD_BYTES) for each in process.memory.shards], process.seat.copies()
+        checkpoints, trace = self._world.saving.survey()
+        report = process.standing.report(shards, copies, checkpoints, trace)
+        self._world.watch.steps.reports(process, report)
+        return report
+
+    def _join(self, action: act.Join) -> None:
+        process, generation = self._process, self._process.session.generation
+        process.post(RankJoined(process.rank, generation, process.incarnation, process.pid, action.report, 0.1))
+        self._world.reached("joined")
+
+    def _post(self, action: act.Post) -> None:
+        process, body = self._process, action.body
+        if isinstance(body, RankFinished):
+            self._world.watch.finished(process)
+        elif isinstance(body, RankReady) and self._rejoined is not None:
+            self._world.watch.ready(process, self._rejoined.order)
+        process.post(body)
+        if isinstance(body, RankQuiesced):
+            self._world.reached("quiesced")
+
+    def _judge(self, action: act.JudgeFailure) -> None:
+        """Report why the way back has failed: always midstep's own error."""
+        process, kind = self._process, fault_on_the_way_back(action.error)
+        assert kind is not None
+        process.in_collective = False
+        process.harmed = process.harmed or kind is FaultKind.CORRUPTION
+        if not process.interrupted():
+            process.report_fault(kind, str(action.error))
+
+    def _begin_phase(self, action: act.BeginPhase) -> None:
+        if action.moment is Moment.REBUILD:
+            self._process.repeat_itself()
+            self._world.reached("rebuild")
+
+    def _save(self, action: act.Save) -> tuple[str, str]:
+        world = self._world
+        error = "no space left on device" if world.fail_save() else world.saving.write(self._process, action.order)
+        return "/checkpoints", error
+
+    # --- what takes time ----------------------------------------------------------------------------------------
+
+    def _await_order(self) -> Thread[Order]:
+        order: Order = yield self._process.await_order
+        return order
+
+    def _train(self, action: act.Train) -> Thread[Ended]:
+        self._world.watch.resumed(self._process, action.order)
+        ended = yield from self._train_function.run()
+        return ended
+
+    def _clean(self) -> Thread[list[str]]:
+        yield self._process.sleep(CLEAN_S)
+        memory = self._process.memory
+        memory.gradients = None
+        return memory.struck
+
+    def _rebuild(self, action: act.Rebuild) -> Thread[None]:
+        self._rejoined = action
+        yield from self._way_back.rebuild(action.order)
