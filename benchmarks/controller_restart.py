@@ -26,11 +26,11 @@ from midstep.controller.events import Event
 from midstep.controller.journal import Entry, Journal, journal_path
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
+from midstep.forecast.fault_trace import Model
+from midstep.forecast.fleet import Fleet
 from midstep.policies.schema import default_policy
 from midstep.protocol.messages import FaultReported
 from midstep.protocol.types import CONTROLLER, JobSpec, node_address, rank_address
-from midstep.simulation.fault_trace import Model
-from midstep.simulation.fleet import Fleet
 
 BETWEEN_S = 7200.0  # from one incident to the next: no budget is ever spent
 BATCH = 1000

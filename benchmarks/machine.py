@@ -19,11 +19,11 @@ from typing import Any
 from midstep.controller.events import Event
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
+from midstep.forecast.fault_trace import Model
+from midstep.forecast.fleet import Fleet
 from midstep.policies.schema import default_policy
 from midstep.protocol.messages import FaultReported, ProcessExited
 from midstep.protocol.types import FaultKind, FaultReport, JobSettings, JobSpec, RunningProcess
-from midstep.simulation.fault_trace import Model
-from midstep.simulation.fleet import Fleet
 
 RANKS_PER_NODE = 8
 SPARES = 2

@@ -8,13 +8,13 @@ import click
 import msgspec
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..forecast.fault_trace import FaultTrace, load_trace
+from ..forecast.forecast import Cluster, Forecast
+from ..forecast.outlook import Outlook
 from ..policies.files import load_policy
 from ..policies.schema import default_policy
 from ..protocol.errors import ConfigurationError, PolicyError
-from ..simulation.fault_trace import FaultTrace, load_trace
-from ..simulation.forecast import Cluster, Forecast
 from ..simulation.invariants import InvariantBroken
-from ..simulation.outlook import Outlook
 from ..simulation.world import simulate
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal

@@ -2,13 +2,10 @@
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..protocol.types import Rendezvous
-
-if TYPE_CHECKING:
-    from .played_thread import PlayedThread
-    from .timeline import Timeline
+from .timeline import Timeline
 
 JITTER_S = (0.002, 0.004, 0.03)  # peers learn of the same thing at different times
 FAILURE_S = 0.02  # a broken connection is noticed within this
@@ -16,12 +13,22 @@ FAILURE_S = 0.02  # a broken connection is noticed within this
 Key = tuple[object, ...]
 
 
+class Member(Protocol):
+    """A train thread, as its communicators know it."""
+
+    rank: int
+
+    def lose_connection(self, group: "Group", reason: str) -> None:
+        """A peer has gone, or a link broke."""
+        ...
+
+
 class Group:
     """One generation's communicators. A collective completes when every rank has entered it."""
 
     def __init__(
         self,
-        timeline: "Timeline",
+        timeline: Timeline,
         chance: random.Random,
         size: int,
         *,
@@ -35,14 +42,14 @@ class Group:
         self._size = size
         self.frozen = False  # collectives hang without a word
         self._flaky = flaky  # the connections do not come up
-        self._connecting: dict[int, tuple[PlayedThread, Callable[[], None]]] = {}
+        self._connecting: dict[int, tuple[Member, Callable[[], None]]] = {}
         self._stores: dict[int, Rendezvous] = {}
-        self._members: dict[int, PlayedThread] = {}
-        self._entered: dict[Key, dict[int, tuple[PlayedThread, Callable[[], None]]]] = {}
+        self._members: dict[int, Member] = {}
+        self._entered: dict[Key, dict[int, tuple[Member, Callable[[], None]]]] = {}
         self._posted: dict[Key, int] = {}
         self._receiving: dict[Key, Callable[[int], None]] = {}
 
-    def connect(self, process: "PlayedThread", store: Rendezvous, done: Callable[[], None]) -> None:
+    def connect(self, process: Member, store: Rendezvous, done: Callable[[], None]) -> None:
         """Wait for all ranks at a store, then go on."""
         if not self._serves(store):
             return
@@ -53,7 +60,7 @@ class Group:
             for _, call in self._connecting.values():
                 self._soon(call)
 
-    def leave(self, process: "PlayedThread") -> None:
+    def leave(self, process: Member) -> None:
         """A process ends or aborts: it connects with nobody any more, and its peers notice."""
         known = self._connecting.get(process.rank)
         if known is not None and known[0] is process and not self._members:
@@ -64,11 +71,11 @@ class Group:
                 if peer is not process:
                     self._notice(peer, f"connection closed by peer {process.rank}")
 
-    def cut(self, process: "PlayedThread") -> None:
+    def cut(self, process: Member) -> None:
         """A link of a process breaks under it."""
         self._notice(process, "connection reset")
 
-    def enter(self, key: Key, process: "PlayedThread", done: Callable[[], None]) -> None:
+    def enter(self, key: Key, process: Member, done: Callable[[], None]) -> None:
         """Enter a collective of all ranks."""
         entered = self._entered.setdefault(key, {})
         entered[process.rank] = (process, done)
@@ -94,5 +101,5 @@ class Group:
     def _soon(self, call: Callable[[], None]) -> None:
         self._timeline.after(self._chance.random() * self._chance.choice(JITTER_S), call)
 
-    def _notice(self, peer: "PlayedThread", reason: str) -> None:
+    def _notice(self, peer: Member, reason: str) -> None:
         self._timeline.after(self._chance.random() * FAILURE_S, lambda: peer.lose_connection(self, reason))

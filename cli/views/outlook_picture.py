@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from ...forecast.outlook import Loss, Outlook
 from ...protocol.errors import ConfigurationError
 from ...protocol.types import Rung
-from ...simulation.outlook import Loss, Outlook
 from .timeline_picture import DOTS_PER_INCH, FORMATS
 from .wording import duration_text
 

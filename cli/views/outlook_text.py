@@ -7,9 +7,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...forecast.forecast import Cluster
+from ...forecast.outlook import Loss, Outlook
 from ...protocol.types import Rung
-from ...simulation.forecast import Cluster
-from ...simulation.outlook import Loss, Outlook
 from .wording import duration_text
 
 STOPS_SHOWN = 5

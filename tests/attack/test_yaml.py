@@ -13,12 +13,12 @@ from click.testing import CliRunner
 
 from midstep.cli.jobs.fault_schedule import load_schedule
 from midstep.cli.main import main
+from midstep.forecast.fault_trace import load_trace
 from midstep.policies.acjob.translation import translate
 from midstep.policies.code_files import load_codes
 from midstep.policies.files import load_policy, parse_policy, render
 from midstep.processor.exception_patterns import parse_patterns
 from midstep.protocol.errors import ConfigurationError
-from midstep.simulation.fault_trace import load_trace
 
 from .attack import attack
 

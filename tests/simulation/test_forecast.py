@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from midstep.cli.main import main
+from midstep.forecast.fault_trace import FaultTrace, Kind, Model, TimedFault, faults_of, load_trace
+from midstep.forecast.forecast import Cluster, Forecast
+from midstep.forecast.outlook import Loss, Outlook
 from midstep.policies.schema import Budget, Policy, RungPolicy, ScalePolicy, default_policy
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.types import FaultLevel, Rung
-from midstep.simulation.fault_trace import FaultTrace, Kind, Model, TimedFault, faults_of, load_trace
-from midstep.simulation.forecast import Cluster, Forecast
-from midstep.simulation.outlook import Loss, Outlook
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "faults.yaml"
 SMALL = Cluster(nodes=2, ranks_per_node=2, spares=1)
