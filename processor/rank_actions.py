@@ -24,31 +24,36 @@ class Ended(enum.Enum):
 
 
 @dataclass(frozen=True)
-class AwaitOrder:
+class Action:
+    """Something to be done in the train thread. Where nothing is said of an outcome it is None."""
+
+
+@dataclass(frozen=True)
+class AwaitOrder(Action):
     """Wait for the controller's next order, which is the outcome. Raises OrdersOverdue."""
 
 
 @dataclass(frozen=True)
-class IgnoreOrder:
+class IgnoreOrder(Action):
     """Say that an order has no meaning here."""
 
     order: Order
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(Action):
     """Call the train function. Outcome: how it was left. Raises what the process is to end with."""
 
     order: Resume
 
 
 @dataclass(frozen=True)
-class FindFailure:
+class FindFailure(Action):
     """Outcome: why the communicators have failed; None where they have not."""
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stop(Action):
     """End what is in flight. `reason` None: at a step boundary, where peers may yet wait for this rank's last traffic.
 
     Otherwise a checkpoint that is not complete is given up: whether all ranks have written it is not known any more.
@@ -59,38 +64,38 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Inspect:
+class Inspect(Action):
     """Ask the device what became of its memory, and restart it. Outcome: the ids of the shards that were struck."""
 
 
 @dataclass(frozen=True)
-class Clean:
+class Clean(Action):
     """Inspect, and drop what the interrupted step has left. Outcome and exceptions: as those of Inspect and Stop."""
 
 
 @dataclass(frozen=True)
-class Survey:
+class Survey(Action):
     """Outcome: the StepReport of this rank. `joining`: a new process waits longer for the checkpoint directory."""
 
     joining: bool = False
 
 
 @dataclass(frozen=True)
-class Join:
+class Join(Action):
     """Report RankJoined, with how long it took to get here."""
 
     report: StepReport
 
 
 @dataclass(frozen=True)
-class Post:
+class Post(Action):
     """Report to the controller."""
 
     body: Message
 
 
 @dataclass(frozen=True)
-class ReportFault:
+class ReportFault(Action):
     """Report something wrong in this rank."""
 
     kind: FaultKind
@@ -98,40 +103,40 @@ class ReportFault:
 
 
 @dataclass(frozen=True)
-class JudgeFailure:
+class JudgeFailure(Action):
     """Report why rebuild, repair or rollback has failed. Raises it again where the process cannot go on."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
-class SetActivity:
+class SetActivity(Action):
     """Show in the step clock what the train thread is doing."""
 
     activity: Activity
 
 
 @dataclass(frozen=True)
-class BeginPhase:
+class BeginPhase(Action):
     """A phase of the recovery begins: its time is taken, and a fault that is armed for it fires."""
 
     moment: Moment
 
 
 @dataclass(frozen=True)
-class EndPhase:
+class EndPhase(Action):
     """The phase that began last is over. Outcome: its seconds."""
 
 
 @dataclass(frozen=True)
-class Rebuild:
+class Rebuild(Action):
     """Connect to the world of the order's generation. Raises CommunicatorAborted, LinkUpFailed, CallbackFailed."""
 
     order: Rejoin
 
 
 @dataclass(frozen=True)
-class Repair:
+class Repair(Action):
     """Bring lost state back, from other ranks or a checkpoint. Outcome: the bytes received.
 
     Raises CommunicatorError, ChecksumMismatch, StateLost, CheckpointError, CallbackFailed.
@@ -141,72 +146,46 @@ class Repair:
 
 
 @dataclass(frozen=True)
-class RecallOwnState:
+class RecallOwnState(Action):
     """Find this rank's own state as of `step` updates, for the rollback. Raises StateLost."""
 
     step: int
 
 
 @dataclass(frozen=True)
-class RollBack:
+class RollBack(Action):
     """Put everything back to the order's step, and hand the own state to the buddy. Raises as Repair does."""
 
     order: Rejoin
 
 
 @dataclass(frozen=True)
-class Halt:
+class Halt(Action):
     """Stop the device: nothing of an attempt that has failed may go on behind the next one."""
 
 
 @dataclass(frozen=True)
-class PublishCheckpoint:
+class PublishCheckpoint(Action):
     """Make the checkpoint that waits for it complete: all ranks have written their parts."""
 
 
 @dataclass(frozen=True)
-class ClaimCheckpoints:
+class ClaimCheckpoints(Action):
     """From now on the checkpoints of this generation count, and not those of worlds before it."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class Save:
+class Save(Action):
     """Write an emergency checkpoint. Outcome: (path, error); error empty where it is written."""
 
     order: SaveCheckpoint
 
 
 @dataclass(frozen=True)
-class Flush:
+class Flush(Action):
     """Give what was posted a few seconds to arrive, before the process ends."""
 
 
-Action = (
-    AwaitOrder
-    | IgnoreOrder
-    | Train
-    | FindFailure
-    | Stop
-    | Inspect
-    | Clean
-    | Survey
-    | Join
-    | Post
-    | ReportFault
-    | JudgeFailure
-    | SetActivity
-    | BeginPhase
-    | EndPhase
-    | Rebuild
-    | Repair
-    | RecallOwnState
-    | RollBack
-    | Halt
-    | PublishCheckpoint
-    | ClaimCheckpoints
-    | Save
-    | Flush
-)
 Actions = Generator[Action, Any, Returned]  # is sent the outcome of each action, and returns `Returned` at its end

@@ -5,11 +5,14 @@ leaves it to the next one, who acts on it when the network may be good again; so
 remembered from the moment at which the deadline passed.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..controller.actions import Action, Send
 from ..controller.events import DeadlinePassed, Event
 from ..controller.world import NodeState
-from ..protocol.types import FaultKind
+from ..protocol.messages import ProbeProgress, ProgressReported
+from ..protocol.types import CONTROLLER, FaultKind, node_address
 
 if TYPE_CHECKING:
     from ..protocol.incidents import Incident
@@ -25,6 +28,8 @@ class Excuses:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._unheard: dict[float, frozenset[int]] = {}  # pids out of reach, by when a deadline passed
+        self._probed: dict[str, int] = {}  # agents that owe an answer to a probe of the step clocks
+        self._silent: dict[float, frozenset[str]] = {}  # agents that owed one, by when a deadline passed
         self._left: dict[str, float] = {}  # nodes that strays were first seen on after the job had left them
 
     def recorded(self, event: Event) -> None:
@@ -32,13 +37,22 @@ class Excuses:
         if isinstance(event, DeadlinePassed):
             unheard = frozenset(each.pid for each in self._world.living() if self._out_of_reach(each))
             self._unheard[self._world.timeline.now] = unheard
+            self._silent[self._world.timeline.now] = frozenset(self._probed)
+        elif isinstance(event, ProgressReported) and self._probed.get(node_address(event.node)) == event.probe:
+            del self._probed[node_address(event.node)]
+
+    def handled(self, actions: Sequence[Action]) -> None:
+        """The controller has handled an event; what it sends may not arrive."""
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.body, ProbeProgress):
+                self._probed[action.receiver] = action.body.probe
 
     def replacing(self, process: "Process", incident: "Incident") -> bool:
         """Whether there is a reason to replace this process, as far as the world can know."""
         if process.harmed or process.seat.agent.harmed or self._out_of_reach(process):
             return True
         return any(
-            "does not answer" in report.detail
+            (report.seen_by == CONTROLLER and self._owed_an_answer(process, incident))
             or (
                 report.kind is FaultKind.UNRESPONSIVE
                 and report.incarnation == process.incarnation
@@ -47,6 +61,11 @@ class Excuses:
             for report in incident.reports
             if report.rank == process.rank
         )
+
+    def _owed_an_answer(self, process: "Process", incident: "Incident") -> bool:
+        """Whether the agent of a process did not say in time, in this incident, what its ranks are doing."""
+        agent = node_address(process.seat.agent.name)
+        return any(at_s >= incident.began_s and agent in silent for at_s, silent in self._silent.items())
 
     def computing(self, process: "Process") -> bool:
         """Whether nobody can tell a process that it is not needed: its node counts as lost, or was left just now."""

@@ -120,6 +120,7 @@ class Watch:
             self._budgets_hold()
         orders = [action.body for action in actions if isinstance(action, Send)]
         self._nobody_is_killed_for_nothing(orders)
+        self._excuses.handled(actions)
         self.scaling.handled(event, before, actions)
         hardware_watch.check(self._world)
         holders = self._world.controller.machine.state.world.holders

@@ -22,6 +22,7 @@ from midstep.simulation.invariants import InvariantBroken
 from midstep.simulation.world import simulate
 
 MOST_SEEDS = 12_000
+CODE_PARTS = ("co_code", "co_consts", "co_names")  # in which a function that was broken differs
 FOCUSES = (None, Phase.RESUMING, Phase.SAVING, Phase.REJOINING)  # in turn: where faults wait in a job
 
 
@@ -297,6 +298,18 @@ MUTANTS = (
         "            pass\n",
     ),
     Mutant(
+        "drop the gradients at the broken barrier",
+        "midstep.processor.rank_loop",
+        "(yield act.Inspect()))  # and nothing is dropped",
+        "(yield act.Clean()))  # and nothing is dropped",
+    ),
+    Mutant(
+        "be ready though the way back has failed",
+        "midstep.processor.rank_loop",
+        "        if failed:\n",
+        "        if False:\n",
+    ),
+    Mutant(
         "act before it is recorded",
         "midstep.simulation.controller",
         "        self.journal.append((event, now, sender, session, number))\n",
@@ -326,10 +339,7 @@ def applied(mutant: Mutant) -> Iterator[None]:
     exec(compile(source.replace(mutant.old, mutant.new), str(module.__file__), "exec"), namespace)
     changed = {}
     for function, broken in _pairs(vars(module), namespace):
-        if (
-            function.__code__.co_code != broken.__code__.co_code
-            or function.__code__.co_consts != broken.__code__.co_consts
-        ):
+        if any(getattr(function.__code__, part) != getattr(broken.__code__, part) for part in CODE_PARTS):
             changed[function] = function.__code__
             function.__code__ = broken.__code__
     try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -11,6 +12,7 @@ from midstep.processor.rank_loop import GIVEN_UP, RankLoop
 from midstep.processor.session import Order, Session, Stage
 from midstep.processor.standing import Standing
 from midstep.processor.step_order import StepOrder
+from midstep.processor.train_thread import TrainThread
 from midstep.protocol.errors import CommunicatorAborted, LinkUpFailed, StateLost
 from midstep.protocol.messages import (
     CheckpointSaved,
@@ -34,6 +36,7 @@ from midstep.protocol.types import (
     RestoreSource,
     StepReport,
 )
+from midstep.simulation.rank_thread import RankThread
 
 RANK, STEP, SECONDS = 3, 5, 0.25
 
@@ -289,3 +292,10 @@ def test_only_the_first_step_after_a_resume_is_told() -> None:
     rank.also[act.Train] = lambda: told.extend(rank.loop.commits_first_step() for _ in range(2))
     rank.play()
     assert told == [True, False]
+
+
+def test_every_action_is_carried_out_in_a_process_and_in_a_played_one() -> None:
+    every = set(Action.__subclasses__())
+    played = RankThread(MagicMock())
+    assert set(TrainThread._ways_to_carry_out(MagicMock())) == every
+    assert {*played._at_once, *played._in_time} == every

@@ -97,6 +97,7 @@ def test_a_boundary_and_a_quiesce_keep_a_step_from_beginning(rank: Rank) -> None
     rank.wishes.boundary = 0
     with pytest.raises(Interrupted):
         rank.order.begin()
+    assert rank.order.at_boundary
     rank.wishes.boundary, rank.wishes.stop = None, True
     with pytest.raises(Interrupted):
         rank.order.begin()
