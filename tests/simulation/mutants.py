@@ -310,6 +310,18 @@ MUTANTS = (
         "        if False:\n",
     ),
     Mutant(
+        "join before the rank is handed over",
+        "midstep.processor.rank_loop",
+        "        while self._early:\n",
+        "        while False:\n",
+    ),
+    Mutant(
+        "clean nothing",
+        "midstep.processor.rank_loop",
+        "        self._standing.strike((yield act.Clean()))\n",
+        "        yield act.Inspect()\n",
+    ),
+    Mutant(
         "act before it is recorded",
         "midstep.simulation.controller",
         "        self.journal.append((event, now, sender, session, number))\n",
