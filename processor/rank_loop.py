@@ -30,7 +30,7 @@ GIVEN_UP = "the step is given up"
 
 
 class RankLoop:
-    """One process's. `early`: the rank is another process's until the controller says so, which speaks in its name."""
+    """The loop of one process. `early`: another process holds the rank, and speaks for it, up to the first Quiesce."""
 
     def __init__(self, session: Session, standing: Standing, steps: StepOrder, *, early: bool = False) -> None:
         self._session = session
@@ -107,7 +107,7 @@ class RankLoop:
         return order
 
     def _train(self, order: Resume) -> Actions[None]:
-        """Have the train function called once; settle what follows from how it is left."""
+        """Have the train function called once, and follow from how it was left."""
         session = self._session
         session.reach(Stage.TRAINING)
         self._first_step = True
