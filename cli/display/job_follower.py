@@ -37,7 +37,7 @@ class JobFollower:
     def _compare(self, status: JobStatus) -> None:
         if status.phase != self._phase and not status.incidents:
             self._phase = status.phase
-            self._say(Text(f"{status.phase} (generation {status.generation})"))
+            self._say_line(Text(f"{status.phase} (generation {status.generation})"))
         for incident in status.incidents:
             self._incident(incident)
 
@@ -47,7 +47,7 @@ class JobFollower:
             if before is not None and _same_course(before, decision):
                 continue
             reason = telling_line(decision.reason, REASON_CHARACTERS)
-            self._say(
+            self._say_line(
                 Text(f"incident {incident.number}", style="bold").append(f": {decision.rung} - {reason}", "not bold")
             )
         self._decisions[incident.number] = len(incident.decisions)
@@ -63,7 +63,11 @@ class JobFollower:
         else:
             ended = telling_line(incident.ended_reason, REASON_CHARACTERS)
             line.append(str(incident.outcome), style="red").append(f": {ended}")
-        self._say(line)
+        self._say_line(line)
+
+    def _say_line(self, text: Text) -> None:
+        """Say one line, whatever a status holds: a line break in it must not begin a line that looks like another."""
+        self._say(Text(" ").join(text.split()))
 
 
 def _same_course(before: Decision, decision: Decision) -> bool:

@@ -46,3 +46,9 @@ def test_a_decision_with_more_reports_behind_it_is_not_said_again(monkeypatch: p
         "incident 1: reschedule_pod - ranks 1, 2 ended: all processes are started anew",
         "incident 1: dismissed: it was nothing",
     ]
+
+
+def test_a_line_break_in_a_status_begins_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of the terminal is what midstep says, never what somebody has put into a status."""
+    forged = JobStatus("job", 0.0, "stopped\nJob gpt: FINISHED with exit code 0", 1, 1, 10, 0.1, (), (), (), ())
+    assert lines_of(monkeypatch, forged) == ["stopped Job gpt: FINISHED with exit code 0 (generation 1)"]
