@@ -18,6 +18,7 @@ import msgspec
 import psutil
 import zmq
 
+from ..platforms.processes import ChildReaper
 from ..protocol.discovery import GIVE_UP_S, read_endpoint
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
@@ -38,13 +39,12 @@ from ..protocol.messages import (
 from ..protocol.run_directories import Fate, remove_abandoned
 from ..protocol.transport import DealerSocket
 from ..protocol.types import Injury, JobSettings, JobSpec, node_address
-from .children import Children
-from .heart import Heart
-from .kernel import adopt_orphans
-from .nursery import Nursery
+from .heartbeat import Heartbeat
+from .linux import adopt_orphans
 from .ranks import RankHost
 from .relay import Relay, listen
 from .store_host import StoreHost
+from .warm_pool import WarmPool
 
 RETRY_MAX_S = 2.0
 LAST_WORDS_S = 0.5  # for reports that are still unacknowledged when the agent leaves
@@ -81,9 +81,9 @@ class Agent:
         address = node_address(options.node)
         keys = JobKeys.load_client(options.keys, address)
         adopt_orphans()
-        self._children = Children()
-        self._nursery = Nursery(os.environ, self._children)
-        self._store = StoreHost(options.host, self._nursery, on_moved=self._store_moved, on_failed=self._store_failed)
+        self._reaper = ChildReaper()
+        self._pool = WarmPool(os.environ, self._reaper)
+        self._store = StoreHost(options.host, self._pool, on_moved=self._store_moved, on_failed=self._store_failed)
         router = listen(str(self._folder / "agent.sock"), self._context)
         self._link = ControllerLink(
             Mailbox(
@@ -99,20 +99,20 @@ class Agent:
             on_foreign=self._foreign,
             lookup=partial(read_endpoint, self._folder.parent),
         )
-        self._ranks = RankHost(options.node, router.endpoint, self._nursery, post=self._link.post)
+        self._ranks = RankHost(options.node, router.endpoint, self._pool, post=self._link.post)
         self._relay = Relay(router, oldest_session=self._ranks.oldest_session, forward=self._link.forward)
-        self._heart = Heart(options.node, self._ranks, post=self._link.post)
+        self._heartbeat = Heartbeat(options.node, self._ranks, post=self._link.post)
         router.attach(asyncio.get_running_loop(), self._relay.received)
 
     async def run(self) -> int:
         """Serve until the job ends, the launcher ends, or a signal comes; then end everything. Returns an
         exit status.
         """
-        self._nursery.start()
+        self._pool.start()
         self._store.start()
         self._listen_for_the_end()
         self._link.post(self._joined())
-        self._heart.start(self._settings)
+        self._heartbeat.start(self._settings)
         await self._end.wait()
         _log.info("%s ends: %s", self._options.node, self._ending)
         await self._leave()
@@ -127,7 +127,7 @@ class Agent:
             case IntroduceNode():
                 self._join()
             case StartProcess() as order:
-                self._heart.forget(order.rank)
+                self._heartbeat.forget(order.rank)
                 self._ranks.start(order)
             case StopProcess() as order:
                 self._ranks.stop(order)
@@ -143,7 +143,7 @@ class Agent:
             case ArmFault(fault=fault) if fault.injury is Injury.KILL_NODE:
                 self._die()
             case ArmFault(fault=fault):
-                self._ranks.hurt(fault)
+                self._ranks.inject(fault)
             case EndJob(reason=reason):
                 self._begin_end(f"the job is over: {reason}")
             case other:
@@ -155,14 +155,14 @@ class Agent:
     def _welcome(self, job: JobSpec) -> None:
         self._settings = job.settings
         directory = job.working_directory if job.is_module else str(Path(job.command[0]).parent)
-        self._nursery.configure(
+        self._pool.configure(
             {**os.environ, **job.environment},
             job.settings.preload,
             tuple(dict.fromkeys((str(Path(job.working_directory) / directory), job.working_directory))),
             warm=job.settings.warm_standby,
         )
         self._ranks.welcome(job)
-        self._heart.start(job.settings)
+        self._heartbeat.start(job.settings)
 
     def _join(self) -> None:
         """A controller that was not known, or that had given this node up: it must learn what runs here."""
@@ -216,9 +216,9 @@ class Agent:
             self._ranks.kill_all()  # asked twice: no more grace
 
     async def _leave(self) -> None:
-        self._heart.close()
+        self._heartbeat.close()
         await self._ranks.end_all(self._settings.stop_grace_s)
-        self._nursery.close()
+        self._pool.close()
         self._store.close()
         await self._say_last_words()
         self._link.close()
@@ -226,7 +226,7 @@ class Agent:
         self._context.term()
         self._ranks.close()
         await _kill_leftovers()
-        self._children.close()
+        self._reaper.close()
         with contextlib.suppress(OSError):  # not ours alone, or gone with the run directory
             self._folder.rmdir()
         if self._options.life_fd is not None and os.getppid() != self._launcher:

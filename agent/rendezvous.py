@@ -1,21 +1,56 @@
-"""Gives `init_process_group()` a fresh prefix in the rendezvous store for every restart of the world.
+"""The rendezvous store inside processes: serving it, and a prefix of its own for every generation that reads it.
 
-torch's `env://` rendezvous uses the agents' store as it is. After a restart it would read there where the
-dead ranks listened, and fail to connect. Scripts that know nothing of midstep get their own corner of the
-store this way.
+torch's `env://` rendezvous uses the agents' store as it is. After a restart of the world it would read the addresses
+of processes that have ended, and fail to connect. A script that does not use midstep gets its own part of the store by
+the prefix.
 """
 
 import contextlib
 import hashlib
 import importlib
+import os
+import socket
 from collections.abc import Iterator
-from typing import Any
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from . import channel
+from .linux import name_process
+
+STORE_S = 300.0  # timeout of the store's own client in its process, for which nothing waits
+_PINGED = "midstep/ping"
+
+
+def serve_store(assignment: channel.ServeStore, listener: int, end: socket.socket) -> NoReturn:
+    """Serve a torch TCPStore on the socket that the agent has bound, until the agent ends this process.
+
+    A ping on `end` is answered after the store has answered this process's own client.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from ..communicators.dns import disable_dns_in_this_process
+
+    name_process("midstep-store")
+    disable_dns_in_this_process()
+    store = TCPStore(
+        assignment.host,
+        assignment.port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=STORE_S),
+        master_listen_fd=listener,
+    )
+    end.setblocking(True)
+    while channel.receive(end) is not None:
+        store.check([_PINGED])
+        channel.send(end, channel.Pong())
+    os._exit(os.EX_OK)
 
 
 def separate_generations(generation: int, secret: str) -> None:
-    """Put what `env://` rendezvous of this process write under a prefix of `generation`. Without torch: nothing.
+    """Prefix all keys that this process's `env://` rendezvous writes with `generation`. Without torch: do nothing.
 
-    The prefix is made of the generation's `secret`, so that others cannot know it before it is used.
+    The prefix is derived from the generation's `secret`, so that a stranger cannot know it in advance.
     """
     prefix = hashlib.blake2b(f"midstep/g{generation}/env/{secret}".encode(), digest_size=16).hexdigest()
     with contextlib.suppress(ImportError):

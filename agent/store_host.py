@@ -1,9 +1,7 @@
-"""Keeps the node's rendezvous store: a process of its own, so that no training process takes it along when it
-dies.
+"""The agent's side of the rendezvous store, which runs in a process of its own: no training process takes it along.
 
-The agent holds the listening socket. When the store's process dies, the next one serves the same port, and
-who connects in between waits for it instead of being refused; what the store held is gone, which the
-controller is told.
+The agent holds the listening socket. When the store's process ends, the next one serves the same port, and a connection
+made in between waits instead of being refused. What the store held is lost, which is reported to the controller.
 """
 
 import asyncio
@@ -15,15 +13,15 @@ from collections.abc import Callable
 from ..platforms.processes import WatchedProcess
 from ..protocol.errors import AgentError
 from ..protocol.types import StoreEndpoint
-from . import orders
-from .nursery import UP_S, Nursery
-from .standbys import Standby, receive
+from . import channel
+from .fork_server_host import receive
+from .warm_pool import UP_S, IdleProcess, WarmPool
 from .watchdog import ANSWER_S, Watchdog
 
 BACKLOG = 1024
-YOUNG_S = 5.0
-RETRY_S = 0.5  # times the losses in a row, less one
-MAX_LOST_YOUNG = 5  # in a row; then something is wrong with the node
+EARLY_EXIT_S = 5.0  # a process that has served for longer did not fail at its start
+RETRY_S = 0.5  # times the early exits in a row, less one
+MAX_EARLY_EXITS = 5  # in a row; then something is wrong with the node
 
 _log = logging.getLogger(__name__)
 
@@ -34,12 +32,12 @@ class StoreHost:
     def __init__(
         self,
         host: str,
-        nursery: Nursery,
+        pool: WarmPool,
         *,
         on_moved: Callable[[], None],
         on_failed: Callable[[str], None],
     ) -> None:
-        self._nursery = nursery
+        self._pool = pool
         self._on_moved = on_moved
         self._on_failed = on_failed
         self._process: WatchedProcess | None = None
@@ -47,7 +45,7 @@ class StoreHost:
         self._watching: asyncio.Task[None] | None = None
         self._started_s = 0.0
         self._served_before = False
-        self._lost_young = 0
+        self._early_exits = 0
         self._closed = False
         try:
             self._listener = socket.create_server((host, 0), backlog=BACKLOG)
@@ -56,12 +54,12 @@ class StoreHost:
         self.endpoint = StoreEndpoint(host=host, port=self._listener.getsockname()[1])
 
     def start(self) -> None:
-        """Start the store's process, soon."""
+        """Begin to start the store's process."""
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
     @property
     def pid(self) -> int | None:
-        """The store's process; None while there is none."""
+        """The pid of the store's process; None while there is none."""
         return self._process.pid if self._process is not None and self._process.alive else None
 
     def close(self) -> None:
@@ -77,24 +75,23 @@ class StoreHost:
 
     async def _start(self) -> None:
         try:
-            # One that ends at once must not take a core.
-            await asyncio.sleep(RETRY_S * max(0, self._lost_young - 1))
-            standby = await self._nursery.take(early=True)
-            self._process = self._give(standby)
+            # One that fails at its start again and again must not keep a core busy.
+            await asyncio.sleep(RETRY_S * max(0, self._early_exits - 1))
+            self._process = self._assign(await self._pool.take(early=True))
         except AgentError as error:
-            self._lost(f"could not be started: {error}")
+            self._restart(f"cannot be started: {error}")
             return
         self._started_s = time.monotonic()
         if self._served_before:
             self._on_moved()
         self._served_before = True
 
-    def _give(self, standby: Standby) -> WatchedProcess:
-        """Have a standby serve the store, and watch it."""
-        order = orders.StoreOrder(host=self.endpoint.host, port=self.endpoint.port)
-        end, theirs = orders.channel()
+    def _assign(self, idle: IdleProcess) -> WatchedProcess:
+        """Have an idle process serve the store, and watch it. Raises AgentError when it has exited."""
+        assignment = channel.ServeStore(host=self.endpoint.host, port=self.endpoint.port)
+        end, theirs = channel.pair()
         try:
-            process = standby.order(order, (self._listener.fileno(), theirs.fileno()), self._ended)
+            process = idle.assign(assignment, (self._listener.fileno(), theirs.fileno()), self._exited)
         except AgentError:
             end.close()
             raise
@@ -105,34 +102,37 @@ class StoreHost:
         self._watching = asyncio.get_running_loop().create_task(_watch(process, end))
         return process
 
-    def _ended(self, status: int) -> None:
+    def _exited(self, status: int) -> None:
         if not self._closed:
-            if time.monotonic() - self._started_s > YOUNG_S:
-                self._lost_young = 0
-            self._lost(f"ended with status {status}")
+            if time.monotonic() - self._started_s > EARLY_EXIT_S:
+                self._early_exits = 0
+            self._restart(f"ended with status {status}")
 
-    def _lost(self, how: str) -> None:
+    def _restart(self, how: str) -> None:
         if self._closed:
             return
-        self._lost_young += 1
-        if self._lost_young >= MAX_LOST_YOUNG:
-            self._on_failed(f"the rendezvous store {how}, {MAX_LOST_YOUNG} times in a row; is torch installed?")
+        self._early_exits += 1
+        if self._early_exits >= MAX_EARLY_EXITS:
+            self._on_failed(
+                f"the rendezvous store {how}, {MAX_EARLY_EXITS} times in a row. Check that torch can be imported on "
+                "this node"
+            )
             return
-        _log.warning("the rendezvous store %s; starting it anew", how)
+        _log.warning("the rendezvous store %s; starting it again at the same port", how)
         self.start()
 
 
 async def _watch(process: WatchedProcess, end: socket.socket) -> None:
-    """Watch a store's process until it ends. It answers when the store has answered it."""
+    """Ping a store's process until it exits, and kill it when it does not answer."""
     end.setblocking(False)
-    ping = orders.Ping()
-    watchdog = Watchdog("the rendezvous store", process, lambda: orders.send(end, ping), answer_s=UP_S)
+    ping = channel.Ping()
+    watchdog = Watchdog("the rendezvous store", process, lambda: channel.send(end, ping), answer_s=UP_S)
     try:
         while await receive(end) is not None:
             watchdog.answered()
             watchdog.answer_s = ANSWER_S  # torch is imported
     except (AgentError, OSError) as error:
-        _log.warning("the rendezvous store cannot be heard: %s", error)
+        _log.warning("the channel of the rendezvous store's process cannot be read: %s", error)
     finally:
         watchdog.close()
         end.close()

@@ -1,8 +1,8 @@
-"""Notices a process of the agent's that is alive and does nothing, and kills it.
+"""Watchdog of an agent's fork server and store: kills a process that is alive and does nothing.
 
-The end of a process is seen at once; that it stands still is not. One that was stopped (SIGSTOP, a debugger) or hangs
-keeps its place all the same: a zygote from which no process comes, a store that answers no rank. Killed, it is replaced
-as any other that has ended.
+The exit of a process is seen at once; that it hangs is not. One that was stopped (SIGSTOP, a debugger) or hangs would
+keep its place: a fork server that forks nothing, a store that answers no rank. Once killed, it is replaced as any other
+that has exited.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ..platforms.processes import WatchedProcess
 from ..protocol.errors import AgentError
-from .kernel import is_stopped
+from .linux import is_stopped
 
 CHECK_S = 1.0
 ANSWER_S = 10.0  # a busy machine takes its time
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Watches one process until it ends. `ping` asks for a sign of life, which its owner hands in by `answered`."""
+    """Watches one process until it exits. `ping` asks it for an answer, which its owner reports by `answered`."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Watchdog:
         answer_s: float = ANSWER_S,
         check_s: float = CHECK_S,
     ) -> None:
-        """Begin, in the running loop. `answer_s`: how long an answer may take; its owner may change it."""
+        """Start watching, in the running loop. `answer_s`: how long an answer may take; its owner may change it."""
         self.answer_s = answer_s
         self._name = name
         self._process = process
@@ -43,7 +43,7 @@ class Watchdog:
         self._task = asyncio.get_running_loop().create_task(self._watch())
 
     def answered(self) -> None:
-        """Take note of a sign of life."""
+        """Take note of an answer."""
         self._asked, self._unanswered_s = False, 0.0
 
     def close(self) -> None:
@@ -53,21 +53,21 @@ class Watchdog:
     async def _watch(self) -> None:
         while self._process.alive:
             await asyncio.sleep(self._check_s)
-            trouble = self._trouble()
-            if trouble is not None and self._process.alive:
-                _log.error("%s, process %d, %s; it is killed and replaced", self._name, self._process.pid, trouble)
+            failure = self._failure()
+            if failure is not None and self._process.alive:
+                _log.error("%s, process %d, %s; it is killed and replaced", self._name, self._process.pid, failure)
                 self._process.kill()
                 return
 
-    def _trouble(self) -> str | None:
+    def _failure(self) -> str | None:
         if is_stopped(self._process.pid):
             return "is stopped"
-        # Counted in checks and not by the clock: an agent that was held up itself first reads what came meanwhile.
+        # Counted in checks and not by the clock: an agent that did not run itself first reads what came meanwhile.
         self._unanswered_s += self._check_s if self._asked else 0.0
         if self._unanswered_s > self.answer_s:
             return f"has not answered for {self.answer_s:g} s"
         if not self._asked:
             self._asked = True
-            with contextlib.suppress(AgentError):  # its queue is full, or it is gone: both are seen elsewhere
+            with contextlib.suppress(AgentError):  # its queue is full, or it has exited: both are seen elsewhere
                 self._ping()
         return None

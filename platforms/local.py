@@ -34,7 +34,7 @@ from .processes import WatchedProcess
 
 RETRY_MAX_S = 2.0
 KILLED_S = 5.0
-SERVICES = {"midstep-zygote", "midstep-standby", "midstep-store"}  # what an agent keeps for itself
+SERVICES = {"midstep-forksrv", "midstep-idle", "midstep-store"}  # what an agent keeps for itself
 
 _log = logging.getLogger(__name__)
 

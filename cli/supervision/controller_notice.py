@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ...agent.kernel import is_stopped
+from ...agent.linux import is_stopped
 
 NOTICE_NAME = "controller.json"
 _SIZE_BYTES = 2048  # within one page, so that a reader sees one notice or the next

@@ -11,7 +11,7 @@ from typing import IO, Self
 
 import msgspec
 
-from ...agent.kernel import die_with_parent
+from ...agent.linux import die_with_parent
 from ...controller.keepalive import SERVING
 from .running_time import TICK_S
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from ...agent.kernel import die_with_parent
+from ...agent.linux import die_with_parent
 from ...detectors.files import Sign
 from ...detectors.reporter import FaultReporter
 from ...platforms.log_files import open_log

@@ -32,20 +32,20 @@ print("served", flush=True)
 
 @pytest.mark.chaos
 @attack(
-    "the store's process of a node, its zygote and its standby are stopped with SIGSTOP",
+    "the store's process of a node, its fork server and its idle process are stopped with SIGSTOP",
     holds="the agent kills and replaces them; the store serves the same port, the controller hears of it, ranks start",
     reads="in the agent's log: which process is stopped, killed and replaced",
 )
 def test_stopped_processes_of_an_agent_are_replaced(play: Play) -> None:  # noqa: F811
-    """A standby is asked for a sign of life before it gets its order, the others all the time."""
+    """An idle process is asked for a sign of life before it gets its order, the others all the time."""
 
     async def scenario(site: Any) -> None:
         joined = await site.agent()
         site.welcome(STORE)
-        await site.eventually(lambda: bool(site.below("standby")), "a standby")
+        await site.eventually(lambda: bool(site.below("idle")), "an idle process")
         beats = len(site.controller.all(NodeHeartbeat))
         await site.eventually(lambda: len(site.controller.all(NodeHeartbeat)) > beats + 3, "it to be kept")
-        stopped = {each.pid: each for name in ("standby", "zygote", "store") for each in site.below(name)}
+        stopped = {each.pid: each for name in ("idle", "forksrv", "store") for each in site.below(name)}
         assert len(stopped) == 3
         for each in stopped.values():
             each.suspend()
@@ -56,7 +56,7 @@ def test_stopped_processes_of_an_agent_are_replaced(play: Play) -> None:  # noqa
         assert (await site.started(0)).process.pid not in stopped
         assert (await site.exited(0)).status == 0
         assert "served" in site.log(0)
-        await site.eventually(lambda: bool(site.below("zygote")), "another zygote")
+        await site.eventually(lambda: bool(site.below("forksrv")), "another fork server")
         await site.eventually(lambda: not any(each.is_running() for each in stopped.values()), "the end of all three")
         log = (site.root / "node0.log").read_text()
         assert log.count("is stopped; it is killed and replaced") == 2
@@ -92,7 +92,7 @@ def watched(answers: bool, *, stop: bool = False, seconds: float = 20.0) -> int 
 
 
 @attack(
-    "a store or zygote runs and does not answer its agent",
+    "a store or fork server runs and does not answer its agent",
     holds="it is killed when the time for an answer is over, and replaced",
     reads="in the agent's log: which process has not answered for how long",
 )

@@ -121,7 +121,7 @@ def test_a_job_without_a_reader_ends_well(seen: Seen) -> None:
     holds="no value of `--env-file FILE` or `--env NAME` is on a command line of the job, and the ranks have them",
 )
 def test_no_command_line_of_a_job_has_a_secret(seen: Seen) -> None:
-    """Launcher, controller, agent, zygote, store and rank."""
+    """Launcher, controller, agent, fork server, store and rank."""
     assert len(seen.command_lines) >= 5, seen.command_lines
     assert not [line for line in seen.command_lines if "c0ffee" in line]
     assert seen.written.read_text() == " ".join(SECRETS.values())

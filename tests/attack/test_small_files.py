@@ -158,16 +158,16 @@ def test_a_log_that_cannot_be_read_does_not_stop_the_others_from_being_shown(tmp
 
 def test_an_order_without_a_descriptor_for_it_is_an_agents_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent at its limit of open files reports a start that failed, and lives."""
-    from midstep.agent import orders
+    from midstep.agent import channel
     from midstep.protocol.blackbox import BlackBox
 
     def exhausted(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "memfd_create", exhausted)
-    ours, theirs = orders.channel()
+    ours, theirs = channel.pair()
     with ours, theirs, pytest.raises(AgentError, match="Too many open files"):
-        orders.send(ours, orders.StandbyUp(1))
+        channel.send(ours, channel.ProcessIdle(1))
     with pytest.raises(AgentError, match="no shared memory for the black box of rank 3"):
         BlackBox.create(3, 4096)
 

@@ -57,8 +57,8 @@ class Strike(enum.Enum):
     STOP_RANK = "rank stopped"
     KILL_CONTROLLER = "controller killed"
     STOP_CONTROLLER = "controller stopped"  # for PAUSE_S
-    KILL_ZYGOTE = "fork server killed"
-    KILL_STANDBY = "standby killed"
+    KILL_FORK_SERVER = "fork server killed"
+    KILL_IDLE = "idle process killed"
     KILL_STORE = "store killed"
     STOP_STORE = "store stopped"
     KILL_AGENT = "agent killed"
@@ -70,8 +70,8 @@ OFTEN = {
     Strike.STOP_RANK: 6,
     Strike.KILL_CONTROLLER: 8,
     Strike.STOP_CONTROLLER: 4,
-    Strike.KILL_ZYGOTE: 8,
-    Strike.KILL_STANDBY: 6,
+    Strike.KILL_FORK_SERVER: 8,
+    Strike.KILL_IDLE: 6,
     Strike.KILL_STORE: 4,
     Strike.STOP_STORE: 2,
     Strike.KILL_AGENT: 4,
@@ -79,8 +79,8 @@ OFTEN = {
 NAMES = {
     Strike.KILL_RANK: "midstep-r",
     Strike.STOP_RANK: "midstep-r",
-    Strike.KILL_ZYGOTE: "midstep-zygote",
-    Strike.KILL_STANDBY: "midstep-standby",
+    Strike.KILL_FORK_SERVER: "midstep-forksrv",
+    Strike.KILL_IDLE: "midstep-idle",
     Strike.KILL_STORE: "midstep-store",
     Strike.STOP_STORE: "midstep-store",
 }
@@ -194,8 +194,8 @@ def struck_again_and_again(start_job: StartJob, kills: int, apart: int, wander_s
 
 
 @attack(
-    "ranks, controller, rendezvous store, fork server, standbys and agents are killed (SIGKILL) or stopped (SIGSTOP), "
-    "twelve times at random moments of one job",
+    "ranks, controller, rendezvous store, fork server, idle processes and agents are killed (SIGKILL) or stopped "
+    "(SIGSTOP), twelve times at random moments of one job",
     holds="losses, parameters and optimizer state are those of an undisturbed run, bit for bit; nothing is left behind",
     reads="an incident for each that hurt a rank, all resumed",
 )

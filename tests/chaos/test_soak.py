@@ -21,7 +21,7 @@ pytestmark = pytest.mark.chaos
 SURVIVOR = 0
 FIRST = 4  # step of the first kill
 EVERY = 2  # steps from kill to kill
-SETTLED_S = 8.0  # until standbys that were taken are replaced, and threads without work have ended
+SETTLED_S = 8.0  # until idle processes that were taken are replaced, and threads without work have ended
 READINGS, BETWEEN_READINGS_S = 5, 0.3
 # Gloo can fail to tell a collective that its connection is gone. The collective then stays until this limit, and the
 # group it belongs to cannot be destroyed before: a thread that waits in it, and one that waits for that one.
@@ -118,13 +118,13 @@ def sizes_of(job: Job) -> dict[str, Size]:
         if "midstep.cli.agent" in agent.cmdline():
             node = agent.cmdline()[agent.cmdline().index("--node") + 1]
             found[f"agent of {node}"] = agent
-            found |= {f"zygote of {node}": child for child in agent.children() if is_zygote(child)}
+            found |= {f"fork server of {node}": child for child in agent.children() if is_fork_server(child)}
     return {name: size_of(process) for name, process in found.items()}
 
 
-def is_zygote(process: psutil.Process) -> bool:
-    """Tell the zygote from its forks, which lead sessions of their own."""
-    return "midstep.agent.zygote" in process.cmdline() and os.getsid(process.pid) != process.pid
+def is_fork_server(process: psutil.Process) -> bool:
+    """Tell the fork server from its forks, which lead sessions of their own."""
+    return "midstep.agent.fork_server" in process.cmdline() and os.getsid(process.pid) != process.pid
 
 
 def size_of(process: psutil.Process) -> Size:

@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from midstep.agent.zygote import PRELOAD_STORE
+from midstep.agent.fork_server import PRELOAD_STORE
 from midstep.protocol import environment as names
 from midstep.protocol.codec import decode, encode
 from midstep.protocol.keys import JobKeys
@@ -224,7 +224,7 @@ class Site:
         return found
 
     def below(self, name: str, node: str = "node0") -> list[psutil.Process]:
-        """Find the agent's children by what they are: zygote, store, standby, r0, r1, ..."""
+        """Find the agent's children by what they are: forksrv, store, idle, r0, r1, ..."""
         children = psutil.Process(self.agents[node].pid).children()
         found = []
         for child in children:

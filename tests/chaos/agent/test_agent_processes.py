@@ -1,4 +1,4 @@
-"""Training processes: started warm or cold, watched, replaced and hurt, as the controller says."""
+"""Training processes: started warm or cold, watched, replaced and killed, as the controller says."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ sys.exit(7)
 """
 
 
-def test_a_rank_is_forked_from_the_zygote_as_if_python_had_run_its_script(play: Play) -> None:
+def test_a_rank_is_forked_from_the_fork_server_as_if_python_had_run_its_script(play: Play) -> None:
     async def scenario(site: Any) -> None:
         await site.agent()
         site.welcome(SHOW, environment={"FROM_JOB": "yes"})
@@ -200,7 +200,7 @@ def test_a_preloaded_module_that_starts_a_thread_is_left_out(play: Play) -> None
     play(scenario)
 
 
-def test_without_warm_standby_processes_start_cold(play: Play) -> None:
+def test_without_a_warm_pool_processes_start_cold(play: Play) -> None:
     async def scenario(site: Any) -> None:
         await site.agent()
         site.welcome("import sys; print('ran')", settings=JobSettings(warm_standby=False))
@@ -381,7 +381,7 @@ def test_armed_faults_kill_and_stop_the_rank_they_name(play: Play) -> None:
     play(scenario)
 
 
-def test_a_killed_zygote_is_replaced_and_nobody_waits_for_it(play: Play) -> None:
+def test_a_killed_fork_server_is_replaced_and_nobody_waits_for_it(play: Play) -> None:
     async def scenario(site: Any) -> None:
         gate = site.root / "gate"
         gate.touch()
@@ -393,22 +393,22 @@ def test_a_killed_zygote_is_replaced_and_nobody_waits_for_it(play: Play) -> None
         site.start(0)
         assert (await site.started(0)).warm
         await site.exited(0)
-        await site.eventually(lambda: site.below("standby"), "a standby")
-        [killed], [standby] = site.below("zygote"), site.below("standby")
-        gate.unlink()  # the next zygote is not ready before the test says so
+        await site.eventually(lambda: site.below("idle"), "an idle process")
+        [killed], [idle] = site.below("forksrv"), site.below("idle")
+        gate.unlink()  # the next fork server is not ready before the test says so
         killed.kill()
-        standby.kill()
-        await site.mentions("the zygote ended with status -9")
-        await site.eventually(lambda: not psutil.pid_exists(standby.pid), "the agent to see that the standby ended")
+        idle.kill()
+        await site.mentions("the fork server ended with status -9")
+        await site.eventually(lambda: not psutil.pid_exists(idle.pid), "the agent to see that the idle process ended")
         site.start(1)
 
         assert not (await site.started(1)).warm
         assert (await site.exited(1)).status == 0
         gate.touch()
-        await site.eventually(lambda: site.below("standby"), "a new standby")
+        await site.eventually(lambda: site.below("idle"), "a new idle process")
         site.start(0, incarnation=1)
         assert (await site.started(0, incarnation=1)).warm
         assert (await site.exited(0, incarnation=1)).status == 0
-        assert [zygote.pid for zygote in site.below("zygote")] != [killed.pid]
+        assert [server.pid for server in site.below("forksrv")] != [killed.pid]
 
     play(scenario)

@@ -16,7 +16,7 @@ LAG_S = 0.05  # a loop that is later than this was held up
 _Post = Callable[..., None]
 
 
-class Heart:
+class Heartbeat:
     """Beats in the running loop from `start` to `close`. `post(message, reliable=...)` sends to the
     controller.
     """

@@ -27,7 +27,7 @@ def adopt_orphans() -> None:
 
 
 def name_process(name: str) -> None:
-    """Give this process the short name that `ps -o comm` and `top` show: a fork looks like its zygote else."""
+    """Give this process the short name that `ps -o comm` and `top` show: a fork looks like its fork server else."""
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:_NAME_BYTES]))
 
 

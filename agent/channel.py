@@ -1,0 +1,121 @@
+"""Messages between an agent, its fork server and the processes it forks, and the socket pair that carries them.
+
+The sockets keep messages whole. The bytes of a message lie in a memfd whose descriptor is passed first, so that an
+environment of any size fits. The other descriptors of the message follow it.
+"""
+
+import os
+import socket
+
+import msgspec
+
+from ..protocol.errors import AgentError
+
+MAX_FDS = 4
+CHANNEL_FD = 3  # where a spawned process finds its end
+
+
+class ForkProcess(msgspec.Struct, frozen=True, tag=True):
+    """To the fork server: fork an idle process that listens on the passed socket."""
+
+
+class Preload(msgspec.Struct, frozen=True, tag=True):
+    """To the fork server: import these modules too, looking in `paths` as the user's script will."""
+
+    modules: tuple[str, ...]
+    paths: tuple[str, ...]
+
+
+class ModulesImported(msgspec.Struct, frozen=True, tag=True):
+    """From the fork server: it has imported what it was told to. More than one thread makes a fork unsafe."""
+
+    threads: int
+    failed: tuple[str, ...] = ()  # what could not be imported, and why
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """To a fork server, idle process or store: answer with Pong."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Ping. A store's process queries the store before it answers."""
+
+
+class ProcessIdle(msgspec.Struct, frozen=True, tag=True):
+    """From an idle process: it is the agent's child, dies with the agent, and waits for its assignment."""
+
+    pid: int
+
+
+class RunProgram(msgspec.Struct, frozen=True, tag=True):
+    """To an idle process: become a training process. Descriptors: black box, log file."""
+
+    command: tuple[str, ...]
+    is_module: bool
+    no_python: bool
+    environment: dict[str, str]
+    working_directory: str
+
+
+class ServeStore(msgspec.Struct, frozen=True, tag=True):
+    """To an idle process: serve a rendezvous store. Descriptors: the listening socket, a channel for pings."""
+
+    host: str
+    port: int
+
+
+Assignment = RunProgram | ServeStore
+ChannelMessage = ForkProcess | Preload | ModulesImported | Ping | Pong | ProcessIdle | Assignment
+MessageWithFds = tuple[ChannelMessage, list[int]]  # the descriptors are the receiver's to close
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[ChannelMessage] = msgspec.msgpack.Decoder(ChannelMessage)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Make the two ends of a channel."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(end: socket.socket, message: ChannelMessage, fds: tuple[int, ...] = ()) -> None:
+    """Send a message with descriptors. Raises AgentError when the other end is closed or its queue is full."""
+    try:
+        with os.fdopen(os.memfd_create("midstep-message", os.MFD_CLOEXEC), "wb") as payload:
+            payload.write(_encoder.encode(message))
+            payload.flush()
+            socket.send_fds(end, [b"."], [payload.fileno(), *fds], socket.MSG_NOSIGNAL)
+    except OSError as error:
+        raise AgentError(f"cannot send {type(message).__name__}: {error}") from error
+
+
+def receive(end: socket.socket) -> MessageWithFds | None:
+    """Receive a message and its descriptors. Returns None when the other end is closed.
+
+    Blocks if the socket does, and else raises BlockingIOError when there is nothing to read. Raises AgentError for
+    what is not a message.
+    """
+    try:
+        _, fds, flags, _ = socket.recv_fds(end, 1, MAX_FDS)
+    except ConnectionError:
+        return None
+    if not fds:
+        return None
+    payload, *others = fds
+    try:
+        if flags & socket.MSG_CTRUNC:
+            raise AgentError("descriptors were dropped: this process is at its limit of open files (ulimit -n)")
+        with os.fdopen(payload, "rb") as file:
+            file.seek(0)
+            message = _decoder.decode(file.read())
+    except (msgspec.MsgspecError, AgentError) as error:
+        close_all(others)
+        raise AgentError(f"cannot read a message of the agent's channel: {error}") from error
+    for fd in others:
+        os.set_inheritable(fd, False)
+    return message, others
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,161 @@
+"""The fork server process: a Python that has imported everything slow and does nothing but fork.
+
+Importing torch and what its first optimizer needs takes seconds; a fork takes milliseconds. The fork server stays
+single-threaded and touches no device, so that a fork of it is as good as a fresh interpreter. It forks idle processes,
+which become children of the agent, and keeps no record of them: when it is killed, no rank is affected.
+
+Runs as `python -m midstep.agent.fork_server AGENT_PID`, with the channel to the agent as descriptor 3.
+"""
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+
+from ..protocol import environment as names
+from ..protocol.errors import AgentError
+from . import channel
+from .environment import THREAD_LIMITS
+from .linux import die_with_parent, name_process, thread_count
+
+PRELOAD_STORE = "store"  # for ranks that do not train with torch: 2 s of CPU less for each node
+FIRST_IMPORTS = ("torch", "torch.distributed")
+# torch._dynamo is what the first optimizer of a process imports; the rest are midstep's own.
+LATER_IMPORTS = (
+    "torch.nn.parallel",
+    "torch._dynamo",
+    "torch.utils.data",
+    "numpy",
+    "safetensors.torch",
+    "torch.profiler",
+    "encodings.idna",
+    "midstep.devices.cpu",
+    "midstep.communicators.gloo.communicator",
+    "midstep.processor.resilient",
+    "midstep.adapters.ddp.state",
+)
+
+
+def main() -> None:
+    """Import modules, then fork on demand, until the agent closes the channel."""
+    agent = int(sys.argv[1])
+    die_with_parent(agent)
+    name_process("midstep-forksrv")
+    os.setpgid(0, 0)  # a Ctrl-C at the terminal is for the launcher to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in THREAD_LIMITS:
+        os.environ.setdefault(name, "1")
+    if not sys.flags.safe_path:
+        sys.path.pop(0)  # `-m` has put the working directory there; a user's own `random.py` must not be ours
+    end = socket.socket(fileno=channel.CHANNEL_FD)
+    end.set_inheritable(False)
+    forked = _serve(end, agent)
+    if forked is not None:
+        # In a fork, the frames of the fork server are left behind: from here on this is another process.
+        from .training_process import wait_for_assignment
+
+        wait_for_assignment(forked, agent)
+
+
+def _serve(end: socket.socket, agent: int) -> socket.socket | None:
+    """Carry out what the agent asks for.
+
+    Returns, in a forked process, its own channel; in the fork server, None when the agent has ended.
+    """
+    importlib.import_module(f"{__package__}.training_process")
+    failed = _import_all(FIRST_IMPORTS)
+    # The agent asks for its store's process before anything else. It need not wait for the other imports.
+    end.setblocking(False)
+    try:
+        while True:
+            message = channel.receive(end)
+            if message is None:
+                return None
+            forked = _carry_out(message, end, agent)
+            if forked is not None:
+                return forked
+    except BlockingIOError:
+        end.setblocking(True)
+    failed += _import_all(() if os.environ.get(names.PRELOAD) == PRELOAD_STORE else LATER_IMPORTS)
+    _report_imports(end, failed)
+    while (message := channel.receive(end)) is not None:
+        forked = _carry_out(message, end, agent)
+        if forked is not None:
+            return forked
+    return None
+
+
+def _carry_out(received: channel.MessageWithFds, end: socket.socket, agent: int) -> socket.socket | None:
+    """Carry out one message. Returns, in a forked process, its own channel."""
+    message, fds = received
+    match message:
+        case channel.ForkProcess() if len(fds) == 1:
+            forked = socket.socket(fileno=fds[0])
+            if _fork():
+                end.close()
+                forked.setblocking(True)
+                return forked
+            forked.close()
+            return None
+        case channel.Ping():
+            channel.send(end, channel.Pong())
+            return None
+        case channel.Preload(modules=modules, paths=paths):
+            sys.path[:0] = paths
+            failed = _import_all(modules)
+            del sys.path[: len(paths)]
+            _report_imports(end, failed)
+            return None
+        case _:
+            channel.close_all(fds)
+            raise AgentError(f"a fork server cannot carry out a {type(message).__name__} with {len(fds)} descriptors")
+
+
+def _report_imports(end: socket.socket, failed: tuple[str, ...]) -> None:
+    gc.collect()
+    gc.freeze()  # what is there now is shared with all forks for good; collections need not touch it
+    channel.send(end, channel.ModulesImported(threads=thread_count(), failed=failed))
+
+
+def _fork() -> bool:
+    """Fork twice and end the middle process, so that the agent adopts the new one. Returns True in the new process."""
+    try:
+        middle = os.fork()
+    except OSError as error:
+        print(f"midstep fork server: cannot fork: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its only voice
+        return False
+    if middle:
+        os.waitpid(middle, 0)
+        return False
+    try:
+        new = os.fork()
+    except OSError:
+        os._exit(os.EX_OSERR)
+    if new:
+        os._exit(os.EX_OK)
+    return True
+
+
+def _import_all(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Import modules, and return those that cannot be imported, with the reason. The user's script may still try.
+
+    Garbage collection is off meanwhile: imports make millions of objects that stay, and scanning them over and over
+    is a quarter of the time that torch takes.
+    """
+    failed = []
+    gc.disable()
+    try:
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                failed.append(f"{name}: {type(error).__name__}: {error}")
+    finally:
+        gc.enable()
+    return tuple(failed)
+
+
+if __name__ == "__main__":
+    main()
