@@ -1,4 +1,4 @@
-"""The agent's clock: heartbeats for the controller, and the watch over the ranks' step clocks."""
+"""Heartbeats of a node for the controller, and stall detection from the ranks' step clocks, by one timer."""
 
 import asyncio
 import time
@@ -7,19 +7,16 @@ from collections.abc import Callable, Iterable
 from ..protocol.messages import FaultReported, NewcomerWaiting, NodeHeartbeat
 from ..protocol.types import FaultKind, FaultReport, JobSettings, RankProgress, node_address
 from .ranks import RankHost
-from .stall_clock import StallClock
-from .suspension import SuspensionClock
+from .stall_clock import StallClock, SuspensionClock
 
 TICK_S = 0.1
-LAG_S = 0.05  # a loop that is later than this was held up
+LAG_S = 0.05  # a loop that is later than this did not run
 
 _Post = Callable[..., None]
 
 
 class Heartbeat:
-    """Beats in the running loop from `start` to `close`. `post(message, reliable=...)` sends to the
-    controller.
-    """
+    """Ticks in the running loop from `start` to `close`. `post(message, reliable=...)` sends to the controller."""
 
     def __init__(self, node: str, ranks: RankHost, *, post: _Post) -> None:
         self._node = node
@@ -28,13 +25,13 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = TICK_S
-        self._next_beat_s = 0.0
+        self._next_heartbeat_s = 0.0
         self._heartbeat_s = TICK_S
         self._stalls: StallClock | None = None
         self._suspensions: SuspensionClock | None = None
 
     def start(self, settings: JobSettings) -> None:
-        """Beat by these settings from now on. Again with others when the job is known."""
+        """Tick by these settings from now on. Call it again when the job's own are known."""
         self._heartbeat_s = settings.heartbeat_s
         self._interval_s = min(TICK_S, settings.heartbeat_s)
         self._stalls = StallClock(
@@ -47,14 +44,14 @@ class Heartbeat:
         self._tick(self._loop.time())
 
     def forget(self, rank: int) -> None:
-        """The rank gets a new process."""
+        """Drop the history of a rank that gets a new process."""
         if self._stalls is not None:
             self._stalls.forget(rank)
         if self._suspensions is not None:
             self._suspensions.forget(rank)
 
     def close(self) -> None:
-        """Stop beating. Idempotent."""
+        """Stop ticking. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -67,13 +64,13 @@ class Heartbeat:
         self._judge(readings, now, lag_s)
         for process in self._ranks.waiting(readings):
             self._post(NewcomerWaiting(node=self._node, process=process))
-        if now >= self._next_beat_s:
-            self._next_beat_s = now + self._heartbeat_s - self._interval_s / 2
+        if now >= self._next_heartbeat_s:
+            self._next_heartbeat_s = now + self._heartbeat_s - self._interval_s / 2
             self._post(NodeHeartbeat(node=self._node, at_s=time.time(), ranks=readings), reliable=False)
         self._timer = self._loop.call_at(now + self._interval_s, self._tick, now + self._interval_s)
 
     def _judge(self, readings: Iterable[RankProgress], now: float, lag_s: float) -> None:
-        """Report the ranks that stand still. A loop that comes late was held up, and so may they have been."""
+        """Report ranks that make no progress. Where this loop is late, the ranks may have been held up, too."""
         if self._stalls is None or self._suspensions is None:
             return
         if lag_s > LAG_S:

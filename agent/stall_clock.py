@@ -1,8 +1,12 @@
-"""Says when a rank's step has taken too long, judged by the rank's own history and nothing else.
+"""Stall detection: judges from step clocks which ranks make no progress. Pure.
 
-A collective's own timeout is a fixed half hour, because nobody dares to set it lower. The step clock in the
-black box knows better: a rank whose steps take 0.3 s and that has now been in one for 2 s stands still. Pure:
-the agent hands in what it read, and tells when it was itself held up, since then nobody else can be blamed.
+Two clocks judge the same readings. `StallClock` finds a step that takes too long by the rank's own history: a
+collective's timeout is a fixed half hour, but a rank whose steps take 0.3 s and that has been in one for 2 s is stuck.
+`SuspensionClock` finds a process that is stopped by SIGSTOP or a debugger. The kernel shows that at once, in any step
+and also while a rank starts, joins or recovers, when there is no history of steps.
+
+The agent passes in what it read, and reports when it did not run itself: then the whole machine may have been held up,
+and no rank is to blame.
 """
 
 import msgspec
@@ -13,7 +17,7 @@ WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTIN
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """A rank stands still. `age_s`: of its step, less what cannot be held against it."""
+    """A step that takes too long. `age_s`: how long it has taken, without the time that is excused."""
 
     progress: RankProgress
     age_s: float
@@ -21,7 +25,7 @@ class Stall(msgspec.Struct, frozen=True):
 
     @property
     def detail(self) -> str:
-        """Say in words what is seen, for the fault report."""
+        """Describe the stall for the fault report."""
         held = ", and the kernel says that the process is stopped" if self.progress.suspended else ""
         return (
             f"step {self.progress.step} has taken {self.age_s:.2f} s, where {self.limit_s:.2f} s are allowed by a "
@@ -63,13 +67,12 @@ class _History:
 
 
 class StallClock:
-    """Watches the step clocks of all ranks of a node.
+    """Finds the ranks of a node whose step takes too long.
 
-    A rank is reported when the step's age exceeds `factor` x its median step + `grace_s`, and again each time
-    that the age has doubled: the controller may have had reason to wait. It is not judged before it has
-    `after_steps` steps of history, nor in the first step after a recovery (somebody in the world may be new and
-    slow once), nor while it starts, checkpoints, recovers, pauses or has finished; such time does not count
-    against the step afterwards either.
+    A rank is reported when the step's age exceeds `factor` x its median step + `grace_s`, and again each time that the
+    age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps` steps of
+    history, nor in the first step after a recovery (a new rank in the world may be slow once), nor while it starts,
+    checkpoints, recovers, pauses or has finished. Such time does not count against the step afterwards either.
     """
 
     def __init__(self, *, factor: float, grace_s: float, after_steps: int) -> None:
@@ -79,12 +82,12 @@ class StallClock:
         self._histories: dict[int, _History] = {}
 
     def held_up(self, lag_s: float) -> None:
-        """The observer itself was not running for `lag_s`: the machine was, so nobody's step is to blame."""
+        """Excuse `lag_s` in which the agent did not run: the ranks may not have run either."""
         for history in self._histories.values():
             history.excused_s += lag_s
 
     def forget(self, rank: int) -> None:
-        """The rank's process is gone."""
+        """Drop the history of a rank whose process has exited."""
         self._histories.pop(rank, None)
 
     def observe(self, progress: RankProgress) -> Stall | None:
@@ -93,7 +96,7 @@ class StallClock:
         if history is None or history.incarnation != progress.incarnation:
             history = self._histories[progress.rank] = _History(progress)
         if progress.activity not in WATCHED:
-            # A newcomer's step jumps to the world's in here; that is no step it has done.
+            # A newcomer's step jumps to the world's in here, without the rank having run it.
             history.step = max(history.step, progress.step)
             history.follow(progress)
             history.excused_s = progress.step_age_s
@@ -109,3 +112,74 @@ class StallClock:
             return None
         history.reports += 1
         return Stall(progress=progress, age_s=age_s, limit_s=limit_s)
+
+
+class Suspension(msgspec.Struct, frozen=True):
+    """A process that is stopped, for `stopped_s` without the time in which the agent did not run either."""
+
+    progress: RankProgress
+    stopped_s: float
+
+    @property
+    def detail(self) -> str:
+        """Describe the suspension for the fault report."""
+        return (
+            f"the process has been stopped for {self.stopped_s:.1f} s by a signal or a debugger, while "
+            f"{self.progress.activity} at step {self.progress.step}"
+        )
+
+
+# A process that is traced is stopped for a moment at each system call, and makes progress all the same.
+_Place = tuple[int, int, int, Activity, int]
+
+
+def _place_of(progress: RankProgress) -> _Place:
+    return progress.incarnation, progress.generation, progress.step, progress.activity, progress.collectives
+
+
+class _Stop:
+    """What is remembered of a process that is stopped."""
+
+    __slots__ = ("place", "reports", "since_s")
+
+    def __init__(self, place: _Place, since_s: float) -> None:
+        self.place = place
+        self.since_s = since_s
+        self.reports = 0
+
+
+class SuspensionClock:
+    """Finds the ranks of a node whose process is stopped.
+
+    A rank is reported when its process has been stopped for `limit_s` at one place, without a break, and again each
+    time that this has doubled: the controller may not have been able to act. A rank that has finished is not reported:
+    no training waits for it, and its exit has a deadline of its own.
+    """
+
+    def __init__(self, *, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._stops: dict[int, _Stop] = {}
+
+    def held_up(self, lag_s: float) -> None:
+        """Excuse `lag_s` in which the agent did not run: what held it up may have stopped the ranks, too."""
+        for stop in self._stops.values():
+            stop.since_s += lag_s
+
+    def forget(self, rank: int) -> None:
+        """Drop what is remembered of a rank whose process has exited."""
+        self._stops.pop(rank, None)
+
+    def observe(self, progress: RankProgress, now: float) -> Suspension | None:
+        """Take in a reading of a rank at `now`, and return its suspension when it is to be reported."""
+        if not progress.suspended or progress.activity is Activity.FINISHED:
+            self.forget(progress.rank)
+            return None
+        stop = self._stops.get(progress.rank)
+        place = _place_of(progress)
+        if stop is None or stop.place != place:
+            stop = self._stops[progress.rank] = _Stop(place, now)
+        stopped_s = now - stop.since_s
+        if stopped_s < self._limit_s * 2**stop.reports:
+            return None
+        stop.reports += 1
+        return Suspension(progress, stopped_s)
