@@ -1,6 +1,4 @@
-"""What a rank finds in its environment: torchrun's variables, so that scripts need no change, and midstep's
-own.
-"""
+"""Environment variables of a rank: those of torchrun, so that scripts need no change, and midstep's own."""
 
 from collections.abc import Mapping
 
@@ -11,7 +9,7 @@ from ..protocol.messages import StartProcess
 from ..protocol.types import JobSpec
 
 THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# What torchrun sets unless somebody has said otherwise.
+# What torchrun sets unless the user has.
 DEFAULTS = {**dict.fromkeys(THREAD_LIMITS, "1"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 ROLE = "default"
 
@@ -25,10 +23,9 @@ def rank_environment(
     agent_socket: str,
     started_s: float,
 ) -> dict[str, str]:
-    """Return the whole environment of a training process: the agent's own, the job's, and the rank's on top.
+    """Return the environment of a training process: the agent's (`base`), the job's, and the rank's on top.
 
-    `base` is the agent's. Threads are limited to one per rank unless somebody has said otherwise, as torchrun
-    does.
+    Threads are limited to one per rank unless the user has set a limit, as torchrun does.
     """
     rank = {
         "RANK": order.rank,

@@ -1,6 +1,4 @@
-"""What the agent asks of Linux and Python has no word for: who dies with whom, who adopts whom, who is
-stopped.
-"""
+"""Linux calls that Python does not have: parent death signal, child subreaper, process names, stopped processes."""
 
 import contextlib
 import ctypes
@@ -22,33 +20,33 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent ends. Raises AgentError."""
+    """Make this process the parent of every descendant whose own parent exits. Raises AgentError."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def name_process(name: str) -> None:
-    """Give this process the short name that `ps -o comm` and `top` show: a fork looks like its fork server else."""
+    """Set the short name that `ps -o comm` and `top` show; a fork has that of its fork server otherwise."""
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:_NAME_BYTES]))
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends; if it has ended already, end here and now."""
+    """Have the kernel kill this process when `parent` exits. Exits at once if it has exited already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(os.EX_UNAVAILABLE)
 
 
 def await_adoption(adopter: int, timeout_s: float) -> bool:
-    """Wait until `adopter` is this process's parent, because the one that forked it has ended.
+    """Wait until `adopter` is this process's parent, because the process that forked it has exited.
 
-    Returns False when that has not come to pass in time, or cannot any more.
+    Returns False after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while (parent := os.getppid()) != adopter:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             return False
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile: look again
+        with contextlib.suppress(ProcessLookupError):  # it has exited meanwhile: look again
             pidfd = os.pidfd_open(parent)
             try:
                 poll = select.poll()
@@ -60,7 +58,7 @@ def await_adoption(adopter: int, timeout_s: float) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Say whether the process is stopped by a signal or a tracer. False when it is gone."""
+    """Say whether the process is stopped by a signal or a tracer. False when it has exited."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -70,7 +68,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def thread_count() -> int:
-    """Count the threads of this process, those that Python knows nothing of included."""
+    """Count the threads of this process, including those that Python did not start."""
     return len(os.listdir("/proc/self/task"))
 
 

@@ -1,8 +1,8 @@
-"""The agent of a node: one process, one loop, that owns everything on the node and decides nothing.
+"""The agent of a node: one process with one event loop that owns everything on the node and decides nothing.
 
-It joins the controller, starts and watches what the controller asks for, passes the ranks' messages on, and
-reads their step clocks. While the controller is away it keeps the training running and repeats what it has to
-say. When it ends, whatever ends it, everything that it has started ends too.
+It joins the controller, starts and watches processes as ordered, relays the ranks' messages, and reads their step
+clocks. While there is no controller it keeps the training running and resends its reports. When it exits, for whatever
+reason, everything that it has started exits too.
 """
 
 import asyncio
@@ -47,14 +47,14 @@ from .store_host import StoreHost
 from .warm_pool import WarmPool
 
 RETRY_MAX_S = 2.0
-LAST_WORDS_S = 0.5  # for reports that are still unacknowledged when the agent leaves
+FLUSH_S = 0.5  # for reports that are still unacknowledged when the agent exits
 LEFTOVERS_S = 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class AgentOptions(msgspec.Struct, frozen=True):
-    """What an agent is started with. `host`: the address under which other nodes reach this one's store."""
+    """Options of an agent. `host`: the address under which other nodes reach this one's store."""
 
     job: str
     node: str
@@ -67,7 +67,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
 
 
 class Agent:
-    """One node's agent. Construct it in the running loop; `run` returns when it has ended everything."""
+    """The agent of one node. Construct it in the running loop; `run` returns when it has ended everything."""
 
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
@@ -105,17 +105,18 @@ class Agent:
         router.attach(asyncio.get_running_loop(), self._relay.received)
 
     async def run(self) -> int:
-        """Serve until the job ends, the launcher ends, or a signal comes; then end everything. Returns an
-        exit status.
+        """Serve until the job ends, the launcher exits or a signal comes. Then end everything that runs here.
+
+        Returns the exit status.
         """
         self._pool.start()
         self._store.start()
-        self._listen_for_the_end()
+        self._watch_for_end()
         self._link.post(self._joined())
         self._heartbeat.start(self._settings)
         await self._end.wait()
-        _log.info("%s ends: %s", self._options.node, self._ending)
-        await self._leave()
+        _log.info("the agent of %s ends: %s", self._options.node, self._ending)
+        await self._shut_down()
         return 1 if self._failed else 0
 
     # --- commands -----------------------------------------------------------------------------------------------
@@ -141,11 +142,11 @@ class Agent:
                     )
                 )
             case ArmFault(fault=fault) if fault.injury is Injury.KILL_NODE:
-                self._die()
+                self._kill_node()
             case ArmFault(fault=fault):
                 self._ranks.inject(fault)
             case EndJob(reason=reason):
-                self._begin_end(f"the job is over: {reason}")
+                self._begin_end(f"the job has ended: {reason}")
             case other:
                 _log.warning("an agent cannot carry out a %s", type(other).__name__)
 
@@ -165,7 +166,7 @@ class Agent:
         self._heartbeat.start(job.settings)
 
     def _join(self) -> None:
-        """A controller that was not known, or that had given this node up: it must learn what runs here."""
+        """Report what runs here to a controller that is new, or that had counted this node as lost."""
         self._link.post(self._joined())
 
     def _joined(self) -> NodeJoined:
@@ -184,18 +185,18 @@ class Agent:
         self._failed = True
         self._begin_end(reason)
 
-    # --- the end ------------------------------------------------------------------------------------------------
+    # --- shutdown ------------------------------------------------------------------------------------------------
 
-    def _listen_for_the_end(self) -> None:
+    def _watch_for_end(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._begin_end, f"signal {number.name}")
         if self._options.life_fd is not None:
             os.set_blocking(self._options.life_fd, False)
             os.set_inheritable(self._options.life_fd, False)
-            loop.add_reader(self._options.life_fd, self._read_life)
+            loop.add_reader(self._options.life_fd, self._read_pipe)
 
-    def _read_life(self) -> None:
+    def _read_pipe(self) -> None:
         fd = self._options.life_fd
         assert fd is not None
         try:
@@ -204,65 +205,65 @@ class Agent:
         except BlockingIOError:
             return
         except OSError as error:
-            _log.warning("the launcher's pipe cannot be read: %s", error)
+            _log.warning("cannot read the launcher's pipe, so it counts as closed: %s", error)
         asyncio.get_running_loop().remove_reader(fd)
-        self._begin_end("the launcher is gone")
+        self._begin_end("the launcher has exited")
 
     def _begin_end(self, reason: str) -> None:
         if self._ending is None:
             self._ending = reason
             self._end.set()
         elif reason.startswith("signal"):
-            self._ranks.kill_all()  # asked twice: no more grace
+            self._ranks.kill_all()  # a second signal: no more grace
 
-    async def _leave(self) -> None:
+    async def _shut_down(self) -> None:
         self._heartbeat.close()
         await self._ranks.end_all(self._settings.stop_grace_s)
         self._pool.close()
         self._store.close()
-        await self._say_last_words()
+        await self._flush()
         self._link.close()
         self._relay.close()
         self._context.term()
         self._ranks.close()
         await _kill_leftovers()
         self._reaper.close()
-        with contextlib.suppress(OSError):  # not ours alone, or gone with the run directory
+        with contextlib.suppress(OSError):  # not empty, or removed with the run directory
             self._folder.rmdir()
         if self._options.life_fd is not None and os.getppid() != self._launcher:
-            _clear_after_launcher(self._folder.parent)
+            _remove_run_directory(self._folder.parent)
 
-    async def _say_last_words(self) -> None:
-        await self._link.flush(LAST_WORDS_S)
-        await asyncio.sleep(0.01)  # the last acknowledgement leaves through zmq's own thread, which tells nobody
+    async def _flush(self) -> None:
+        await self._link.flush(FLUSH_S)
+        await asyncio.sleep(0.01)  # the last acknowledgement leaves through zmq's own thread, unannounced
 
-    def _die(self) -> None:
-        """End as a node that loses power: at once, with everything on it."""
+    def _kill_node(self) -> None:
+        """Kill this process and everything below it at once, as a power cut would. An injected fault."""
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _clear_after_launcher(run_directory: Path) -> None:
-    """The launcher was killed, and the controller with it: the last agent to leave removes keys and sockets."""
+def _remove_run_directory(run_directory: Path) -> None:
+    """Remove keys and sockets, if this is the last agent to exit after the launcher and the controller were killed."""
     if not any(run_directory.glob("*/agent.sock")):
         fate = remove_abandoned(run_directory)
         if fate is not Fate.REMOVED:
-            _log.info("%s is left: %s", run_directory, fate)
+            _log.info("%s is not removed: %s", run_directory, fate)
 
 
 async def _kill_leftovers() -> None:
-    """Kill what is still below this process: what the ranks have started and left behind."""
+    """Kill what is still below this process: what the ranks have started and not ended."""
     deadline = time.monotonic() + LEFTOVERS_S
     while children := psutil.Process().children(recursive=True):
         if time.monotonic() > deadline:
-            _log.error("processes that do not end: %s", [child.pid for child in children])
+            _log.error("processes that do not exit after SIGKILL: %s", [child.pid for child in children])
             return
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        await asyncio.sleep(0.01)  # orphans of those that were killed appear here without a word
+        await asyncio.sleep(0.01)  # orphans of those that were killed become children of this process a little later
 
 
 async def serve(options: AgentOptions) -> int:

@@ -1,14 +1,14 @@
-"""Tells a rank that the kernel killed for lack of memory from one that somebody else killed.
+"""OOM kills: tell a rank that the kernel killed for lack of memory from one that something else killed.
 
-Both end by SIGKILL. The kernel counts its own kills for each memory cgroup, so a count that has gone up shortly before
-names the cause. A process with much memory takes seconds to be gone, which is why kills are remembered for a while.
+Both exit by SIGKILL. The kernel counts its own kills for each memory cgroup, so a count that went up shortly before
+names the cause. A process with much memory takes seconds to exit, which is why kills are remembered for a while.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-REMEMBERED_S = 30.0  # from the kernel's decision to the end of a process with hundreds of GB
+REMEMBERED_S = 30.0  # from the kernel's decision to the exit of a process with hundreds of GB
 MOST_KILLS = 1000
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
@@ -16,29 +16,26 @@ _FIELD = "oom_kill"
 
 
 class KillCounter:
-    """The kernel's count of processes that it has killed for lack of memory, around this process.
-
-    That of its memory cgroup, where there is one (version 2 or 1), else that of the machine.
-    """
+    """The kernel's count of OOM kills: of this process's memory cgroup (version 2 or 1), else of the machine."""
 
     def __init__(self, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> None:
-        """Look for the file that has it. Without one `read` returns None, and no kill is ever named."""
+        """Find the file that has the count. Without one `read` returns None, and no exit is called an OOM kill."""
         self._path = next((path for path in _candidates(cgroups, proc) if _read(path) is not None), None)
 
     def read(self) -> int | None:
-        """Return the count now; None where it is not known."""
+        """Return the present count; None where it is not known."""
         return None if self._path is None else _read(self._path)
 
 
 class MemoryKills:
-    """Remembers the kernel's kills until the ends of processes that they explain. Pure: counts and times come in."""
+    """Remembers OOM kills until the exits that they explain. Pure: counts and times are arguments."""
 
     def __init__(self) -> None:
         self._count: int | None = None
         self._kills: deque[float] = deque(maxlen=MOST_KILLS)
 
     def observe(self, count: int | None, now: float) -> None:
-        """Take in the kernel's count as of `now`. The first one is where counting begins."""
+        """Take in the kernel's count at `now`. Counting begins at the first one."""
         if count is None:
             return
         if self._count is not None:
@@ -46,7 +43,7 @@ class MemoryKills:
         self._count = count
 
     def claim(self, now: float) -> bool:
-        """Say whether a process that has just ended by SIGKILL was killed by the kernel. Each kill explains one end."""
+        """Say whether a process that has just exited by SIGKILL was an OOM kill. Each kill explains one exit."""
         while self._kills and now - self._kills[0] > REMEMBERED_S:
             self._kills.popleft()
         if not self._kills:
@@ -56,7 +53,7 @@ class MemoryKills:
 
 
 def parse_count(text: str) -> int | None:
-    """Return the `oom_kill` line's number of `memory.events`, `memory.oom_control` or `vmstat`; None: there is none."""
+    """Return the `oom_kill` count of `memory.events`, `memory.oom_control` or `vmstat`; None if it has none."""
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name == _FIELD and value.strip().isdecimal():
@@ -65,7 +62,7 @@ def parse_count(text: str) -> int | None:
 
 
 def _candidates(cgroups: Path, proc: Path) -> Iterator[Path]:
-    """Name the files that may have the count, the closest first. In a container the mount may be the group itself."""
+    """Yield the files that may have the count, the closest first. In a container the mount may be the group itself."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""The standard output of a training process: a log that cannot take more costs lines, and not the step.
+"""Standard output of a training process: a log that cannot be written loses lines, but never fails a step.
 
 Python raises from `print` when the file system behind it is full, read-only or gone. In a train function that would be
-a fault of the rank, and its replacement would meet the same; so every disk that logs fill up would end the job.
+a fault of the rank, and its replacement would fail in the same way, so a full disk would end the job.
 """
 
 import errno
@@ -10,24 +10,24 @@ import os
 import sys
 from typing import Any
 
-# The file cannot take it; anything else, as a descriptor that the script has closed, is the script's to know.
+# The file system refuses the data. Other errors, such as a descriptor that the script has closed, are raised.
 _CANNOT_TAKE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.EPIPE}
 )
 
 
 class LossyFile(io.FileIO):
-    """A file for writing that drops what the file system refuses, and says so when it takes something again."""
+    """A file that drops what the file system refuses, and writes how much was lost once it accepts data again."""
 
     def __init__(self, descriptor: int, name: str) -> None:
-        """Write to `descriptor`, which stays the caller's; `name` is for people."""
+        """Write to `descriptor`, which stays the caller's; `name` is shown in messages."""
         super().__init__(descriptor, "wb", closefd=False)
         self.name = name
         self._lost_bytes = 0
         self._reason = ""
 
     def write(self, data: Any, /) -> int:
-        """Write some of `data` and return how much; all of it when it had to be dropped."""
+        """Write some of `data` and return how many bytes; all of them when they had to be dropped."""
         size_bytes = memoryview(data).nbytes
         try:
             if self._lost_bytes:
@@ -43,9 +43,9 @@ class LossyFile(io.FileIO):
 
 
 def reopen_output() -> None:
-    """Put a `LossyFile` below `sys.stdout` and `sys.stderr`.
+    """Write `sys.stdout` and `sys.stderr` through a `LossyFile`, line by line.
 
-    Lines are written as they come: what a process said just before it was killed is what is wanted of its log.
+    So a log has what a process printed just before it was killed.
     """
     sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)  # type: ignore[misc]

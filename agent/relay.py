@@ -1,6 +1,4 @@
-"""Carries messages between the ranks of this node and the controller, unchanged, and lets no rank speak for
-another.
-"""
+"""Relays messages between the ranks of this node and the controller, unchanged, and refuses forged senders."""
 
 import logging
 from collections import Counter
@@ -20,9 +18,8 @@ _log = logging.getLogger(__name__)
 class Relay:
     """The agent's socket for its processors. Belongs to the running loop.
 
-    `oldest_session(address)` says how old a sender's session may be: that of the process which holds the rank
-    now. A predecessor's last words that arrive late are refused; None refuses a rank that this node does not
-    have.
+    `oldest_session(address)` is the oldest session that a sender may have: that of the process that holds the rank now.
+    Late messages of an earlier process are refused. None refuses a rank that this node does not have.
     """
 
     def __init__(
@@ -39,39 +36,37 @@ class Relay:
 
     @property
     def endpoint(self) -> str:
-        """Where the processors connect."""
+        """The endpoint to which processors connect."""
         return self._router.endpoint
 
     def deliver(self, envelope: Envelope, data: bytes) -> None:
-        """Hand the controller's envelope to its rank. A rank that is not there (yet) gets it when it is sent
-        again.
-        """
+        """Hand the controller's envelope to its rank. A rank that is not connected yet gets it when it is resent."""
         if envelope.sender != CONTROLLER:
             self.refused["not from the controller"] += 1
         elif not self._router.send(envelope.receiver, data):
             self.refused["rank not connected"] += 1
 
     def received(self, batch: list[Received]) -> None:
-        """Pass on what ranks have sent to the controller."""
+        """Forward what ranks have sent to the controller; refuse, count and log the rest."""
         for message in batch:
-            reason = self._fault_of(message)
+            reason = self._refusal_of(message)
             if reason is None:
                 self._forward(message.data)
             else:
                 self.refused[reason] += 1
-                _log.warning("refused a message of %s: %s", message.identity, reason)
+                _log.warning("refused a message from %s: %s", message.identity, reason)
 
     def close(self) -> None:
-        """Close the socket; its file goes with it. Idempotent."""
+        """Close the socket and remove its file. Idempotent."""
         self._router.close()
 
-    def _fault_of(self, message: Received) -> str | None:
+    def _refusal_of(self, message: Received) -> str | None:
         try:
             envelope = decode(message.data)
         except WireError:
             return "malformed"
         if envelope.sender != message.identity:
-            return "sender is not who connected"
+            return "sender is not the connected rank"
         if envelope.receiver != CONTROLLER:
             return "not for the controller"
         oldest = self._oldest_session(envelope.sender)

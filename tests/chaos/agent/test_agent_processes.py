@@ -62,7 +62,7 @@ ENDINGS = [
     ("import sys; sys.exit()", 0, ""),
     ("import atexit; atexit.register(print, 'leaving')", 0, "leaving"),
     ("import os; os._exit(3)", 3, ""),
-    ("import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()", 0, "not waiting"),
+    ("import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()", 0, "does not wait"),
     ("import", 1, "SyntaxError"),
 ]
 
@@ -381,7 +381,7 @@ def test_armed_faults_kill_and_stop_the_rank_they_name(play: Play) -> None:
     play(scenario)
 
 
-def test_a_killed_fork_server_is_replaced_and_nobody_waits_for_it(play: Play) -> None:
+def test_a_killed_fork_server_is_replaced_and_no_start_waits_for_it(play: Play) -> None:
     async def scenario(site: Any) -> None:
         gate = site.root / "gate"
         gate.touch()

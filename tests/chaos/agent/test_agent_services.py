@@ -136,7 +136,7 @@ def test_nobody_speaks_for_another_rank_nor_for_one_that_is_gone(play: Play) -> 
             site.start(0, incarnation)
             await site.says(0, "running", incarnation)
         refused = {
-            "sender is not who connected": Processor(site.root, 0, identity="rank/1"),
+            "sender is not the connected rank": Processor(site.root, 0, identity="rank/1"),
             "session of an earlier process": Processor(site.root, 0, session=0),
             "unknown rank": Processor(site.root, 5),
         }
