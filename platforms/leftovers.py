@@ -1,9 +1,10 @@
-"""Kills what a node leaves on this machine: everything below its agent, or everything that carries its mark.
+"""Leftover processes of a node: kill everything below its agent, or everything that carries the node's mark.
 
-A process can leave its parents, its session and its environment behind: a helper that forks twice, calls `setsid` and
+A process can leave its parents, its session and its environment behind: a daemon that forks twice, calls `setsid` and
 starts a program without variables has no parent on the node any more when the agent has been killed. So a node has two
-marks. One is a variable, for whoever looks at a process. The other is the soft limit of file locks (RLIMIT_LOCKS),
-which Linux has not enforced since 2.4.25, hands down in every fork and exec, and shows in /proc/PID/limits.
+marks that its processes inherit. One is an environment variable, which is easy to look up. The other is the soft limit
+of file locks (RLIMIT_LOCKS): Linux has not enforced it since 2.4.25, but keeps it across fork and exec, and shows it in
+/proc/PID/limits.
 """
 
 import contextlib
@@ -21,17 +22,17 @@ import xxhash
 
 from ..protocol import environment as names
 
-KILL_S = 2.0  # for all that is marked to be gone; what takes longer hangs in the kernel
+KILL_S = 2.0  # for all marked processes to exit; what takes longer hangs in the kernel
 PAUSE_S = 0.01
 _RLIMIT_LOCKS = 10  # `resource` has no name for it
 _LOCKS_LINE = "Max file locks"
-_LEAST_LIMIT = 1 << 62  # not a limit that a person sets
+_LEAST_LIMIT = 1 << 62  # above any limit that is set for a reason
 
 _log = logging.getLogger(__name__)
 
 
 class NodeMark:
-    """The mark of one node: what its agent is started with, and all that comes from it inherits."""
+    """The mark of one node: set when its agent is started, and inherited by every process below it."""
 
     def __init__(self, run_directory: Path, node: str) -> None:
         """`run_directory`: the job's, on this machine."""
@@ -40,17 +41,19 @@ class NodeMark:
         self._variable = f"{names.AGENT_SOCKET}={self.socket}".encode()
 
     @contextlib.contextmanager
-    def handed_down(self) -> Iterator[dict[str, str]]:
-        """Give the mark to what this process starts within; yields the variables to start it with.
+    def inherited(self) -> Iterator[dict[str, str]]:
+        """Mark the processes that are started within. Yields the variables to start them with.
 
-        Where the limit may not be set the variable has to do.
+        Where the limit may not be set, the variable is the only mark.
         """
         variables = {names.AGENT_SOCKET: self.socket}
         before = resource.getrlimit(_RLIMIT_LOCKS)
         try:
             resource.setrlimit(_RLIMIT_LOCKS, (self._limit, before[1]))
         except (ValueError, OSError) as error:
-            _log.warning("%s is marked by its environment only: %s", self.socket, error)
+            _log.warning(
+                "processes that clear their environment may outlive %s: cannot set RLIMIT_LOCKS: %s", self.socket, error
+            )
             yield variables
             return
         try:
@@ -59,20 +62,20 @@ class NodeMark:
             resource.setrlimit(_RLIMIT_LOCKS, before)
 
     def kill_all(self) -> None:
-        """Kill every living process with this mark, and what they start meanwhile; for KILL_S at most."""
+        """Kill every process with this mark, and what they start meanwhile, within KILL_S."""
         deadline = time.monotonic() + KILL_S
         while found := self._sweep(deadline):
             if time.monotonic() > deadline:
-                _log.error("processes of %s that do not end: %s", self.socket, found)
+                _log.error("processes of %s that do not exit after SIGKILL: %s", self.socket, found)
                 return
             time.sleep(PAUSE_S)
 
-    def is_on(self, pid: int) -> bool:
-        """Whether the process carries the mark. False when it is gone."""
+    def marks(self, pid: int) -> bool:
+        """Return whether the process carries the mark. False when it has exited."""
         return _limit_of(pid) == self._limit or self._variable in _environment_of(pid)
 
     def _sweep(self, deadline: float) -> list[int]:
-        """Kill what is marked, and say what that was. What was forked while this looked elsewhere is looked at, too."""
+        """Kill what is marked, and return the pids. Processes that were forked during the sweep are checked, too."""
         found: list[int] = []
         seen: set[int] = set()
         while (fresh := {*psutil.pids()} - seen) and time.monotonic() <= deadline:
@@ -81,14 +84,14 @@ class NodeMark:
         return found
 
     def _kill(self, pid: int) -> bool:
-        """Kill the process if it is marked; say whether it was, and lives or may live for a moment."""
+        """Kill the process if it is marked. Returns whether it was sent SIGKILL."""
         if pid == os.getpid():
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
             process = os.pidfd_open(pid)
             try:
-                # Looked at after it was opened: what is killed is never another process that got the number since.
-                if not _has_ended(process) and self.is_on(pid):
+                # Checked after it was opened, so what is killed is never another process that got the pid since.
+                if not _has_exited(process) and self.marks(pid):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
                     return True
             finally:
@@ -107,8 +110,8 @@ def kill_tree(pid: int) -> None:
                 process.kill()
 
 
-def _has_ended(process: int) -> bool:
-    """Whether the process behind a pidfd is a zombie, which its parent may keep for as long as it likes."""
+def _has_exited(process: int) -> bool:
+    """Return whether the process behind a pidfd has exited; it may stay a zombie until its parent reaps it."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,7 +1,7 @@
-"""Nodes on this machine: each is an agent in a session of its own.
+"""The `local` platform: nodes on this machine, each an agent in a session of its own.
 
-Used by `midstep run` inside the launcher, which owns the agents: a pipe tells each when the launcher is gone,
-even when it was killed.
+Runs in the launcher (`midstep run`), which owns the agents. A pipe tells each agent when the launcher has exited, even
+when it was killed.
 """
 
 import asyncio
@@ -34,20 +34,20 @@ from .processes import WatchedProcess
 
 RETRY_MAX_S = 2.0
 KILLED_S = 5.0
-SERVICES = {"midstep-forksrv", "midstep-idle", "midstep-store"}  # what an agent keeps for itself
+SERVICES = {"midstep-forksrv", "midstep-idle", "midstep-store"}  # an agent's own children, by their process names
 
 _log = logging.getLogger(__name__)
 
 
 class LocalOptions(msgspec.Struct, frozen=True):
-    """Where the nodes of a job live on this machine.
+    """Options of the local platform.
 
-    `grace_s`: from asking an agent to leave until it is killed; longer than the job's own `stop_grace_s`.
+    `grace_s`: from asking an agent to exit until it is killed; longer than the job's own `stop_grace_s`.
     """
 
     job: str
-    controller: str  # where it listens at first, tcp://
-    keys: str  # the job's key directory: keys for new nodes are made here
+    controller: str  # its first endpoint, tcp://
+    keys: str  # the job's key directory, in which keys for new nodes are made
     run_directory: str
     log_directory: str
     host: str = "127.0.0.1"
@@ -56,28 +56,27 @@ class LocalOptions(msgspec.Struct, frozen=True):
 
 
 class _Node:
-    """A node: its agent's process, the launcher's end of its life pipe, and whether it is meant to end."""
+    """A node: its agent's process, the launcher's end of the pipe to it, and whether it was deleted."""
 
-    def __init__(self, name: str, life: int) -> None:
+    def __init__(self, name: str, pipe: int) -> None:
         self.name = name
-        self.life = life
+        self.pipe = pipe
         self.process: WatchedProcess | None = None
         self.deleted = False
         self.kill: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
-        """Close the pipe, which asks the agent to leave. Idempotent."""
-        if self.life >= 0:
-            os.close(self.life)
-            self.life = -1
+        """Close the pipe, which asks the agent to exit. Idempotent."""
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
 
 
 class LocalPlatform:
-    """The `local` platform. Construct it in the running loop, once the job's keys exist; `close` it in the
-    end.
+    """The `local` platform. Construct it in the running loop, once the job's keys exist; `close` it in the end.
 
-    `domain_of(node)` names the failure domain of a node; by default each is its own. `on_end` is told when
-    the controller ends the job. Raises ConfigurationError.
+    `domain_of(node)` returns the failure domain of a node; by default each is its own. `on_end` is called when the
+    controller ends the job. Raises ConfigurationError.
     """
 
     def __init__(
@@ -114,11 +113,11 @@ class LocalPlatform:
 
     @property
     def agents(self) -> dict[str, int]:
-        """The agents that run now: pid by node."""
+        """The pids of the agents that run now, by node."""
         return {node.name: node.process.pid for node in self._nodes.values() if node.process is not None}
 
     def has_ranks(self) -> bool:
-        """Say whether any training process runs below the agents: anything that is none of an agent's own services."""
+        """Return whether a training process runs below the agents: any child that is not one of SERVICES."""
         names_below = set()
         for pid in self.agents.values():
             with contextlib.suppress(psutil.Error):
@@ -128,14 +127,14 @@ class LocalPlatform:
         return bool(names_below - SERVICES)
 
     def start(self, nodes: int) -> None:
-        """Start the nodes of a new job: node0, node1, ... Spare ones are among them. Raises PlatformError."""
+        """Start the nodes of a new job, spare ones included: node0, node1, ... Raises PlatformError."""
         for number in range(nodes):
             self._create(f"node{number}")
 
-    # --- what the controller asks for ---------------------------------------------------------------------------
+    # --- commands of the controller ---------------------------------------------------------------------------
 
     def create_node(self, command: CreateNode) -> None:
-        """Make a node and start its agent; answers with NodeRefused when it cannot be."""
+        """Make a node and start its agent. Answers with NodeRefused if it cannot."""
         if self._ending:
             return
         try:
@@ -144,15 +143,15 @@ class LocalPlatform:
             self._link.post(NodeRefused(node=command.node, reason=str(error)))
 
     def delete_node(self, command: DeleteNode) -> None:
-        """Ask the node's agent to leave, and kill it when it does not. Its keys open no new connection."""
+        """Ask the node's agent to exit, and kill it after `grace_s`. Its keys open no new connection."""
         try:
             JobKeys.remove(self._options.keys, node_address(command.node))
         except (ConfigurationError, OSError) as error:
-            _log.error("the keys of %s are still good: %s", command.node, error)
+            _log.error("the keys of %s cannot be removed, so they still open connections: %s", command.node, error)
         node = self._nodes.get(command.node)
         if node is not None and not node.deleted:
             node.deleted = True
-            self._ask_to_leave(node)
+            self._ask_to_exit(node)
 
     def kill_node(self, command: KillNode) -> None:
         """Kill the node's agent and everything below it."""
@@ -161,23 +160,21 @@ class LocalPlatform:
             kill_tree(node.process.pid)
 
     def end_job(self, command: EndJob) -> None:
-        """Note that the agents are about to leave, and tell the launcher."""
+        """Take note that the agents are about to exit, and tell the launcher."""
         self._ending = True
         if self._on_end is not None:
             self._on_end(command)
 
     async def close(self) -> None:
-        """End all nodes, and return when they are gone: within `grace_s`, and KILLED_S after killing the
-        rest.
-        """
+        """End all nodes. Returns when their agents have exited, or KILLED_S after the kill that follows `grace_s`."""
         self._ending = True
         nodes = list(self._nodes.values())
         for node in nodes:
-            self._ask_to_leave(node)
+            self._ask_to_exit(node)
         deadline = time.monotonic() + self._options.grace_s + KILLED_S
         for node in nodes:
             if node.process is not None and not await node.process.wait(max(0.0, deadline - time.monotonic())):
-                _log.error("agent %d of %s does not end", node.process.pid, node.name)
+                _log.error("agent %d of %s does not exit after SIGKILL", node.process.pid, node.name)
         self._link.close()
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -198,16 +195,16 @@ class LocalPlatform:
     def _create(self, name: str) -> None:
         if name in self._nodes:
             if self._nodes[name].deleted:
-                raise PlatformError(f"{name} is still ending; ask for a node of another name")
+                raise PlatformError(f"{name} is still being ended; ask for a node of another name")
             return
         if len(self._nodes) >= self._options.max_nodes:
             raise PlatformError(f"{name} would be one more than {self._options.max_nodes} nodes on this machine")
         if not name or not all(letter.isalnum() or letter in "-_" for letter in name):
-            raise PlatformError(f"{name!r} is no name for a node: use letters, digits, - and _")
+            raise PlatformError(f"{name!r} is not a valid node name: use letters, digits, - and _")
         try:
             JobKeys.add(self._options.keys, node_address(name))
         except ConfigurationError as error:
-            raise PlatformError(f"no keys for {name}: {error}") from error
+            raise PlatformError(f"cannot make keys for {name}: {error}") from error
         try:
             theirs, ours = os.pipe()
         except OSError as error:
@@ -223,7 +220,7 @@ class LocalPlatform:
         self._nodes[name] = node
         node.process = WatchedProcess(pid, lambda status: self._ended(node, status))
 
-    def _spawn(self, name: str, life: int) -> int:
+    def _spawn(self, name: str, pipe: int) -> int:
         options = self._options
         command = [sys.executable, "-m", "midstep.cli.agent"]
         arguments = {
@@ -234,22 +231,22 @@ class LocalPlatform:
             "--run-dir": options.run_directory,
             "--failure-domain": self._domain_of(name),
             "--host": options.host,
-            "--life-fd": str(life),
+            "--life-fd": str(pipe),
         }
         for option, value in arguments.items():
             command += [option, value]
         log = Path(options.log_directory) / f"agent-{name}.log"
-        with open(open_log(log), "ab", buffering=0) as output, self._mark(name).handed_down() as marks:
+        with open(open_log(log), "ab", buffering=0) as output, self._mark(name).inherited() as marks:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**self._environment, **marks},
-                pass_fds=(life,),
+                pass_fds=(pipe,),
                 start_new_session=True,
             )
-        process.returncode = 0  # it is waited for by its pidfd; Popen must not do so too
+        process.returncode = 0  # WatchedProcess reaps it; Popen must not do so too
         return process.pid
 
     def _mark(self, name: str) -> NodeMark:
@@ -258,7 +255,7 @@ class LocalPlatform:
     def _folder(self, name: str) -> Path:
         return Path(self._options.run_directory).resolve() / name
 
-    def _ask_to_leave(self, node: _Node) -> None:
+    def _ask_to_exit(self, node: _Node) -> None:
         node.end()
         if node.process is not None and node.kill is None:
             node.process.signal(signal.SIGTERM)
@@ -270,10 +267,10 @@ class LocalPlatform:
         if node.kill is not None:
             node.kill.cancel()
         del self._nodes[node.name]
-        # An agent that was killed leaves its socket, and perhaps what its ranks had started.
+        # An agent that was killed leaves its socket, and perhaps processes that its ranks had started.
         self._mark(node.name).kill_all()
         for left in remove_tree(self._folder(node.name)):
-            _log.warning("%s cannot be removed and is left", left)
+            _log.warning("cannot remove %s", left)
         if not node.deleted and not self._ending:
             how = f"signal {-status}" if status < 0 else f"status {status}"
             reason = f"its agent ended with {how}"

@@ -1,6 +1,6 @@
-"""Where a child of midstep writes what it says: its log, or, where that cannot be opened, its parent's own stderr.
+"""Log files of child processes, with this process's stderr as the fallback where a file cannot be opened.
 
-A log is never a reason not to start a process: a directory that became full, read-only or was removed costs lines.
+A log never keeps a process from starting: a directory that is full, read-only or removed costs lines only.
 """
 
 import errno
@@ -17,15 +17,15 @@ _log = logging.getLogger(__name__)
 
 
 def open_log(path: Path) -> int:
-    """Return a descriptor, the caller's to close, that appends to `path`, or else to this process's own stderr.
+    """Return a descriptor, the caller's to close, that appends to `path`, or else to this process's stderr.
 
-    Raises OSError when this process has no descriptor left to give.
+    Raises OSError when this process has no descriptor left.
     """
     try:
         make_private_directory(path.parent)
         return open_for_appending(path)
     except OSError as error:
-        _log.warning("%s cannot be written: %s; what belongs there stands here", path, error.strerror or error)
+        _log.warning("cannot write %s: %s; its lines are written here instead", path, error.strerror or error)
     sys.stderr.flush()
     try:
         return os.dup(STDERR)

@@ -108,11 +108,11 @@ def test_a_daemon_with_an_empty_environment_ends_with_the_killed_agent_of_its_no
 def test_a_process_that_flees_by_forking_is_caught(tmp_path: Path) -> None:
     """The mark is inherited, and it is looked for until none is found."""
     mark = NodeMark(tmp_path, "node0")
-    with mark.handed_down(), started(FUGITIVE, env={}, start_new_session=True) as first:
+    with mark.inherited(), started(FUGITIVE, env={}, start_new_session=True) as first:
         first.wait(10)
         mark.kill_all()
 
-    assert not [pid for pid in psutil.pids() if mark.is_on(pid) and is_alive(pid)]
+    assert not [pid for pid in psutil.pids() if mark.marks(pid) and is_alive(pid)]
 
 
 def test_a_node_is_known_by_either_of_its_marks_and_no_other_is_harmed(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_a_node_is_known_by_either_of_its_marks_and_no_other_is_harmed(tmp_path:
     sleep = "import time; print('up', flush=True); time.sleep(600)"
     variable = {names.AGENT_SOCKET: mine.socket}
     with contextlib.ExitStack() as stack:
-        with mine.handed_down():
+        with mine.inherited():
             limited = stack.enter_context(started(sleep, env={}))
-        with other.handed_down() as theirs:
+        with other.inherited() as theirs:
             neighbour = stack.enter_context(started(sleep, env=theirs))
         named = stack.enter_context(started(sleep, env=variable))
         unmarked = stack.enter_context(started(sleep))
@@ -141,9 +141,9 @@ def test_a_node_is_known_by_either_of_its_marks_and_no_other_is_harmed(tmp_path:
 def test_a_zombie_that_nobody_waits_for_holds_up_nothing(tmp_path: Path) -> None:
     """It carries the limit until its parent has waited for it."""
     mark = NodeMark(tmp_path, "node0")
-    with mark.handed_down(), started("pass", env={}) as process:
+    with mark.inherited(), started("pass", env={}) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert mark.is_on(process.pid)
+        assert mark.marks(process.pid)
         mark.kill_all()
 
         assert process.wait(10) == 0
@@ -152,11 +152,11 @@ def test_a_zombie_that_nobody_waits_for_holds_up_nothing(tmp_path: Path) -> None
 def test_what_this_process_starts_later_is_not_marked(tmp_path: Path) -> None:
     """The limit is handed down for as long as it is asked for."""
     mark = NodeMark(tmp_path, "node0")
-    with mark.handed_down():
-        assert mark.is_on(os.getpid())
+    with mark.inherited():
+        assert mark.marks(os.getpid())
         mark.kill_all()  # spares the one who calls
 
-    assert not mark.is_on(os.getpid())
+    assert not mark.marks(os.getpid())
 
 
 @attack(
@@ -171,7 +171,7 @@ def test_the_next_job_ends_what_a_job_left_whose_launcher_was_killed_with_its_ag
     first = create_job(Start((str(script),), job_directory=tmp_path / "job", job=f"first-{number}"))
     jobs = [first]
     (first.run_directory / "node0").mkdir()
-    with NodeMark(first.run_directory, "node0").handed_down(), started("import time; time.sleep(600)", env={}) as left:
+    with NodeMark(first.run_directory, "node0").inherited(), started("import time; time.sleep(600)", env={}) as left:
         try:
             first.held.close()  # what the kernel does when the launcher ends
             jobs.append(create_job(Start((str(script),), job_directory=tmp_path / "job2", job=f"second-{number}")))

@@ -71,7 +71,7 @@ def full_file_system(place: Path) -> Iterator[Callable[[], None]]:
 @attack(
     "a directory, a named pipe or a file lies where a log is to be opened",
     holds="the process is started, and nothing waits for a reader of the pipe",
-    reads="`...rank-0.1.log cannot be written: Is a directory; what belongs there stands here`, in the agent's log",
+    reads="`cannot write ...rank-0.1.log: Is a directory; its lines are written here instead`, in the agent's log",
 )
 @pytest.mark.parametrize("obstruct", OBSTACLES)
 def test_a_log_that_cannot_be_opened_is_written_to_the_parents_stderr(
