@@ -1,1 +1,1 @@
-"""Where faults of hardware are seen: documents that a cluster's own detectors leave, and programs that report lines."""
+"""Detection of hardware faults: documents that a cluster's detectors write, and lines that other programs report."""

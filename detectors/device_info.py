@@ -1,4 +1,4 @@
-"""The documents of a node's device plugin: `mindx-dl-deviceinfo-<node>`, with its faults of NPUs and of switches.
+"""Parse the documents of a node's device plugin, `mindx-dl-deviceinfo-<node>`: faults of NPUs and of switches.
 
 The ConfigMap has the keys `DeviceInfoCfg`, `SwitchInfoCfg` and `ManuallySeparateNPU`. Values are JSON text, lists in
 them are text with commas, and the list of faults is JSON text once more. A fault entry can carry several codes; their
@@ -31,7 +31,7 @@ _KINDS = {
 
 
 class TimeAndLevel(msgspec.Struct, frozen=True):
-    """When one code came, and how bad it is."""
+    """Time and level of one code."""
 
     fault_time: float = 0
     fault_level: str = ""
@@ -112,7 +112,7 @@ def separated_readings(text: str, node: str) -> tuple[Reading, ...]:
                 node=node,
                 device=device,
                 level=FaultLevel.MANUALLY_SEPARATE_NPU,
-                detail="separated until a person has looked",
+                detail="separated by an operator, until an operator takes it back",
             )
             for device in _devices(SEPARATED, text)
         ),
@@ -120,7 +120,7 @@ def separated_readings(text: str, node: str) -> tuple[Reading, ...]:
 
 
 def switch_readings(text: str, node: str) -> tuple[Reading, ...]:
-    """Return the faults of the switches that `node` hangs on, from SwitchInfoCfg. Raises DocumentError."""
+    """Return the faults of the switches of `node`, from SwitchInfoCfg. Raises DocumentError."""
     return bounded(SWITCHES, _of_switches(decoded(SWITCHES, text, SwitchInfoCfg), node))
 
 
@@ -183,14 +183,14 @@ def _of_entry(key: str, fault: DeviceFault, node: str, updated_s: float) -> Iter
 
 
 def _unexplained(node: str, device: int) -> Reading:
-    """A device that is listed as unhealthy, and no fault says why: nothing new is to be placed on it."""
+    """Return the reading of a device that is listed as unhealthy without a fault: nothing new is placed on it."""
     return Reading(
         kind=FaultKind.DEVICE,
         fault_id=f"{node}/{device}/unhealthy",
         node=node,
         device=device,
         level=FaultLevel.PRE_SEPARATE_NPU,
-        detail="listed as unhealthy, and no fault says why",
+        detail="listed as unhealthy, without a fault",
     )
 
 
@@ -202,5 +202,5 @@ def _device(key: str, name: str) -> int:
     """Return the number of a device from its name: `Ascend910-3` is 3."""
     digits = name.strip().rpartition("-")[2]
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 6) or int(digits) > MAX_DEVICE:
-        raise DocumentError(key, f"{shown(name)} is no name of a device, such as Ascend910-0")
+        raise DocumentError(key, f"{shown(name)} is not a valid name of a device, such as Ascend910-0")
     return int(digits)

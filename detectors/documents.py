@@ -1,4 +1,4 @@
-"""From a file to the documents in it. Pure: bytes and a path in, documents out.
+"""Parse a file into its fault documents. Pure: bytes and a path are arguments, documents are returned.
 
 A file is raw JSON, a ConfigMap as `kubectl get -o yaml` or `-o json` prints it, a list of them, or one file of a
 mounted ConfigMap.
@@ -26,21 +26,27 @@ PARSERS: dict[str, Callable[[str, str], tuple[Reading, ...]]] = {
     NODE: node_readings,
     PUBLIC: public_readings,
 }
-# What a name that is followed by a node's name begins with.
+# Prefixes of names that end in a node's name.
 PREFIXES = ("mindx-dl-deviceinfo-", "mindx-dl-nodeinfo-", "mindx-dl-switchinfo-")
 SUFFIXES = (".json", ".yaml", ".yml")
 _LONGEST_ERROR = 1000
 
 _log = logging.getLogger(__name__)
 
-# A raw document has no key around it; these names tell which one it is.
-_TELLING = ((DEVICES, "DeviceInfo"), (NODE, NODE), (NODE, "FaultDevList"), (PUBLIC, "faults"), (SWITCHES, "FaultCode"))
+# A raw document has no key around it; these names identify it.
+_IDENTIFYING = (
+    (DEVICES, "DeviceInfo"),
+    (NODE, NODE),
+    (NODE, "FaultDevList"),
+    (PUBLIC, "faults"),
+    (SWITCHES, "FaultCode"),
+)
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One document of a file: its readings, or what is wrong with it.
+    """One document of a file: its readings, or its error.
 
-    `snapshot`: it says what is, so what is no longer in it has recovered.
+    `snapshot`: it lists what is wrong now, so what is no longer in it has recovered.
     """
 
     name: str
@@ -51,43 +57,43 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def documents_in(path: PurePath, data: bytes, serials: Mapping[str, str] = NO_SERIALS) -> tuple[Document, ...]:
-    """Return every document of the file at `path` that has `data`. Never raises: mistakes are documents, too.
+    """Return every document in `data`, the bytes of the file at `path`. Never raises: errors are in the documents.
 
-    What is wrong with one document is said of that one, and the others are read. The work is bounded: by the size of
-    the file, the depth and number of its values, and the number of faults that one document can have.
-    `serials`: the nodes of machines that a document may name by their serial number.
+    An error in one document does not keep the others from being read. The work is bounded by the size of the file, the
+    depth and number of its values, and the number of faults that one document can have. `serials`: the nodes of
+    machines that a document may name by their serial number.
     """
     whole = displayed(str(path))
     try:
         pieces = list(_pieces(path, data))
     except DocumentError as error:
-        return (Document(whole, error.key, error=_said(error)),)
-    except Exception as error:  # whatever a library raises for what is no document: it must not end the watch
-        _log.exception("%s cannot be read", whole)
-        return (Document(whole, "", error=_unforeseen(error)),)
+        return (Document(whole, error.key, error=_error_text(error)),)
+    except Exception as error:  # a library may raise anything for malformed input: it must not end the watch
+        _log.exception("cannot read %s", whole)
+        return (Document(whole, "", error=_unexpected(error)),)
     found: dict[str, Document] = {}
     for piece in pieces:
-        document = _wrong(whole, piece) if isinstance(piece, DocumentError) else _document(whole, piece, serials)
+        document = _invalid(whole, piece) if isinstance(piece, DocumentError) else _document(whole, piece, serials)
         if document.name in found:
-            document = Document(document.name, document.key, error=f"{document.key}: stands twice in the file")
+            document = Document(document.name, document.key, error=f"{document.key}: is twice in the file")
         found[document.name] = document
     return tuple(found.values())
 
 
 def displayed(name: str) -> str:
-    """Return a file's name or path for messages: what is no printable UTF-8 is escaped, and no two look the same."""
+    """Format a file's name or path for messages: unprintable characters are escaped, so that no two look the same."""
     text = os.fsencode(name).replace(b"\\", b"\\\\").decode(errors="backslashreplace")
     return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in text)
 
 
 def is_document(path: PurePath) -> bool:
-    """Say whether a file of a watched directory is to be looked at, by its name."""
+    """Return whether a file of a watched directory is to be read, by its name."""
     name = path.name
     return not name.startswith(".") and (name in PARSERS or name.endswith(SUFFIXES) or name.startswith(PREFIXES))
 
 
 class _Piece(NamedTuple):
-    """What may be a document. `name`: of the ConfigMap or the file."""
+    """A candidate for a document. `name`: of the ConfigMap or the file."""
 
     key: str
     value: Any
@@ -95,9 +101,9 @@ class _Piece(NamedTuple):
 
 
 def _pieces(path: PurePath, data: bytes) -> Iterator[_Piece | DocumentError]:
-    """Yield what may be documents, and what cannot be. Raises DocumentError when nothing of the file can be read."""
+    """Yield candidates, and errors. Raises DocumentError when nothing of the file can be read."""
     if len(data) > MAX_DOCUMENT_BYTES:
-        raise DocumentError("", f"larger than {MAX_DOCUMENT_BYTES} bytes, which no document is")
+        raise DocumentError("", f"larger than {MAX_DOCUMENT_BYTES} bytes")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -123,7 +129,7 @@ def _pieces(path: PurePath, data: bytes) -> Iterator[_Piece | DocumentError]:
 
 
 def _of_object(tree: dict[Any, Any], name: str) -> Iterator[_Piece]:
-    """Yield what may be documents in one object. Raises DocumentError when there is nothing of the kind."""
+    """Yield the candidates in one object. Raises DocumentError when there are none."""
     if tree.get("kind") == "ConfigMap" or isinstance(tree.get("data"), dict):
         metadata = tree.get("metadata")
         named = metadata.get("name") if isinstance(metadata, dict) else None
@@ -134,11 +140,11 @@ def _of_object(tree: dict[Any, Any], name: str) -> Iterator[_Piece]:
     if any(key in PARSERS and isinstance(value, str | dict | list) for key, value in tree.items() if key != NODE):
         yield from _known(tree, name, "")
         return
-    for key, telling in _TELLING:
-        if telling in tree:
+    for key, name_in_it in _IDENTIFYING:
+        if name_in_it in tree:
             yield _Piece(key, tree, name)
             return
-    raise DocumentError("", f"none of the documents that are known: {', '.join(PARSERS)}")
+    raise DocumentError("", f"not a known document; known: {', '.join(PARSERS)}")
 
 
 def _known(data: Any, name: str, where: str) -> Iterator[_Piece]:
@@ -159,28 +165,28 @@ def _document(whole: str, piece: _Piece, serials: Mapping[str, str]) -> Document
         readings = public_readings(text, "", serials) if key == PUBLIC else PARSERS[key](text, _node(name))
         return Document(whole, key, readings, snapshot=snapshot)
     except DocumentError as error:
-        return Document(whole, plain(error.key) or key, error=_said(error), snapshot=snapshot)
+        return Document(whole, plain(error.key) or key, error=_error_text(error), snapshot=snapshot)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return Document(whole, key, error=plain(f"{key}: {error}"), snapshot=snapshot)
-    except Exception as error:  # as above: one document's failure is no other's
-        _log.exception("%s cannot be read", whole)
-        return Document(whole, key, error=_unforeseen(error), snapshot=snapshot)
+    except Exception as error:  # as above
+        _log.exception("cannot read %s", whole)
+        return Document(whole, key, error=_unexpected(error), snapshot=snapshot)
 
 
-def _wrong(whole: str, error: DocumentError) -> Document:
-    return Document(f"{whole}:{error.key}", error.key, error=_said(error))
+def _invalid(whole: str, error: DocumentError) -> Document:
+    return Document(f"{whole}:{error.key}", error.key, error=_error_text(error))
 
 
-def _said(error: DocumentError) -> str:
+def _error_text(error: DocumentError) -> str:
     return plain(str(error), _LONGEST_ERROR)
 
 
-def _unforeseen(error: Exception) -> str:
+def _unexpected(error: Exception) -> str:
     return plain(f"cannot be read: {type(error).__name__}: {error}", _LONGEST_ERROR)
 
 
 def _node(name: str) -> str:
-    """Return the node that a ConfigMap, its mount or its file is named for."""
+    """Return the node in the name of a ConfigMap, its mount or its file."""
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return node_name("metadata.name", name.removeprefix(prefix))
@@ -193,7 +199,7 @@ def _stem(name: str) -> str:
 
 
 def _tree(text: str) -> Any:
-    """Return the plain values of JSON or YAML text."""
+    """Parse JSON or YAML text into plain values."""
     if text.lstrip()[:1] in {"{", "["}:
         try:
             return msgspec.json.decode(text)

@@ -1,8 +1,8 @@
-"""A detector that watches files and directories: documents as a cluster leaves them, e.g. mounted ConfigMaps.
+"""A detector that watches files and directories for fault documents, e.g. mounted ConfigMaps.
 
-Changes are noticed by the kernel's word (watchfiles), and by looking every few seconds where the kernel has none to
-give, as on network file systems. What is looked at are whole files: replaced by a rename, by a swap of the link that a
-mounted ConfigMap hangs on, or written in place.
+Changes are noticed by inotify (watchfiles), and by polling every few seconds, since network file systems have no
+inotify. Whole files are read, whether they were replaced by a rename, by a change of the link in a mounted ConfigMap,
+or written in place.
 """
 
 import asyncio
@@ -20,12 +20,10 @@ from watchfiles import awatch
 from ..protocol.types import FaultReport, detector_address
 from .documents import Document, displayed, documents_in, is_document
 from .public_fault import NO_SERIALS
-from .reading import MAX_DOCUMENT_BYTES
+from .reading import MAX_DOCUMENT_BYTES, Report
 from .snapshots import Snapshots
 
-Tell = Callable[[FaultReport], None]
-
-LOOK_S = 2.0  # without a word from the kernel
+POLL_S = 2.0  # where inotify reports nothing
 DEBOUNCE_MS = 50
 MAX_FILES = 10_000
 
@@ -34,14 +32,14 @@ _Stamp = tuple[int, int, int]
 
 
 class Sign(enum.StrEnum):
-    """A sign of life, one character each."""
+    """A sign of progress for the process that supervises the watch, one character each."""
 
-    PROGRESS = "."  # one file was looked at
-    LOOKED = "\n"  # all were
+    PROGRESS = "."  # one file was checked
+    LOOKED = "\n"  # all files were checked
 
 
 class FileDetector:
-    """Watches files, and directories with files or with directories of files. Use as `await watch(tell)`."""
+    """Watches files, and directories with files or with directories of files. Use as `await watch(report)`."""
 
     def __init__(
         self,
@@ -51,55 +49,61 @@ class FileDetector:
         serials: Mapping[str, str] = NO_SERIALS,
         alive: Callable[[Sign], None] = lambda sign: None,
     ) -> None:
-        """`state`: a file in which a detector that is started again finds what it has told of.
+        """Prepare to watch.
 
-        `serials`: the nodes of machines that a document may name by their serial number. `alive` is called as the
-        watch makes progress.
+        Args:
+            name: The detector's, in whose name it reports.
+            sources: Files and directories.
+            state: File in which a restarted detector finds what it has reported.
+            serials: Nodes of machines that a document may name by their serial number.
+            alive: Called as the watch makes progress.
         """
         self._serials = serials
         self._alive = alive
         self._sources = tuple(source.absolute() for source in sources)
         self._state = state
         self._snapshots = Snapshots(detector_address(name))
-        self._read: dict[Path, tuple[_Stamp, tuple[Document, ...]]] = {}  # what a file had when it was last read
+        self._read: dict[Path, tuple[_Stamp, tuple[Document, ...]]] = {}  # of each file, as it was last read
         self._beyond = False  # there are more files than MAX_FILES
         if state is not None and state.is_file():
             self._restore(state)
 
-    async def watch(self, tell: Tell) -> None:
-        """Tell of what is there, then of every change, until cancelled."""
+    async def watch(self, report: Report) -> None:
+        """Report the faults that stand, then every change, until cancelled."""
         while True:
-            await self._look_and_tell(tell)
+            await self._check_and_report(report)
             watched = self._directories() or [_nearest(source) for source in self._sources]
             try:
-                await self._until_they_change(watched, tell)
+                await self._until_directories_change(watched, report)
             except (OSError, RuntimeError, ExceptionGroup) as error:
-                # A directory went away while it was being watched, or a file came whose name watchfiles cannot decode.
-                _log.warning("watching %s: %s", ", ".join(displayed(str(path)) for path in watched), error)
-                await asyncio.sleep(LOOK_S)  # a directory may be there again, or be gone for long
+                # A directory was removed while it was watched, or a file has a name that watchfiles cannot decode.
+                _log.warning(
+                    "cannot watch %s, trying again: %s", ", ".join(displayed(str(path)) for path in watched), error
+                )
+                await asyncio.sleep(POLL_S)  # the directory may come back, or be gone for long
 
-    async def _until_they_change(self, watched: list[Path], tell: Tell) -> None:
-        """Look at every change in these directories, and now and then, until others are to be watched."""
+    async def _until_directories_change(self, watched: list[Path], report: Report) -> None:
+        """Check files at every change in these directories and every POLL_S, until others are to be watched."""
         async for _ in awatch(
             *watched,
             watch_filter=None,
             debounce=DEBOUNCE_MS,
             step=DEBOUNCE_MS // 2,
-            rust_timeout=int(LOOK_S * 1000),
+            rust_timeout=int(POLL_S * 1000),
             yield_on_timeout=True,
             recursive=False,
             ignore_permission_denied=True,
         ):
-            await self._look_and_tell(tell)
+            await self._check_and_report(report)
             if self._directories() not in ([], watched):
                 return
 
     def look(self, now: float) -> list[FaultReport]:
-        """Read what has changed since the last look, and return what is to be reported."""
+        """Read the files that have changed since the last call, and return what is to be reported."""
         return [report for reports in self._looks(now) for report in reports]
 
     def _looks(self, now: float) -> Iterator[list[FaultReport]]:
-        """Yield what is to be reported of each file, as soon as it has been read: another may take longer."""
+        """Yield what is to be reported of each file as soon as it has been read: another may take longer."""
         there: set[Path] = set()
         for path in self._files():
             there.add(path)
@@ -112,18 +116,20 @@ class FileDetector:
         name = displayed(str(path))
         reports = self._snapshots.forget(name, now)
         if reports is None:
-            return self._snapshots.take([Document(name, "", error="is gone; what it last said stays in force")], now)
+            return self._snapshots.take(
+                [Document(name, "", error="is gone; the faults that it last had stay in force")], now
+            )
         del self._read[path]
         return reports
 
-    async def _look_and_tell(self, tell: Tell) -> None:
+    async def _check_and_report(self, report: Report) -> None:
         news = False
         for reports in self._looks(time.time()):
-            for report in reports:
-                tell(report)
+            for each in reports:
+                report(each)
                 news = True
             self._alive(Sign.PROGRESS)
-            await asyncio.sleep(0)  # what was told is sent, and acknowledged, while further files are read
+            await asyncio.sleep(0)  # reports are sent and acknowledged while further files are read
         if news and self._state is not None:
             self._save(self._state)
         self._alive(Sign.LOOKED)
@@ -132,19 +138,19 @@ class FileDetector:
         try:
             self._snapshots.restore(state.read_bytes())
         except OSError as error:
-            _log.warning("%s cannot be read, and faults that stand are told of again: %s", state, error)
+            _log.warning("cannot read %s, so faults that stand are reported again: %s", state, error)
 
     def _save(self, state: Path) -> None:
-        """Keep what was told. Without it, a detector that is started again tells of it again, which does no harm."""
+        """Save what was reported. Without it a restarted detector reports standing faults again, which is harmless."""
         draft = state.with_name(f".{state.name}")
         try:
             draft.write_bytes(self._snapshots.saved())
             draft.replace(state)
         except OSError as error:
-            _log.warning("%s cannot be written: %s", state, error)
+            _log.warning("cannot write %s, so faults are reported again after a restart: %s", state, error)
 
     def _documents(self, path: Path) -> tuple[Document, ...]:
-        """Return the documents of a file, read again only when it is another file or was written."""
+        """Return the documents of a file; read it only when it was replaced or written."""
         name, known = displayed(str(path)), self._read.get(path)
         try:
             stamp = _stamp_of(path.stat())
@@ -158,18 +164,18 @@ class FileDetector:
             if document.error:
                 _log.error("%s is skipped: %s", document.name, document.error)
         if all(document.name != name for document in documents):
-            documents = (Document(name, ""), *documents)  # the file itself is well
+            documents = (Document(name, ""), *documents)  # the file itself is readable
         self._read[path] = (stamp, documents)
         return documents
 
     def _too_many(self) -> Document:
-        """Return the document that says whether there are more files than are read."""
+        """Return a document that is in error while there are more than MAX_FILES files."""
         name = ", ".join(displayed(str(source)) for source in self._sources)
         error = f"has more than {MAX_FILES} files, and further ones are not read; remove some" if self._beyond else ""
         return Document(f"{name}:files", "", error=error)
 
     def _files(self) -> Iterator[Path]:
-        """Yield every file to be looked at; one that a source names is, whatever its name."""
+        """Yield every file to be checked; a source that is a file is, whatever its name."""
         left = MAX_FILES
         for source in self._sources:
             if not os.path.isdir(source):
@@ -184,9 +190,9 @@ class FileDetector:
         self._beyond = left < 0
 
     def _directories(self) -> list[Path]:
-        """Return the directories whose entries matter; a file's is its parent, in which it may be replaced.
+        """Return the directories to watch; a file's is its parent, in which it may be replaced.
 
-        Those whose names are not UTF-8 are looked at every LOOK_S only: watchfiles cannot name them.
+        Those whose names are not UTF-8 are polled only: watchfiles cannot name them.
         """
         directories: dict[Path, None] = {}
         for source in self._sources:
@@ -196,7 +202,7 @@ class FileDetector:
 
 
 def _contents(path: Path) -> tuple[_Stamp, bytes]:
-    """Return what is in a file, up to the first byte too many, and its stamp. Raises OSError, also for a pipe."""
+    """Return a file's stamp and its bytes, at most one more than allowed. Raises OSError, also for a pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -225,7 +231,7 @@ def _inside(directory: Path) -> list[Path]:
 def _entries(directory: Path) -> list[Path]:
     try:
         return sorted(directory.iterdir())
-    except OSError:  # it has just gone, or is closed to us: then its files are told of as gone
+    except OSError:  # it was removed or may not be read: its files are reported as gone
         return []
 
 

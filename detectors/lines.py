@@ -1,13 +1,12 @@
-"""One JSON object a line: how any program reports a fault, through the job's socket or `midstep detect --lines`.
+"""Fault reports as JSON lines, which any program may send through the job's socket or `midstep detect --lines`.
 
-Only what is needed has to be said: where (`node`, with `device` where there is one; or `rank`), and what (`code`, or
-`level`, or both). docs/faults.md describes the keys and has examples.
+A line must say where (`node`, with `device` where there is one; or `rank`) and what (`code`, or `level`, or both).
+docs/faults.md describes the keys and has examples.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -16,7 +15,7 @@ from ..policies.fault_levels import LevelName, level_named
 from ..protocol.bounds import Device, Rank
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
-from .reading import MAX_DEVICE, MAX_ID, decoded, node_name, seconds
+from .reading import MAX_DEVICE, MAX_ID, Report, decoded, node_name, seconds
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_NAME = 64  # of a detector
@@ -27,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One report. `at_s`: seconds or milliseconds since 1970; without it, now. `fault_id` matches occur and recover."""
+    """One line. `at_s`: seconds or milliseconds since 1970; without it, now. `fault_id` matches occur and recover."""
 
     code: str | None = None
     level: LevelName | None = None
@@ -57,12 +56,12 @@ def parse_line(data: bytes, name: str, now: float) -> FaultReport:
     if line.rank is not None and (line.device is not None or line.rank < 0):
         raise DocumentError("device", "is for a node: a rank, of at least 0, has its own device")
     if not 0 <= (line.device or 0) <= MAX_DEVICE:
-        raise DocumentError("device", f"about no device; allowed: 0 to {MAX_DEVICE}")
+        raise DocumentError("device", f"is out of range; allowed: 0 to {MAX_DEVICE}")
     if (line.rank or 0) > MAX_RANK:
-        raise DocumentError("rank", f"about no rank; allowed: 0 to {MAX_RANK}")
+        raise DocumentError("rank", f"is out of range; allowed: 0 to {MAX_RANK}")
     if line.kind not in DETECTABLE - {FaultKind.DETECTOR}:
         kinds = ", ".join(sorted(DETECTABLE - {FaultKind.DETECTOR}))
-        raise DocumentError("kind", f"{line.kind} is not for a detector to see; allowed: {kinds}")
+        raise DocumentError("kind", f"{line.kind} cannot be reported by a detector; allowed: {kinds}")
     texts = {"fault_id": (line.fault_id, MAX_ID), "code": (line.code or "", MAX_ID), "detail": (line.detail, MAX_TEXT)}
     for key, (text, limit) in texts.items():
         if len(text) > limit:
@@ -91,7 +90,7 @@ def _name(name: str) -> str:
 
 
 class LineDetector:
-    """A detector that reads lines from a stream, e.g. of another program's output."""
+    """A detector that reads lines from a stream, e.g. from another program's output."""
 
     def __init__(self, name: str, stream: asyncio.StreamReader) -> None:
         """`stream` must have a limit of at least MAX_LINE_BYTES, and stays its creator's to close."""
@@ -99,14 +98,14 @@ class LineDetector:
         self._stream = stream
         self.refused = 0
 
-    async def watch(self, tell: Callable[[FaultReport], None]) -> None:
-        """Tell of each line's fault until the stream ends; lines that are wrong are logged and counted."""
+    async def watch(self, report: Report) -> None:
+        """Report each line's fault until the stream ends. Invalid lines are logged and counted."""
         number = 0
         while True:
             number += 1
             try:
                 line = await self._stream.readline()
-            except ValueError:  # longer than the stream's limit; what was read of it is gone
+            except ValueError:  # longer than the stream's limit; what was read of it is dropped
                 self._refuse(number, f"longer than {MAX_LINE_BYTES} bytes")
                 continue
             if not line:
@@ -114,12 +113,12 @@ class LineDetector:
             if not line.strip():
                 continue
             try:
-                report = parse_line(line, self._name, time.time())
+                fault = parse_line(line, self._name, time.time())
             except DocumentError as error:
                 self._refuse(number, str(error))
                 continue
-            # The connection speaks for one detector, whatever a line calls itself.
-            tell(msgspec.structs.replace(report, seen_by=detector_address(self._name)))
+            # A connection reports in the name of one detector, whatever a line says.
+            report(msgspec.structs.replace(fault, seen_by=detector_address(self._name)))
 
     def _refuse(self, number: int, why: str) -> None:
         self.refused += 1

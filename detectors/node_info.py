@@ -1,7 +1,7 @@
-"""The document of a node's own detector: `mindx-dl-nodeinfo-<node>`, with faults of its other parts.
+"""Parse the document of a node's own detector, `mindx-dl-nodeinfo-<node>`: faults of parts that are not NPUs.
 
-The key is `NodeInfo`; a part can have several codes, which share one level. The parts are no devices that ranks compute
-on, so each is a fault of the node.
+The key is `NodeInfo`. A part can have several codes, which share one level. Ranks do not compute on these parts, so
+each is a fault of the node.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""PublicFault documents: how any program tells a MindCluster of faults that it has seen.
+"""Parse PublicFault documents, by which any program reports faults to MindCluster.
 
-Unlike the other documents this is a message and no state: each fault says itself whether it occurs or recovers, and
-what is no longer in the document has not recovered. One fault can have many devices on many nodes.
+Unlike the other documents this is a message and not a state: each fault says whether it occurs or recovers, and what is
+no longer in the document has not recovered. One fault can have many devices on many nodes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ NO_SERIALS: Mapping[str, str] = MappingProxyType({})
 
 
 class FaultType(StrEnum):
-    """What a public fault is about."""
+    """What a public fault affects."""
 
     NPU = "NPU"
     NODE = "Node"
@@ -46,7 +46,7 @@ _NAMES = {
 
 
 class Influence(msgspec.Struct, frozen=True, rename=_NAMES.get):
-    """Where a fault is felt: devices of a node; none: the node."""
+    """Where a fault is: devices of a node; none: the node."""
 
     node_name: str = ""
     node_sn: str = ""
@@ -76,7 +76,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def public_readings(text: str, node: str = "", serials: Mapping[str, str] = NO_SERIALS) -> tuple[Reading, ...]:
-    """Return what a PublicFault document says; `node` is not looked at, it names its nodes. Raises DocumentError.
+    """Return the faults of a PublicFault document; it names its nodes, so `node` is unused. Raises DocumentError.
 
     `serials`: the nodes of machines that are named by their serial number only.
     """
@@ -96,7 +96,7 @@ def _of_message(message: Message, serials: Mapping[str, str]) -> Iterator[Readin
 def _at(key: str, fault: Fault, place: Influence, detail: str, serials: Mapping[str, str]) -> Iterator[Reading]:
     name = node_name(f"{key}.nodeName", place.node_name) if place.node_name else _by_serial(key, place, serials)
     if not all(0 <= device <= MAX_DEVICE for device in place.device_ids):
-        raise DocumentError(f"{key}.deviceIds", f"found a number that is no device; known: 0 to {MAX_DEVICE}")
+        raise DocumentError(f"{key}.deviceIds", f"found a number out of range; known: 0 to {MAX_DEVICE}")
     # A fault of a network or of storage is one of its devices where they are named.
     devices: list[int | None] = [*place.device_ids] or [None]
     if fault.fault_type is FaultType.NODE:

@@ -1,12 +1,11 @@
-"""What all documents come down to: readings, each one fault at one place; and the error for what is no document.
+"""Readings, the common form of all fault documents: each is one fault at one place. And checks of their values.
 
-Everything here is pure. Documents are believed as a whole or not at all: one that has a mistake anywhere is refused
-with the place of the mistake, since the half of it that can be read may say that a device is well because the other
-half is missing.
+Everything here is pure. A document is taken as a whole or not at all: one with a mistake anywhere is refused with the
+place of the mistake, since in the part that can be read a device may seem healthy because the other part is missing.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,16 +18,17 @@ MAX_DOCUMENT_BYTES = 4 << 20  # a ConfigMap has at most 1 MiB; a list of them, a
 MAX_READINGS = 10_000  # of one document
 MAX_ID = 500  # characters of a code with its place
 MAX_NAME = 253  # of a node, and of a key, as Kubernetes has them
-MAX_DEVICE = 4096  # numbers beyond are no devices of a node
-MAX_TEXT = 2000  # of a line for people
+MAX_DEVICE = 4096  # larger numbers are not devices of a node
+MAX_TEXT = 2000  # of a detail
 _MILLISECONDS_FROM = 1e11  # larger times are milliseconds: as seconds they would be in the year 5138
 _SHOWN = 120
 
 T = TypeVar("T")
+Report = Callable[[FaultReport], None]  # where a detector reports every fault that occurs or recovers
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """One fault at one place, as a document has it. `level` None: it is for the code to say; `at_s` 0: not known."""
+    """One fault at one place, from a document. `level` None: the code decides; `at_s` 0: not known."""
 
     kind: FaultKind
     fault_id: str
@@ -74,24 +74,24 @@ def converted(key: str, value: Any, form: type[T]) -> T:
 
 
 def level_of(key: str, name: str) -> FaultLevel | None:
-    """Return the level that a document names; None when it names none. Raises DocumentError for one of no field."""
+    """Return the level that a document names; None when it names none. Raises DocumentError for an unknown one."""
     try:
         if len(name) > MAX_NAME:
             raise ValueError
         return level_named(LevelName(name.strip())) if name.strip() else None
     except ValueError:
-        raise DocumentError(key, f"{shown(name)} is no level; known: {', '.join(LevelName)}") from None
+        raise DocumentError(key, f"{shown(name)} is not a level; known: {', '.join(LevelName)}") from None
 
 
 def node_name(key: str, name: str) -> str:
-    """Return the name of a node if it can be one. Raises DocumentError."""
+    """Return the name of a node if it is a valid one. Raises DocumentError."""
     if not 0 < len(name) <= MAX_NAME or not name.isprintable() or any(letter in name for letter in " /"):
-        raise DocumentError(key, f"{shown(name)} is no name of a node")
+        raise DocumentError(key, f"{shown(name)} is not a valid name of a node")
     return name
 
 
 def seconds(time: float) -> float:
-    """Return a time of a document, which may be in milliseconds, as seconds; 0 for what is no time."""
+    """Return a time of a document, which may be in milliseconds, as seconds; 0 for an invalid one."""
     if not 0 < time < _MILLISECONDS_FROM * 1000:
         return 0.0
     return time / 1000 if time >= _MILLISECONDS_FROM else float(time)
@@ -105,7 +105,7 @@ def bounded(key: str, readings: Iterable[Reading]) -> tuple[Reading, ...]:
     kept: dict[str, Reading] = {}
     for number, reading in enumerate(readings):
         if number >= MAX_READINGS:
-            raise DocumentError(key, f"more than {MAX_READINGS} faults, which is not believed")
+            raise DocumentError(key, f"more than {MAX_READINGS} faults; a real document has fewer")
         if len(reading.fault_id) > MAX_ID or len(reading.code or "") > MAX_ID:
             raise DocumentError(key, f"{shown(reading.code or reading.fault_id)} is longer than a code can be")
         kept[reading.fault_id] = reading
@@ -113,7 +113,7 @@ def bounded(key: str, readings: Iterable[Reading]) -> tuple[Reading, ...]:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: a text in quotes, on one line and not too long; what is in a list is not shown."""
+    """Format a value for a message: a text in quotes, on one line, cut; the content of a list is not shown."""
     match value:
         case None:
             return "nothing"
@@ -128,6 +128,6 @@ def shown(value: object) -> str:
 
 
 def plain(text: str, most: int = 2 * _SHOWN) -> str:
-    """Return a text on one line, cut to `most` characters, with ? for what cannot be printed."""
+    """Return a text on one line, cut to `most` characters, with ? for unprintable ones."""
     cut = text if len(text) <= most else f"{text[: most - 3]}..."
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(cut.split()))

@@ -1,4 +1,4 @@
-"""A detector's connection to the controller of a job: as its own identity, with keys that let it report faults only."""
+"""Reports a detector's faults to the controller, with keys of its own that allow nothing else."""
 
 import asyncio
 import logging
@@ -17,9 +17,9 @@ from ..protocol.messages import Envelope, FaultReported
 from ..protocol.transport import DealerSocket
 from ..protocol.types import CONTROLLER, FaultReport, detector_address
 
-FLUSH_S = 15.0  # for the last reports to be acknowledged, when there is nothing more to tell
-GIVE_UP_S = 24 * 3600.0  # a report that nobody has taken in for so long is old news
-AT_ONCE = 1000  # reports on their way; a mailbox takes some thousands, and one document can have more
+FLUSH_S = 15.0  # for the last reports to be acknowledged
+GIVE_UP_S = 24 * 3600.0  # a report that was not acknowledged for so long is out of date
+AT_ONCE = 1000  # unacknowledged reports; a mailbox takes some thousands, and one document can have more
 MAX_WAITING = 100_000
 PACE_S = 0.05
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class NotTaken(MidstepError):
-    """Reports that the controller has not taken in."""
+    """Reports that the controller has not acknowledged."""
 
 
 class FaultReporter:
@@ -37,10 +37,16 @@ class FaultReporter:
     """
 
     def __init__(self, job: str, controller: str, name: str, keys: Path, *, lookup: Lookup = lambda: None) -> None:
-        """`controller`: where it listens at first, `tcp://host:port`; `lookup`: how it is found when it has moved;
-        `keys`: the directory with the folder of this detector.
+        """Connect.
 
-        Raises ConfigurationError when the keys are not there, or the endpoint is none.
+        Args:
+            job: Name of the job.
+            controller: Its first endpoint, `tcp://host:port`.
+            name: The detector's.
+            keys: Directory with the folder of this detector.
+            lookup: Returns the endpoint of a controller that listens elsewhere by now.
+
+        Raises ConfigurationError for missing keys or an invalid endpoint.
         """
         address = detector_address(name)
         mailbox = Mailbox(job=job, address=address, session=time.time_ns(), retry_max_s=2.0, give_up_s=GIVE_UP_S)
@@ -48,38 +54,38 @@ class FaultReporter:
         self._link = ControllerLink(
             mailbox, socket, on_command=self._command, on_new_controller=lambda: None, lookup=lookup
         )
-        self._waiting: deque[FaultReport] = deque()  # for a place among those that are on their way
+        self._waiting: deque[FaultReport] = deque()  # until few enough are unacknowledged
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, report: FaultReport) -> None:
-        """Send a report when those before it are few enough; its `seen_by` must be this detector."""
+        """Send a report once few enough others are unacknowledged. Its `seen_by` must be this detector."""
         if len(self._waiting) >= MAX_WAITING:
-            _log.error("a report is lost, %d wait already: %s", MAX_WAITING, report.detail)
+            _log.error("a report is dropped, since %d wait for the controller: %s", MAX_WAITING, report.detail)
             return
         self._waiting.append(report)
         if self._timer is None:
             self._send()
 
     async def flush(self, limit_s: float = FLUSH_S) -> None:
-        """Wait until all is acknowledged. Raises NotTaken when it is not within `limit_s`."""
+        """Wait until all reports are acknowledged. Raises NotTaken after `limit_s`."""
         deadline = time.monotonic() + limit_s
         while self._waiting and time.monotonic() < deadline:
             await asyncio.sleep(PACE_S)
         if self._waiting or not await self._link.flush(max(0.0, deadline - time.monotonic())):
             raise NotTaken(
-                f"the controller has not taken in what was reported within {limit_s:g} s. It may be gone, or it "
-                "refuses these reports: `midstep status` counts what it refuses."
+                f"the controller has not acknowledged all reports within {limit_s:g} s. It may have ended, or refuse "
+                "these reports: `midstep status` counts what it refuses."
             )
 
     def close(self) -> None:
-        """Drop the connection, and what waits. Idempotent."""
+        """Drop the connection and the waiting reports. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         self._waiting.clear()
         self._link.close()
 
     def _send(self) -> None:
-        """Send what may be on its way at once; more when some of it was acknowledged."""
+        """Send what may be unacknowledged at once, and the rest later."""
         self._timer = None
         while self._waiting and self._link.mailbox.behind(CONTROLLER) < AT_ONCE:
             self._link.post(FaultReported(self._waiting.popleft()))

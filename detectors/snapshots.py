@@ -1,7 +1,7 @@
-"""What changed between two looks at the same documents: a fault that vanished from one has recovered.
+"""Changes between two readings of the same documents: a fault that is no longer in one has recovered.
 
-Most documents say what is wrong now, and nothing of what was. Pure: what was found goes in, fault reports come out. A
-document that cannot be read, or is gone, changes nothing: the last one that could be read stays in force.
+Most documents list what is wrong now, without history. Pure: documents are arguments, fault reports are returned. A
+document that cannot be read, or is gone, changes nothing: its last readable content stays in force.
 """
 
 from collections.abc import Iterable
@@ -18,35 +18,35 @@ _Saved = tuple[dict[str, dict[str, Reading]], dict[str, str]]
 
 
 class Snapshots:
-    """The last good state of every document of one detector, and what was wrong with each when it was last read."""
+    """The last readable content of every document of one detector, and its present error."""
 
     def __init__(self, seen_by: str) -> None:
-        """`seen_by`: the address in whose name is reported."""
+        """Begin with no documents. `seen_by`: the address that reports carry."""
         self._seen_by = seen_by
         self._faults: dict[str, dict[str, Reading]] = {}  # document -> fault_id -> reading
         self._errors: dict[str, str] = {}
 
     @property
     def errors(self) -> dict[str, str]:
-        """What is wrong with documents now, by name."""
+        """The present errors of documents, by name."""
         return dict(self._errors)
 
     def saved(self) -> bytes:
-        """Return what `restore` needs to go on from here."""
+        """Return the state for `restore`."""
         return msgspec.msgpack.encode((self._faults, self._errors))
 
     def restore(self, data: bytes) -> None:
-        """Take over from an earlier life. What cannot be read is forgotten: faults that stand are told of again."""
+        """Take over a saved state. Without a valid one, faults that stand are reported again."""
         try:
             self._faults, self._errors = msgspec.msgpack.decode(data, type=_Saved)
         except msgspec.MsgspecError:
             self._faults, self._errors = {}, {}
 
     def take(self, documents: Iterable[Document], now: float) -> list[FaultReport]:
-        """Return what is to be reported after a look that found `documents`, in their order."""
+        """Take in `documents`, and return what is to be reported, in their order."""
         reports: list[FaultReport] = []
         for document in documents:
-            reports += self._trouble(document, now)
+            reports += self._error_change(document, now)
             if not document.error:
                 reports += self._changes(document, now)
         return reports
@@ -54,7 +54,7 @@ class Snapshots:
     def forget(self, file: str, now: float) -> list[FaultReport] | None:
         """Forget the documents of a file that is gone, and return what is to be reported; None if one has faults.
 
-        So files that come and go, and have no fault to tell of, leave nothing behind.
+        So files without faults that come and go do not add up.
         """
         names = [name for name in self._faults.keys() | self._errors.keys() if f"{name}:".startswith(f"{file}:")]
         readings = [reading for name in names for reading in self._faults.get(name, {}).values()]
@@ -62,12 +62,12 @@ class Snapshots:
             return None
         reports: list[FaultReport] = []
         for name in sorted(names):
-            reports += self._trouble(Document(name, ""), now)
+            reports += self._error_change(Document(name, ""), now)
             self._faults.pop(name, None)
         return reports
 
-    def _trouble(self, document: Document, now: float) -> list[FaultReport]:
-        """Report a document that cannot be read, once, and once more when it can again."""
+    def _error_change(self, document: Document, now: float) -> list[FaultReport]:
+        """Return a report when a document becomes unreadable, and one when it can be read again."""
         known = self._errors.get(document.name, _NO_ERROR)
         if document.error == known:
             return []
@@ -90,7 +90,9 @@ class Snapshots:
     def _changes(self, document: Document, now: float) -> list[FaultReport]:
         before = self._faults.get(document.name, {})
         found = {reading.fault_id: reading for reading in document.readings}
-        changed = [reading for fault_id, reading in found.items() if _said(before.get(fault_id)) != _said(reading)]
+        changed = [
+            reading for fault_id, reading in found.items() if _content(before.get(fault_id)) != _content(reading)
+        ]
         if document.snapshot:
             gone = [reading for fault_id, reading in before.items() if fault_id not in found]
             recovered = [msgspec.structs.replace(each, assertion=Assertion.RECOVER, at_s=now) for each in gone]
@@ -100,7 +102,7 @@ class Snapshots:
 
 
 def _fault_id(name: str) -> str:
-    """Return the name of the fault that a document cannot be read: that of a long one ends in a digest."""
+    """Return the fault id of an unreadable document; that of a long name ends in a digest."""
     known = f"unreadable/{name}"
     if len(known) <= MAX_ID:
         return known
@@ -108,6 +110,6 @@ def _fault_id(name: str) -> str:
     return f"{known[: MAX_ID - len(digest) - 1]}-{digest}"
 
 
-def _said(reading: Reading | None) -> object:
-    """What of a reading is news when it differs: not its time, which some documents renew."""
+def _content(reading: Reading | None) -> object:
+    """Return what makes a reading news when it differs: not its time, which some documents renew."""
     return None if reading is None else (reading.assertion, reading.level, reading.code, reading.device)

@@ -132,7 +132,7 @@ def test_one_wrong_item_of_a_list_does_not_hide_the_others() -> None:
     ]
     errors = [document.error for document in found if document.error]
     assert [error.split(":")[0] for error in errors] == ["items[0]", "items[2]", "items[4]", "DeviceInfoCfg"]
-    assert errors[-1] == "DeviceInfoCfg: stands twice in the file"
+    assert errors[-1] == "DeviceInfoCfg: is twice in the file"
 
 
 AMPLIFIED = {
@@ -273,7 +273,7 @@ def test_a_state_that_cannot_be_written_does_not_end_the_watch(tmp_path: Path) -
     reports: list[FaultReport] = []
     detector = FileDetector("files", [tmp_path], tmp_path / "nothing" / "state")
 
-    asyncio.run(detector._look_and_tell(reports.append))
+    asyncio.run(detector._check_and_report(reports.append))
 
     assert names_of(reports) == ["node1"]
 

@@ -38,7 +38,7 @@ if os.fork() == 0:
 os.wait()
 """
 RANK = DAEMON + "time.sleep(600)\n"
-# Each forks the next one and ends: by the time that somebody looks it is another process.
+# Each forks the next one and ends: by the time that one is looked at it is another process.
 FUGITIVE = """
 import os, time
 while True:
@@ -154,7 +154,7 @@ def test_what_this_process_starts_later_is_not_marked(tmp_path: Path) -> None:
     mark = NodeMark(tmp_path, "node0")
     with mark.inherited():
         assert mark.marks(os.getpid())
-        mark.kill_all()  # spares the one who calls
+        mark.kill_all()  # spares the calling process
 
     assert not mark.marks(os.getpid())
 

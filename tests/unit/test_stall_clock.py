@@ -1,4 +1,4 @@
-"""A rank stands still when its step takes too long by its own history, and never for somebody else's reasons."""
+"""A stall is a step that takes too long by the rank's own history, and never for another rank's reasons."""
 
 import msgspec
 import pytest
@@ -60,7 +60,7 @@ def test_the_detail_names_activity_ages_and_suspension() -> None:
     assert "the process is stopped" in detail
 
 
-def test_the_next_step_is_watched_anew() -> None:
+def test_the_next_step_is_watched_again() -> None:
     watched = after(10)
     assert watched.observe(reading(10, 5.0)) is not None
 

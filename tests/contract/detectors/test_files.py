@@ -159,7 +159,7 @@ def test_a_document_that_is_wrong_is_told_of_and_what_it_said_before_stays_in_fo
             assert "not JSON" in heard.reports[-1].detail
             path.unlink()
             await heard.until(lambda told: told.count(("detector", OCCUR)) == 2)
-            assert "is gone; what it last said stays in force" in heard.reports[-1].detail
+            assert "is gone; the faults that it last had stay in force" in heard.reports[-1].detail
             path.write_text(device_info())
             await heard.until(lambda told: told[-1] == ("A", RECOVER))
             assert ("detector", RECOVER) in heard.short

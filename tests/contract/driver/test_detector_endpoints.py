@@ -74,7 +74,7 @@ def test_a_key_that_was_not_made_for_the_job_is_turned_away(rig: "Rig") -> None:
         async with rig.controller() as (driver, _), FaultReporter("demo", rig.endpoint, "bmc", other) as reporter:
             reporter.tell(REPORT)
             await rig.until(lambda: driver.status().refused.get("unknown key"))
-            with pytest.raises(NotTaken, match="has not taken in what was reported"):
+            with pytest.raises(NotTaken, match="has not acknowledged all reports"):
                 await reporter.flush(0.1)
             assert not taken(rig)
 
@@ -168,9 +168,9 @@ WRONG = (
     (b'{"code": "C1", "rank": 1, "device": 1}', "device: is for a node"),
     (b'{"code": "C1", "rank": 99}', "there is no rank 99: the job has ranks 0 to 3"),
     (b'{"code": "C1", "node": "a", "devise": 1}', "unknown field `devise`"),
-    (b'{"code": "C1", "node": "a b"}', 'node: "a b" is no name of a node'),
+    (b'{"code": "C1", "node": "a b"}', 'node: "a b" is not a valid name of a node'),
     (b'{"level": "RestartNpu", "node": "a"}', "Invalid enum value 'RestartNpu'"),
-    (b'{"code": "C1", "node": "a", "kind": "exit"}', "kind: exit is not for a detector to see; allowed: device"),
+    (b'{"code": "C1", "node": "a", "kind": "exit"}', "kind: exit cannot be reported by a detector; allowed: device"),
     (b'{"code": "C1", "node": "a", "device": -1}', "Expected `int` >= 0"),
     (b'{"code": "C1", "node": "a", "detector": "a/b"}', "detector: allowed: up to 64 letters"),
     (b'{"code": "C1", "node": "a", "at_s": "now"}', "Expected `float`, got `str`"),

@@ -157,7 +157,7 @@ NAMED = "mindx-dl-deviceinfo-n.json"
         (NAMED, b"- " * 100, "is nested deeper than 64 levels"),
         (NAMED, b"a: &b c\nd: *b\n", "has YAML aliases"),
         (NAMED, b"\xff\xfe{}", "byte 0 is not UTF-8"),
-        (NAMED, b"{}", "none of the documents that are known: DeviceInfoCfg, SwitchInfoCfg"),
+        (NAMED, b"{}", "not a known document; known: DeviceInfoCfg, SwitchInfoCfg"),
         (NAMED, b"x" * (4 * 1024 * 1024 + 1), "larger than 4194304 bytes"),
         (NAMED, b'{"DeviceInfo": 3}', "DeviceInfoCfg: Expected `object`, got `int` - at `$.DeviceInfo`"),
         (NAMED, b'{"DeviceInfo": {"UpdateTime": 3}}', "DeviceInfoCfg: Object missing required field `DeviceList`"),
@@ -165,15 +165,15 @@ NAMED = "mindx-dl-deviceinfo-n.json"
         (NAMED, b'{"kind": "ConfigMap"}', "data: found nothing; known: a mapping with DeviceInfoCfg"),
         (NAMED, b'{"kind": "List", "items": [3]}', "items[0]: found 3; known: a ConfigMap"),
         ("other.json", device_info(), 'metadata.name: "other" names no node; known: mindx-dl-deviceinfo-NODE'),
-        ("mindx-dl-deviceinfo-.json", device_info(), 'metadata.name: "" is no name of a node'),
-        (NAMED, device_info({"fault_code": "A"}, unhealthy="npu"), '"npu" is no name of a device'),
-        (NAMED, device_info({"npu_name": "npu-9999", "fault_code": "A"}), '[0].npu_name: "npu-9999" is no name'),
+        ("mindx-dl-deviceinfo-.json", device_info(), 'metadata.name: "" is not a valid name of a node'),
+        (NAMED, device_info({"fault_code": "A"}, unhealthy="npu"), '"npu" is not a valid name of a device'),
+        (NAMED, device_info({"npu_name": "npu-9999", "fault_code": "A"}), '[0].npu_name: "npu-9999" is not a valid'),
         (NAMED, device_info({"fault_type": "Card", "fault_code": "A"}), '[0].fault_type: found "Card"; known: Card'),
         (NAMED, device_info({"npu_name": "npu-1"}), "[0]: neither a fault_code nor a level"),
         (
             NAMED,
             device_info({"npu_name": "npu-1", "fault_code": "A", "fault_level": "RestartNpu"}),
-            '[0].fault_level: "RestartNpu" is no level; known: NotHandleFault',
+            '[0].fault_level: "RestartNpu" is not a level; known: NotHandleFault',
         ),
         (
             "mindx-dl-switchinfo-n.json",
@@ -213,8 +213,8 @@ def public(**changes: Any) -> bytes:
             'influence[0].nodeSN: no node is known by the serial number "123"; name its node in faults.node_serials',
         ),
         ({"influence": [{"deviceIds": [1]}]}, "influence[0].nodeName: is missing, and so is nodeSN"),
-        ({"influence": [{"nodeName": "a b"}]}, 'influence[0].nodeName: "a b" is no name of a node'),
-        ({"influence": [{"nodeName": "a", "deviceIds": [-1]}]}, "deviceIds: found a number that is no device"),
+        ({"influence": [{"nodeName": "a b"}]}, 'influence[0].nodeName: "a b" is not a valid name of a node'),
+        ({"influence": [{"nodeName": "a", "deviceIds": [-1]}]}, "deviceIds: found a number out of range"),
         ({"faultId": "x" * 1000}, "is longer than a code can be"),
     ],
 )
@@ -233,7 +233,7 @@ def test_a_machine_that_a_public_fault_names_by_its_serial_number_is_the_node_th
 
 def test_a_serial_number_that_leads_to_no_name_of_a_node_is_told() -> None:
     (document,) = documents_in(PurePath("p.json"), public(influence=[{"nodeSN": "123"}]), {"123": "a b"})
-    assert 'influence[0].nodeSN: "a b" is no name of a node' in document.error
+    assert 'influence[0].nodeSN: "a b" is not a valid name of a node' in document.error
 
 
 def test_one_wrong_configmap_of_a_list_is_refused_and_the_others_are_read() -> None:
