@@ -1,4 +1,4 @@
-"""What a training process computes on. Implementations are looked up by name and imported when first asked for."""
+"""Devices that a training process computes on, looked up by name and imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from .base import Device
 
-# name -> module and class; and for those that torch-npu's calls are handed to, the module that has them
-_HOMES = {
+# name -> module and class, and the library that is called through them, if any
+_DEVICES = {
     "cpu": ("cpu", "CpuDevice", None),
     "npu": ("npu", "NpuDevice", "torch_npu"),
     "fake": ("npu", "NpuDevice", ".fake"),
@@ -22,24 +22,26 @@ _HOMES = {
 def device_named(name: str) -> "Device":
     """Return a new device of the kind `name`.
 
-    Runs once in every training process, at its start. Raises ConfigurationError for an unknown name, and where what
-    drives the device is not installed or too old.
+    Called once in every training process, at its start. Raises ConfigurationError for an unknown name, and when the
+    library of the device is not installed or too old.
     """
-    if name not in _HOMES:
-        raise ConfigurationError(f"unknown device {name!r} in the policy (device); known: {', '.join(sorted(_HOMES))}")
-    module, kind, driver = _HOMES[name]
+    if name not in _DEVICES:
+        raise ConfigurationError(
+            f"unknown device {name!r} in the policy (device); known: {', '.join(sorted(_DEVICES))}"
+        )
+    module, kind, driver = _DEVICES[name]
     made = getattr(import_module(f".{module}", __name__), kind)
     return cast("Device", made() if driver is None else made(_driver(name, driver), name))
 
 
 def rank_environment(name: str) -> "Mapping[str, str]":
-    """Return the variables that a rank on such a device needs, unless the user sets them."""
-    return {} if _HOMES.get(name, _HOMES["cpu"])[2] is None else DEFAULTS
+    """Return the environment variables that a rank on such a device needs, where the user has not set them."""
+    return {} if _DEVICES.get(name, _DEVICES["cpu"])[2] is None else DEFAULTS
 
 
 def one_node_on_a_machine(name: str) -> bool:
-    """Say whether only one node of a machine can have such devices: the ranks take them by their local rank."""
-    return _HOMES.get(name, _HOMES["cpu"])[2] == "torch_npu"
+    """Return whether only one node of a machine can have such devices: ranks take them by their local rank."""
+    return _DEVICES.get(name, _DEVICES["cpu"])[2] == "torch_npu"
 
 
 def _driver(name: str, driver: str) -> object:

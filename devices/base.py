@@ -1,8 +1,8 @@
-"""What a recovery asks of the device that a process computes on.
+"""Interface of a device: what a recovery needs of it to stop, clean, inspect and restart it.
 
-A device can be stuck in an operator, or hold resources of one, long after its process was told to stop; its memory can
-be damaged while the process lives; and what it has queued may fail after the call that queued it has returned. These
-hooks are where that is dealt with; everything else about a device is the framework's own business.
+A device can be stuck in an operator, or hold resources of one, long after its process was told to stop. Its memory can
+be damaged while the process lives. What it has queued may fail after the call that queued it has returned. These hooks
+deal with that; everything else about a device is left to the framework.
 """
 
 import enum
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Damage(enum.Enum):
-    """What an error has done to the device's memory, as `clean` finds it."""
+    """Damage that an uncorrectable error has done to the device's memory, as found by `clean`."""
 
     NONE = "none"
     TEMPORARY = "temporary"  # memory that nothing lasting uses: repeating the step is enough
-    PERSISTENT = "persistent"  # some tensor; `struck` says which, as far as the device knows
+    PERSISTENT = "persistent"  # some tensor; `corrupted` says which, as far as the device knows
 
 
 class Device(Protocol):
@@ -28,72 +28,79 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that the policy uses."""
+        """The name of the device in the policy."""
         ...
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called since the last `clean`, so that nothing can be executed."""
+        """Whether `stop` was called since the last `clean`, so that the device executes nothing."""
         ...
 
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
-        """Take the device of this process, and see that it can be recovered. Once, before process groups are made.
+        """Take the device of this process, and check that it can be recovered. Once, before process groups are made.
 
-        Raises ConfigurationError naming every setting of `environment` that is wrong.
+        Args:
+            local_rank: Number of the device on its node.
+            environment: Variables of the process.
+            link_up_s: Time that the policy allows for one attempt to build the communicators.
+
+        Raises ConfigurationError that lists every wrong setting of `environment`.
         """
         ...
 
     def stop(self) -> None:
         """Abort what the device is executing, so that a thread that waits for it raises.
 
-        Runs in **stop**, in any thread, right after the communicators were aborted. Must not wait. May be called
+        Called in **stop**, from any thread, right after the communicators were aborted. Must not wait. May be called
         again. Raises RecoveryError if the device refuses.
         """
         ...
 
     def clean(self) -> Damage:
-        """Release what aborted operators left behind, make the device usable again, and say what became of its memory.
+        """Release resources of aborted operators, make the device usable again, and return the damage to its memory.
 
-        Runs in **clean** and before **rebuild**, in the train thread; does nothing if the device was not stopped.
+        Called in **clean** and before **rebuild**, in the train thread. Does nothing if the device was not stopped.
         Raises RecoveryError if the device cannot be used any more; the controller then replaces this process.
         """
         ...
 
-    def struck(self, tensors: "Sequence[torch.Tensor]") -> bool:
-        """Say whether an error has hit one of these. After `clean` answered PERSISTENT."""
+    def corrupted(self, tensors: "Sequence[torch.Tensor]") -> bool:
+        """Return whether an error has damaged one of these. Call it after `clean` returned PERSISTENT."""
         ...
 
-    def mended(self, tensors: "Sequence[torch.Tensor]") -> None:
-        """Let these be used again: what was in them is about to be overwritten from a replica."""
+    def mark_safe(self, tensors: "Sequence[torch.Tensor]") -> None:
+        """Let these be used again. Their content is lost, and is about to be overwritten from a replica."""
         ...
 
     def finish(self) -> None:
-        """Return when everything queued is done. Runs at the end of each step. Raises what the device raises."""
+        """Wait until everything queued is done. Called at the end of each step. Raises what the device raises."""
         ...
 
     def capture_random(self) -> bytes:
-        """Capture the state of the device's own random number generator; empty if it has none of its own.
+        """Return the state of the device's own random number generator; empty if it has none.
 
-        Runs at the end of each step, in the train thread; must not wait for what is queued.
+        Called at the end of each step, in the train thread. Must not wait for what is queued.
         """
         ...
 
     def restore_random(self, state: bytes) -> None:
-        """Put back what `capture_random` gave, here or in another process. Runs in **rollback**."""
+        """Restore a state that `capture_random` returned, here or in another process. Called in **rollback**."""
         ...
 
     def now_us(self) -> int | None:
-        """Read the device's own clock, which its errors are stamped with, in microseconds; None if it has none."""
+        """Return the device's own clock, by which its errors are timed, in microseconds; None if it has none."""
         ...
 
     def rebuilt(self) -> None:
-        """Take note that the communicators have been seated for a new generation.
+        """Take note that the communicators have been rebuilt for a new generation.
 
-        Runs at the end of **rebuild**, in the train thread, before any repair traffic. Raises RecoveryError.
+        Called at the end of **rebuild**, in the train thread, before any repair traffic. Raises RecoveryError.
         """
         ...
 
-    def harm(self, injury: "Injury") -> None:
-        """Cause a fault on purpose, in the train thread; raises what the device would. Raises ConfigurationError if
-        this device cannot be harmed."""
+    def inject(self, injury: "Injury") -> None:
+        """Inject a fault, in the train thread, and raise what the device would.
+
+        Raises ConfigurationError if this device cannot do it.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The CPU as a device: nothing runs on it behind the train thread's back, so there is nothing to stop or clean."""
+"""The CPU as a device: its operators run in the train thread, so there is nothing to stop or clean."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,47 +13,47 @@ if TYPE_CHECKING:
 
 
 class CpuDevice:
-    """A Device whose operators end when their calls return."""
+    """See Device. Its operators end when their calls return."""
 
     name = "cpu"
     stopped = False
 
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
-        """Do nothing: there is nothing to choose or to set."""
+        """Do nothing: there is nothing to take and nothing to check."""
 
     def stop(self) -> None:
-        """Do nothing: an operator on the CPU ends by itself, and collectives are the communicator's to abort."""
+        """Do nothing: an operator ends by itself, and the communicator aborts its collectives."""
 
     def clean(self) -> Damage:
-        """Do nothing: operators on the CPU hold no resources beyond their tensors, and a bad page ends the process."""
+        """Return NONE: operators hold no resources but tensors, and an error in memory ends the process."""
         return Damage.NONE
 
-    def struck(self, tensors: "Sequence[torch.Tensor]") -> bool:
-        """Say no: a process does not outlive an error in its memory."""
+    def corrupted(self, tensors: "Sequence[torch.Tensor]") -> bool:
+        """Return False: a process does not survive an error in its memory."""
         return False
 
-    def mended(self, tensors: "Sequence[torch.Tensor]") -> None:
+    def mark_safe(self, tensors: "Sequence[torch.Tensor]") -> None:
         """Do nothing: no tensor is ever locked."""
 
     def finish(self) -> None:
         """Return at once: nothing is queued."""
 
     def capture_random(self) -> bytes:
-        """Return nothing: the CPU's generator is torch's own, which frameworks capture."""
+        """Return no bytes: the CPU's generator is torch's own, which frameworks capture."""
         return b""
 
     def restore_random(self, state: bytes) -> None:
-        """There is none."""
+        """Do nothing: there is no generator of its own."""
 
     def now_us(self) -> int | None:
-        """Say that there is no clock of its own."""
+        """Return None: there is no clock of its own."""
         return None
 
     def rebuilt(self) -> None:
-        """Do nothing: the CPU knows no communicators."""
+        """Do nothing: the CPU holds nothing that depends on communicators."""
 
-    def harm(self, injury: "Injury") -> None:
-        """Refuse."""
+    def inject(self, injury: "Injury") -> None:
+        """Raise ConfigurationError: a CPU has no faults to inject."""
         raise ConfigurationError(
-            f"{injury} is a fault of a device, and the device is the CPU. Use `midstep run --device fake`."
+            f"{injury} is a fault of an NPU, and this job runs on the CPU. Use `midstep run --device fake`."
         )

@@ -1,7 +1,7 @@
-"""Stands for the module `torch_npu`: the same names and signatures (tests/contract/npu), and a fake chip behind them.
+"""A fake of the module `torch_npu`: the same names and signatures (tests/contract/npu), with a fake chip behind them.
 
-It behaves as torch-npu's sources say that it does, and as far as nothing of this has run on an NPU, it proves the logic
-of a recovery and not the device. What it adds is `harm`, by which faults are caused on purpose.
+It behaves as torch-npu's sources say. Where midstep has not run on an NPU, it tests the logic of a recovery and not the
+device. It adds `inject`, which injects faults.
 """
 
 import gc
@@ -22,8 +22,8 @@ __version__ = "2.13.0"
 DEVICE = torch.device("cpu")
 default_generators = (torch.Generator(),)  # a script that draws on the device draws from here, and not from torch's
 _thread = threading.local()
-_LATE_US = 150_000  # how old an error is that is noticed late
-_RUN, _STOP = 1, 2  # what torch-npu tells the watchdog
+_LATE_US = 150_000  # age of an error that is reported late
+_RUN, _STOP = 1, 2  # what torch-npu sets for the watchdog
 
 
 def device_count() -> int:
@@ -62,7 +62,7 @@ def set_rng_state(new_state: torch.Tensor, device: int | str | torch.device = "n
 
 
 def stop_device(device_id: int) -> int:
-    """As torch_npu.npu.stop_device: aborts the queue; whoever waits for it raises FORCE STOP."""
+    """As torch_npu.npu.stop_device: aborts the queue; a thread that waits for it raises FORCE STOP."""
     CHIP.stop()
     for backend in _backends():
         backend.set_watchdog_status(_STOP)
@@ -72,7 +72,7 @@ def stop_device(device_id: int) -> int:
 def restart_device(
     device_id: int, rebuild_all_resources: bool = False, disable_tensor_unsafe_check: bool = False
 ) -> None:
-    """As torch_npu.npu.restart_device: repairs struck memory (not what was in it) and takes work again."""
+    """As torch_npu.npu.restart_device: repairs damaged memory, without its content, and takes work again."""
     if rebuild_all_resources and not disable_tensor_unsafe_check:
         mark_all_npu_tensor_unsafe(device_id)
         CHIP.check_unsafe = True
@@ -86,12 +86,12 @@ def check_uce_in_memory(device_id: int) -> int:
     """As torch_npu.npu.check_uce_in_memory: 0 nothing, 1 outside the allocator's memory, 2 temporary, 3 persistent."""
     if CHIP.multi_bit:
         return 3
-    if CHIP.struck_outside:
+    if CHIP.corrupted_outside:
         return 1
-    if CHIP.struck:
-        CHIP.unsafe += CHIP.struck
+    if CHIP.corrupted:
+        CHIP.unsafe += CHIP.corrupted
         return 3
-    return 2 if CHIP.struck_nowhere else 0
+    return 2 if CHIP.corrupted_unused else 0
 
 
 def check_npu_tensor_is_safe(tensor_obj: torch.Tensor) -> bool:
@@ -133,7 +133,7 @@ class Event:
         self._at_us = 0
 
     def record(self, stream: object = None) -> None:
-        """Write down the time."""
+        """Record the time."""
         self._at_us = _now_us()
 
     def synchronize(self) -> None:
@@ -141,13 +141,13 @@ class Event:
         CHIP.check()
 
     def recorded_time(self) -> int:
-        """Return the time that was written down."""
+        """Return the time that was recorded."""
         return self._at_us
 
 
-def harm(injury: Injury) -> None:
-    """Cause a fault, in the train thread; raises RuntimeError where an operator would. Not part of torch-npu."""
-    _HARMS[injury]()
+def inject(injury: Injury) -> None:
+    """Inject a fault, in the train thread; raises RuntimeError where an operator would. Not part of torch-npu."""
+    _FAULT_ACTIONS[injury]()
 
 
 def _backends() -> list[Any]:
@@ -166,12 +166,12 @@ def _now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-def _strike_a_parameter() -> None:
+def _corrupt_parameter() -> None:
     parameters = [found for found in _tensors() if found.is_leaf and found.requires_grad and found.is_contiguous()]
     if parameters:
-        CHIP.strike(max(parameters, key=lambda found: found.nbytes))
+        CHIP.corrupt(max(parameters, key=lambda found: found.nbytes))
     else:
-        CHIP.struck_nowhere = True
+        CHIP.corrupted_unused = True
 
 
 def _raises(text: str) -> Callable[[], None]:
@@ -182,22 +182,22 @@ def _raises(text: str) -> Callable[[], None]:
 
 
 def _temporary() -> None:
-    CHIP.struck_nowhere = True
+    CHIP.corrupted_unused = True
     raise RuntimeError(told(texts.UCE))
 
 
 def _persistent() -> None:
-    _strike_a_parameter()
+    _corrupt_parameter()
     raise RuntimeError(told(texts.UCE))
 
 
 def _outside() -> None:
-    CHIP.struck_outside = True
+    CHIP.corrupted_outside = True
     raise RuntimeError(told(texts.UCE))
 
 
 def _multi_bit() -> None:
-    _strike_a_parameter()
+    _corrupt_parameter()
     CHIP.multi_bit = True
     raise RuntimeError(told(texts.MULTI_BIT.format(time_us=_now_us())))
 
@@ -225,7 +225,7 @@ def _drop() -> None:
     CHIP.check()
 
 
-_HARMS: dict[Injury, Callable[[], None]] = {
+_FAULT_ACTIONS: dict[Injury, Callable[[], None]] = {
     Injury.MEMORY_TEMPORARY: _temporary,
     Injury.MEMORY_PERSISTENT: _persistent,
     Injury.MEMORY_OUTSIDE: _outside,

@@ -1,8 +1,8 @@
-"""What lies behind the fake device: a queue that a thread works off, memory that can be struck, links that can break.
+"""The chip behind the fake device: a queue with a thread, memory that can be corrupted, links that can break.
 
-Tensors are ordinary CPU tensors and are computed on by the thread that trains, so training is numerically real.
-Collectives go through the queue, as on an NPU: they are asynchronous, they fail later than they are called, and a stop
-aborts them. There is one chip in a process.
+Tensors are ordinary CPU tensors, on which the train thread computes, so training is numerically real. Collectives go
+through the queue, as on an NPU: they are asynchronous, fail later than they are called, and are aborted by a stop.
+There is one chip in a process.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-LINK_UP_S = 0.01  # what it costs to build one communicator
+LINK_UP_S = 0.01  # time to build one communicator
 FORCE_STOP = "FORCE STOP."
 UCE = "UCE ERROR."
 MULTI_BIT = "HBM MULTI BIT ECC ERROR.time is {time_us}"
@@ -31,7 +31,7 @@ _TICK_S = 0.002
 
 
 class Task:
-    """One thing in the queue."""
+    """A task in the queue."""
 
     def __init__(self, run: Callable[["Task"], Any]) -> None:
         self._run = run
@@ -40,27 +40,27 @@ class Task:
         self._over = threading.Event()
         self.error: str | None = None
         self.result: Any = None
-        self.goes_on = False  # beside the queue, when its run is over: somebody else finishes it
+        self.goes_on = False  # beside the queue when `run` returns: another thread finishes it
 
     @property
     def over(self) -> bool:
-        """Whether it was done, or given up."""
+        """Whether the task was finished, well or with an error."""
         return self._over.is_set()
 
     def work(self) -> None:
-        """Do it. In the chip's thread."""
+        """Run the task, in the chip's thread."""
         if self.over:
             return
         try:
             self.result = self._run(self)
-        except Exception as error:  # told to whoever waits
+        except Exception as error:  # raised where the task is waited for
             self.finish(str(error))
         else:
             if not self.goes_on:
                 self.finish(None)
 
     def finish(self, error: str | None) -> None:
-        """End it, well or with an error; the first word counts. Any thread."""
+        """Finish the task, well or with an error; the first call counts. Any thread."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -71,7 +71,7 @@ class Task:
             call()
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call `call` once it is over, in any thread."""
+        """Call `call` once the task is finished, in any thread."""
         with self._lock:
             if not self._over.is_set():
                 self._then.append(call)
@@ -79,7 +79,7 @@ class Task:
         call()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it is over. Raises RuntimeError with the device's text."""
+        """Wait until the task is finished. Raises RuntimeError with the device's text."""
         if not self._over.wait(timeout_s):
             raise RuntimeError("Operation timed out! It is still under way.")
         if self.error is not None:
@@ -93,9 +93,9 @@ class Chip:
         self.index = 0
         self.stopped = False
         self.lost = False
-        self.struck: list[tuple[int, int]] = []  # addresses and lengths, in bytes
-        self.struck_nowhere = False  # in memory that was free, or is no longer used
-        self.struck_outside = False
+        self.corrupted: list[tuple[int, int]] = []  # addresses and lengths, in bytes
+        self.corrupted_unused = False  # memory that was free, or is no longer used
+        self.corrupted_outside = False  # memory that is not the allocator's
         self.multi_bit = False
         self.unsafe: list[tuple[int, int]] = []
         self.check_unsafe = True
@@ -107,13 +107,13 @@ class Chip:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pid = 0
-        self.cuts: list[Callable[[], None]] = []  # called by a stop: they end what is on its way
-        self.leftovers: list[Callable[[], bool]] = []  # say whether something aborted still touches its tensors
+        self.cuts: list[Callable[[], None]] = []  # called by a stop: they end transfers under way
+        self.leftovers: list[Callable[[], bool]] = []  # return True once an aborted transfer has released its tensors
 
     # --- the queue ------------------------------------------------------------------------------------------------
 
     def submit(self, run: Callable[[Task], Any], tensors: Sequence[torch.Tensor] = ()) -> Task:
-        """Queue something that uses `tensors`. Raises RuntimeError where the device refuses."""
+        """Queue a task that uses `tensors`. Raises RuntimeError where the device refuses."""
         self.check()
         if self.check_unsafe and any(self.is_unsafe(tensor) for tensor in tensors):
             raise RuntimeError(told(UNSAFE))
@@ -126,21 +126,21 @@ class Chip:
         return task
 
     def synchronize(self) -> None:
-        """Wait for everything queued, and what goes on beside the queue. Raises RuntimeError."""
+        """Wait for all tasks, those beside the queue included. Raises RuntimeError."""
         self.check()
         self.submit(lambda _: None).wait()
         for task in list(self._open):
             task.wait()
 
     def check(self) -> None:
-        """Raise RuntimeError if nothing can be executed."""
+        """Raise RuntimeError if the chip executes nothing."""
         if self.lost:
             raise RuntimeError(told(LOST))
         if self.stopped:
             raise RuntimeError(told(FORCE_STOP))
 
     def stop(self) -> None:
-        """Abort what is queued and what runs. Any thread."""
+        """Abort all tasks. Any thread."""
         self.stopped = True
         with self._lock:
             tasks = list(self._open)
@@ -150,7 +150,7 @@ class Chip:
             cut()
 
     def restart(self) -> None:
-        """Work again, once what was aborted has let go of its tensors. Raises RuntimeError if the device is gone."""
+        """Take work again once aborted tasks have released their tensors. Raises RuntimeError if the chip is lost."""
         if self.lost:
             raise RuntimeError(told(LOST))
         end = time.monotonic() + _SETTLE_S
@@ -158,11 +158,11 @@ class Chip:
         while self.leftovers and time.monotonic() < end:
             time.sleep(_TICK_S)
             self.leftovers = [left for left in self.leftovers if not left()]
-        self.struck, self.struck_nowhere, self.multi_bit, self.hang_next = [], False, False, False
+        self.corrupted, self.corrupted_unused, self.multi_bit, self.hang_next = [], False, False, False
         self.stopped = False
 
     def _ensure_thread(self) -> None:
-        if self._thread is None or self._pid != os.getpid():  # a thread does not come along into a fork
+        if self._thread is None or self._pid != os.getpid():  # a fork does not have the thread
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._work, name="fake-npu", daemon=True)
             self._thread.start()
@@ -181,36 +181,36 @@ class Chip:
 
     # --- memory ---------------------------------------------------------------------------------------------------
 
-    def strike(self, tensor: torch.Tensor) -> None:
-        """Damage a piece of a tensor's memory: what was in it is gone."""
+    def corrupt(self, tensor: torch.Tensor) -> None:
+        """Overwrite a part of a tensor's memory with other bytes."""
         flat = tensor.detach().view(-1).view(torch.uint8)
         begin, end = flat.numel() // 3, flat.numel() // 3 + max(1, min(64, flat.numel() // 3))
         flat[begin:end] ^= 0x5A
-        self.struck.append((tensor.data_ptr() + begin, end - begin))
+        self.corrupted.append((tensor.data_ptr() + begin, end - begin))
 
     def is_unsafe(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor's storage, which it may share with others, has a byte of memory that is locked."""
+        """Return whether a tensor's storage, which it may share with others, has a byte that is marked as unsafe."""
         begin, end = _extent(tensor)
         return any(begin < at + length and at < end for at, length in self.unsafe)
 
     def make_safe(self, tensor: torch.Tensor) -> None:
-        """Unlock the storage of a tensor, all of it."""
+        """Mark the whole storage of a tensor as safe."""
         begin, end = _extent(tensor)
         self.unsafe = [(at, length) for at, length in self.unsafe if not (begin < at + length and at < end)]
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return where a tensor's storage begins and ends: torch-npu locks and unlocks whole allocations."""
+    """Return where a tensor's storage begins and ends: torch-npu marks whole allocations."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def told(text: str) -> str:
-    """Return a text as torch-npu tells it, with its second line."""
+    """Return an error text as torch-npu raises it, with its second line."""
     when = time.strftime("%Y-%m-%d-%H:%M:%S", time.localtime())
     rank = os.environ.get("RANK", "-1")
-    who = f"(PID:{os.getpid()}, Device:{CHIP.index}, RankID:{rank})"
-    return f"{text}\n[ERROR] {when} {who} ERR00100 PTA call acl api failed"
+    place = f"(PID:{os.getpid()}, Device:{CHIP.index}, RankID:{rank})"
+    return f"{text}\n[ERROR] {when} {place} ERR00100 PTA call acl api failed"
 
 
 CHIP = Chip()

@@ -1,7 +1,7 @@
 """An Ascend NPU, through the calls of torch-npu that `npu_calls.py` lists.
 
-The module with these calls is handed in: the real one, or one with the same names and signatures. What each call does
-was read from the sources of torch-npu; docs/npu.md says what of it was never run on an NPU.
+The library is an argument: the real module, or one with the same names and signatures. What each call does was read
+from the sources of torch-npu; docs/npu.md says what of it was never run on an NPU.
 """
 
 import logging
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("midstep")
 
-# The answers of check_uce_in_memory.
+# What check_uce_in_memory returns.
 NOTHING, OUTSIDE, TEMPORARY, PERSISTENT = 0, 1, 2, 3
 
 
 class NpuDevice:
-    """See Device. `library` is torch_npu, or what stands for it."""
+    """See Device. `library` is torch_npu, or a module with its calls."""
 
     def __init__(self, library: Any, name: str = "npu", version: str = "") -> None:
-        """Take the library. Raises ConfigurationError if it lacks a call."""
+        """Check the library. Raises ConfigurationError if it lacks a call."""
         require(library, version or str(getattr(library, "__version__", "of unknown version")))
         self.name = name
         self.stopped = False
@@ -38,12 +38,12 @@ class NpuDevice:
         self._lock = threading.Lock()
 
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
-        """Take the device with the number of this process on its node, and check the environment."""
+        """Check the environment, and take the device whose number is `local_rank`."""
         npu = self._library.npu
         wrong = problems(environment, link_up_s, npu.get_allocator_backend())
         if wrong:
             lines = "\n".join(f"  - {line}." for line in wrong)
-            raise ConfigurationError(f"this environment does not allow an NPU to be recovered:\n{lines}")
+            raise ConfigurationError(f"an NPU cannot be recovered in this environment:\n{lines}")
         npu.set_device(local_rank)
         self._device = npu.current_device()
 
@@ -54,13 +54,13 @@ class NpuDevice:
                 return
             self.stopped = True
             here = self._here()
-            self._library.npu.set_device(here)  # the thread that stops it may have had no device, which means device 0
+            self._library.npu.set_device(here)  # a thread that has chosen no device acts on device 0
             answer = self._library.npu.stop_device(here)
         if answer:
-            raise RecoveryError(f"device {self._here()} could not be stopped: stop_device answered {answer}")
+            raise RecoveryError(f"cannot stop device {self._here()}: stop_device returned {answer}")
 
     def clean(self) -> Damage:
-        """Ask what became of the memory, and restart the device."""
+        """Check the device's memory for errors, and restart the device."""
         if not self.stopped:
             return Damage.NONE
         npu, device = self._library.npu, self._here()
@@ -68,43 +68,43 @@ class NpuDevice:
             answer = npu.check_uce_in_memory(device)
             if answer == OUTSIDE:
                 raise RecoveryError(
-                    f"device {device} has an uncorrectable error in memory that is not torch's (check_uce_in_memory "
-                    "answered 1): this process cannot mend it"
+                    f"device {device} has an uncorrectable error outside torch's memory, which this process cannot "
+                    "repair (check_uce_in_memory returned 1)"
                 )
             npu.restart_device(device, rebuild_all_resources=False)
         except RuntimeError as error:
-            raise RecoveryError(f"device {device} cannot be used any more: {_first_line(error)}") from error
+            raise RecoveryError(f"cannot restart device {device}: {_first_line(error)}") from error
         with self._lock:
             self.stopped = False
         if answer == PERSISTENT:
             return Damage.PERSISTENT
         return Damage.TEMPORARY if answer == TEMPORARY else Damage.NONE
 
-    def struck(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Say whether torch-npu has locked one of these."""
+    def corrupted(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether torch-npu has marked one of these as unsafe."""
         safe = self._library.npu._recovery.check_npu_tensor_is_safe
         return any(not safe(tensor) for tensor in tensors)
 
-    def mended(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Unlock these."""
+    def mark_safe(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Mark these as safe in torch-npu."""
         for tensor in tensors:
             self._library.npu._recovery.update_npu_tensor_to_safe(tensor)
 
     def finish(self) -> None:
-        """Wait for the device."""
+        """Synchronize with the device."""
         self._library.npu.synchronize(self._here())
 
     def capture_random(self) -> bytes:
-        """Read the state of the generator: seed and offset, which the host keeps."""
+        """Return the state of the generator: seed and offset, which are in host memory."""
         state: torch.Tensor = self._library.npu.get_rng_state(self._here())
         return state.cpu().numpy().tobytes()
 
     def restore_random(self, state: bytes) -> None:
-        """Set the generator."""
+        """Set the state of the generator."""
         self._library.npu.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), self._here())
 
     def now_us(self) -> int | None:
-        """Have the device write down its time, and read it. Waits for what is queued before."""
+        """Record an event, and return its time. Waits for what is queued before."""
         event = self._library.npu.Event(enable_timing=True)
         event.record()
         event.synchronize()
@@ -113,12 +113,12 @@ class NpuDevice:
     def rebuilt(self) -> None:
         """Do nothing: the device holds nothing that depends on communicators."""
 
-    def harm(self, injury: "Injury") -> None:
-        """Hand it to the library, if it can."""
-        harm = getattr(self._library, "harm", None)
-        if harm is None:
-            raise ConfigurationError(f"{injury} can only be caused on the fake device, not on a real one")
-        harm(injury)
+    def inject(self, injury: "Injury") -> None:
+        """Inject a fault through the library: only the fake one can."""
+        inject = getattr(self._library, "inject", None)
+        if inject is None:
+            raise ConfigurationError(f"{injury} can only be injected on the fake device: `midstep run --device fake`")
+        inject(injury)
 
     def _here(self) -> int:
         if self._device is None:

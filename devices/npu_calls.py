@@ -1,8 +1,7 @@
-"""Every call into torch-npu that midstep makes, as data.
+"""Every call into torch-npu that midstep makes, as data. No other call is made.
 
-One list for three readers: the NPU device checks at start that the installed version has them; the fake device has the
-same; and the contract tests read the published packages and see that they are there, with these parameters. No call is
-made that is not in it.
+The NPU device checks at its start that the installed version has them. The fake device has the same. The contract tests
+check that published packages have them, with these parameters.
 """
 
 import inspect
@@ -16,7 +15,7 @@ OLDEST = "2.6.0"  # the first version for a torch that midstep supports; every c
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A function, method or class below `torch_npu`. `parameters` are those that midstep passes, in order."""
+    """A function, method or class of `torch_npu`. `parameters` are those that midstep passes, in order."""
 
     name: str
     use: str
@@ -31,7 +30,7 @@ CALLS = (
     Call("npu.synchronize", "wait for the device before a step is committed", ("device",)),
     Call("npu.stop_device", "abort what the device is executing", ("device_id",)),
     Call("npu.restart_device", "make a stopped device usable again", ("device_id", "rebuild_all_resources")),
-    Call("npu.check_uce_in_memory", "learn which memory an error has struck", ("device_id",)),
+    Call("npu.check_uce_in_memory", "learn which memory an error has damaged", ("device_id",)),
     Call("npu.get_allocator_backend", "see that memory errors can be located"),
     Call("npu.Event", "read the device's own clock", ("enable_timing",)),
     Call("npu.Event.record", "read the device's own clock", ("stream",)),
@@ -39,13 +38,13 @@ CALLS = (
     Call("npu.Event.synchronize", "read the device's own clock"),
     Call("npu.get_rng_state", "capture the device's random numbers", ("device",)),
     Call("npu.set_rng_state", "put the device's random numbers back", ("new_state", "device")),
-    Call("npu._recovery.check_npu_tensor_is_safe", "find the tensors that an error has struck", ("tensor_obj",)),
+    Call("npu._recovery.check_npu_tensor_is_safe", "find the tensors that an error has damaged", ("tensor_obj",)),
     Call("npu._recovery.update_npu_tensor_to_safe", "use a tensor again once it is repaired", ("tensor_obj",)),
     Call("distributed.reinit_process_group", "rebuild communicators in place", ("group", "rebuild_link")),
 )
 
-# What torch-npu's own Python calls on the backend of a process group while it does the above. midstep's groups stand
-# between, and the fake's backend has them too.
+# What torch-npu's own Python calls on the backend of a process group meanwhile. midstep's groups pass these calls on,
+# and the fake's backend has them too.
 BACKEND_METHODS = (
     "abort_hccl_comm",
     "clear_workmeta_list",
@@ -56,9 +55,9 @@ BACKEND_METHODS = (
 
 
 def require(library: Any, version: str) -> None:
-    """See that `library` (torch_npu, or what stands for it) has every call.
+    """Check that `library` (torch_npu, or a module with its calls) has every call.
 
-    Runs at the start of each training process. Raises ConfigurationError naming the version that has what is missing.
+    Called at the start of each training process. Raises ConfigurationError with the version that has what is missing.
     """
     missing = [call for call in CALLS if not _has(library, call)]
     if missing:

@@ -1,7 +1,7 @@
-"""The environment in which an NPU can be recovered, and what is wrong with the one at hand. Pure.
+"""Check that the environment of a process allows its NPU to be recovered. Pure.
 
-torch-npu's defaults are made for jobs that die of the first error: its watchdog ends the process. Each rule here has
-its reason in its message.
+torch-npu's defaults are made for jobs that end at the first error: its watchdog ends the process. The message of each
+rule gives its reason.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ CONNECT_TIMEOUT = "HCCL_CONNECT_TIMEOUT"
 NO_CACHING = "PYTORCH_NO_NPU_MEMORY_CACHING"
 CONNECT_DEFAULT_S, CONNECT_LEAST_S, CONNECT_MOST_S = 120, 120, 7200
 
-# What `midstep run` sets for the ranks of a job on such a device, where the user has not said otherwise.
+# What `midstep run` sets for the ranks of a job on such a device, unless the user has.
 DEFAULTS = dict.fromkeys(WATCHDOG, "0")
 
 
 def problems(environment: Mapping[str, str], link_up_s: float, allocator: str) -> list[str]:
-    """Return what is wrong, one sentence each with the way out; empty if all is well.
+    """Return the problems, a sentence each with what to do about it; empty if there are none.
 
-    `link_up_s` is the policy's time for one attempt to build the communicators, `allocator` what torch-npu says of its
-    memory allocator.
+    `link_up_s` is the policy's time for one attempt to build the communicators, `allocator` the memory allocator that
+    torch-npu reports.
     """
     found = []
     for name in WATCHDOG:
@@ -35,11 +35,11 @@ def problems(environment: Mapping[str, str], link_up_s: float, allocator: str) -
     if environment.get(NO_CACHING, "0") not in {"", "0"}:
         found.append(
             f"{NO_CACHING}={environment[NO_CACHING]}: without the caching allocator check_uce_in_memory cannot tell "
-            "which memory was struck, and every memory error would cost the process. Unset it"
+            "which memory was damaged, and every memory error would cost the process. Unset it"
         )
     if allocator != "native":
         found.append(
-            f"the memory allocator is {allocator}: only torch-npu's own can tell which memory was struck. Do not "
+            f"the memory allocator is {allocator}: only torch-npu's own can tell which memory was damaged. Do not "
             "change the allocator (torch_npu.npu.memory.change_current_allocator, PYTORCH_NPU_ALLOC_CONF)"
         )
     return found
@@ -57,7 +57,7 @@ def _connect_problems(value: str | None, link_up_s: float) -> list[str]:
         ]
     if link_up_s > limit_s:
         return [
-            f"communicator.link_up_s of the policy is {link_up_s:g}, and HCCL gives a link-up up after {limit_s} s "
+            f"communicator.link_up_s of the policy is {link_up_s:g}, and HCCL ends a link-up after {limit_s} s "
             f"({CONNECT_TIMEOUT}). Raise {CONNECT_TIMEOUT}, or lower link_up_s"
         ]
     return []

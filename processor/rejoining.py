@@ -50,9 +50,9 @@ class Rejoining:
             return []
         ids = sorted(hold.shard_id for hold in framework.shards() if hold.held)
         tensors = {shard_id: framework.open_shard(shard_id).tensors for shard_id in ids}
-        struck = [shard_id for shard_id in ids if device.struck(tensors[shard_id])]
+        struck = [shard_id for shard_id in ids if device.corrupted(tensors[shard_id])]
         for shard_id in struck:  # all have been asked: shards can share memory, and it is unlocked as a whole
-            device.mended(tensors[shard_id])  # from here on it counts as lost, until a replica has overwritten it
+            device.mark_safe(tensors[shard_id])  # from here on it counts as lost, until a replica has overwritten it
         _log.warning("memory was struck: %s", ", ".join(struck) or "in no known place, so nothing is trusted")
         return struck or ids
 

@@ -67,7 +67,7 @@ class Runtime:
         self.black_box = BlackBox.attach(int(environment[env.BLACK_BOX_FD]))
         self.device = device_named(self.settings.device)
         armed = msgspec.json.decode(environment.get(env.FAULTS, "[]"), type=list[ArmedFault])
-        self.moments = Moments(self.rank, self.incarnation, armed, self.device.harm)
+        self.moments = Moments(self.rank, self.incarnation, armed, self.device.inject)
         self.step_clock = StepClock(self.black_box, self.moments, self.incarnation)
         self.step_clock.generation(generation)
         self.session = Session(self.rank, self.incarnation, generation)

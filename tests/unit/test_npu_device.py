@@ -36,16 +36,16 @@ def device() -> Iterator[NpuDevice]:
 
 def text_of(injury: Injury, device: NpuDevice) -> str:
     with pytest.raises(RuntimeError) as caught:
-        device.harm(injury)
+        device.inject(injury)
     return str(caught.value).splitlines()[0]
 
 
 def test_a_wrong_environment_is_refused_with_everything_that_is_wrong(device: NpuDevice) -> None:
-    with pytest.raises(ConfigurationError, match=r"(?s)does not allow.*ASYNC_ERROR.*CACHING"):
+    with pytest.raises(ConfigurationError, match=r"(?s)cannot be recovered.*ASYNC_ERROR.*CACHING"):
         device.prepare(0, {"PYTORCH_NO_NPU_MEMORY_CACHING": "1"}, 1.5)
 
 
-def test_a_stop_makes_whoever_waits_raise_and_a_clean_lets_the_device_work_again(device: NpuDevice) -> None:
+def test_a_stop_makes_a_waiting_thread_raise_and_a_clean_lets_the_device_work_again(device: NpuDevice) -> None:
     device.finish()
     device.stop()
     device.stop()
@@ -59,7 +59,7 @@ def test_a_stop_makes_whoever_waits_raise_and_a_clean_lets_the_device_work_again
 
 def test_a_blocked_thread_raises_when_the_device_is_stopped(device: NpuDevice) -> None:
     """What is queued and never ends is what a hanging collective looks like to the host."""
-    device.harm(Injury.HANG_COLLECTIVE)
+    device.inject(Injury.HANG_COLLECTIVE)
     task = CHIP.submit(lambda _: None)
     with pytest.raises(RuntimeError, match="timed out"):
         task.wait(0.05)
@@ -103,40 +103,40 @@ def test_the_generator_of_the_device_draws_the_same_numbers_again(device: NpuDev
     assert CpuDevice().capture_random() == b""
 
 
-def test_struck_memory_is_found_and_can_be_used_once_it_is_mended(device: NpuDevice) -> None:
+def test_corrupted_memory_is_found_and_can_be_used_once_it_is_marked_safe(device: NpuDevice) -> None:
     """Address by address: another tensor is not blamed, and a struck one is refused until it is unlocked."""
     whole, hit = torch.arange(100.0), torch.arange(1000.0)
     before = hit.clone()
-    CHIP.strike(hit)
+    CHIP.corrupt(hit)
     assert not torch.equal(hit, before)
     device.stop()
     assert device.clean() is Damage.PERSISTENT
-    assert device.struck([whole, hit])
-    assert not device.struck([whole])
+    assert device.corrupted([whole, hit])
+    assert not device.corrupted([whole])
     with pytest.raises(RuntimeError, match="unsafe data"):
         CHIP.submit(lambda _: None, [hit])
-    device.mended([hit])
-    assert not device.struck([hit])
+    device.mark_safe([hit])
+    assert not device.corrupted([hit])
     CHIP.submit(lambda _: None, [hit]).wait(5)
 
 
 def test_memory_outside_of_the_allocator_cannot_be_mended(device: NpuDevice) -> None:
     text_of(Injury.MEMORY_OUTSIDE, device)
     device.stop()
-    with pytest.raises(RecoveryError, match="not torch's"):
+    with pytest.raises(RecoveryError, match="outside torch's memory"):
         device.clean()
 
 
 def test_a_lost_device_cannot_be_used_again(device: NpuDevice) -> None:
     assert "507010" in text_of(Injury.DROP_DEVICE, device)
     device.stop()
-    with pytest.raises(RecoveryError, match="cannot be used any more"):
+    with pytest.raises(RecoveryError, match="cannot restart device"):
         device.clean()
 
 
 def test_a_device_that_refuses_to_stop_is_told(device: NpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake.npu, "stop_device", lambda device_id: 1)
-    with pytest.raises(RecoveryError, match="could not be stopped"):
+    with pytest.raises(RecoveryError, match="cannot stop device"):
         device.stop()
 
 
@@ -147,32 +147,32 @@ def test_the_devices_clock_goes_forward(device: NpuDevice) -> None:
     assert first <= second
 
 
-def test_every_device_injury_has_its_way_of_happening() -> None:
-    assert set(fake._HARMS) == DEVICE_INJURIES
+def test_every_fault_of_a_device_has_its_action() -> None:
+    assert set(fake._FAULT_ACTIONS) == DEVICE_INJURIES
 
 
-def test_a_real_device_and_the_cpu_cannot_be_harmed() -> None:
+def test_faults_cannot_be_injected_on_a_real_device_or_the_cpu() -> None:
     library: Any = type("Library", (), {"npu": fake.npu, "distributed": fake.distributed})
     with pytest.raises(ConfigurationError, match="fake device"):
-        NpuDevice(library).harm(Injury.LINK_DOWN)
+        NpuDevice(library).inject(Injury.LINK_DOWN)
     with pytest.raises(ConfigurationError, match="fake"):
-        CpuDevice().harm(Injury.LINK_DOWN)
+        CpuDevice().inject(Injury.LINK_DOWN)
 
 
 def test_tensors_that_share_memory_are_locked_and_unlocked_together(device: NpuDevice) -> None:
     """As torch-npu does it, which looks at whole allocations: a flat buffer and its views are one thing."""
     flat = torch.zeros(100)
     first, last = flat[:50], flat[50:]
-    CHIP.strike(last)
+    CHIP.corrupt(last)
     device.stop()
     device.clean()
-    assert device.struck([first])
-    assert device.struck([last])
-    device.mended([first])
-    assert not device.struck([last])
+    assert device.corrupted([first])
+    assert device.corrupted([last])
+    device.mark_safe([first])
+    assert not device.corrupted([last])
 
 
-def test_every_shard_in_struck_memory_counts_as_lost(device: NpuDevice) -> None:
+def test_every_shard_in_corrupted_memory_counts_as_lost(device: NpuDevice) -> None:
     """Also the one that is asked about second, when the first one's repair would unlock what they share."""
     flat, apart = torch.zeros(100), torch.zeros(100)
     shards = {"one": [flat[:50]], "other": [flat[50:]], "apart": [apart]}
@@ -186,20 +186,20 @@ def test_every_shard_in_struck_memory_counts_as_lost(device: NpuDevice) -> None:
     nothing: Any = None
     standing = Standing(clean=True)
     rejoining = Rejoining(runtime, cast("Any", framework), nothing, standing)
-    CHIP.strike(flat[50:])
+    CHIP.corrupt(flat[50:])
     device.stop()
     standing.strike(rejoining.inspect())
     assert [hold.shard_id for hold in rejoining.survey(0.0).holds] == ["apart"]
-    assert not device.struck([flat])
+    assert not device.corrupted([flat])
 
 
 def test_marking_everything_unsafe_locks_every_tensor(device: NpuDevice) -> None:
     """What restart_device does when all resources are rebuilt."""
     tensor = torch.ones(5)
     fake.restart_device(0, rebuild_all_resources=True)
-    assert device.struck([tensor])
+    assert device.corrupted([tensor])
     fake.update_npu_tensor_to_safe(tensor)
-    assert not device.struck([tensor])
+    assert not device.corrupted([tensor])
 
 
 @pytest.mark.parametrize("folder", ["adapters", "processor", "controller", "policies", "communicators", "agent"])

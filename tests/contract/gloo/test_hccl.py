@@ -166,7 +166,7 @@ def fails_once(rank: Rank) -> None:
     setup = Setup(rank)
     setup.check()
     if rank.number == VICTIM:
-        setup.device.harm(Injury.LINK_UP_FAILS)
+        setup.device.inject(Injury.LINK_UP_FAILS)
     setup.stop_and_clean()
     rank.say(setup.reconnect(SHORT_S))
     rank.say(setup.reconnect())
