@@ -25,7 +25,7 @@ from midstep.protocol import environment as env
 from midstep.protocol.types import ArmedFault, Injury, Moment
 
 SCRIPT = "jobs/megatron_job.py"
-POLICY = Path(__file__).resolve().parents[1] / "configs" / "demo-megatron.yaml"  # standbys have Megatron imported
+POLICY = Path(__file__).resolve().parents[1] / "configs" / "demo-megatron.yaml"  # the fork server has Megatron imported
 WARM_UP_STEPS = 10
 KINDS = ("plain", "none", "instances", "buddy_device", "buddy_host")
 WITH_COPIES = ("instances", "buddy_device", "buddy_host")

@@ -44,7 +44,7 @@ class StoreMoved(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
-    """An agent has started the process of a rank. `warm`: forked from a standby."""
+    """An agent has started the process of a rank. `warm`: forked, and not a new interpreter."""
 
     node: Name
     process: RunningProcess
