@@ -102,9 +102,9 @@ def receive(end: socket.socket) -> MessageWithFds | None:
         return None
     payload, *others = fds
     try:
-        if flags & socket.MSG_CTRUNC:
-            raise AgentError("descriptors were dropped: this process is at its limit of open files (ulimit -n)")
         with os.fdopen(payload, "rb") as file:
+            if flags & socket.MSG_CTRUNC:
+                raise AgentError("descriptors were dropped: this process is at its limit of open files (ulimit -n)")
             file.seek(0)
             message = _decoder.decode(file.read())
     except (msgspec.MsgspecError, AgentError) as error:
