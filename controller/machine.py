@@ -121,7 +121,7 @@ class RecoveryMachine:
                     node=h.node,
                     pid=h.pid,
                     incarnation=h.incarnation,
-                    state=h.state.value,
+                    state=h.state.shown,
                     step=h.committed,
                     activity="",
                     role=state.ladder.roles.role_of(h.rank),

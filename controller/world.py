@@ -8,27 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..protocol.types import RankProgress, StepReport, StoreEndpoint
+from .rank_states import RankEvent, RankState, after
 from .sources import Place
-
-
-class RankState(enum.StrEnum):
-    """Where the process of a rank stands in the way of a fault."""
-
-    ABSENT = "absent"  # nobody holds the rank
-    STARTING = "starting"  # told to start, has not reached its train function
-    JOINED = "joined"  # new, parked in front of its train function
-    TRAINING = "training"
-    QUIESCING = "quiescing"
-    QUIESCED = "quiesced"  # a survivor, parked
-    REJOINING = "rejoining"
-    READY = "ready"
-    FINISHED = "finished"  # train function returned, parked
-    RELEASED = "released"
-    EXITED = "exited"  # ended well
-
-
-PARKED = frozenset({RankState.JOINED, RankState.QUIESCED})
-GONE = frozenset({RankState.ABSENT, RankState.EXITED})
 
 
 class NodeState(enum.StrEnum):
@@ -55,7 +36,6 @@ class Holder:
     started_s: float = 0.0  # when it was first heard of
     incarnation: int = 0
     given: int = 0  # the highest incarnation that any process of the rank was started with
-    state: RankState = RankState.ABSENT
     resilient: bool = False
     seated: bool = False
     early: bool = False  # it was started early, and joins when it is asked to quiesce
@@ -63,6 +43,12 @@ class Holder:
     report: StepReport | None = None
     needs: tuple[str, ...] = ()  # the shards that its processes had to hold, known also when they are gone
     committed: int = 0  # the most that any life of the rank is known to have committed
+    _state: RankState = RankState.ABSENT
+
+    @property
+    def state(self) -> RankState:
+        """Where the process stands. Only `World.take` changes it."""
+        return self._state
 
     def next_incarnation(self) -> int:
         """Return a number for one more process of the rank. Agents take each number once."""
@@ -77,11 +63,6 @@ class Holder:
     def reported(self, report: StepReport) -> None:
         """Take note of what the process has said of itself."""
         self.report, self.needs = report, report.needs
-
-    def lose(self) -> None:
-        """Forget the process; the rank stays."""
-        self.state, self.resilient, self.report = RankState.ABSENT, False, None
-        self.pid, self.started_s, self.seated, self.early = 0, 0.0, False, False
 
 
 @dataclass
@@ -107,15 +88,30 @@ class World:
     nodes: dict[str, Node] = field(default_factory=dict)
     progress: dict[int, RankProgress] = field(default_factory=dict)
     _by_node: dict[str, list[Holder]] = field(default_factory=dict)
+    _standing: dict[RankState, set[int]] = field(default_factory=lambda: {state: set() for state in RankState})
     retired: dict[int, Holder] = field(default_factory=dict)  # ranks that the world is too small for now
 
     def __post_init__(self) -> None:
         self.holders = [Holder(rank) for rank in range(self.size)]
+        self._standing[RankState.ABSENT] = set(range(self.size))
+
+    def take(self, holder: Holder, event: RankEvent) -> None:
+        """Move a rank to where an event takes it. What does not fit its state changes nothing."""
+        state = after(holder.state, event)
+        self._standing[holder.state].discard(holder.rank)
+        self._standing[state].add(holder.rank)
+        holder._state = state
+
+    def lose(self, holder: Holder) -> None:
+        """Forget the process of a rank; the rank stays."""
+        self.take(holder, RankEvent.LOST)
+        holder.resilient, holder.report = False, None
+        holder.pid, holder.started_s, holder.seated, holder.early = 0, 0.0, False, False
 
     def resize(self, size: int) -> None:
         """Have another number of ranks. Who comes back later goes on with the numbers of its processes."""
         for holder in self.holders[size:]:
-            holder.lose()
+            self.lose(holder)
             if holder.node:
                 self._by_node[holder.node].remove(holder)
             holder.node = ""
@@ -124,6 +120,9 @@ class World:
         self.holders = self.holders[:size] + [self.retired.pop(rank, Holder(rank)) for rank in more]
         for holder in self.holders:
             holder.needs = ()  # state is divided in another way
+        for state, ranks in self._standing.items():
+            ranks.intersection_update(range(size))
+            ranks.update(rank for rank in more if self.holders[rank].state is state)
         self.size = size
 
     def holder(self, rank: int) -> Holder | None:
@@ -134,9 +133,17 @@ class World:
         """Return the holders placed on a node, in rank order."""
         return list(self._by_node.get(node, ()))
 
+    def ranks(self, *states: RankState) -> set[int]:
+        """Return the ranks that stand in one of the states."""
+        return set().union(*(self._standing[state] for state in states))
+
+    def count(self, *states: RankState) -> int:
+        """Return how many ranks stand in one of the states; the same work in a world of any size."""
+        return sum(len(self._standing[state]) for state in states)
+
     def in_state(self, *states: RankState) -> list[Holder]:
-        """Return the holders in one of the states."""
-        return [holder for holder in self.holders if holder.state in states]
+        """Return the holders in one of the states, in rank order."""
+        return [self.holders[rank] for rank in sorted(self.ranks(*states))]
 
     def named(self, *states: NodeState) -> list[str]:
         """Return the names of the nodes in one of the states, in the order in which they came."""

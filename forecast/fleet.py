@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from ..controller.actions import Action, Finish, Send
 from ..controller.events import DeadlinePassed, Event
 from ..controller.machine import RecoveryMachine
-from ..controller.world import Holder, NodeState, RankState
+from ..controller.rank_states import RankState
+from ..controller.world import Holder, NodeState
 from ..protocol.messages import (
     CheckpointSaved,
     CreateNode,

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from ..controller.actions import Action, Send
 from ..controller.events import Event
+from ..controller.rank_states import RankState
 from ..controller.recovery.state import Phase
-from ..controller.world import Holder, NodeState, RankState
+from ..controller.world import Holder, NodeState
 from ..policies.roles import WORLD_RESTARTS
 from ..processor.session import Stage
 from ..protocol.incidents import Outcome

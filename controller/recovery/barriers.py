@@ -30,8 +30,9 @@ from ...protocol.types import (
     rank_address,
 )
 from ..beginning import why_not_begin
+from ..rank_states import DONE, RankEvent, RankState
 from ..repair import plan_repair
-from ..world import Holder, RankState, World
+from ..world import Holder, World
 from .boundary import before_boundary
 from .deciding import blame_and_decide, rung_failed, stop_now
 from .ending import ready_to_save
@@ -54,11 +55,11 @@ def on_rank_joined(state: JobState, event: RankJoined, now: float) -> None:
     if holder is None or holder.state is not RankState.STARTING:
         state.ignore("joined twice or too late")
         return
-    holder.state, holder.resilient = RankState.JOINED, True
+    state.world.take(holder, RankEvent.JOINED)
+    holder.resilient = True
     holder.heard(event.pid, now)
     holder.reported(event.report)
     holder.joined_generation = event.generation
-    state.awaiting_joined.discard(event.rank)
     state.ever_resilient = True
     state.history.rank_phases(state.generation, event.rank, {"join": event.join_s})
     if state.phase is Phase.STARTING and state.newcomers_due_s is None:
@@ -75,11 +76,10 @@ def on_rank_quiesced(state: JobState, event: RankQuiesced, now: float) -> None:
     if state.phase is Phase.PAUSING and before_boundary(state, event.report.committed):
         state.ignore("quiesced before the boundary")
         return
-    holder.state = RankState.QUIESCED
+    state.world.take(holder, RankEvent.QUIESCED)
     holder.reported(event.report)
     holder.committed = max(holder.committed, event.report.committed)
     state.committed = max(state.committed, event.report.committed)
-    state.awaiting_quiesced.discard(event.rank)
     state.history.rank_phases(state.generation, event.rank, event.phases_s)
     if state.phase is Phase.SAVING:
         ready_to_save(state, now)
@@ -99,11 +99,11 @@ def on_part_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
 
 def barrier_one(state: JobState, now: float) -> None:
     """When all have answered: plan the repair, and have everybody rejoin."""
-    if not state.awaiting_joined:
-        state.newcomers_due_s = None
-    if state.awaiting_joined or state.awaiting_quiesced:
-        return
     world = state.world
+    if not world.count(RankState.STARTING):
+        state.newcomers_due_s = None
+    if world.count(RankState.STARTING, RankState.QUIESCING):
+        return
     reports = {holder.rank: holder.report for holder in world.holders if holder.report is not None}
     try:
         state.plan = plan_repair(reports, world.places(), state.policy.restore, state.trusted_step)
@@ -121,9 +121,8 @@ def barrier_one(state: JobState, now: float) -> None:
     reasons = (remark, *plan.reasons) if remark else plan.reasons
     state.history.planned(plan.restore, reasons, plan.target_step, state.committed)
     for holder in world.holders:
-        holder.state = RankState.REJOINING
+        world.take(holder, RankEvent.REJOIN_ORDERED)
         state.send(rank_address(holder.rank), rejoin_command(state, holder))
-    state.awaiting_ready = set(range(world.size))
     state.enter(Phase.REJOINING, now, state.policy.deadlines.rejoin_s)
 
 
@@ -168,21 +167,19 @@ def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
     if event.step != state.plan.target_step:
         _came_back_wrong(state, holder, event.step, state.plan.target_step, now)
         return
-    holder.state, holder.committed = RankState.READY, event.step
-    state.awaiting_ready.discard(event.rank)
+    state.world.take(holder, RankEvent.READY)
+    holder.committed = event.step
     state.history.rank_phases(state.generation, event.rank, event.phases_s)
     state.history.moved(event.bytes_received)
-    if state.awaiting_ready:
+    if state.world.count(RankState.REJOINING):
         return
     linked_up(state)
     for each in state.world.holders:
-        each.state = RankState.TRAINING
+        state.world.take(each, RankEvent.RESUME_ORDERED)
         state.send(rank_address(each.rank), Resume(each.rank, state.generation, event.step))
     state.committed = event.step
     limit_s = _first_step_limit_s(state)
     state.first_steps_at_s = state.median_step_s = 0.0
-    state.awaiting_step = set(range(state.world.size))
-    state.unfinished = set(range(state.world.size))
     state.enter(Phase.RESUMING, now, limit_s)
 
 
@@ -211,7 +208,8 @@ def _first_step_limit_s(state: JobState) -> float:
 
 def on_step_committed(state: JobState, event: StepCommitted, now: float) -> None:
     """A rank has committed its first step since the resume."""
-    if _answers(state, event.rank, event.incarnation, event.generation) is None:
+    holder = _answers(state, event.rank, event.incarnation, event.generation)
+    if holder is None:
         state.ignore("step of another generation")
         return
     state.committed = max(state.committed, event.committed)
@@ -219,7 +217,7 @@ def on_step_committed(state: JobState, event: StepCommitted, now: float) -> None
         known = state.median_step_s or event.median_step_s
         state.median_step_s = min(known, event.median_step_s)
     state.first_steps_at_s = max(state.first_steps_at_s, event.at_s)
-    state.awaiting_step.discard(event.rank)
+    state.world.take(holder, RankEvent.STEP_COMMITTED)
     _maybe_resumed(state, now)
 
 
@@ -229,40 +227,42 @@ def on_rank_finished(state: JobState, event: RankFinished, now: float) -> None:
     if holder is None:
         state.ignore("finished in another generation")
         return
-    holder.state = RankState.FINISHED
+    state.world.take(holder, RankEvent.FINISHED)
     holder.committed = max(holder.committed, event.committed)
     state.committed = max(state.committed, event.committed)
     state.first_steps_at_s = max(state.first_steps_at_s, now)
-    state.awaiting_step.discard(event.rank)
-    state.unfinished.discard(event.rank)
     _maybe_resumed(state, now)
-    if state.phase is Phase.PAUSING and not state.unfinished:
+    if state.phase is Phase.PAUSING and _all_done(state):
         all_finished(state, now)
     if state.phase is not Phase.RUNNING:
         return
-    if state.unfinished:
-        state.due_s = state.due_s or now + state.policy.deadlines.finish_s
-    else:
+    if _all_done(state):
         _release(state, now)
+    else:
+        state.due_s = state.due_s or now + state.policy.deadlines.finish_s
 
 
 def go_on(state: JobState, now: float) -> None:
     """A suspicion came to nothing: what was waited for may have come meanwhile, and is not said twice."""
     _maybe_resumed(state, now)
-    if state.phase is Phase.RUNNING and not state.unfinished:
+    if state.phase is Phase.RUNNING and _all_done(state):
         _release(state, now)
+
+
+def _all_done(state: JobState) -> bool:
+    return state.world.count(*DONE) == state.world.size
 
 
 def _release(state: JobState, now: float) -> None:
     """All have finished: let their processes end."""
     for each in state.world.holders:
-        each.state = RankState.RELEASED
+        state.world.take(each, RankEvent.RELEASE_ORDERED)
         state.send(rank_address(each.rank), Release(each.rank, state.generation))
     state.enter(Phase.FINISHING, now, state.policy.deadlines.finish_s)
 
 
 def _maybe_resumed(state: JobState, now: float) -> None:
-    if state.phase is not Phase.RESUMING or state.awaiting_step:
+    if state.phase is not Phase.RESUMING or state.world.count(RankState.RESUMING):
         return
     state.history.resumed(state.first_steps_at_s, state.world.pids(), state.median_step_s)
     state.clear_incident()

@@ -10,8 +10,9 @@ import math
 from ...protocol.messages import ProbeProgress, ProgressReported, Quiesce, StopProcess
 from ...protocol.types import Activity, RankProgress, node_address, rank_address
 from ..faults import excused_ranks
-from ..world import PARKED, NodeState, RankState
-from .openings import next_generation
+from ..rank_states import RankEvent, RankState
+from ..world import NodeState
+from .openings import next_generation, quiesce
 from .planned import Plan, Stage
 from .state import JobState, Phase
 
@@ -69,9 +70,8 @@ def _choose(state: JobState, plan: Plan, now: float) -> None:
     plan.stage, plan.after_step = Stage.STOPPING, max(steps) + 1 + math.ceil(LEAD_S / median_s)
     state.plans.due_s = None
     for holder in state.world.holders:
-        holder.state = RankState.QUIESCING
+        state.world.take(holder, RankEvent.QUIESCE_ORDERED)
         state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation, plan.after_step))
-    state.awaiting_quiesced = set(range(state.world.size))
     training_s = (plan.after_step - min(steps)) * median_s * state.policy.stall.factor
     state.enter(Phase.PAUSING, now, training_s + state.policy.stall.grace_s + state.policy.deadlines.quiesce_s)
 
@@ -90,6 +90,11 @@ def stopped(state: JobState, now: float) -> None:
     state.history.entered(state.phase.value, state.generation, now)
     state.attempt, state.charged = [plan.decision.rung], len(plan.charges)
     state.spent += plan.charges
+
+
+def not_stopped(state: JobState) -> set[int]:
+    """Return the ranks that have not stopped at the boundary; one that has finished before it never will."""
+    return state.world.ranks(RankState.QUIESCING, RankState.FINISHED)
 
 
 def before_boundary(state: JobState, committed: int) -> bool:
@@ -118,7 +123,8 @@ def late(state: JobState, now: float) -> bool:
 def _judge(state: JobState, plan: Plan, now: float) -> None:
     """Wait on for who writes a checkpoint or has paused its clock; who hangs otherwise is not waited for."""
     plan.looking = False
-    clocks = [clock for clock in state.world.progress.values() if clock.rank in state.awaiting_quiesced]
+    on_their_way = not_stopped(state)
+    clocks = [clock for clock in state.world.progress.values() if clock.rank in on_their_way]
     state.world.progress.clear()
     if excused_ranks(clocks):
         state.due_s = now + state.policy.deadlines.quiesce_s
@@ -131,12 +137,7 @@ def _stop_now(state: JobState, plan: Plan, now: float) -> None:
     stopped(state, now)
     plan.after_step, plan.looking = None, False
     next_generation(state, ())
-    state.awaiting_quiesced.clear()
-    for holder in state.world.holders:
-        if holder.state not in PARKED:
-            state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation))
-            holder.state = RankState.QUIESCING
-            state.awaiting_quiesced.add(holder.rank)
+    quiesce(state, state.world.holders)
     state.enter(Phase.PAUSING, now, state.policy.deadlines.quiesce_s)
 
 

@@ -6,9 +6,11 @@ import msgspec
 
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
 from ..events import DeadlinePassed
+from ..rank_states import DONE, RankState
 from ..world import NodeState
 from .barriers import barrier_one
-from .boundary import late
+from .boundary import late as late_at_the_boundary
+from .boundary import not_stopped
 from .deciding import blame, blame_and_decide, rung_failed
 from .ending import end, saving_overdue
 from .handover import overdue as handover_overdue
@@ -28,7 +30,8 @@ def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
     elif state.newcomers_due_s is not None and state.newcomers_due_s <= now:
         state.newcomers_due_s = None
         what = "has not reached its train function"
-        blame_and_decide(state, overdue(state, state.awaiting_joined, FaultKind.START_FAILED, what, now), now)
+        late = overdue(state, state.world.ranks(RankState.STARTING), FaultKind.START_FAILED, what, now)
+        blame_and_decide(state, late, now)
     elif state.devices_due_s is not None and state.devices_due_s <= now:
         state.devices_due_s = None
         _devices_not_well(state, now)
@@ -77,30 +80,31 @@ def _waiting(state: JobState, now: float) -> None:
 
 
 def _quiescing(state: JobState, now: float) -> None:
-    late = overdue(state, state.awaiting_quiesced, FaultKind.UNRESPONSIVE, "did not quiesce", now)
+    late = overdue(state, not_stopped(state), FaultKind.UNRESPONSIVE, "did not quiesce", now)
     blame_and_decide(state, late, now)
 
 
 def _pausing(state: JobState, now: float) -> None:
     if handover_overdue(state, now):
         barrier_one(state, now)
-    elif not late(state, now):
+    elif not late_at_the_boundary(state, now):
         _quiescing(state, now)
 
 
 def _rejoining(state: JobState, now: float) -> None:
     limit_s = state.policy.deadlines.rejoin_s
     link_up_failed(state)
-    _over_time(state, f"{len(state.awaiting_ready)} ranks not ready after {limit_s:g} s", now)
+    _over_time(state, f"{state.world.count(RankState.REJOINING)} ranks not ready after {limit_s:g} s", now)
 
 
 def _resuming(state: JobState, now: float) -> None:
     limit_s = state.policy.deadlines.first_step_s
-    _over_time(state, f"no first step from {len(state.awaiting_step)} ranks in {limit_s:g} s", now)
+    _over_time(state, f"no first step from {state.world.count(RankState.RESUMING)} ranks in {limit_s:g} s", now)
 
 
 def _finishing(state: JobState, now: float) -> None:
-    ranks = ", ".join(map(str, sorted(state.unfinished))) or "some"
+    unfinished = sorted(set(range(state.world.size)) - state.world.ranks(*DONE))
+    ranks = ", ".join(map(str, unfinished)) or "some"
     limit_s = state.policy.deadlines.finish_s
     end(state, 1, f"rank {ranks} did not finish within {limit_s:g} s of the others", now)
 

@@ -18,8 +18,9 @@ from ...protocol.types import (
     node_address,
     rank_address,
 )
+from ..rank_states import RankEvent
 from ..repair import plan_repair
-from ..world import NodeState, RankState
+from ..world import NodeState
 from .boundary import end_newcomers, give_up, read_clocks
 from .openings import natural, open_generation, start_command, vacate
 from .planned import AT_THE_BOUNDARY, Newcomer, Plan, Stage, Unwell
@@ -182,8 +183,8 @@ def switch(state: JobState, plan: Plan, now: float) -> None:
     state.world.move(plan.node, spare)
     for newcomer in plan.newcomers.values():
         holder = state.world.holders[newcomer.rank]
-        holder.incarnation, holder.pid = newcomer.incarnation, newcomer.pid
-        holder.state, holder.early = RankState.STARTING, True
+        holder.incarnation, holder.pid, holder.early = newcomer.incarnation, newcomer.pid, True
+        state.world.take(holder, RankEvent.START_ORDERED)
         state.forget(newcomer.rank)
     open_generation(state, (), now, moved=moved)
     state.newcomers_due_s = now + state.policy.deadlines.start_s

@@ -7,10 +7,12 @@ from ending.
 
 import math
 
-from ...protocol.messages import CheckpointSaved, EndJob, Quiesce, SaveCheckpoint
+from ...protocol.messages import CheckpointSaved, EndJob, SaveCheckpoint
 from ...protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
+from ..rank_states import GONE, PARKED, RankState
 from ..repair import lost_shards
-from ..world import PARKED, REACHABLE, RankState
+from ..world import REACHABLE, Holder
+from .openings import quiesce
 from .scaling import start_anew
 from .state import JobState, Phase
 
@@ -43,9 +45,9 @@ def conclude(state: JobState, remark: str, now: float) -> None:
 
 def lost_while_saving(state: JobState, rank: int, detail: str, now: float) -> None:
     """A survivor died while the checkpoint was under way: the others may still hold everything, and begin anew."""
-    state.world.holders[rank].lose()
-    if rank in state.awaiting_quiesced:
-        state.awaiting_quiesced.discard(rank)
+    waited_for = rank in _not_parked(state)
+    state.world.lose(state.world.holders[rank])
+    if waited_for:
         ready_to_save(state, now)
     elif rank in state.saving:
         _save_again(state, f"rank {rank} was lost while it saved: {detail}", now)
@@ -71,24 +73,21 @@ def _save_again(state: JobState, remark: str, now: float) -> None:
 
 
 def _save(state: JobState, now: float) -> None:
-    survivors = [holder for holder in state.world.holders if holder.resilient and holder.rank not in state.guilty]
+    survivors = [each for each in state.world.holders if _is_survivor(state, each)]
     nothing_yet = state.committed == 0 and all(holder.state in UNTRAINED for holder in survivors)
     if not survivors or nothing_yet:
         conclude(state, "", now)
         return
     state.generation += 1
-    state.awaiting_joined.clear()
-    state.awaiting_ready.clear()
-    state.awaiting_quiesced.clear()
     state.newcomers_due_s = state.devices_due_s = None
     state.held.clear()
-    for holder in survivors:
-        if holder.state not in PARKED:
-            state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation))
-            holder.state = RankState.QUIESCING
-            state.awaiting_quiesced.add(holder.rank)
+    quiesce(state, survivors)
     state.enter(Phase.SAVING, now, state.policy.deadlines.quiesce_s)
     ready_to_save(state, now)
+
+
+def _is_survivor(state: JobState, holder: Holder) -> bool:
+    return holder.resilient and holder.state not in GONE and holder.rank not in state.guilty
 
 
 def ready_to_save(state: JobState, now: float, *, overdue: bool = False, remark: str = "") -> None:
@@ -96,13 +95,18 @@ def ready_to_save(state: JobState, now: float, *, overdue: bool = False, remark:
 
     `remark`: what went wrong before, for the record if nothing comes of it.
     """
-    if state.awaiting_quiesced and not overdue:
+    if _not_parked(state) and not overdue:
         return
     why_not = start_saving(state)
     if why_not is None:
         state.enter(Phase.SAVING, now, SAVE_S)
     else:
         conclude(state, "; ".join(filter(None, (remark, f"no emergency checkpoint: {why_not}"))), now)
+
+
+def _not_parked(state: JobState) -> set[int]:
+    """Return the survivors that have yet to stop; a rank at fault is not asked to."""
+    return state.world.ranks(RankState.QUIESCING) - state.guilty.keys()
 
 
 def start_saving(state: JobState) -> str | None:

@@ -12,7 +12,8 @@ from ...protocol.messages import (
 )
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
 from ..events import HoldEnded, NodeReturned
-from ..world import GONE, NodeState
+from ..rank_states import GONE
+from ..world import NodeState
 from .deciding import blame, decide, rung_failed
 from .detected import settle
 from .draining import newcomer_of
@@ -96,7 +97,7 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
     state.remember(report, now)
     blame(state, report)
     for holder in lost:
-        holder.lose()
+        state.world.lose(holder)
     decide(state, now)
 
 
@@ -106,7 +107,7 @@ def _lost_while_waiting(state: JobState, name: str, now: float) -> None:
     A platform whose nodes end again and again is not asked for more; `deadlines.nodes_s` ends the wait then.
     """
     for holder in state.world.on(name):
-        holder.lose()
+        state.world.lose(holder)
     state.lost_waiting += 1
     have = state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED)
     if len(have) < nodes_needed(state) and state.can_create_nodes and state.lost_waiting <= MAX_LOST_WAITING:

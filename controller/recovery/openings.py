@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from ...protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
 from ...protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
-from ..world import GONE, PARKED, REACHABLE, Holder, NodeState, RankState
+from ..rank_states import GONE, PARKED, RankEvent, RankState
+from ..world import REACHABLE, Holder, NodeState
 from .meeting import begin, link_up_failed, rendezvous
 from .state import JobState, Phase
 
@@ -52,11 +53,8 @@ def open_world(state: JobState, now: float) -> None:
     if state.phase is Phase.STARTING and state.ever_resilient:
         link_up_failed(state)  # a world that links up as it starts did not get that far
     next_generation(state, range(world.size))
-    state.unfinished = set(range(world.size))
     for holder in world.holders:
         _start(state, holder, seated=True)
-    _reset_barriers(state)
-    state.awaiting_joined = set(range(world.size))
     # A plain script never joins; one that has joined before must do so again.
     state.newcomers_due_s = now + state.policy.deadlines.start_s if state.ever_resilient else None
     state.enter(Phase.STARTING, now)
@@ -77,20 +75,21 @@ def open_generation(state: JobState, replace: Iterable[int], now: float, *, move
         open_world(state, now)
         return
     next_generation(state, {*replaced, *moved})
-    _reset_barriers(state)
+    quiesce(state, survivors)
+    for rank in sorted(replaced):
+        _start_or_hold(state, world.holders[rank], now)
+    limits, joining = state.policy.deadlines, world.count(RankState.STARTING)
+    if replaced or not joining:
+        state.newcomers_due_s = now + limits.start_s if joining else None
+    state.enter(Phase.QUIESCING, now, limits.quiesce_s)
+
+
+def quiesce(state: JobState, survivors: Iterable[Holder]) -> None:
+    """Ask those that are not parked already to stop now, in the present generation."""
     for holder in survivors:
         if holder.state not in PARKED:
             state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation))
-            holder.state = RankState.QUIESCING
-            state.awaiting_quiesced.add(holder.rank)
-    for rank in sorted(replaced):
-        _start_or_hold(state, world.holders[rank], now)
-    state.awaiting_joined = {holder.rank for holder in world.in_state(RankState.STARTING)}
-    state.unfinished = set(range(world.size))
-    limits = state.policy.deadlines
-    if replaced or not state.awaiting_joined:
-        state.newcomers_due_s = now + limits.start_s if state.awaiting_joined else None
-    state.enter(Phase.QUIESCING, now, limits.quiesce_s)
+            state.world.take(holder, RankEvent.QUIESCE_ORDERED)
 
 
 def leave_node(state: JobState, name: str) -> None:
@@ -165,24 +164,13 @@ def next_generation(state: JobState, replaced: Iterable[int]) -> None:
     state.history.opened(state.generation, replaced)
 
 
-def _reset_barriers(state: JobState) -> None:
-    for waiting in (
-        state.awaiting_quiesced,
-        state.awaiting_joined,
-        state.awaiting_ready,
-        state.awaiting_step,
-    ):
-        waiting.clear()
-
-
 def _start(state: JobState, holder: Holder, *, seated: bool) -> None:
     """Have the agent start the next process of a rank (it ends the present one first)."""
     state.forget(holder.rank)
     state.held.discard(holder.rank)
-    state.exited.discard(holder.rank)
-    holder.lose()
-    holder.incarnation = holder.next_incarnation()
-    holder.state, holder.seated = RankState.STARTING, seated
+    state.world.lose(holder)
+    holder.incarnation, holder.seated = holder.next_incarnation(), seated
+    state.world.take(holder, RankEvent.START_ORDERED)
     state.send(node_address(holder.node), start_command(state, holder))
 
 
@@ -196,7 +184,7 @@ def _start_or_hold(state: JobState, holder: Holder, now: float) -> None:
     state.forget(holder.rank)
     _end_process(state, holder)
     holder.incarnation = holder.next_incarnation()
-    holder.state = RankState.STARTING
+    state.world.take(holder, RankEvent.START_ORDERED)
     state.held.add(holder.rank)
     state.devices_due_s = now + limit_s
 
@@ -237,7 +225,7 @@ def _end_process(state: JobState, holder: Holder, node: str = "") -> None:
     if known and holder.state not in GONE:
         state.send(node_address(name), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
     state.held.discard(holder.rank)
-    holder.lose()
+    state.world.lose(holder)
 
 
 def overdue(state: JobState, ranks: Iterable[int], kind: FaultKind, what: str, now: float) -> list[FaultReport]:

@@ -6,7 +6,7 @@ suspicion does, and a report that comes after that word is the same fault once m
 
 from ...policies.fault_levels import TREATMENTS, Treatment
 from ...protocol.types import FaultKind, FaultReport, rank_address
-from ..world import RankState
+from ..rank_states import AT_WORK
 from .state import JobState, Phase
 
 MOST_S = 10.0  # a process notices within the step that it is in, and a long one is not waited for
@@ -46,7 +46,7 @@ def is_awaited(state: JobState, report: FaultReport) -> bool:
     if report.rank is None or not _from_outside(report) or state.phase not in _TRAINING:
         return False
     holder = state.world.holders[report.rank]
-    return holder.resilient and holder.state is RankState.TRAINING
+    return holder.resilient and holder.state in AT_WORK
 
 
 def patience_s(state: JobState) -> float:

@@ -1,8 +1,9 @@
 """Follows what is planned: begins a change when the job can bear one, and gives it up when something comes between."""
 
 from ...protocol.incidents import NodeStatus
+from ..rank_states import DONE
 from ..world import Node, NodeState
-from .boundary import READINGS, give_up, read_clocks, stopped
+from .boundary import READINGS, give_up, not_stopped, read_clocks, stopped
 from .draining import begin
 from .ending import save_first
 from .handover import leave
@@ -48,7 +49,7 @@ def _watch(state: JobState, now: float) -> None:
 
 
 def _all_train(state: JobState) -> bool:
-    return len(state.unfinished) == state.world.size
+    return not state.world.count(*DONE)
 
 
 def overdue(state: JobState, now: float) -> None:
@@ -69,7 +70,7 @@ def rank_stopped(state: JobState, now: float) -> None:
     """A rank has stopped for a planned change; when all have, the change is made."""
     stopped(state, now)
     plan = state.plans.current
-    if plan is None or state.awaiting_quiesced:
+    if plan is None or not_stopped(state):
         return
     if plan.nodes:
         state.plans.current, state.plans.due_s = None, None
@@ -90,6 +91,5 @@ def all_finished(state: JobState, now: float) -> None:
     """Training was over before the boundary was reached: nothing is left to be changed."""
     why = "training finished before the step at which it was to stop"
     give_up(state, why, now)
-    state.awaiting_quiesced.clear()
     state.history.dismissed(now, why)
     state.enter(Phase.RUNNING, now)

@@ -8,7 +8,7 @@ from ...protocol.messages import (
 )
 from ...protocol.types import FaultKind, FaultReport, node_address
 from ..faults import SUSPICIONS, describe_exit
-from ..world import GONE, RankState
+from ..rank_states import GONE, RankEvent, RankState
 from . import own_word
 from .deciding import blame_and_decide
 from .detected import asks_to_leave, put_off, sort_out, stands
@@ -153,15 +153,12 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
         return
     take_fault(state, report, now)
     if holder.incarnation == process.incarnation:
-        holder.lose()
+        state.world.lose(holder)
 
 
 def _exited_well(state: JobState, rank: int, now: float) -> None:
     holder = state.world.holders[rank]
-    holder.state, holder.pid = RankState.EXITED, 0
-    state.unfinished.discard(rank)
-    state.awaiting_joined.discard(rank)
-    state.exited.add(rank)
-    all_counted = not state.unfinished and len(state.exited) == state.world.size
-    if all_counted and all(each.state is RankState.EXITED for each in state.world.holders):
+    state.world.take(holder, RankEvent.EXITED)
+    holder.pid = 0
+    if state.world.count(RankState.EXITED) == state.world.size:
         end(state, 0, "all ranks have finished", now)

@@ -15,7 +15,8 @@ from ...protocol.messages import (
 )
 from ...protocol.types import PLATFORM, Injury, node_address, rank_address
 from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
-from ..world import REACHABLE, Holder, NodeState, RankState
+from ..rank_states import RankState
+from ..world import REACHABLE, Holder, NodeState
 from .barriers import rejoin_command
 from .draining import outstanding_starts
 from .ending import SAVE_S, asked_to_save, begin_stop, end, save_command
@@ -135,7 +136,7 @@ def _outstanding(state: JobState, holder: Holder) -> Command | None:
         return Quiesce(rank, generation, boundary)
     if holder.state is RankState.REJOINING:
         return rejoin_command(state, holder)
-    if holder.state is RankState.TRAINING and rank in state.awaiting_step and state.plan is not None:
+    if holder.state is RankState.RESUMING and state.plan is not None:
         return Resume(rank, generation, state.plan.target_step)
     if holder.state is RankState.RELEASED:
         return Release(rank, generation)

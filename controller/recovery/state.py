@@ -60,14 +60,7 @@ class JobState:
     devices_due_s: float | None = None  # when the devices of `held` must be well again
     put_off: list[FaultReport] = field(default_factory=list)  # came while there was no world to recover
     held: set[int] = field(default_factory=set)  # ranks whose next process waits for its device
-    # who still has to answer; sets, so that one answer costs the same in a world of any size
-    awaiting_quiesced: set[int] = field(default_factory=set)
-    awaiting_joined: set[int] = field(default_factory=set)
-    awaiting_ready: set[int] = field(default_factory=set)
-    awaiting_step: set[int] = field(default_factory=set)
-    unfinished: set[int] = field(default_factory=set)
-    exited: set[int] = field(default_factory=set)  # whose process has ended well
-    awaiting_progress: set[str] = field(default_factory=set)
+    awaiting_progress: set[str] = field(default_factory=set)  # nodes that have yet to read their step clocks
     # the incident under way
     guilty: dict[int, FaultReport] = field(default_factory=dict)  # whose process has to be replaced
     suspicions: list[FaultReport] = field(default_factory=list)  # wrong, and nobody's fault yet

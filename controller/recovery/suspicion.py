@@ -9,6 +9,7 @@ import msgspec
 from ...protocol.messages import ProbeProgress, ProgressReported
 from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, RankProgress, node_address
 from ..faults import SUSPICIONS, describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
+from ..rank_states import DONE
 from . import own_word
 from .barriers import go_on
 from .deciding import blame, current_rung, decide, rung_failed, with_rank
@@ -128,7 +129,7 @@ def _dismiss(state: JobState, reason: str, now: float) -> None:
     limits, limit_s = state.policy.deadlines, None
     if state.suspected_in is Phase.RESUMING:
         limit_s = limits.first_step_s
-    elif len(state.unfinished) < state.world.size:  # some have finished, and wait for the others
+    elif state.world.count(*DONE):  # some have finished, and wait for the others
         limit_s = limits.finish_s
     state.enter(state.suspected_in, now, limit_s)
     go_on(state, now)

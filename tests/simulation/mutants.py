@@ -75,9 +75,17 @@ MUTANTS = (
         "placement.node_of(rank, ",
         "(lambda _: identity)(",
     ),
-    Mutant("skip barrier one", "midstep.controller.recovery.barriers", "or state.awaiting_quiesced:", "and False:"),
     Mutant(
-        "skip barrier two", "midstep.controller.recovery.barriers", "    if state.awaiting_ready:\n", "    if False:\n"
+        "skip barrier one",
+        "midstep.controller.recovery.barriers",
+        "if world.count(RankState.STARTING, RankState.QUIESCING):",
+        "if world.count(RankState.STARTING) and False:",
+    ),
+    Mutant(
+        "skip barrier two",
+        "midstep.controller.recovery.barriers",
+        "    if state.world.count(RankState.REJOINING):\n",
+        "    if False:\n",
     ),
     Mutant(
         "resume one rank a step later",

@@ -9,9 +9,9 @@ import pytest
 from midstep.controller.actions import Action, Finish, Send
 from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, StopRequested
 from midstep.controller.machine import RecoveryMachine
+from midstep.controller.rank_states import RankState
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.table import TABLE, diagram
-from midstep.controller.world import RankState
 from midstep.policies.schema import Policy, default_policy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (

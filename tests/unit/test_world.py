@@ -2,8 +2,9 @@
 
 import pytest
 
+from midstep.controller.rank_states import NEXT, RankEvent, RankState
 from midstep.controller.sources import Place
-from midstep.controller.world import NodeState, RankState, World
+from midstep.controller.world import NodeState, World
 from midstep.protocol.types import StepReport, StoreEndpoint
 
 
@@ -96,9 +97,10 @@ def test_a_lost_process_leaves_its_rank(world: World) -> None:
     """Place, incarnation and what was committed stay; the process's own is gone."""
     holder = world.holders[1]
     holder.pid, holder.incarnation, holder.committed = 42, 3, 7
-    holder.state, holder.resilient, holder.seated = RankState.TRAINING, True, True
+    world.take(holder, RankEvent.START_ORDERED)
+    holder.resilient, holder.seated = True, True
     holder.report = StepReport(7, ready=False, clean=True)
-    holder.lose()
+    world.lose(holder)
     assert (holder.node, holder.incarnation, holder.committed) == ("node0", 3, 7)
     assert (holder.pid, holder.state, holder.resilient, holder.seated) == (0, RankState.ABSENT, False, False)
     assert holder.report is None
@@ -112,5 +114,25 @@ def test_pids_are_those_of_living_processes(world: World) -> None:
 
 def test_holders_are_found_by_state(world: World) -> None:
     """Any of several."""
-    world.holders[0].state, world.holders[3].state = RankState.READY, RankState.TRAINING
-    assert [holder.rank for holder in world.in_state(RankState.READY, RankState.TRAINING)] == [0, 3]
+    world.take(world.holders[3], RankEvent.START_ORDERED)
+    world.take(world.holders[0], RankEvent.START_ORDERED)
+    world.take(world.holders[0], RankEvent.JOINED)
+    assert [holder.rank for holder in world.in_state(RankState.STARTING, RankState.JOINED)] == [0, 3]
+    assert world.count(RankState.STARTING) == 1
+
+
+def test_an_event_that_does_not_fit_leaves_a_rank_where_it_is(world: World) -> None:
+    """Whatever is reported, in whatever order."""
+    assert (RankState.ABSENT, RankEvent.READY) not in NEXT
+    world.take(world.holders[0], RankEvent.READY)
+    assert world.ranks(RankState.ABSENT) == {0, 1, 2, 3}
+
+
+def test_a_world_of_another_size_knows_where_its_ranks_stand(world: World) -> None:
+    """Those that it loses stand nowhere; those that it gets have no process."""
+    for holder in world.holders:
+        world.take(holder, RankEvent.START_ORDERED)
+    world.resize(2)
+    assert world.ranks(*RankState) == world.ranks(RankState.STARTING) == {0, 1}
+    world.resize(4)
+    assert (world.ranks(RankState.STARTING), world.ranks(RankState.ABSENT)) == ({0, 1}, {2, 3})
