@@ -129,7 +129,7 @@ class RecoveryMachine:
                 for h in state.world.holders
             ),
             nodes=tuple(node_status(state, node, failures.get(node.name, 0)) for node in state.world.nodes.values()),
-            budgets=state.ladder.budgets(tuple(state.spent), now),
+            budgets=state.ladder.budgets(state.spent, now),
             incidents=self.incidents,
             refused=dict(state.ignored),
             faults=state.book.standing(),

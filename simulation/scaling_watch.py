@@ -59,7 +59,7 @@ class ScalingWatch:
 
     @property
     def _trusted(self) -> float:
-        trusted = self._world.machine.state.trusted_step
+        trusted = self._world.machine.state.incident.trusted_step
         return float("inf") if trusted is None else trusted
 
     def _waits_for_nodes(self, before: Phase) -> bool:

@@ -106,7 +106,7 @@ def barrier_one(state: JobState, now: float) -> None:
         return
     reports = {holder.rank: holder.report for holder in world.holders if holder.report is not None}
     try:
-        state.plan = plan_repair(reports, world.places(), state.policy.restore, state.trusted_step)
+        state.plan = plan_repair(reports, world.places(), state.policy.restore, state.incident.trusted_step)
         _refuse_remains(world, state.plan)
     except StateLost as lost:
         for rung in KEEPING:
@@ -131,7 +131,7 @@ def _why_not_begin(state: JobState, reports: Mapping[int, StepReport]) -> str:
     return why_not_begin(
         reports,
         restore=state.policy.restore,
-        trusted_step=state.trusted_step,
+        trusted_step=state.incident.trusted_step,
         begin_again=state.policy.checkpoint.begin_again,
         marked_before=state.committed > 0 and state.policy.checkpoint.every_steps > 0 and not survivors,
     )
@@ -265,7 +265,7 @@ def _maybe_resumed(state: JobState, now: float) -> None:
     if state.phase is not Phase.RESUMING or state.world.count(RankState.RESUMING):
         return
     state.history.resumed(state.first_steps_at_s, state.world.pids(), state.median_step_s)
-    state.clear_incident()
+    state.close_incident()
     state.enter(Phase.RUNNING, now)
 
 

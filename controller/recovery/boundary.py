@@ -88,8 +88,8 @@ def stopped(state: JobState, now: float) -> None:
     state.history.plan(plan.report, state.world.pids(), now, state.committed)
     state.decided(plan.decision)
     state.history.entered(state.phase.value, state.generation, now)
-    state.attempt, state.charged = [plan.decision.rung], len(plan.charges)
-    state.spent += plan.charges
+    state.begin_attempt()
+    state.incident = state.incident.take(plan.decision.rung, plan.charges)
 
 
 def not_stopped(state: JobState) -> set[int]:

@@ -11,6 +11,7 @@ from .boundary import give_up
 from .detected import closed_nodes
 from .ending import begin_stop, save_first
 from .failures import count_failure
+from .incident import Verdict
 from .openings import (
     give_back_all_nodes,
     leave_node,
@@ -35,30 +36,24 @@ def blame(state: JobState, report: FaultReport) -> None:
         ranks = [holder.rank for holder in state.world.on(report.node)]
     count_failure(state, ranks)
     if report.trusted_step is not None:
-        known = report.trusted_step if state.trusted_step is None else state.trusted_step
-        state.trusted_step = min(known, report.trusted_step)
+        state.incident = state.incident.doubt(report.trusted_step)
     rung = current_rung(state)
     # A script that is not resilient is restarted as often as --max-restarts says, whatever became of the last time.
-    if rung is not None and state.ever_resilient and state.replaced.intersection(ranks):
-        state.setbacks[rung] = state.setbacks.get(rung, 0) + 1
-        if state.setbacks[rung] >= SETBACKS_PER_RUNG:
+    if rung is not None and state.ever_resilient and state.incident.replaced.intersection(ranks):
+        state.incident = state.incident.set_back(rung)
+        if state.incident.setbacks[rung] >= SETBACKS_PER_RUNG:
             reason = f"{report.kind} again in a rank that it had replaced: {summary_line(report.detail)}"
-            state.failures.setdefault(rung, reason)
+            state.incident = state.incident.rule_out(rung, reason)
     for rank in ranks:
         own_word.note(state, rank, report)
-        if report.mendable and state.world.holders[rank].resilient and rank not in state.guilty:
-            _blame_mendable(state, rank, report)
-        else:
-            state.mending.pop(rank, None)
-            state.guilty.setdefault(rank, report)
-
-
-def _blame_mendable(state: JobState, rank: int, report: FaultReport) -> None:
-    """The rank keeps its process, unless it has tried to mend itself in this incident already."""
-    if rank in state.mended:
-        reason = f"{report.kind} again in rank {rank}, which had mended itself: {summary_line(report.detail)}"
-        state.failures.setdefault(Rung.RETRY_STEP, reason)
-    state.mending.setdefault(rank, report)
+        verdict = state.incident.verdict(rank)
+        if not report.mendable or not state.world.holders[rank].resilient or verdict is Verdict.CULPRIT:
+            state.incident = state.incident.blame(rank, report)
+            continue
+        if verdict is Verdict.MENDED:
+            reason = f"{report.kind} again in rank {rank}, which had mended itself: {summary_line(report.detail)}"
+            state.incident = state.incident.rule_out(Rung.RETRY_STEP, reason)
+        state.incident = state.incident.let_mend(rank, report)
 
 
 def rung_failed(state: JobState, rung: Rung | None, reason: str, now: float, *, decide_now: bool = True) -> None:
@@ -66,14 +61,15 @@ def rung_failed(state: JobState, rung: Rung | None, reason: str, now: float, *, 
 
     Where nobody new is at fault, those whom the attempt was about are: the next rung is for them.
     """
-    failed = [rung] if rung is not None else list(dict.fromkeys(state.attempt))
+    failed = (rung,) if rung is not None else state.incident.attempt.rungs
     for each in failed:
-        state.failures.setdefault(each, reason)
-    if rung is None and not state.guilty and not state.mending and not {*failed} & {*WORLD_RESTARTS}:
-        state.guilty |= state.dealt
+        state.incident = state.incident.rule_out(each, reason)
+    nobody_new = not state.incident.held(Verdict.CULPRIT, Verdict.MENDING)
+    if rung is None and nobody_new and not {*failed} & {*WORLD_RESTARTS}:
+        state.incident = state.incident.return_replaced()
         if Rung.RECOVER in failed:
             reason = f"{Rung.RECOVER}, which does more, has failed: {reason}"
-            state.failures.setdefault(Rung.RECOVER_IN_PLACE, reason)
+            state.incident = state.incident.rule_out(Rung.RECOVER_IN_PLACE, reason)
     if decide_now:
         decide(state, now)
 
@@ -82,15 +78,12 @@ def decide(state: JobState, now: float) -> None:
     """Ask the ladder, remember its answer, do it. Runs whenever an incident begins or takes a turn."""
     give_up(state, "an incident came between", now)
     if not _widens(state):
-        state.attempts += state.attempt
-        state.attempt, state.charged = [], 0
-        state.dealt.clear()
+        state.begin_attempt()
     facts = gather(state, now)
     decision = state.ladder.decide(facts)
     state.decided(decision)
-    _charge(state, state.ladder.charges(facts, decision.rung))
-    if decision.rung not in state.attempt:
-        state.attempt.append(decision.rung)
+    cost = _widened(state.incident.attempt.cost, state.ladder.charges(facts, decision.rung))
+    state.incident = state.incident.take(decision.rung, cost)
     _carry_out(state, decision.rung, decision.reason, facts, now)
 
 
@@ -115,46 +108,45 @@ def _widens(state: JobState) -> bool:
 
     Ranks that it has replaced already, and rungs that have failed, call for another attempt.
     """
+    incident = state.incident
     return (
         state.phase is Phase.QUIESCING
-        and bool(state.attempt)
-        and not state.failures.keys() & {*state.attempt}
-        and not state.replaced.intersection(state.guilty)
+        and bool(incident.attempt.rungs)
+        and not incident.ruled_out.keys() & {*incident.attempt.rungs}
+        and not incident.replaced.intersection(incident.culprits)
     )
 
 
-def _charge(state: JobState, charges: tuple[Spent, ...]) -> None:
-    """Enter what a decision costs. An attempt is charged once for each rung, whatever it is widened by."""
-    before = len(state.spent) - state.charged
-    own = {(spent.rung, spent.role): spent for spent in state.spent[before:]}
+def _widened(cost: tuple[Spent, ...], charges: tuple[Spent, ...]) -> tuple[Spent, ...]:
+    """Return what an attempt costs with one decision more: each rung once, whatever it is widened by."""
+    own = {(spent.rung, spent.role): spent for spent in cost}
     for spent in charges:
         known = own.get((spent.rung, spent.role))
         if known is not None:
             ranks, nodes = {*known.ranks, *spent.ranks}, {*known.nodes, *spent.nodes}
             spent = msgspec.structs.replace(spent, ranks=tuple(sorted(ranks)), nodes=tuple(sorted(nodes)))  # noqa: PLW2901
         own[spent.rung, spent.role] = spent
-    state.spent[before:] = own.values()
-    state.charged = len(own)
+    return tuple(own.values())
 
 
 def gather(state: JobState, now: float) -> Facts:
     """Return what the ladder may look at."""
-    world = state.world
+    world, incident = state.world, state.incident
     resilient = any(holder.resilient for holder in world.holders)
     # Who could not be mended is the next rung's to treat.
-    unmended = state.mended if Rung.RETRY_STEP in state.failures else {}
-    mendable = {rank: report for rank, report in (unmended | state.mending).items() if rank not in state.guilty}
-    at_fault = (*state.guilty.values(), *mendable.values(), *state.suspicions)
+    unmended = (Verdict.MENDED,) if Rung.RETRY_STEP in incident.ruled_out else ()
+    culprits, mendable = incident.culprits, incident.held(Verdict.MENDING, *unmended)
+    at_fault = (*culprits.values(), *mendable.values(), *incident.suspicions)
     # --max-restarts is for scripts that fail; what a detector saw is not the script's doing.
-    hardware = any(fault.seen_by.startswith(DETECTOR_PREFIX) for fault in state.guilty.values())
+    hardware = any(fault.seen_by.startswith(DETECTOR_PREFIX) for fault in culprits.values())
     return Facts(
         now=now,
         faults=tuple({id(f): f for f in at_fault}.values()),
-        culprits=tuple(sorted(state.guilty)),
+        culprits=tuple(sorted(culprits)),
         mendable=tuple(sorted(mendable)),
         nodes={holder.rank: holder.node for holder in world.holders},
         healthy=frozenset(
-            h.rank for h in world.holders if h.resilient and h.rank not in state.guilty and h.rank not in mendable
+            h.rank for h in world.holders if h.resilient and h.rank not in culprits and h.rank not in mendable
         ),
         resilient=resilient,
         max_restarts=None if state.ever_resilient or hardware else state.job.max_restarts,
@@ -163,9 +155,9 @@ def gather(state: JobState, now: float) -> Facts:
         closed=closed_nodes(state, now),
         spare_nodes=tuple(world.named(NodeState.SPARE)),
         can_create_nodes=state.can_create_nodes,
-        taken=tuple(state.attempts),
-        failed=tuple(FailedRung(rung, reason) for rung, reason in state.failures.items()),
-        spent=tuple(state.spent[: len(state.spent) - state.charged]),
+        taken=incident.taken,
+        failed=tuple(FailedRung(rung, reason) for rung, reason in incident.ruled_out.items()),
+        spent=tuple(state.paid),
         node_failures=tuple(state.node_failures),
         min_nodes=least_nodes(state),
     )
@@ -190,12 +182,7 @@ def _carry_out(state: JobState, rung: Rung, reason: str, facts: Facts, now: floa
         return
     leave = state.ladder.nodes_to_leave(facts, rung)
     replace = state.ladder.ranks_to_replace(facts, rung)
-    faults = state.mended | state.mending | state.guilty
-    state.dealt |= {rank: faults[rank] for rank in replace if rank in faults}
-    state.mended |= {rank: report for rank, report in state.mending.items() if rank not in state.dealt}
-    for rank in replace:
-        state.mended.pop(rank, None)
-    state.mending.clear()
+    state.incident = state.incident.treat(replace)
     if rung in WORLD_RESTARTS:
         _reschedule(state, rung, leave, now)
         return
@@ -206,7 +193,7 @@ def _carry_out(state: JobState, rung: Rung, reason: str, facts: Facts, now: floa
 
 def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...], now: float) -> None:
     """Restart the world: on the nodes that stay and replacements for the others, or on new nodes only."""
-    state.replaced.update(range(state.world.size))
+    state.incident = state.incident.replaces_all(state.world.size)
     if rung is not Rung.RESCHEDULE_POD:
         give_back_all_nodes(state)
     elif least_nodes(state) is not None and not _enough_nodes(state, apart_from=leave):

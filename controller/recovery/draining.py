@@ -90,7 +90,7 @@ def begin(state: JobState, now: float) -> None:
 
 
 def _question(state: JobState, name: str, now: float) -> Facts:
-    return sub_health.question(now, name, {each.rank: each.node for each in state.world.holders}, tuple(state.spent))
+    return sub_health.question(now, name, {each.rank: each.node for each in state.world.holders}, state.spent)
 
 
 def _start_newcomers(state: JobState, name: str, spare: str, ranks: tuple[int, ...], now: float) -> None:

@@ -12,6 +12,7 @@ from ...protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
 from ..rank_states import GONE, PARKED, RankState
 from ..repair import lost_shards
 from ..world import REACHABLE, Holder
+from .incident import Verdict
 from .openings import quiesce
 from .scaling import start_anew
 from .state import JobState, Phase
@@ -87,7 +88,7 @@ def _save(state: JobState, now: float) -> None:
 
 
 def _is_survivor(state: JobState, holder: Holder) -> bool:
-    return holder.resilient and holder.state not in GONE and holder.rank not in state.guilty
+    return holder.resilient and holder.state not in GONE and state.incident.verdict(holder.rank) is not Verdict.CULPRIT
 
 
 def ready_to_save(state: JobState, now: float, *, overdue: bool = False, remark: str = "") -> None:
@@ -106,7 +107,7 @@ def ready_to_save(state: JobState, now: float, *, overdue: bool = False, remark:
 
 def _not_parked(state: JobState) -> set[int]:
     """Return the survivors that have yet to stop; a rank at fault is not asked to."""
-    return state.world.ranks(RankState.QUIESCING) - state.guilty.keys()
+    return state.world.ranks(RankState.QUIESCING) - state.incident.culprits.keys()
 
 
 def start_saving(state: JobState) -> str | None:
@@ -132,7 +133,7 @@ def start_saving(state: JobState) -> str | None:
 
 def _whole(state: JobState) -> dict[int, int]:
     """Return the step of each parked rank that has all that it should hold, none of it made of struck memory."""
-    trusted = math.inf if state.trusted_step is None else state.trusted_step
+    trusted = math.inf if state.incident.trusted_step is None else state.incident.trusted_step
     parked = ((holder.rank, holder.report) for holder in state.world.in_state(*PARKED))
     return {
         rank: report.committed

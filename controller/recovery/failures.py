@@ -19,9 +19,8 @@ def count_failure(state: JobState, ranks: Iterable[int]) -> None:
     """
     for rank in ranks:
         node = state.world.holders[rank].node
-        times = state.struck[rank] = state.struck.get(rank, 0) + 1
-        if node and times > state.struck_nodes.get(node, 0):
-            state.struck_nodes[node] = times
+        state.incident, news = state.incident.failed(rank, node)
+        if news:
             state.node_failures.append(NodeFailure(node, state.now))
     window_s = state.policy.node.window_s
     if window_s:

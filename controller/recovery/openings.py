@@ -157,9 +157,7 @@ def next_generation(state: JobState, replaced: Iterable[int]) -> None:
     """Begin the next generation, in which these ranks have other processes."""
     state.generation += 1
     begin(state)
-    state.replaced |= set(replaced)
-    state.guilty.clear()
-    state.suspicions.clear()
+    state.incident = state.incident.opened(replaced)
     state.plan = None
     state.history.opened(state.generation, replaced)
 

@@ -7,6 +7,7 @@ suspicion does, and a report that comes after that word is the same fault once m
 from ...policies.fault_levels import TREATMENTS, Treatment
 from ...protocol.types import FaultKind, FaultReport, rank_address
 from ..rank_states import AT_WORK
+from .incident import Verdict
 from .state import JobState, Phase
 
 MOST_S = 10.0  # a process notices within the step that it is in, and a long one is not waited for
@@ -20,7 +21,10 @@ def note(state: JobState, rank: int, report: FaultReport) -> None:
     """Remember that a process has said itself that its memory was struck; what waited for that is answered."""
     if report.kind in _STRUCK and not _from_outside(report):
         state.own_words[rank] = (state.world.holders[rank].incarnation, state.now)
-    state.suspicions = [each for each in state.suspicions if not (each.rank == rank and _from_outside(each))]
+    suspicions = state.incident.suspicions
+    if any(each.rank == rank for each in suspicions):
+        still = (each for each in suspicions if not (each.rank == rank and _from_outside(each)))
+        state.incident = state.incident.suspect_only(still)
 
 
 def is_known(state: JobState, report: FaultReport) -> bool:
@@ -34,7 +38,7 @@ def is_known(state: JobState, report: FaultReport) -> bool:
     holder = state.world.holders[report.rank]
     if report.at_s < holder.started_s + (SAME_FAULT_S if holder.incarnation > 1 else 0.0):
         return True
-    if report.rank in state.mending or report.rank in state.mended:
+    if state.incident.verdict(report.rank) in {Verdict.MENDING, Verdict.MENDED}:
         return True
     incarnation, said_s = state.own_words.get(report.rank, (0, 0.0))
     same_life = incarnation == holder.incarnation
@@ -56,7 +60,7 @@ def patience_s(state: JobState) -> float:
 
 def unheard(state: JobState) -> list[FaultReport]:
     """Return the detectors' reports that no process has spoken to: they count as they are."""
-    return [each for each in state.suspicions if _from_outside(each)]
+    return [each for each in state.incident.suspicions if _from_outside(each)]
 
 
 def _from_outside(report: FaultReport) -> bool:

@@ -14,6 +14,7 @@ from .deciding import blame_and_decide
 from .detected import asks_to_leave, put_off, sort_out, stands
 from .draining import newcomer_failed, newcomer_started
 from .ending import end, lost_while_saving
+from .incident import Verdict
 from .meeting import link_up_failed
 from .state import OVER, JobState, Phase
 from .suspicion import suspect
@@ -57,7 +58,7 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
         return
     if report.kind is FaultKind.LINK_UP:
         link_up_failed(state)
-    if report.rank in state.guilty:
+    if state.incident.verdict(report.rank) is Verdict.CULPRIT:
         state.ignore("fault of a rank that is being replaced")
         return
     if report.kind in SUSPICIONS or own_word.is_awaited(state, report):

@@ -74,7 +74,7 @@ def consider_growth(state: JobState, now: float) -> None:
     if now < earliest_s:
         plans.grow_due_s = earliest_s
         return
-    question = scale.question(now, {each.rank: each.node for each in state.world.holders}, tuple(state.spent))
+    question = scale.question(now, {each.rank: each.node for each in state.world.holders}, state.spent)
     if state.ladder.refusals(question, Rung.RESCHEDULE_POD):
         plans.grow_due_s = now + max(1.0, state.policy.scale.min_interval_s)
         return

@@ -12,11 +12,12 @@ from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.incidents import HoldRecord
 from ...protocol.messages import Command
-from ...protocol.types import Decision, FaultReport, JobSpec, RepairPlan, Rung, rank_address
+from ...protocol.types import Decision, FaultReport, JobSpec, RepairPlan, rank_address
 from ..actions import Action, Finish, Forget, Log, Send
 from ..fault_book import FaultBook
 from ..world import World
 from .history import History
+from .incident import OpenIncident
 from .meeting import Meeting
 from .planned import Plans
 
@@ -61,23 +62,8 @@ class JobState:
     put_off: list[FaultReport] = field(default_factory=list)  # came while there was no world to recover
     held: set[int] = field(default_factory=set)  # ranks whose next process waits for its device
     awaiting_progress: set[str] = field(default_factory=set)  # nodes that have yet to read their step clocks
-    # the incident under way
-    guilty: dict[int, FaultReport] = field(default_factory=dict)  # whose process has to be replaced
-    suspicions: list[FaultReport] = field(default_factory=list)  # wrong, and nobody's fault yet
-    replaced: set[int] = field(default_factory=set)
-    mending: dict[int, FaultReport] = field(default_factory=dict)  # at fault; their process can mend it itself
-    trusted_step: int | None = None  # of the open incident: later state may be made of struck memory, on all ranks
-    mended: dict[int, FaultReport] = field(default_factory=dict)  # likewise, and an attempt is under way or over
+    incident: OpenIncident = field(default_factory=OpenIncident)  # empty while nothing is wrong
     own_words: dict[int, tuple[int, float]] = field(default_factory=dict)  # rank -> life, and when it said: struck
-    dealt: dict[int, FaultReport] = field(default_factory=dict)  # whom the attempt under way replaces, and for what
-    attempts: list[Rung] = field(default_factory=list)  # rungs taken before the attempt under way
-    attempt: list[Rung] = field(default_factory=list)  # rungs of the attempt under way; faults may widen it
-    charged: int = 0  # how many of the latest entries of `spent` belong to it
-    struck: dict[int, int] = field(default_factory=dict)  # how often each rank has failed
-    struck_nodes: dict[str, int] = field(default_factory=dict)  # the most often that a rank of each node has
-    setbacks: dict[Rung, int] = field(default_factory=dict)  # how often a replacement of a rung was lost again
-    failures: dict[Rung, str] = field(default_factory=dict)  # rungs that have failed in this incident, and why
-    relinks: int = 0  # attempts to link the communicators under one decision
     suspected_in: Phase = Phase.RUNNING  # the phase in which the first suspicion came
     plan: RepairPlan | None = None
     stop_reason: str = ""
@@ -89,7 +75,7 @@ class JobState:
     saving: dict[int, tuple[str, ...]] = field(default_factory=dict)
     plans: Plans = field(default_factory=Plans)  # changes that wait for a step boundary
     # the whole job
-    spent: list[Spent] = field(default_factory=list)
+    paid: list[Spent] = field(default_factory=list)  # for attempts that are over
     node_failures: list[NodeFailure] = field(default_factory=list)
     restarts: int = 0  # of the whole world
     ever_resilient: bool = False
@@ -148,22 +134,19 @@ class JobState:
         """Whether faults that were put off can be taken up now."""
         return bool(self.put_off) and self.phase not in {Phase.WAITING, *OVER}
 
-    def clear_incident(self) -> None:
-        """Forget what belongs to the incident that has just ended."""
-        self.guilty.clear()
-        self.suspicions.clear()
-        self.replaced.clear()
-        self.mending.clear()
-        self.mended.clear()
-        self.trusted_step = None
-        self.dealt.clear()
-        self.attempts.clear()
-        self.attempt.clear()
-        self.charged = 0
-        self.struck.clear()
-        self.struck_nodes.clear()
-        self.setbacks.clear()
-        self.failures.clear()
-        self.relinks = 0
+    @property
+    def spent(self) -> tuple[Spent, ...]:
+        """What all attempts have cost, the one under way too."""
+        return (*self.paid, *self.incident.attempt.cost)
+
+    def begin_attempt(self) -> None:
+        """The attempt under way is over, if there is one, and stays paid for."""
+        self.paid += self.incident.attempt.cost
+        self.incident = self.incident.try_again()
+
+    def close_incident(self) -> None:
+        """Nothing is wrong any more; what was tried stays paid for."""
+        self.paid += self.incident.attempt.cost
+        self.incident = OpenIncident()
         self.newcomers_due_s = self.devices_due_s = None
         self.held.clear()

@@ -21,7 +21,7 @@ PROBE_S = 2.0  # a node that does not read its clocks in this time counts as sil
 
 def suspect(state: JobState, report: FaultReport, now: float) -> None:
     """Note that something is wrong, and give the culprit's own report a moment to arrive."""
-    state.suspicions.append(report)
+    state.incident = state.incident.suspect(report)
     limit_s = state.policy.deadlines.suspect_s if report.kind in SUSPICIONS else own_word.patience_s(state)
     if state.phase is not Phase.SUSPECTING:
         state.suspected_in = state.phase
@@ -52,7 +52,8 @@ def on_progress_reported(state: JobState, event: ProgressReported, now: float) -
 def resolve_suspicion(state: JobState, now: float) -> None:
     """The time for the culprit to show itself is over: blame by the clocks, dismiss, link anew, or ask the ladder."""
     clocks = dict(state.world.progress)
-    suspicion = next((each for each in state.suspicions if each.kind in SUSPICIONS), state.suspicions[0])
+    suspicions = state.incident.suspicions
+    suspicion = next((each for each in suspicions if each.kind in SUSPICIONS), suspicions[0])
     silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
     state.awaiting_progress.clear()
     state.world.progress.clear()
@@ -68,9 +69,9 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     # Only a stall can turn out to be none; after a failed collective everybody waits for orders.
     harmless = (
         not stalled
-        and not state.guilty
+        and not state.incident.culprits
         and state.suspected_in in {Phase.RUNNING, Phase.RESUMING}
-        and all(each.kind is FaultKind.STALL for each in state.suspicions)
+        and all(each.kind is FaultKind.STALL for each in suspicions)
     )
     if harmless and clocks and moved_on(clocks.values(), limit_s):
         _dismiss(state, "those that the others waited for have gone on meanwhile", now)
@@ -94,7 +95,7 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         _dismiss(state, f"rank {ranks} is writing a checkpoint or has paused the clock", now)
     elif harmless and nobody_waits(clocks.values()):
         _dismiss(state, "no rank waits for another: all are at work, and slower than usual together", now)
-    elif not state.guilty and state.suspected_in is Phase.REJOINING and current_rung(state) is not None:
+    elif not state.incident.culprits and state.suspected_in is Phase.REJOINING and current_rung(state) is not None:
         _link_anew(state, suspicion, now)
     else:
         decide(state, now)
@@ -123,7 +124,7 @@ def _probe_nodes(state: JobState, now: float) -> None:
 
 def _dismiss(state: JobState, reason: str, now: float) -> None:
     """Nothing is wrong: back to where the suspicion came."""
-    state.suspicions.clear()
+    state.incident = state.incident.suspect_only()
     if state.history.open is not None and not state.history.open.decisions:
         state.history.dismissed(now, reason)
     limits, limit_s = state.policy.deadlines, None
@@ -138,9 +139,8 @@ def _dismiss(state: JobState, reason: str, now: float) -> None:
 def _link_anew(state: JobState, suspicion: FaultReport, now: float) -> None:
     """The communicators could not be built: try again under a fresh generation, all together, up to the limit."""
     limit = state.policy.communicator.link_up_attempts
-    state.relinks += 1
-    if state.relinks < limit:
+    state.incident, again = state.incident.link_again(limit)
+    if again:
         open_generation(state, (), now)
         return
-    state.relinks = 0
     rung_failed(state, None, f"no communicators after {limit} attempts: {suspicion.detail}", now)

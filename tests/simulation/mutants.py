@@ -108,8 +108,8 @@ MUTANTS = (
     Mutant(
         "forget a budget",
         "midstep.controller.recovery.deciding",
-        "_charge(state, state.ladder.charges(facts, decision.rung))",
-        "pass",
+        "_widened(state.incident.attempt.cost, state.ladder.charges(facts, decision.rung))",
+        "()",
     ),
     Mutant(
         "replace everybody",

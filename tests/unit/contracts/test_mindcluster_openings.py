@@ -203,7 +203,7 @@ def test_flash_interruption_is_dismissed() -> None:
 
     assert job.incidents[-1].outcome is Outcome.DISMISSED
     assert (job.pids_now(), job.machine.generation, job.phase) == (before, generation, Phase.RUNNING)
-    assert job.machine.state.spent == []
+    assert job.machine.state.spent == ()
 
 
 def test_node_that_says_nothing_more_is_found_without_kubernetes() -> None:

@@ -89,7 +89,7 @@ def test_membership_change_is_free() -> None:
 
     assert job.pids_now() == before
     assert job.commands(StartProcess, sent) == job.commands(Quiesce, sent) == []
-    assert job.machine.state.spent == []
+    assert job.machine.state.spent == ()
 
 
 def test_loss_of_a_node_that_holds_no_rank_is_free() -> None:
@@ -101,7 +101,7 @@ def test_loss_of_a_node_that_holds_no_rank_is_free() -> None:
 
     assert job.pids_now() == before
     assert job.incidents == ()
-    assert job.machine.state.spent == []
+    assert job.machine.state.spent == ()
 
 
 def test_late_joiner_waits() -> None:

@@ -1,0 +1,175 @@
+"""The open incident as one frozen value: who is at fault, what was tried, and what cannot help any more.
+
+Decisions are made from it. It is empty while nothing is wrong, and empty again when the job has resumed. What operators
+read of it is the record of incidents (`history.py`), which is kept apart.
+"""
+
+import enum
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ...policies.facts import Spent
+from ...protocol.types import FaultReport, Rung
+
+
+class Verdict(enum.StrEnum):
+    """What is held of a rank at fault."""
+
+    CULPRIT = "culprit"  # its process has to be replaced
+    MENDING = "mending"  # its process can mend the fault itself, and has not been asked to
+    MENDED = "mended"  # its process has been asked to mend the fault itself
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A rank at fault, and by which report."""
+
+    verdict: Verdict
+    report: FaultReport
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One way from a fault to barrier one and on. Ranks that fail before everybody is stopped widen it.
+
+    `replaced` are the ranks at fault that get another process by it, each with its fault; `cost` is what its rungs take
+    from the budgets.
+    """
+
+    rungs: tuple[Rung, ...] = ()
+    cost: tuple[Spent, ...] = ()
+    replaced: dict[int, FaultReport] = {}
+
+
+class OpenIncident(msgspec.Struct, frozen=True):
+    """What is known of the incident under way; each change returns another value.
+
+    `cases`: ranks at fault that no generation has dealt with, and those that mend themselves. `suspicions`: something
+    is wrong, and nobody's fault yet. `replaced`: ranks that have got another process. `attempts`: the last one is under
+    way. `ruled_out`: rungs that have failed, or cannot help, and why. `setbacks`: how often a replacement of a rung was
+    lost again. `trusted_step`: later state may be made of struck memory, on all ranks.
+    """
+
+    cases: dict[int, Case] = {}
+    suspicions: tuple[FaultReport, ...] = ()
+    replaced: frozenset[int] = frozenset()
+    attempts: tuple[Attempt, ...] = ()
+    ruled_out: dict[Rung, str] = {}
+    setbacks: dict[Rung, int] = {}
+    relinks: int = 0  # how often the communicators were linked anew
+    trusted_step: int | None = None
+    rank_failures: dict[int, int] = {}  # how often each rank has failed
+    node_failures: dict[str, int] = {}  # the most often that a rank of each node has
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt under way."""
+        return self.attempts[-1] if self.attempts else Attempt()
+
+    @property
+    def taken(self) -> tuple[Rung, ...]:
+        """The rungs of the attempts before the one under way."""
+        return tuple(rung for attempt in self.attempts[:-1] for rung in attempt.rungs)
+
+    @property
+    def culprits(self) -> dict[int, FaultReport]:
+        """The ranks whose process has to be replaced, each with its fault."""
+        return self.held(Verdict.CULPRIT)
+
+    def held(self, *verdicts: Verdict) -> dict[int, FaultReport]:
+        """Return the ranks of which one of these is held, each with its fault."""
+        return {rank: case.report for rank, case in self.cases.items() if case.verdict in verdicts}
+
+    def verdict(self, rank: int | None) -> Verdict | None:
+        """Return what is held of a rank; None: nothing."""
+        case = None if rank is None else self.cases.get(rank)
+        return None if case is None else case.verdict
+
+    # --- what is seen -----------------------------------------------------------------------------------------------
+
+    def suspect(self, report: FaultReport) -> "OpenIncident":
+        """Something is wrong, and it is not known whose fault it is."""
+        return self._with(suspicions=(*self.suspicions, report))
+
+    def suspect_only(self, suspicions: Iterable[FaultReport] = ()) -> "OpenIncident":
+        """All other suspicions are answered."""
+        return self._with(suspicions=tuple(suspicions))
+
+    def blame(self, rank: int, report: FaultReport) -> "OpenIncident":
+        """A rank's process has to be replaced; the first fault that says so counts."""
+        if self.verdict(rank) is Verdict.CULPRIT:
+            return self
+        others = {each: case for each, case in self.cases.items() if each != rank}
+        return self._with(cases={**others, rank: Case(Verdict.CULPRIT, report)})
+
+    def let_mend(self, rank: int, report: FaultReport) -> "OpenIncident":
+        """A rank's process can mend its fault itself."""
+        if self.verdict(rank) is Verdict.MENDING:
+            return self
+        return self._with(cases={**self.cases, rank: Case(Verdict.MENDING, report)})
+
+    def doubt(self, step: int) -> "OpenIncident":
+        """State of later steps may be made of struck memory."""
+        return self._with(trusted_step=step if self.trusted_step is None else min(step, self.trusted_step))
+
+    def failed(self, rank: int, node: str) -> tuple["OpenIncident", bool]:
+        """A rank has failed on a node; say also whether that is one more failure of the node."""
+        times = self.rank_failures.get(rank, 0) + 1
+        news = bool(node) and times > self.node_failures.get(node, 0)
+        of_nodes = {**self.node_failures, node: times} if news else self.node_failures
+        return self._with(rank_failures={**self.rank_failures, rank: times}, node_failures=of_nodes), news
+
+    def set_back(self, rung: Rung) -> "OpenIncident":
+        """A replacement of a rung was lost again."""
+        return self._with(setbacks={**self.setbacks, rung: self.setbacks.get(rung, 0) + 1})
+
+    # --- what is done about it --------------------------------------------------------------------------------------
+
+    def rule_out(self, rung: Rung, reason: str) -> "OpenIncident":
+        """A rung has failed, or cannot help; the first reason counts."""
+        return self._with(ruled_out={**self.ruled_out, rung: self.ruled_out.get(rung, reason)})
+
+    def try_again(self) -> "OpenIncident":
+        """Begin another attempt, where there is one to be closed."""
+        return self._with(attempts=(*self.attempts, Attempt())) if self.attempt.rungs else self
+
+    def take(self, rung: Rung, cost: tuple[Spent, ...]) -> "OpenIncident":
+        """Take a rung in the attempt under way, which then costs `cost` in all."""
+        rungs = tuple(dict.fromkeys((*self.attempt.rungs, rung)))
+        return self._attempt(rungs=rungs, cost=cost)
+
+    def treat(self, ranks: Iterable[int]) -> "OpenIncident":
+        """The attempt under way replaces these ranks; others that can mend themselves do so."""
+        ranks = dict.fromkeys(ranks)
+        faults = {rank: self.cases[rank].report for rank in ranks if rank in self.cases}
+        mended = {
+            rank: Case(Verdict.MENDED, case.report) if case.verdict is Verdict.MENDING else case
+            for rank, case in self.cases.items()
+            if rank not in ranks or case.verdict is Verdict.CULPRIT  # until the generation is opened
+        }
+        return self._attempt(replaced={**self.attempt.replaced, **faults})._with(cases=mended)
+
+    def link_again(self, limit: int) -> tuple["OpenIncident", bool]:
+        """The communicators could not be linked; say also whether that may be tried once more."""
+        again = self.relinks + 1 < limit
+        return self._with(relinks=self.relinks + 1 if again else 0), again
+
+    def return_replaced(self) -> "OpenIncident":
+        """The attempt under way has failed, and nobody new is at fault: those that it was about are."""
+        cases = {rank: Case(Verdict.CULPRIT, report) for rank, report in self.attempt.replaced.items()}
+        return self._with(cases={**self.cases, **cases})
+
+    def replaces_all(self, size: int) -> "OpenIncident":
+        """Every rank of a world of `size` gets another process, as soon as there are nodes for them."""
+        return self._with(replaced=self.replaced.union(range(size)))
+
+    def opened(self, replaced: Iterable[int]) -> "OpenIncident":
+        """A generation is opened, in which these ranks get another process: the culprits are dealt with."""
+        cases = {rank: case for rank, case in self.cases.items() if case.verdict is not Verdict.CULPRIT}
+        return self._with(cases=cases, suspicions=(), replaced=self.replaced.union(replaced))
+
+    def _attempt(self, **fields: Any) -> "OpenIncident":
+        return self._with(attempts=(*self.attempts[:-1], msgspec.structs.replace(self.attempt, **fields)))
+
+    def _with(self, **fields: Any) -> "OpenIncident":
+        return msgspec.structs.replace(self, **fields)
