@@ -6,7 +6,7 @@ machine asks at the beginning of an incident and after every new fault or missed
 An incident that touches several roles takes the cheapest rung that all of their ladders allow.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -15,7 +15,7 @@ from ..protocol.types import Decision, Rung, SkippedRung
 from . import recover, recover_in_place, reschedule_job, reschedule_pod, retry_step, stop
 from .budgets import Account, budget_use, counts_restarts, failed_before, tried
 from .facts import Facts, Spent
-from .placement import Placement, charge, place
+from .placement import Placement, place
 from .roles import WORLD_RESTARTS, Party, Roles
 from .rule import Case, Rule
 from .schema import Policy
@@ -31,6 +31,25 @@ RULES: dict[Rung, Rule] = {
 }
 
 
+class Course(msgspec.Struct, frozen=True):
+    """What taking a rung comes to.
+
+    `replace`: the ranks whose process is started anew; `leave`: the nodes that no rank stays on; `cost`: what it adds
+    to `Facts.spent`.
+    """
+
+    replace: tuple[int, ...]
+    leave: tuple[str, ...]
+    cost: tuple[Spent, ...]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The ladder's answer: the rung with its reasons, in words for the record, and what it comes to."""
+
+    decision: Decision
+    course: Course
+
+
 class Ladder:
     """A policy's rungs, walked from the cheapest."""
 
@@ -38,51 +57,30 @@ class Ladder:
         self._policy = policy
         self.roles = Roles(policy)
 
-    def decide(self, facts: Facts) -> Decision:
-        """Return the cheapest rung that fits, why, and why each cheaper one was skipped. Never raises."""
-        placement = self.placement(facts)
-        parties = self._parties(facts)
+    def choose(self, facts: Facts) -> Choice:
+        """Return the cheapest rung that fits, why, why each cheaper one was skipped, and what it does. Never raises."""
+        placement, parties = self.placement(facts), self._parties(facts)
         names = tuple(party.role for party in parties if party.role)
         skipped: list[SkippedRung] = []
         for rung in self._rungs(parties):
             case = Case(facts, placement, tuple(skipped))
             refused = self._refusals(case, rung, parties)
             if not refused:
-                return Decision(rung, _of_roles(names) + RULES[rung].why(case), tuple(skipped), names)
+                return self._choice(case, rung, parties, names)
             skipped.append(SkippedRung(rung, "; ".join(refused)))
-        case = Case(facts, placement, tuple(skipped))
-        return Decision(Rung.STOP, _of_roles(names) + stop.why(case), tuple(skipped), names)
+        return self._choice(Case(facts, placement, tuple(skipped)), Rung.STOP, parties, names)
+
+    def decide(self, facts: Facts) -> Decision:
+        """Return the decision alone: what an operator reads."""
+        return self.choose(facts).decision
 
     def placement(self, facts: Facts) -> Placement:
         """Return who mends itself, which culprits may restart in place, which ranks would move, which nodes be left."""
         return place(facts, self.roles, self._policy.node)
 
-    def nodes_to_leave(self, facts: Facts, rung: Rung) -> tuple[str, ...]:
-        """Return the nodes that no rank stays on when `rung` is taken now, in order of name."""
-        return _LEFT[rung](Case(facts, self.placement(facts)))
-
-    def ranks_to_replace(self, facts: Facts, rung: Rung) -> tuple[int, ...]:
-        """Return the ranks whose process is started anew when `rung` is taken now, in order."""
-        return _REPLACED[rung](Case(facts, self.placement(facts)))
-
-    def charges(self, facts: Facts, rung: Rung) -> tuple[Spent, ...]:
-        """Return what taking `rung` now adds to `Facts.spent`: to each role its own, a restart of the world to the job.
-
-        A `recover` that also restarts ranks in place pays for these from the budget of `recover_in_place`, and whoever
-        mends itself beside others that are replaced pays for that from the budget of `retry_step`.
-        """
-        case = Case(facts, self.placement(facts))
-        parties = self._parties(facts)
-        charges = self._divided(RULES[rung].cost(case), parties)
-        if rung is Rung.RECOVER and case.placement.in_place:
-            in_place = charge(facts, Rung.RECOVER_IN_PLACE, case.placement.in_place)
-            charges += self._divided(in_place, self.roles.parties(in_place.ranks))
-        if rung in {Rung.RECOVER_IN_PLACE, Rung.RECOVER} and case.placement.mended:
-            mended = charge(facts, Rung.RETRY_STEP, case.placement.mended)
-            charges += self._divided(mended, self.roles.parties(mended.ranks))
-        if rung in WORLD_RESTARTS and not any(spent.role == "" for spent in charges):
-            charges.append(Spent(rung, facts.now))
-        return tuple(charges)
+    def course(self, facts: Facts, rung: Rung) -> Course:
+        """Return what taking `rung` now comes to, for what is planned."""
+        return self._course(Case(facts, self.placement(facts)), rung, self._parties(facts))
 
     def refusals(self, facts: Facts, rung: Rung) -> tuple[str, ...]:
         """Return every reason against `rung` now, for what is planned and can wait; empty when it can be taken."""
@@ -94,6 +92,20 @@ class Ladder:
         for party in self.roles.named:
             uses += () if party.with_job else budget_use(party.ladder, spent, now, party.role)
         return uses
+
+    def _choice(self, case: Case, rung: Rung, parties: tuple[Party, ...], names: tuple[str, ...]) -> Choice:
+        decision = Decision(rung, _of_roles(names) + RULES[rung].why(case), case.skipped, names)
+        return Choice(decision, self._course(case, rung, parties))
+
+    def _course(self, case: Case, rung: Rung, parties: tuple[Party, ...]) -> Course:
+        """Each role pays for its own ranks, and the job for a restart of the world."""
+        rule = RULES[rung]
+        cost: list[Spent] = []
+        for spent in rule.cost(case):
+            cost += self._divided(spent, parties if spent.rung is rung else self.roles.parties(spent.ranks))
+        if rung in WORLD_RESTARTS and not any(spent.role == "" for spent in cost):
+            cost.append(Spent(rung, case.facts.now))
+        return Course(rule.replaces(case), rule.leaves(case), tuple(cost))
 
     def _parties(self, facts: Facts) -> tuple[Party, ...]:
         return self.roles.parties(dict.fromkeys((*facts.culprits, *facts.mendable)))
@@ -129,7 +141,8 @@ class Ladder:
 
     def _spent(self, case: Case, rung: Rung, parties: tuple[Party, ...]) -> list[str]:
         """Name each budget of `rung`, of whichever party, that has no room left."""
-        costs = {spent.role: spent for spent in self._divided(RULES[rung].cost(case), parties)}
+        own, *_ = RULES[rung].cost(case)
+        costs = {spent.role: spent for spent in self._divided(own, parties)}
         if rung in WORLD_RESTARTS and "" not in costs:
             costs[""] = Spent(rung, case.facts.now)
         refused = []
@@ -158,24 +171,3 @@ def _of_roles(names: tuple[str, ...]) -> str:
     if not names:
         return ""
     return f"role {names[0]}: " if len(names) == 1 else f"roles {', '.join(names)}: "
-
-
-_LEFT: dict[Rung, Callable[[Case], tuple[str, ...]]] = {
-    Rung.RETRY_STEP: lambda case: (),
-    Rung.RECOVER_IN_PLACE: lambda case: (),
-    Rung.RECOVER: lambda case: case.placement.leave,
-    Rung.RESCHEDULE_POD: reschedule_pod.replaced,
-    Rung.RESCHEDULE_JOB: lambda case: tuple(sorted(set(case.facts.nodes.values()))),
-    Rung.STOP: lambda case: (),
-}
-
-_REPLACED: dict[Rung, Callable[[Case], tuple[int, ...]]] = {
-    Rung.RETRY_STEP: lambda case: (),
-    Rung.RECOVER_IN_PLACE: lambda case: case.placement.culprits,
-    Rung.RECOVER: lambda case: tuple(
-        sorted({*case.placement.in_place, *case.placement.moved, *case.placement.homeless})
-    ),
-    Rung.RESCHEDULE_POD: lambda case: tuple(sorted(case.facts.nodes)),
-    Rung.RESCHEDULE_JOB: lambda case: tuple(sorted(case.facts.nodes)),
-    Rung.STOP: lambda case: (),
-}

@@ -7,7 +7,8 @@ elsewhere stay alive.
 
 from ..protocol.types import Rung
 from .facts import Spent
-from .rule import Case, kept, mending_text, nodes_missing, nothing_to_keep
+from .placement import charge
+from .rule import Case, kept, mending_cost, mending_text, nodes_missing, nothing_to_keep
 from .wording import count, faults_text, nodes_text, ranks_text
 
 
@@ -43,6 +44,22 @@ def why(case: Case) -> str:
     )
 
 
-def cost(case: Case) -> Spent:
-    """Once for each rank that moves, each node that is left, and the job."""
-    return Spent(Rung.RECOVER, case.facts.now, case.placement.moved, case.placement.leave)
+def replaces(case: Case) -> tuple[int, ...]:
+    """Return the culprits, and whoever else is on the nodes that are left."""
+    placement = case.placement
+    return tuple(sorted({*placement.in_place, *placement.moved, *placement.homeless}))
+
+
+def leaves(case: Case) -> tuple[str, ...]:
+    """Return the nodes on which the culprits cannot be started anew."""
+    return case.placement.leave
+
+
+def cost(case: Case) -> tuple[Spent, ...]:
+    """Once for each rank that moves, each node that is left, and the job.
+
+    Culprits that are started in place meanwhile take the budget of `recover_in_place`.
+    """
+    facts, placement = case.facts, case.placement
+    in_place = (charge(facts, Rung.RECOVER_IN_PLACE, placement.in_place),) if placement.in_place else ()
+    return (Spent(Rung.RECOVER, facts.now, placement.moved, placement.leave), *in_place, *mending_cost(case))

@@ -7,7 +7,7 @@ processes stay alive and hand over the state that was lost.
 from ..protocol.types import Rung
 from .facts import Spent
 from .placement import charge
-from .rule import Case, mending_text, nothing_to_keep
+from .rule import Case, mending_cost, mending_text, nothing_to_keep
 from .wording import count, faults_text, nodes_text, ranks_text
 
 
@@ -35,6 +35,17 @@ def why(case: Case) -> str:
     )
 
 
-def cost(case: Case) -> Spent:
+def replaces(case: Case) -> tuple[int, ...]:
+    """Return the culprits."""
+    return case.placement.culprits
+
+
+def leaves(case: Case) -> tuple[str, ...]:
+    """Return none: all nodes stay."""
+    del case
+    return ()
+
+
+def cost(case: Case) -> tuple[Spent, ...]:
     """Once for each culprit, each culprit's node, and the job."""
-    return charge(case.facts, Rung.RECOVER_IN_PLACE, case.placement.culprits)
+    return (charge(case.facts, Rung.RECOVER_IN_PLACE, case.placement.culprits), *mending_cost(case))

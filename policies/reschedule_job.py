@@ -23,6 +23,16 @@ def why(case: Case) -> str:
     return f"{seen}: all nodes are released and asked for again, and the job starts from the checkpoint"
 
 
-def cost(case: Case) -> Spent:
+def replaces(case: Case) -> tuple[int, ...]:
+    """Return all ranks."""
+    return tuple(sorted(case.facts.nodes))
+
+
+def leaves(case: Case) -> tuple[str, ...]:
+    """Return all nodes."""
+    return tuple(sorted(set(case.facts.nodes.values())))
+
+
+def cost(case: Case) -> tuple[Spent, ...]:
     """Once in the job's budget; the culprits are kept for the record."""
-    return charge(case.facts, Rung.RESCHEDULE_JOB, case.placement.culprits)
+    return (charge(case.facts, Rung.RESCHEDULE_JOB, case.placement.culprits),)

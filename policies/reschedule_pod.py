@@ -23,8 +23,13 @@ def unfit(case: Case) -> str | None:
     return None if small is None else f"{missing}, the platform cannot create nodes, and {small}"
 
 
-def replaced(case: Case) -> tuple[str, ...]:
-    """Return the nodes that go: the closed ones, and those that failed too often if there are nodes for them, too."""
+def replaces(case: Case) -> tuple[int, ...]:
+    """Return all ranks."""
+    return tuple(sorted(case.facts.nodes))
+
+
+def leaves(case: Case) -> tuple[str, ...]:
+    """Return the closed nodes, and those that failed too often if there are nodes for them, too."""
     placement, facts = case.placement, case.facts
     both = {*placement.closed, *placement.worn}
     enough = facts.can_create_nodes or len(both) <= len(facts.usable_spares())
@@ -33,7 +38,7 @@ def replaced(case: Case) -> tuple[str, ...]:
 
 def why(case: Case) -> str:
     """Name what happened, why nobody is kept, and which nodes go."""
-    gone = replaced(case)
+    gone = leaves(case)
     worn = [case.placement.worn[node] for node in gone if node in case.placement.worn]
     nodes = f"{nodes_text(gone)} replaced" if gone else "every node stays"
     nodes += f" ({worn[0]})" if worn else ""
@@ -45,7 +50,7 @@ def why(case: Case) -> str:
     return f"{seen}{because}: all processes are started anew from the checkpoint, {nodes}"
 
 
-def cost(case: Case) -> Spent:
+def cost(case: Case) -> tuple[Spent, ...]:
     """Once for each culprit, its node, and the job."""
     spent = charge(case.facts, Rung.RESCHEDULE_POD, case.placement.culprits)
-    return msgspec.structs.replace(spent, nodes=tuple(sorted({*spent.nodes, *case.placement.closed})))
+    return (msgspec.structs.replace(spent, nodes=tuple(sorted({*spent.nodes, *case.placement.closed}))),)

@@ -38,6 +38,18 @@ def why(case: Case) -> str:
     return f"{seen}{whose}: the step is repeated, keeping {processes} alive"
 
 
-def cost(case: Case) -> Spent:
+def replaces(case: Case) -> tuple[int, ...]:
+    """Return none: all processes stay."""
+    del case
+    return ()
+
+
+def leaves(case: Case) -> tuple[str, ...]:
+    """Return none: all nodes stay."""
+    del case
+    return ()
+
+
+def cost(case: Case) -> tuple[Spent, ...]:
     """Once in the job's budget, and for each rank that mends itself and its node."""
-    return charge(case.facts, Rung.RETRY_STEP, case.placement.mended)
+    return (charge(case.facts, Rung.RETRY_STEP, case.placement.mended),)

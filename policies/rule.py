@@ -4,9 +4,9 @@ from typing import Protocol
 
 import msgspec
 
-from ..protocol.types import SkippedRung
+from ..protocol.types import Rung, SkippedRung
 from .facts import Facts, Spent
-from .placement import Placement
+from .placement import Placement, charge
 from .wording import count, ranks_text
 
 
@@ -19,7 +19,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Rule(Protocol):
-    """A rung as three pure functions."""
+    """A rung as pure functions: when it fits, why it is right, whom it replaces, what it leaves, what it costs."""
 
     def unfit(self, case: Case) -> str | None:
         """Say in words why the rung cannot help here, None when it can. Budgets are counted elsewhere."""
@@ -29,8 +29,16 @@ class Rule(Protocol):
         """Say in words why the rung is the right one. Only asked when it fits."""
         ...
 
-    def cost(self, case: Case) -> Spent:
-        """Return what taking the rung now spends."""
+    def replaces(self, case: Case) -> tuple[int, ...]:
+        """Return the ranks whose process is started anew when the rung is taken now, in order."""
+        ...
+
+    def leaves(self, case: Case) -> tuple[str, ...]:
+        """Return the nodes that no rank stays on when the rung is taken now, in order of name."""
+        ...
+
+    def cost(self, case: Case) -> tuple[Spent, ...]:
+        """Return what taking the rung now spends: of its own budgets first, then of other rungs' budgets."""
         ...
 
 
@@ -55,6 +63,12 @@ def mending_text(case: Case) -> str:
         return ""
     does = "keeps its process and mends it there" if len(mended) == 1 else "keep their processes and mend them there"
     return f", {ranks_text(mended)} {does}"
+
+
+def mending_cost(case: Case) -> tuple[Spent, ...]:
+    """Return what those that mend themselves cost beside others that are replaced: it is what `retry_step` does."""
+    mended = case.placement.mended
+    return (charge(case.facts, Rung.RETRY_STEP, mended),) if mended else ()
 
 
 def nodes_missing(facts: Facts, needed: int) -> str | None:

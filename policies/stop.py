@@ -21,6 +21,18 @@ def why(case: Case) -> str:
     return f"{seen}: no other rung is possible. {refused}"
 
 
-def cost(case: Case) -> Spent:
+def replaces(case: Case) -> tuple[int, ...]:
+    """Return none: all processes stay."""
+    del case
+    return ()
+
+
+def leaves(case: Case) -> tuple[str, ...]:
+    """Return none: all nodes stay."""
+    del case
+    return ()
+
+
+def cost(case: Case) -> tuple[Spent, ...]:
     """Return an entry for the record; no budget limits a stop."""
-    return Spent(Rung.STOP, case.facts.now)
+    return (Spent(Rung.STOP, case.facts.now),)

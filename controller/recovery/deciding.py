@@ -3,6 +3,7 @@
 import msgspec
 
 from ...policies.facts import Facts, FailedRung, Spent
+from ...policies.ladder import Choice
 from ...policies.roles import WORLD_RESTARTS
 from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
 from ..world import NodeState
@@ -79,12 +80,11 @@ def decide(state: JobState, now: float) -> None:
     give_up(state, "an incident came between", now)
     if not _widens(state):
         state.begin_attempt()
-    facts = gather(state, now)
-    decision = state.ladder.decide(facts)
-    state.decided(decision)
-    cost = _widened(state.incident.attempt.cost, state.ladder.charges(facts, decision.rung))
-    state.incident = state.incident.take(decision.rung, cost)
-    _carry_out(state, decision.rung, decision.reason, facts, now)
+    choice = state.ladder.choose(gather(state, now))
+    state.decided(choice.decision)
+    cost = _widened(state.incident.attempt.cost, choice.course.cost)
+    state.incident = state.incident.take(choice.decision.rung, cost)
+    _carry_out(state, choice, now)
 
 
 def stop_now(state: JobState, reason: str, now: float) -> None:
@@ -176,19 +176,18 @@ def summary_line(text: str) -> str:
     return lines[-1].strip() if lines[0].startswith("Traceback") else lines[0].strip()
 
 
-def _carry_out(state: JobState, rung: Rung, reason: str, facts: Facts, now: float) -> None:
+def _carry_out(state: JobState, choice: Choice, now: float) -> None:
+    rung, course = choice.decision.rung, choice.course
     if rung is Rung.STOP:
-        begin_stop(state, reason, now)
+        begin_stop(state, choice.decision.reason, now)
         return
-    leave = state.ladder.nodes_to_leave(facts, rung)
-    replace = state.ladder.ranks_to_replace(facts, rung)
-    state.incident = state.incident.treat(replace)
+    state.incident = state.incident.treat(course.replace)
     if rung in WORLD_RESTARTS:
-        _reschedule(state, rung, leave, now)
+        _reschedule(state, rung, course.leave, now)
         return
-    for name in leave:
+    for name in course.leave:
         leave_node(state, name)
-    open_generation(state, replace, now)
+    open_generation(state, course.replace, now)
 
 
 def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...], now: float) -> None:

@@ -100,7 +100,7 @@ def _start_newcomers(state: JobState, name: str, spare: str, ranks: tuple[int, .
         spare=spare,
         report=report,
         decision=sub_health.decide(name, spare, ranks, state.world.size - len(ranks), report),
-        charges=state.ladder.charges(_question(state, name, now), Rung.RECOVER),
+        charges=state.ladder.course(_question(state, name, now), Rung.RECOVER).cost,
         newcomers={rank: Newcomer(rank, state.world.holders[rank].next_incarnation()) for rank in ranks},
         awaiting=set(ranks),
     )

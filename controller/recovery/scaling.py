@@ -84,7 +84,7 @@ def consider_growth(state: JobState, now: float) -> None:
     plans.current = plan = Plan(
         report=FaultReport(FaultKind.NODE_JOINED, now, CONTROLLER, detail, node=name),
         decision=scale.decide(before, nodes, nodes_asked(state)),
-        charges=state.ladder.charges(question, Rung.RESCHEDULE_POD),
+        charges=state.ladder.course(question, Rung.RESCHEDULE_POD).cost,
         nodes=nodes,
     )
     read_clocks(state, plan, now)

@@ -108,14 +108,14 @@ MUTANTS = (
     Mutant(
         "forget a budget",
         "midstep.controller.recovery.deciding",
-        "_widened(state.incident.attempt.cost, state.ladder.charges(facts, decision.rung))",
+        "_widened(state.incident.attempt.cost, choice.course.cost)",
         "()",
     ),
     Mutant(
         "replace everybody",
         "midstep.controller.recovery.deciding",
-        "replace = state.ladder.ranks_to_replace(facts, rung)",
-        "replace = tuple(range(state.world.size))",
+        "open_generation(state, course.replace, now)",
+        "open_generation(state, tuple(range(state.world.size)), now)",
     ),
     Mutant(
         "never time out",
@@ -206,8 +206,8 @@ MUTANTS = (
     Mutant(
         "decide without a reason",
         "midstep.policies.ladder",
-        "return Decision(rung, _of_roles(names) + RULES[rung].why(case), tuple(skipped), names)",
-        'return Decision(rung, "", tuple(skipped), names)',
+        "Decision(rung, _of_roles(names) + RULES[rung].why(case), case.skipped, names)",
+        'Decision(rung, "", case.skipped, names)',
     ),
     Mutant(
         "fence neither terms nor sessions of earlier controllers",

@@ -48,7 +48,7 @@ def test_a_spent_budget_stops_the_job_by_name_and_leaves_others_alone(
     for at_s in (10.0, 20.0):
         facts = killed(0, at_s, spent)
         assert ladder.decide(facts).rung is Rung.RECOVER_IN_PLACE
-        spent += ladder.charges(facts, Rung.RECOVER_IN_PLACE)
+        spent += ladder.course(facts, Rung.RECOVER_IN_PLACE).cost
     decision = ladder.decide(killed(0, 30.0, spent))
     assert decision.rung is Rung.STOP
     assert words in decision.reason
@@ -169,8 +169,8 @@ def test_a_rung_that_failed_is_never_taken_again_and_nothing_is_taken_too_often(
 def test_what_is_kept_and_what_is_left_agree_with_the_world(policy: Policy, facts: Facts) -> None:
     ladder = Ladder(policy)
     rung = ladder.decide(facts).rung
-    leave = ladder.nodes_to_leave(facts, rung)
-    replaced = ladder.ranks_to_replace(facts, rung)
+    leave = ladder.course(facts, rung).leave
+    replaced = ladder.course(facts, rung).replace
     dead = (facts.nodes_lost | facts.isolated) & set(NODES.values())
     if rung in {Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER}:
         assert facts.resilient
@@ -196,7 +196,7 @@ def test_no_budget_is_ever_overdrawn_in_a_whole_job(policy: Policy, incidents: l
     for imagined, pause_s in incidents:
         now += pause_s
         facts = msgspec.structs.replace(imagined, now=now, spent=spent, max_restarts=None)
-        spent += ladder.charges(facts, ladder.decide(facts).rung)
+        spent += ladder.course(facts, ladder.decide(facts).rung).cost
         for entry in policy.ladder:
             if entry.rung is not Rung.STOP:
                 assert_within(entry, spent, now)
@@ -226,6 +226,6 @@ def test_restarts_of_a_script_never_exceed_max_restarts(policy: Policy, facts: F
     limit = facts.max_restarts or 0
     for _ in range(limit + 2):
         now = msgspec.structs.replace(facts, resilient=False, max_restarts=limit, spent=spent)
-        spent += ladder.charges(now, ladder.decide(now).rung)
+        spent += ladder.course(now, ladder.decide(now).rung).cost
     restarts = [one for one in spent if one.rung in {Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB}]
     assert len(restarts) <= limit

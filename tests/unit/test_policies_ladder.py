@@ -63,8 +63,8 @@ def test_a_software_fault_restarts_only_its_process_in_place_rank_0_included(kin
     decision = LADDER.decide(facts)
     assert decision.rung is Rung.RECOVER_IN_PLACE
     assert f"rank {rank}" in decision.reason
-    assert LADDER.ranks_to_replace(facts, decision.rung) == (rank,)
-    assert LADDER.nodes_to_leave(facts, decision.rung) == ()
+    assert LADDER.course(facts, decision.rung).replace == (rank,)
+    assert LADDER.course(facts, decision.rung).leave == ()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_only_two_device_levels_are_mended_in_place(level: FaultLevel, rung: Run
 def test_a_failed_link_with_nobody_at_fault_replaces_nobody(kind: FaultKind) -> None:
     facts = facts_of(fault(kind, 1))
     assert LADDER.decide(facts).rung is Rung.RETRY_STEP
-    assert LADDER.ranks_to_replace(facts, Rung.RETRY_STEP) == ()
+    assert LADDER.course(facts, Rung.RETRY_STEP).replace == ()
     assert LADDER.decide(facts).skipped == ()
 
 
@@ -103,20 +103,20 @@ def test_a_stall_with_nobody_at_fault_repeats_the_step_since_nothing_is_lost() -
 def test_a_lost_node_moves_its_ranks_to_the_spare() -> None:
     facts = facts_of(fault(FaultKind.NODE_LOST, node="b", level=FaultLevel.NODE))
     assert LADDER.decide(facts).rung is Rung.RECOVER
-    assert LADDER.nodes_to_leave(facts, Rung.RECOVER) == ("b",)
-    assert LADDER.ranks_to_replace(facts, Rung.RECOVER) == (2, 3)
+    assert LADDER.course(facts, Rung.RECOVER).leave == ("b",)
+    assert LADDER.course(facts, Rung.RECOVER).replace == (2, 3)
     assert "node b is lost" in refusal(facts, Rung.RECOVER_IN_PLACE)
 
 
 def test_the_report_of_a_lost_node_is_enough_before_the_world_has_marked_it() -> None:
     facts = facts_of(fault(FaultKind.NODE_LOST, node="b"), nodes_lost=frozenset())
     assert LADDER.decide(facts).rung is Rung.RECOVER
-    assert LADDER.nodes_to_leave(facts, Rung.RECOVER) == ("b",)
+    assert LADDER.course(facts, Rung.RECOVER).leave == ("b",)
 
 
 def test_a_healthy_neighbour_moves_with_the_device_fault_of_its_node() -> None:
     facts = facts_of(fault(FaultKind.DEVICE, 2, level=FaultLevel.RESTART_NPU))
-    assert LADDER.ranks_to_replace(facts, Rung.RECOVER) == (2, 3)
+    assert LADDER.course(facts, Rung.RECOVER).replace == (2, 3)
 
 
 def test_one_recovery_restarts_some_in_place_and_moves_others_and_charges_both() -> None:
@@ -124,9 +124,9 @@ def test_one_recovery_restarts_some_in_place_and_moves_others_and_charges_both()
     decision = LADDER.decide(facts)
     assert decision.rung is Rung.RECOVER
     assert "in place: rank 0" in decision.reason
-    assert LADDER.nodes_to_leave(facts, Rung.RECOVER) == ("b",)
-    assert LADDER.ranks_to_replace(facts, Rung.RECOVER) == (0, 2, 3)
-    assert LADDER.charges(facts, Rung.RECOVER) == (
+    assert LADDER.course(facts, Rung.RECOVER).leave == ("b",)
+    assert LADDER.course(facts, Rung.RECOVER).replace == (0, 2, 3)
+    assert LADDER.course(facts, Rung.RECOVER).cost == (
         Spent(Rung.RECOVER, 1000.0, (2, 3), ("b",)),
         Spent(Rung.RECOVER_IN_PLACE, 1000.0, (0,), ("a",)),
     )
@@ -146,7 +146,7 @@ def test_without_a_usable_spare_a_lost_node_is_replaced_by_the_platform(spares: 
         isolated=frozenset({"bad"}),
     )
     assert LADDER.decide(facts).rung is Rung.RESCHEDULE_POD
-    assert LADDER.nodes_to_leave(facts, Rung.RESCHEDULE_POD) == ("b",)
+    assert LADDER.course(facts, Rung.RESCHEDULE_POD).leave == ("b",)
     assert "no spare node" in refusal(facts, Rung.RECOVER)
 
 
@@ -172,7 +172,7 @@ def test_after_a_failed_restart_in_place_the_node_of_the_culprit_is_left() -> No
     failed = (FailedRung(Rung.RECOVER_IN_PLACE, "rank 1 never joined"),)
     facts = facts_of(fault(FaultKind.START_FAILED, 1), failed=failed, taken=(Rung.RECOVER_IN_PLACE,))
     assert LADDER.decide(facts).rung is Rung.RECOVER
-    assert LADDER.nodes_to_leave(facts, Rung.RECOVER) == ("a",)
+    assert LADDER.course(facts, Rung.RECOVER).leave == ("a",)
     assert refusal(facts, Rung.RECOVER_IN_PLACE) == "failed before in this incident: rank 1 never joined"
 
 
@@ -207,8 +207,8 @@ def test_when_all_ladders_ends_fail_the_job_stops_with_every_reason() -> None:
 def test_with_no_healthy_rank_left_the_world_is_restarted_where_it_is() -> None:
     facts = facts_of(*(fault(FaultKind.EXIT, rank) for rank in NODES))
     assert LADDER.decide(facts).rung is Rung.RESCHEDULE_POD
-    assert LADDER.nodes_to_leave(facts, Rung.RESCHEDULE_POD) == ()
-    assert LADDER.ranks_to_replace(facts, Rung.RESCHEDULE_POD) == (0, 1, 2, 3)
+    assert LADDER.course(facts, Rung.RESCHEDULE_POD).leave == ()
+    assert LADDER.course(facts, Rung.RESCHEDULE_POD).replace == (0, 1, 2, 3)
     assert "no healthy rank" in refusal(facts, Rung.RECOVER)
 
 
@@ -250,15 +250,15 @@ def test_a_ladder_without_recover_in_place_leaves_the_node_of_a_software_fault()
     ladder = Ladder(Policy(ladder=(RungPolicy(Rung.RECOVER), RungPolicy(Rung.STOP))))
     facts = facts_of(fault(FaultKind.EXIT, 3))
     assert ladder.decide(facts).rung is Rung.RECOVER
-    assert ladder.nodes_to_leave(facts, Rung.RECOVER) == ("b",)
-    assert ladder.charges(facts, Rung.RECOVER) == (Spent(Rung.RECOVER, 1000.0, (2, 3), ("b",)),)
+    assert ladder.course(facts, Rung.RECOVER).leave == ("b",)
+    assert ladder.course(facts, Rung.RECOVER).cost == (Spent(Rung.RECOVER, 1000.0, (2, 3), ("b",)),)
 
 
 def test_reschedule_job_gives_every_node_back() -> None:
     ladder = Ladder(Policy(ladder=(RungPolicy(Rung.RESCHEDULE_JOB), RungPolicy(Rung.STOP))))
     facts = facts_of(fault(FaultKind.EXIT, 3))
     assert ladder.decide(facts).rung is Rung.RESCHEDULE_JOB
-    assert ladder.nodes_to_leave(facts, Rung.RESCHEDULE_JOB) == ("a", "b")
+    assert ladder.course(facts, Rung.RESCHEDULE_JOB).leave == ("a", "b")
 
 
 def test_a_culprit_on_an_unknown_node_is_not_started_in_place() -> None:

@@ -135,8 +135,8 @@ def test_everybody_at_fault_is_mended_replaced_in_place_or_moved_and_nobody_twic
     assert {*facts.culprits, *facts.mendable} <= set().union(*groups)
     assert set(placement.mended) <= set(facts.mendable)
     if decision.rung in KEEPING:
-        replaced = set(ladder.ranks_to_replace(facts, decision.rung))
-        left = set(ladder.nodes_to_leave(facts, decision.rung))
+        replaced = set(ladder.course(facts, decision.rung).replace)
+        left = set(ladder.course(facts, decision.rung).leave)
         assert replaced == {*placement.culprits} | {rank for rank, node in NODES.items() if node in left}
         assert replaced.isdisjoint(placement.mended)
         assert len(left) <= len(facts.usable_spares())
@@ -148,7 +148,7 @@ def test_no_decision_is_charged_beyond_any_budget(policy: Policy, facts: Facts) 
     """Neither the job's nor a role's; what was over before stays where it was."""
     ladder = Ladder(policy)
     decision = ladder.decide(facts)
-    after = facts.spent + ladder.charges(facts, decision.rung)
+    after = facts.spent + ladder.course(facts, decision.rung).cost
     before = {use.name: use.used for use in ladder.budgets(facts.spent, facts.now)}
     for use in ladder.budgets(after, facts.now):
         assert use.used <= max(use.limit, before[use.name])

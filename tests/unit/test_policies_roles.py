@@ -109,12 +109,12 @@ def test_a_role_without_a_ladder_fails_over_with_the_job() -> None:
     assert {skipped.reason for skipped in decision.skipped} == {
         "role logger has no ladder of its own, so it fails over with the job"
     }
-    assert [spent.role for spent in LADDER.charges(facts, decision.rung)] == [""]
+    assert [spent.role for spent in LADDER.course(facts, decision.rung).cost] == [""]
 
 
 def test_each_role_spends_its_own_budget_and_nobody_elses() -> None:
     facts = killed(0)
-    (spent,) = LADDER.charges(facts, Rung.RECOVER_IN_PLACE)
+    (spent,) = LADDER.course(facts, Rung.RECOVER_IN_PLACE).cost
     assert spent == Spent(Rung.RECOVER_IN_PLACE, 1000.0, (0,), ("n0",), "trainer")
     again = LADDER.decide(killed(0, spent=(spent,)))
     assert again.rung is Rung.RECOVER
@@ -131,7 +131,7 @@ def test_an_incident_of_several_roles_takes_the_cheapest_rung_that_all_their_lad
     decision = LADDER.decide(both)
     assert decision.rung is Rung.RECOVER_IN_PLACE
     assert decision.reason.startswith("roles trainer, evaluator: ranks 0, 6 ended")
-    assert [(spent.role, spent.ranks) for spent in LADDER.charges(both, decision.rung)] == [
+    assert [(spent.role, spent.ranks) for spent in LADDER.course(both, decision.rung).cost] == [
         ("trainer", (0,)),
         ("evaluator", (6,)),
     ]
@@ -148,7 +148,7 @@ def test_an_incident_of_several_roles_takes_the_cheapest_rung_that_all_their_lad
 def test_a_restart_of_the_world_by_a_role_is_charged_to_the_job_too() -> None:
     facts = killed(6, resilient=False, healthy=frozenset())
     assert LADDER.decide(facts).rung is Rung.RESCHEDULE_POD
-    charges = LADDER.charges(facts, Rung.RESCHEDULE_POD)
+    charges = LADDER.course(facts, Rung.RESCHEDULE_POD).cost
     assert [(spent.role, spent.ranks) for spent in charges] == [("evaluator", (6,)), ("", ())]
     used_up = tuple(Spent(Rung.RESCHEDULE_POD, 999.0) for _ in range(5))
     decision = LADDER.decide(msgspec.structs.replace(facts, spent=used_up))
