@@ -13,9 +13,9 @@ from ..protocol.types import JobSpec
 from .actions import Action
 from .events import Event
 from .fault_book import FaultBook
-from .recovery.failures import failure_counts
+from .recovery.decision import failure_counts
+from .recovery.generation import wait_for_nodes
 from .recovery.meeting import Meeting
-from .recovery.openings import wait_for_nodes
 from .recovery.planning import follow, node_status
 from .recovery.state import JobState, Phase
 from .recovery.table import TABLE

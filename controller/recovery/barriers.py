@@ -34,11 +34,11 @@ from ..rank_states import DONE, RankEvent, RankState
 from ..repair import plan_repair
 from ..world import Holder, World
 from .boundary import before_boundary
-from .deciding import blame_and_decide, rung_failed, stop_now
-from .ending import ready_to_save
-from .handover import part_saved
+from .decision import blame_and_decide, rung_failed, stop_now
+from .draining import part_saved
 from .meeting import linked_up, rendezvous
 from .planning import all_finished, rank_stopped
+from .shutdown import ready_to_save
 from .state import JobState, Phase
 
 # Rungs that keep processes alive, and so depend on state that can be had from them.

@@ -12,8 +12,8 @@ from ...protocol.types import Activity, RankProgress, node_address, rank_address
 from ..faults import excused_ranks
 from ..rank_states import RankEvent, RankState
 from ..world import NodeState
-from .openings import next_generation, quiesce
-from .planned import Plan, Stage
+from .generation import next_generation, quiesce
+from .planned_change import Plan, Stage
 from .state import JobState, Phase
 
 LEAD_S = 1.0  # the boundary is at least so far ahead, for the word to reach everybody first

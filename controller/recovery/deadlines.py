@@ -11,14 +11,14 @@ from ..world import NodeState
 from .barriers import barrier_one
 from .boundary import late as late_at_the_boundary
 from .boundary import not_stopped
-from .deciding import blame, blame_and_decide, rung_failed
-from .ending import end, saving_overdue
-from .handover import overdue as handover_overdue
+from .decision import blame, blame_and_decide, rung_failed
+from .draining import handover_overdue
+from .generation import nodes_needed, overdue, release_held, wait_for_nodes
 from .meeting import link_up_failed
 from .nodes import nodes_missing
-from .openings import nodes_needed, overdue, release_held, wait_for_nodes
 from .planning import overdue as overdue_plan
 from .reports import take_up
+from .shutdown import end, saving_overdue
 from .state import JobState, Phase
 from .suspicion import resolve_suspicion, suspect
 

@@ -5,13 +5,16 @@ function, everybody stops at a step boundary; the new processes take the ranks o
 replicas that the others hold. The old processes end only when it is sure that nobody else's state goes with them.
 """
 
+import msgspec
+
 from ...policies import sub_health
 from ...policies.facts import Facts
 from ...policies.fault_levels import Treatment
 from ...protocol.errors import StateLost
-from ...protocol.messages import NewcomerWaiting, Quiesce, StartProcess
+from ...protocol.messages import CheckpointSaved, NewcomerWaiting, Quiesce, StartProcess
 from ...protocol.types import (
     FaultReport,
+    RestoreSource,
     Rung,
     RunningProcess,
     StepReport,
@@ -22,8 +25,9 @@ from ..rank_states import RankEvent
 from ..repair import plan_repair
 from ..world import NodeState
 from .boundary import end_newcomers, give_up, read_clocks
-from .openings import natural, open_generation, start_command, vacate
-from .planned import AT_THE_BOUNDARY, Newcomer, Plan, Stage, Unwell
+from .generation import natural, open_generation, start_command, vacate
+from .planned_change import AT_THE_BOUNDARY, Newcomer, Plan, Stage, Unwell
+from .shutdown import SAVE_S, start_saving, take_saved
 from .state import JobState, Phase
 
 # What keeps a node without ranks from being chosen.
@@ -214,3 +218,58 @@ def kept_back(state: JobState, plan: Plan) -> str | None:
     except StateLost as lost:
         return str(lost)
     return "; ".join(after.reasons) if after.target_step < before.target_step else None
+
+
+# --- at the boundary ------------------------------------------------------------------------------------------
+
+
+def leave_or_stay(state: JobState, plan: Plan, now: float) -> None:
+    """All ranks have stopped: make the change, write first what would be lost by it, or go on without it."""
+    if not spare_of(state, plan):
+        stay(state, plan, "the spare node is gone", now)
+        return
+    lost = kept_back(state, plan)
+    if lost is None:
+        switch(state, plan, now)
+        return
+    why_not = "restore is without checkpoint"
+    if RestoreSource.CHECKPOINT in state.policy.restore:
+        why_not = start_saving(state) or ""
+    if why_not:
+        stay(state, plan, f"{lost}; and no checkpoint can be written: {why_not}", now)
+        return
+    plan.stage = Stage.HANDING_OVER
+    state.due_s = now + SAVE_S
+
+
+def part_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
+    """One rank has written its part; when all have, the checkpoint is complete and the change is made."""
+    plan = state.plans.current
+    if plan is None or not take_saved(state, event):
+        return
+    if event.error:
+        stay(state, plan, f"the checkpoint failed: {event.error}", now)
+    elif not state.saving and spare_of(state, plan):
+        _note_checkpoint(state, event.step)
+        said = f"a checkpoint of step {event.step} was written first"
+        state.plans.remark = f"{said}, as only the processes that leave {plan.node} held all of it"
+        switch(state, plan, now)
+    elif not state.saving:
+        stay(state, plan, "the spare node is gone", now)
+
+
+def _note_checkpoint(state: JobState, step: int) -> None:
+    """Those that stay were asked what they can read before it was there."""
+    for holder in state.world.holders:
+        if holder.report is not None:
+            readable = tuple(sorted({*holder.report.checkpoints, step}))
+            holder.report = msgspec.structs.replace(holder.report, checkpoints=readable)
+
+
+def handover_overdue(state: JobState, now: float) -> bool:
+    """The checkpoint was not written in time: go on without the change. False when none is being written."""
+    plan = state.plans.current
+    if plan is None or plan.stage is not Stage.HANDING_OVER:
+        return False
+    stay(state, plan, f"the checkpoint was not written within {SAVE_S:g} s", now)
+    return True

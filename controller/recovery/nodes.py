@@ -14,13 +14,12 @@ from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess
 from ..events import HoldEnded, NodeReturned
 from ..rank_states import GONE
 from ..world import NodeState
-from .deciding import blame, decide, rung_failed
-from .detected import settle
+from .decision import blame, decide, rung_failed, too_many
 from .draining import newcomer_of
-from .ending import end, lost_while_saving
-from .failures import too_many
-from .openings import nodes_needed, request_node, wait_for_nodes
+from .generation import nodes_needed, request_node, wait_for_nodes
+from .hardware_faults import settle
 from .scaling import resize
+from .shutdown import end, lost_while_saving
 from .state import OVER, JobState, Phase
 
 MAX_HOLDS = 100  # that are remembered

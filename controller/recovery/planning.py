@@ -4,11 +4,10 @@ from ...protocol.incidents import NodeStatus
 from ..rank_states import DONE
 from ..world import Node, NodeState
 from .boundary import READINGS, give_up, not_stopped, read_clocks, stopped
-from .draining import begin
-from .ending import save_first
-from .handover import leave
-from .planned import AT_THE_BOUNDARY, Stage
+from .draining import begin, leave_or_stay
+from .planned_change import AT_THE_BOUNDARY, Stage
 from .scaling import consider_growth
+from .shutdown import save_first
 from .state import JobState, Phase
 
 # A planned change goes on in these; everything else is an incident, and comes first.
@@ -76,7 +75,7 @@ def rank_stopped(state: JobState, now: float) -> None:
         state.plans.current, state.plans.due_s = None, None
         save_first(state, now)
     else:
-        leave(state, plan, now)
+        leave_or_stay(state, plan, now)
 
 
 def node_status(state: JobState, node: Node, failures: int) -> NodeStatus:

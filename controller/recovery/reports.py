@@ -9,13 +9,13 @@ from ...protocol.messages import (
 from ...protocol.types import FaultKind, FaultReport, node_address
 from ..faults import SUSPICIONS, describe_exit
 from ..rank_states import GONE, RankEvent, RankState
-from . import own_word
-from .deciding import blame_and_decide
-from .detected import asks_to_leave, put_off, sort_out, stands
+from . import memory_faults
+from .decision import blame_and_decide
 from .draining import newcomer_failed, newcomer_started
-from .ending import end, lost_while_saving
+from .hardware_faults import asks_to_leave, put_off, sort_out, stands
 from .incident import Verdict
 from .meeting import link_up_failed
+from .shutdown import end, lost_while_saving
 from .state import OVER, JobState, Phase
 from .suspicion import suspect
 
@@ -61,7 +61,7 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
     if state.incident.verdict(report.rank) is Verdict.CULPRIT:
         state.ignore("fault of a rank that is being replaced")
         return
-    if report.kind in SUSPICIONS or own_word.is_awaited(state, report):
+    if report.kind in SUSPICIONS or memory_faults.is_awaited(state, report):
         state.remember(report, now)
         suspect(state, report, now)
         return
@@ -102,7 +102,7 @@ def _stale(state: JobState, report: FaultReport) -> str | None:
         return "fault of an earlier process"
     if holder is None or (report.node and holder.node and report.node != holder.node):
         return "fault on a node that the rank has left"
-    if own_word.is_known(state, report):
+    if memory_faults.is_known(state, report):
         return "fault of memory that its process has reported, or that is older than it"
     return None
 

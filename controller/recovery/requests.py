@@ -19,8 +19,8 @@ from ..rank_states import RankState
 from ..world import REACHABLE, Holder, NodeState
 from .barriers import rejoin_command
 from .draining import outstanding_starts
-from .ending import SAVE_S, asked_to_save, begin_stop, end, save_command
-from .openings import given_back, start_command
+from .generation import given_back, start_command
+from .shutdown import SAVE_S, asked_to_save, begin_stop, end, save_command
 from .state import JobState, Phase
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C

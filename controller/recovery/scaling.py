@@ -10,8 +10,8 @@ from ...policies import scale
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
 from ..world import NodeState
 from .boundary import read_clocks
-from .openings import natural, nodes_needed, open_world, replace_node, stop_all_processes, wait_for_nodes
-from .planned import Plan
+from .generation import natural, nodes_needed, open_world, replace_node, stop_all_processes, wait_for_nodes
+from .planned_change import Plan
 from .state import JobState
 
 

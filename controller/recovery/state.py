@@ -19,7 +19,7 @@ from ..world import World
 from .history import History
 from .incident import OpenIncident
 from .meeting import Meeting
-from .planned import Plans
+from .planned_change import Plans
 
 
 class Phase(enum.StrEnum):

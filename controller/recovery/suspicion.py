@@ -10,10 +10,10 @@ from ...protocol.messages import ProbeProgress, ProgressReported
 from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, RankProgress, node_address
 from ..faults import SUSPICIONS, describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
 from ..rank_states import DONE
-from . import own_word
+from . import memory_faults
 from .barriers import go_on
-from .deciding import blame, current_rung, decide, rung_failed, with_rank
-from .openings import open_generation
+from .decision import blame, current_rung, decide, rung_failed, with_rank
+from .generation import open_generation
 from .state import JobState, Phase
 
 PROBE_S = 2.0  # a node that does not read its clocks in this time counts as silent
@@ -22,7 +22,7 @@ PROBE_S = 2.0  # a node that does not read its clocks in this time counts as sil
 def suspect(state: JobState, report: FaultReport, now: float) -> None:
     """Note that something is wrong, and give the culprit's own report a moment to arrive."""
     state.incident = state.incident.suspect(report)
-    limit_s = state.policy.deadlines.suspect_s if report.kind in SUSPICIONS else own_word.patience_s(state)
+    limit_s = state.policy.deadlines.suspect_s if report.kind in SUSPICIONS else memory_faults.patience_s(state)
     if state.phase is not Phase.SUSPECTING:
         state.suspected_in = state.phase
         state.awaiting_progress.clear()  # of a suspicion that another fault has overtaken
@@ -87,7 +87,7 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         )
         state.remember(named, now)
         blame(state, named)
-    for report in own_word.unheard(state):
+    for report in memory_faults.unheard(state):
         blame(state, report)
     excused = excused_ranks(clocks.values())
     if harmless and excused:

@@ -19,7 +19,7 @@ from ..events import (
     NodeReturned,
     StopRequested,
 )
-from . import barriers, boundary, deadlines, draining, ending, nodes, reports, requests, suspicion
+from . import barriers, boundary, deadlines, draining, nodes, reports, requests, shutdown, suspicion
 from .state import JobState, Phase
 
 Handler = Callable[[JobState, Any, float], None]
@@ -72,7 +72,7 @@ ROWS: tuple[Row, ...] = (
         (P.RUNNING, P.FINISHING),
     ),
     Row((P.PAUSING,), m.CheckpointSaved, barriers.on_part_saved, (*BARRIER_ONE, P.QUIESCING)),
-    Row((P.SAVING,), m.CheckpointSaved, ending.on_checkpoint_saved, (P.STARTING, P.WAITING, P.ENDED)),
+    Row((P.SAVING,), m.CheckpointSaved, shutdown.on_checkpoint_saved, (P.STARTING, P.WAITING, P.ENDED)),
     Row((P.PAUSING,), DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.REJOINING)),
     Row(NOT_PAUSING, DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.SUSPECTING)),
     Row(tuple(Phase), ControllerStarted, requests.on_controller_started),

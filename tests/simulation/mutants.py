@@ -51,21 +51,21 @@ class TextGone(Exception):
 MUTANTS = (
     Mutant(
         "give a checkpoint up when a writer dies",
-        "midstep.controller.recovery.ending",
+        "midstep.controller.recovery.shutdown",
         '_save_again(state, f"rank {rank} was lost while it saved: {detail}", now)',
         'conclude(state, "", now)',
         focuses=(Phase.SAVING,),
     ),
     Mutant(
         "give a checkpoint up when a writer hangs",
-        "midstep.controller.recovery.ending",
+        "midstep.controller.recovery.shutdown",
         '_save_again(state, f"rank {ranks} did not write the emergency checkpoint in time", now)',
         'conclude(state, "", now)',
         focuses=(Phase.SAVING,),
     ),
     Mutant(
         "forget what a lost rank needs",
-        "midstep.controller.recovery.ending",
+        "midstep.controller.recovery.shutdown",
         "for need in holder.needs}",
         "if holder.report is not None for need in holder.needs}",
     ),
@@ -107,13 +107,13 @@ MUTANTS = (
     ),
     Mutant(
         "forget a budget",
-        "midstep.controller.recovery.deciding",
+        "midstep.controller.recovery.decision",
         "_widened(state.incident.attempt.cost, choice.course.cost)",
         "()",
     ),
     Mutant(
         "replace everybody",
-        "midstep.controller.recovery.deciding",
+        "midstep.controller.recovery.decision",
         "open_generation(state, course.replace, now)",
         "open_generation(state, tuple(range(state.world.size)), now)",
     ),
@@ -137,13 +137,13 @@ MUTANTS = (
     ),
     Mutant(
         "make the world smaller before anything is saved",
-        "midstep.controller.recovery.ending",
+        "midstep.controller.recovery.shutdown",
         "    state.resizing = True\n    _save(state, now)\n",
         '    state.resizing = True\n    conclude(state, "", now)\n',
     ),
     Mutant(
         "leave a node before its ranks have saved",
-        "midstep.controller.recovery.deciding",
+        "midstep.controller.recovery.decision",
         "for name in leave if state.world.nodes[name].state is NodeState.LOST]",
         "for name in leave]",
     ),
@@ -175,13 +175,13 @@ MUTANTS = (
     Mutant("let the world grow at once", "midstep.controller.recovery.scaling", "if now < earliest_s:", "if False:"),
     Mutant(
         "treat what is only to be noted",
-        "midstep.controller.recovery.detected",
+        "midstep.controller.recovery.hardware_faults",
         "if treatment in {Treatment.NOTE, Treatment.CLOSE}:",
         "if treatment is Treatment.CLOSE:",
     ),
     Mutant(
         "forget what breaks while there is no world",
-        "midstep.controller.recovery.detected",
+        "midstep.controller.recovery.hardware_faults",
         "if asks_to_leave(report) and (",
         "if False and (",
     ),
@@ -217,7 +217,7 @@ MUTANTS = (
     ),
     Mutant(
         "open no new generation",
-        "midstep.controller.recovery.openings",
+        "midstep.controller.recovery.generation",
         "    state.generation += 1\n",
         "",
     ),

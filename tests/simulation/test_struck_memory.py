@@ -41,7 +41,7 @@ def test_nobody_is_replaced_for_struck_memory_that_a_detector_sees_too() -> None
 
 
 def test_a_machine_that_does_not_wait_for_the_process_is_caught() -> None:
-    module = "midstep.controller.recovery.own_word"
+    module = "midstep.controller.recovery.memory_faults"
     with applied(Mutant("", module, "return holder.resilient and", "return False and")):
         jobs = jobs_that_can_mend()
     assert any(incident.replaced for world in jobs for incident in world.machine.incidents)

@@ -12,7 +12,7 @@ from ...policies.schema import SubHealthAction
 from ...protocol.types import Assertion, FaultLevel, FaultReport
 from ..world import NodeState
 from .draining import UNFIT, take_sub_health, well_again
-from .openings import release_held, wait_for_nodes
+from .generation import release_held, wait_for_nodes
 from .state import JobState, Phase
 
 # What keeps a node in use from getting new processes.

@@ -1,19 +1,18 @@
 """From a fault to a rung: collect the facts, ask the ladder, carry out its answer."""
 
+from collections.abc import Iterable
+
 import msgspec
 
-from ...policies.facts import Facts, FailedRung, Spent
+from ...policies.budgets import failures_by_node, worn_out
+from ...policies.facts import Facts, FailedRung, NodeFailure, Spent
 from ...policies.ladder import Choice
 from ...policies.roles import WORLD_RESTARTS
 from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
 from ..world import NodeState
-from . import own_word
+from . import memory_faults
 from .boundary import give_up
-from .detected import closed_nodes
-from .ending import begin_stop, save_first
-from .failures import count_failure
-from .incident import Verdict
-from .openings import (
+from .generation import (
     give_back_all_nodes,
     leave_node,
     nodes_needed,
@@ -23,7 +22,10 @@ from .openings import (
     stop_all_processes,
     wait_for_nodes,
 )
+from .hardware_faults import closed_nodes
+from .incident import Verdict
 from .scaling import least_nodes
+from .shutdown import begin_stop, save_first
 from .state import JobState, Phase
 
 # A replacement that is lost once may have been struck by a second fault; twice, and the rung does not help.
@@ -46,7 +48,7 @@ def blame(state: JobState, report: FaultReport) -> None:
             reason = f"{report.kind} again in a rank that it had replaced: {summary_line(report.detail)}"
             state.incident = state.incident.rule_out(rung, reason)
     for rank in ranks:
-        own_word.note(state, rank, report)
+        memory_faults.note(state, rank, report)
         verdict = state.incident.verdict(rank)
         if not report.mendable or not state.world.holders[rank].resilient or verdict is Verdict.CULPRIT:
             state.incident = state.incident.blame(rank, report)
@@ -226,3 +228,32 @@ def _save_before_leaving(state: JobState, leave: tuple[str, ...], now: float) ->
 def with_rank(report: FaultReport, rank: int, node: str, incarnation: int) -> FaultReport:
     """Return a suspicion as a fault of one rank."""
     return msgspec.structs.replace(report, rank=rank, node=node, incarnation=incarnation)
+
+
+# --- how often nodes have failed: what the policy's `node.failures` is held against -------------------------------
+
+
+def count_failure(state: JobState, ranks: Iterable[int]) -> None:
+    """Count a failure for the nodes of `ranks`.
+
+    Processes of a node that fail together are one failure of the node, and so are those that follow in the same
+    incident; a process that was started again in it and fails again is another one.
+    """
+    for rank in ranks:
+        node = state.world.holders[rank].node
+        state.incident, news = state.incident.failed(rank, node)
+        if news:
+            state.node_failures.append(NodeFailure(node, state.now))
+    window_s = state.policy.node.window_s
+    if window_s:
+        state.node_failures = [each for each in state.node_failures if state.now - each.at_s < window_s]
+
+
+def failure_counts(state: JobState, now: float) -> dict[str, int]:
+    """Return how often each node has failed, as of `now`, for status."""
+    return dict(failures_by_node(state.node_failures, state.policy.node, now))
+
+
+def too_many(state: JobState, node: str, now: float) -> str | None:
+    """Say that a node has failed too often to be used again; None when it has not."""
+    return worn_out(node, failure_counts(state, now).get(node, 0), state.policy.node)

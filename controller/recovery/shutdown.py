@@ -12,8 +12,8 @@ from ...protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
 from ..rank_states import GONE, PARKED, RankState
 from ..repair import lost_shards
 from ..world import REACHABLE, Holder
+from .generation import quiesce
 from .incident import Verdict
-from .openings import quiesce
 from .scaling import start_anew
 from .state import JobState, Phase
 
