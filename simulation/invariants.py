@@ -21,6 +21,7 @@ class Invariant(enum.StrEnum):
     AT_MOST_ONCE = "at most once"  # no message is taken in twice
     OWN_VOICE = "own voice"  # a rank is believed only over the node that its process was started on
     BY_THE_TABLE = "by the table"  # no transition that the table does not have
+    CONSISTENT = "consistent"  # what the machine remembers does not contradict itself
     SIZE_FITS = "the size fits"  # a world has the ranks that its nodes can hold, within what was asked and is allowed
     SOUND_NODES = "ranks run on sound nodes"  # not where a fault stands that asks for the node to be left
     UNDERSTOOD = "understood"  # nobody gets an order that it cannot carry out

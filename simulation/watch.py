@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..controller.actions import Action, Send
 from ..controller.events import Event
 from ..controller.rank_states import RankState
+from ..controller.recovery.check import contradictions
 from ..controller.recovery.state import Phase
 from ..controller.world import Holder, NodeState
 from ..policies.roles import WORLD_RESTARTS
@@ -116,6 +117,8 @@ class Watch:
     def handled(self, event: Event, before: Phase, actions: list[Action]) -> None:
         """Check what can be seen after each event."""
         self.seen[before, type(event).__name__, self._world.controller.machine.phase] += 1
+        for what in contradictions(self._world.controller.machine.state):
+            self._world.fail(Invariant.CONSISTENT, what)
         self._who_waits_has_a_deadline()
         if self._reasons_are_given(before):
             self._budgets_hold()

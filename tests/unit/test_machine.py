@@ -10,6 +10,7 @@ from midstep.controller.actions import Action, Finish, Send
 from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, StopRequested
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.rank_states import RankState
+from midstep.controller.recovery.check import contradictions
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.table import TABLE, diagram
 from midstep.policies.schema import Policy, default_policy
@@ -79,6 +80,8 @@ def job(nodes: int = 2, ranks_per_node: int = 2, spares: int = 1) -> JobSpec:
 class Cluster:
     """A machine with everybody around it played by hand; every transition is held against the table."""
 
+    checked = True  # whether the state contradicts itself, after every event
+
     def __init__(self, spec: JobSpec | None = None, policy: Policy | None = None, *, creates: bool = False) -> None:
         self.job = spec or job()
         self.machine = RecoveryMachine(policy or default_policy(), self.job, can_create_nodes=creates)
@@ -95,6 +98,7 @@ class Cluster:
             after = self.machine.phase
             if after is not before:
                 assert after in TABLE[before, type(event)].to, f"{before} -{type(event).__name__}-> {after}"
+            assert not self.checked or contradictions(self.machine.state) == []
             self.log += actions
             bodies += [action.body for action in actions if isinstance(action, Send)]
         return bodies

@@ -1,0 +1,67 @@
+"""Says where the state of the machine contradicts itself. Tests and the simulation ask after every event.
+
+What is held here is what a reader of the handlers may rely on.
+"""
+
+from collections.abc import Iterator
+
+from ..rank_states import RankState as S
+from .incident import OpenIncident, Verdict
+from .state import OVER, JobState, Phase
+
+# In which states ranks can be in a phase. A suspicion, and the saving before a stop, can come at any time.
+_FITTING: dict[Phase, frozenset[S]] = {
+    Phase.WAITING: frozenset({S.ABSENT}),
+    Phase.STARTING: frozenset({S.STARTING, S.JOINED, S.EXITED}),
+    Phase.RUNNING: frozenset({S.TRAINING, S.FINISHED}),
+    Phase.PAUSING: frozenset({S.QUIESCING, S.QUIESCED, S.FINISHED}),
+    Phase.QUIESCING: frozenset({S.STARTING, S.JOINED, S.QUIESCING, S.QUIESCED}),
+    Phase.REJOINING: frozenset({S.REJOINING, S.READY}),
+    Phase.RESUMING: frozenset({S.RESUMING, S.TRAINING, S.FINISHED}),
+    Phase.FINISHING: frozenset({S.RELEASED, S.EXITED}),
+}
+
+
+def contradictions(state: JobState) -> list[str]:
+    """Return what cannot be true together, in words; empty when the state is as it should be."""
+    return [*_ranks(state), *_incident(state), *_waiting(state)]
+
+
+def _ranks(state: JobState) -> Iterator[str]:
+    world = state.world
+    for each in S:
+        if world.ranks(each) != {holder.rank for holder in world.holders if holder.state is each}:
+            yield f"the ranks that are {each} are counted as {sorted(world.ranks(each))}"
+    fitting = _FITTING.get(state.phase)
+    misfits = [f"{holder.rank} {holder.state}" for holder in world.holders if fitting and holder.state not in fitting]
+    if misfits:
+        yield f"the job is {state.phase}, and of its ranks {', '.join(misfits)}"
+    asked = world.ranks(S.REJOINING, S.READY, S.RESUMING, S.TRAINING, S.FINISHED, S.RELEASED)
+    if state.phase is Phase.SAVING and asked - state.incident.culprits.keys():
+        yield f"the job is saving, and ranks {sorted(asked)} were not asked to stop"
+
+
+def _incident(state: JobState) -> Iterator[str]:
+    incident = state.incident
+    if state.phase is Phase.RUNNING and incident != OpenIncident():
+        yield f"the job is running, and something is wrong: {incident}"
+    if incident.suspicions and state.phase not in {Phase.SUSPECTING, Phase.WAITING, *OVER}:
+        yield f"the job is {state.phase}, and does not look into what is suspected"
+    if state.phase is Phase.SUSPECTING and not incident.suspicions:
+        yield "the job is suspecting, and nothing is suspected"
+    untreated = incident.held(Verdict.CULPRIT, Verdict.MENDING)
+    if untreated and state.phase not in {Phase.WAITING, *OVER}:
+        yield f"the job is {state.phase}, and nothing was decided about ranks {sorted(untreated)}"
+    if incident.attempt.rungs and state.history.open is None and state.phase is not Phase.ENDED:
+        yield f"{incident.attempt.rungs[-1]} is under way, and no incident is on record"
+
+
+def _waiting(state: JobState) -> Iterator[str]:
+    if state.held - state.world.ranks(S.STARTING):
+        yield f"ranks {sorted(state.held)} wait for their devices, and not all of them are to be started"
+    if state.saving and state.phase not in {Phase.SAVING, Phase.PAUSING}:
+        yield f"the job is {state.phase}, and ranks {sorted(state.saving)} are to save"
+    if (state.exit_code is not None) != (state.phase is Phase.ENDED):
+        yield f"the job is {state.phase} with exit code {state.exit_code}"
+    if state.phase in {Phase.REJOINING, Phase.RESUMING} and state.plan is None:
+        yield f"the job is {state.phase} without a plan of the repair"

@@ -1,0 +1,89 @@
+"""The state says where it contradicts itself. Each event that a unit test hands to a machine is checked so, too."""
+
+from collections.abc import Callable
+
+import pytest
+
+from midstep.controller.rank_states import RankEvent
+from midstep.controller.recovery.check import contradictions
+from midstep.controller.recovery.state import JobState, Phase
+from midstep.protocol.types import FaultKind, FaultReport, Rung
+
+from .test_machine import Cluster, cluster
+
+__all__ = ["cluster"]  # the fixture: a running job of four ranks
+
+REPORT = FaultReport(FaultKind.EXIT, 0.0, "node/node0", "ended", rank=1)
+
+
+def lose_a_rank(state: JobState) -> None:
+    """A process is gone, and nothing was decided."""
+    state.world.lose(state.world.holders[1])
+
+
+def miscount(state: JobState) -> None:
+    """A rank stands in two states."""
+    state.world._standing[state.world.holders[1].state].discard(1)
+
+
+def blame(state: JobState) -> None:
+    """A rank is at fault, and nothing was decided."""
+    state.phase, state.incident = Phase.QUIESCING, state.incident.blame(1, REPORT)
+
+
+def suspect(state: JobState) -> None:
+    """Something is suspected, and not looked into."""
+    state.phase, state.incident = Phase.RESUMING, state.incident.suspect(REPORT)
+
+
+def take_a_rung(state: JobState) -> None:
+    """An attempt is under way, and no incident is on record."""
+    state.phase, state.incident = Phase.RESUMING, state.incident.take(Rung.RETRY_STEP, ())
+
+
+def keep_the_incident(state: JobState) -> None:
+    """The job has resumed, and its incident is not over."""
+    state.incident = state.incident.take(Rung.RETRY_STEP, ())
+
+
+def quiesce_while_it_trains(state: JobState) -> None:
+    """A rank was asked to stop, and the job runs."""
+    state.world.take(state.world.holders[1], RankEvent.QUIESCE_ORDERED)
+
+
+def save_while_it_trains(state: JobState) -> None:
+    """A rank is to save, and the job runs."""
+    state.saving = {1: ()}
+
+
+def hold_while_it_trains(state: JobState) -> None:
+    """The next process of a rank waits for its device, and the present one trains."""
+    state.held.add(1)
+
+
+def end_without_a_code(state: JobState) -> None:
+    """The job has ended, and nobody can say how."""
+    state.phase = Phase.ENDED
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lose_a_rank,
+        miscount,
+        blame,
+        suspect,
+        take_a_rung,
+        keep_the_incident,
+        quiesce_while_it_trains,
+        save_while_it_trains,
+        hold_while_it_trains,
+        end_without_a_code,
+    ],
+)
+def test_a_state_that_contradicts_itself_says_so(cluster: Cluster, tamper: Callable[[JobState], None]) -> None:
+    """In words, and not before it does."""
+    state = cluster.machine.state
+    assert contradictions(state) == []
+    tamper(state)
+    assert contradictions(state) != []
