@@ -1,26 +1,10 @@
 """What operators and the controller itself ask for: injected faults, a stop, and going on after a restart."""
 
-from ...protocol.messages import (
-    ArmFault,
-    Command,
-    CreateNode,
-    DeleteNode,
-    EndJob,
-    KillNode,
-    ProbeProgress,
-    Quiesce,
-    Release,
-    Resume,
-    WelcomeNode,
-)
+from ...protocol.messages import ArmFault, KillNode
 from ...protocol.types import PLATFORM, Injury, node_address, rank_address
 from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
-from ..rank_states import RankState
-from ..world import REACHABLE, Holder, NodeState
-from .barriers import rejoin_command
-from .draining import outstanding_starts
-from .generation import given_back, start_command
-from .shutdown import SAVE_S, asked_to_save, begin_stop, end, save_command
+from .reconcile import owed
+from .shutdown import SAVE_S, begin_stop, end
 from .state import JobState, Phase
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
@@ -66,45 +50,14 @@ def on_stop_requested(state: JobState, event: StopRequested, now: float) -> None
 
 
 def on_controller_started(state: JobState, event: ControllerStarted, now: float) -> None:
-    """A controller has taken over: ask again for everything that may not have arrived.
-
-    Commands are done at most once (by incarnation and generation), so asking twice does no harm. Deadlines that
-    passed while nobody was looking start anew.
-    """
+    """A controller has taken over: send what is owed. Deadlines that passed while nobody was looking start anew."""
     if state.generation > 0 and state.phase is not Phase.ENDED:
         _allow_time(state, now)
     state.term = event.term
+    for receiver, command in owed(state):
+        state.send(receiver, command)
     if state.phase is Phase.ENDED:
-        _end_once_more(state)
-        return
-    for name in state.world.named(*REACHABLE):  # each answers with what runs there: strays are told to stop then
-        state.send(node_address(name), WelcomeNode(state.job))
-    for name in state.world.named(NodeState.REQUESTED):
-        state.send(PLATFORM, CreateNode(name))
-    for name in given_back(state):
-        state.send(PLATFORM, DeleteNode(name))
-    for name in sorted(state.awaiting_progress):
-        state.send(node_address(name), ProbeProgress(state.probes))
-    for node, start in outstanding_starts(state):
-        state.send(node_address(node), start)
-    for holder in state.world.holders:
-        if holder.rank in state.held:
-            continue
-        if holder.state is RankState.STARTING:
-            state.send(node_address(holder.node), start_command(state, holder))
-        command = _outstanding(state, holder)
-        if command is not None:
-            state.send(rank_address(holder.rank), command)
-
-
-def _end_once_more(state: JobState) -> None:
-    order = EndJob(state.exit_code or 0, state.reason)
-    for name in state.world.named(*REACHABLE):
-        state.send(node_address(name), order)
-    for name in given_back(state):
-        state.send(PLATFORM, DeleteNode(name))
-    state.send(PLATFORM, order)
-    state.finish(order.exit_code, order.reason)
+        state.finish(state.exit_code or 0, state.reason)
 
 
 def _allow_time(state: JobState, now: float) -> None:
@@ -126,20 +79,3 @@ def _allow_time(state: JobState, now: float) -> None:
         state.devices_due_s = max(state.devices_due_s, now + limits.device_s)
     if state.plans.due_s is not None:
         state.plans.due_s = max(state.plans.due_s, now + limits.start_s)
-
-
-def _outstanding(state: JobState, holder: Holder) -> Command | None:
-    """Return the command that this rank's process may not have got."""
-    rank, generation = holder.rank, state.generation
-    if holder.state is RankState.QUIESCING or (holder.state is RankState.STARTING and holder.early):
-        boundary = state.plans.current.after_step if state.phase is Phase.PAUSING and state.plans.current else None
-        return Quiesce(rank, generation, boundary)
-    if holder.state is RankState.REJOINING:
-        return rejoin_command(state, holder)
-    if holder.state is RankState.RESUMING and state.plan is not None:
-        return Resume(rank, generation, state.plan.target_step)
-    if holder.state is RankState.RELEASED:
-        return Release(rank, generation)
-    if asked_to_save(state, rank):
-        return save_command(state, rank)
-    return None

@@ -131,9 +131,9 @@ MUTANTS = (
     ),
     Mutant(
         "ask for nothing after a restart",
-        "midstep.controller.recovery.requests",
-        "command = _outstanding(state, holder)",
-        "command = None",
+        "midstep.controller.recovery.reconcile",
+        "        yield from _to_a_rank(state, holder)\n",
+        "        pass\n",
     ),
     Mutant(
         "make the world smaller before anything is saved",
@@ -199,7 +199,7 @@ MUTANTS = (
     ),
     Mutant(
         "give nodes back once only",
-        "midstep.controller.recovery.requests",
+        "midstep.controller.recovery.reconcile",
         "for name in given_back(state):",
         "for name in ():",
     ),
