@@ -87,7 +87,7 @@ class World:
     holders: list[Holder] = field(default_factory=list)
     nodes: dict[str, Node] = field(default_factory=dict)
     progress: dict[int, RankProgress] = field(default_factory=dict)
-    _by_node: dict[str, list[Holder]] = field(default_factory=dict)
+    _by_node: dict[str, list[int]] = field(default_factory=dict)  # the ranks of each node, in order
     _standing: dict[RankState, set[int]] = field(default_factory=lambda: {state: set() for state in RankState})
     retired: dict[int, Holder] = field(default_factory=dict)  # ranks that the world is too small for now
 
@@ -113,7 +113,7 @@ class World:
         for holder in self.holders[size:]:
             self.lose(holder)
             if holder.node:
-                self._by_node[holder.node].remove(holder)
+                self._by_node[holder.node].remove(holder.rank)
             holder.node = ""
             self.retired[holder.rank] = holder
         more = range(len(self.holders), size)
@@ -131,7 +131,7 @@ class World:
 
     def on(self, node: str) -> list[Holder]:
         """Return the holders placed on a node, in rank order."""
-        return list(self._by_node.get(node, ()))
+        return [self.holders[rank] for rank in self._by_node.get(node, ())]
 
     def ranks(self, *states: RankState) -> set[int]:
         """Return the ranks that stand in one of the states."""
@@ -159,7 +159,7 @@ class World:
         self._by_node = {}
         for holder in self.holders:
             holder.node = names[holder.rank // self.ranks_per_node]
-            self._by_node.setdefault(holder.node, []).append(holder)
+            self._by_node.setdefault(holder.node, []).append(holder.rank)
         used = set(names[: -(-self.size // self.ranks_per_node)])
         for node in self.nodes.values():
             if node.state in {NodeState.ACTIVE, NodeState.SPARE}:
@@ -168,9 +168,9 @@ class World:
     def move(self, old: str, new: str) -> None:
         """Move all ranks of one node to another one."""
         moved = self._by_node.pop(old, [])
-        for holder in moved:
-            holder.node = new
-        self._by_node[new] = sorted([*self._by_node.get(new, []), *moved], key=lambda holder: holder.rank)
+        for rank in moved:
+            self.holders[rank].node = new
+        self._by_node[new] = sorted([*self._by_node.get(new, []), *moved])
         self.nodes[new].state = NodeState.ACTIVE
 
     def places(self) -> dict[int, Place]:
