@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from midstep.controller.actions import Action, Send
+from midstep.controller.recovery.check import contradictions
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Rejoin, Resume, StartProcess
 from midstep.protocol.types import OwnStateCopy, RepairPart, RestoreSource, Rung
@@ -16,7 +17,8 @@ KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
 
 
 def broken_by_state(cluster: Cluster) -> Iterator[str]:
-    """Say which rules a state breaks."""
+    """Say which rules a state breaks, and where the machine's own contradicts itself."""
+    yield from contradictions(cluster.machine.state)
     current = {holder.rank: holder.incarnation for holder in cluster.machine.state.world.holders}
     training = [p for p in cluster.processes if p.stage is Stage.TRAINING and current.get(p.rank) == p.incarnation]
     if len({process.generation for process in training if not process.complained and not process.faulty}) > 1:
