@@ -61,6 +61,8 @@ def _waiting(state: JobState) -> Iterator[str]:
         yield f"ranks {sorted(state.held)} wait for their devices, and not all of them are to be started"
     if state.saving and state.phase not in {Phase.SAVING, Phase.PAUSING}:
         yield f"the job is {state.phase}, and ranks {sorted(state.saving)} are to save"
+    if (state.after_saving is not None) != (state.phase is Phase.SAVING):
+        yield f"the job is {state.phase}, and after saving follows {state.after_saving}"
     if (state.exit_code is not None) != (state.phase is Phase.ENDED):
         yield f"the job is {state.phase} with exit code {state.exit_code}"
     if state.phase in {Phase.REJOINING, Phase.RESUMING} and state.plan is None:

@@ -221,8 +221,7 @@ def _save_before_leaving(state: JobState, leave: tuple[str, ...], now: float) ->
     gone = [name for name in leave if state.world.nodes[name].state is NodeState.LOST]
     for name in gone:
         replace_node(state, name)
-    state.leaving = tuple(name for name in leave if name not in gone)
-    save_first(state, now)
+    save_first(state, now, leaving=tuple(name for name in leave if name not in gone))
 
 
 def with_rank(report: FaultReport, rank: int, node: str, incarnation: int) -> FaultReport:

@@ -13,7 +13,7 @@ from ...protocol.types import Assertion, FaultLevel, FaultReport
 from ..world import NodeState
 from .draining import UNFIT, take_sub_health, well_again
 from .generation import release_held, wait_for_nodes
-from .state import JobState, Phase
+from .state import JobState, Phase, Resize
 
 # What keeps a node in use from getting new processes.
 MAX_PUT_OFF = 1000  # faults that wait for a world; the oldest goes
@@ -136,7 +136,7 @@ def asks_to_leave(report: FaultReport) -> bool:
 def put_off(state: JobState, report: FaultReport) -> None:
     """Nothing can be done now: keep what will have to be left, for when there is a world again."""
     state.ignore(f"fault while {state.phase}")
-    if asks_to_leave(report) and (state.phase is Phase.WAITING or state.resizing):
+    if asks_to_leave(report) and (state.phase is Phase.WAITING or isinstance(state.after_saving, Resize)):
         state.put_off = [*state.put_off[-MAX_PUT_OFF + 1 :], report]
 
 

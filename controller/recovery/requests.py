@@ -5,7 +5,7 @@ from ...protocol.types import PLATFORM, Injury, node_address, rank_address
 from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
 from .reconcile import owed
 from .shutdown import SAVE_S, begin_stop, end
-from .state import JobState, Phase
+from .state import JobState, Phase, Resize, Stop
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
 
@@ -39,8 +39,8 @@ def on_stop_requested(state: JobState, event: StopRequested, now: float) -> None
     A job that is ending already, for a reason of its own, is left to save: the first request changes nothing about it.
     """
     asked_before, state.stop_requested = state.stop_requested, True
-    if state.phase is Phase.SAVING and state.resizing:  # what is being saved is then for the end
-        state.resizing, state.stop_reason, state.stop_code = False, event.reason, STOPPED_BY_REQUEST
+    if isinstance(state.after_saving, Resize):  # what is being saved is then for the end
+        state.after_saving = Stop(event.reason, STOPPED_BY_REQUEST)
     elif state.phase is Phase.SAVING and not (asked_before and event.insist):
         state.ignore("stop request while the job is saving")
     elif state.phase is Phase.SAVING:

@@ -51,9 +51,8 @@ def resize(state: JobState, now: float, remark: str) -> bool:
     return True
 
 
-def start_anew(state: JobState, now: float, remark: str) -> None:
+def start_anew(state: JobState, now: float, remark: str, leaving: tuple[str, ...]) -> None:
     """What the survivors hold is saved, or cannot be (`remark` says it): start the world, or wait for its nodes."""
-    leaving, state.leaving = state.leaving, ()
     for name in leaving:
         replace_node(state, name)
     awaited = state.can_create_nodes and bool(state.world.named(NodeState.REQUESTED))

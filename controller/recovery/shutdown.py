@@ -15,7 +15,7 @@ from ..world import REACHABLE, Holder
 from .generation import quiesce
 from .incident import Verdict
 from .scaling import start_anew
-from .state import JobState, Phase
+from .state import JobState, Phase, Resize, Stop
 
 SAVE_S = 300.0
 # A process that stands here has not trained since the job last stood at the step that the controller knows.
@@ -24,24 +24,24 @@ UNTRAINED = frozenset({RankState.STARTING, RankState.JOINED, RankState.REJOINING
 
 def begin_stop(state: JobState, reason: str, now: float, exit_code: int = 1) -> None:
     """Stop the job: park the survivors, save what they hold, end everything."""
-    state.stop_reason, state.stop_code, state.resizing = reason, exit_code, False
+    state.after_saving = Stop(reason, exit_code)
     _save(state, now)
 
 
-def save_first(state: JobState, now: float) -> None:
+def save_first(state: JobState, now: float, leaving: tuple[str, ...] = ()) -> None:
     """Park the survivors and save what they hold, before the world starts anew with another number of ranks."""
-    state.resizing = True
+    state.after_saving = Resize(leaving)
     _save(state, now)
 
 
 def conclude(state: JobState, remark: str, now: float) -> None:
     """The checkpoint is written, or cannot be: end the job, or start the world anew, whatever it was for."""
     state.saving.clear()
-    if state.resizing:
-        state.resizing = False
-        start_anew(state, now, remark)
-    else:
-        end(state, state.stop_code, "; ".join(filter(None, (state.stop_reason, remark))), now)
+    goal, state.after_saving = state.after_saving, None
+    if isinstance(goal, Resize):
+        start_anew(state, now, remark, goal.leaving)
+    elif goal is not None:
+        end(state, goal.exit_code, "; ".join(filter(None, (goal.reason, remark))), now)
 
 
 def lost_while_saving(state: JobState, rank: int, detail: str, now: float) -> None:
@@ -221,7 +221,7 @@ def end(state: JobState, exit_code: int, reason: str, now: float) -> None:
     """Tell everybody that the job is over."""
     state.history.stopped(now, state.world.pids(), reason)
     state.enter(Phase.ENDED, now)
-    state.newcomers_due_s = state.devices_due_s = None
+    state.newcomers_due_s = state.devices_due_s = state.after_saving = None
     state.held.clear()
     for name in state.world.named(*REACHABLE):
         state.send(node_address(name), EndJob(exit_code, reason))

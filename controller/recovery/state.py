@@ -7,6 +7,8 @@ replay its journal and go on.
 import enum
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ...policies.facts import NodeFailure, Spent
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
@@ -42,6 +44,19 @@ class Phase(enum.StrEnum):
 OVER = frozenset({Phase.SAVING, Phase.ENDED})
 
 
+class Stop(msgspec.Struct, frozen=True):
+    """The job ends when its checkpoint is written."""
+
+    reason: str
+    exit_code: int
+
+
+class Resize(msgspec.Struct, frozen=True):
+    """The world starts anew in another size when its checkpoint is written; `leaving` nodes are replaced then."""
+
+    leaving: tuple[str, ...] = ()
+
+
 @dataclass
 class JobState:
     """The machine's memory. Only handlers change it."""
@@ -66,11 +81,8 @@ class JobState:
     own_words: dict[int, tuple[int, float]] = field(default_factory=dict)  # rank -> life, and when it said: struck
     suspected_in: Phase = Phase.RUNNING  # the phase in which the first suspicion came
     plan: RepairPlan | None = None
-    stop_reason: str = ""
-    stop_code: int = 1
     stop_requested: bool = False
-    resizing: bool = False  # saved for a world of another size, and not for the end
-    leaving: tuple[str, ...] = ()  # nodes that are replaced as soon as that is saved
+    after_saving: Stop | Resize | None = None  # what follows when the checkpoint is written, or cannot be
     # The shards that each rank has yet to save; in front the rank that publishes, and is asked when it is the last.
     saving: dict[int, tuple[str, ...]] = field(default_factory=dict)
     plans: Plans = field(default_factory=Plans)  # changes that wait for a step boundary

@@ -138,8 +138,8 @@ MUTANTS = (
     Mutant(
         "make the world smaller before anything is saved",
         "midstep.controller.recovery.shutdown",
-        "    state.resizing = True\n    _save(state, now)\n",
-        '    state.resizing = True\n    conclude(state, "", now)\n',
+        "    state.after_saving = Resize(leaving)\n    _save(state, now)\n",
+        '    state.after_saving = Resize(leaving)\n    conclude(state, "", now)\n',
     ),
     Mutant(
         "leave a node before its ranks have saved",
