@@ -223,6 +223,7 @@ def end(state: JobState, exit_code: int, reason: str, now: float) -> None:
     state.enter(Phase.ENDED, now)
     state.newcomers_due_s = state.devices_due_s = state.after_saving = None
     state.held.clear()
+    state.saving.clear()
     for name in state.world.named(*REACHABLE):
         state.send(node_address(name), EndJob(exit_code, reason))
     state.send(PLATFORM, EndJob(exit_code, reason))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from midstep.controller.events import StopRequested
 from midstep.controller.rank_states import RankEvent
 from midstep.controller.recovery.check import contradictions
 from midstep.controller.recovery.state import JobState, Phase
@@ -87,3 +88,15 @@ def test_a_state_that_contradicts_itself_says_so(cluster: Cluster, tamper: Calla
     assert contradictions(state) == []
     tamper(state)
     assert contradictions(state) != []
+
+
+def test_nobody_is_to_save_when_the_job_has_ended(cluster: Cluster) -> None:
+    """Not even where it was ended in the middle of that, as it was asked for twice."""
+    cluster.feed(cluster.exited(1))
+    cluster.recover(5)
+    cluster.feed(StopRequested("Ctrl-C"))
+    cluster.feed(*(cluster.quiesced(rank, 5) for rank in range(4)))
+    assert cluster.machine.state.saving
+    cluster.feed(StopRequested("Ctrl-C"))
+    cluster.expect(Phase.ENDED)
+    assert not cluster.machine.state.saving
