@@ -46,8 +46,8 @@ def test_options_that_do_not_fit_are_refused_with_what_to_do(options: tuple, rem
     ("arguments", "remedy"),
     [
         (["--rank", "1", "--recover"], "are for --device-fault"),
-        (["--rank", "1", "--device-fault", "X", "--at", "update"], "goes without --do, --at and --step"),
-        (["--rank", "1", "--device-fault", "X", "--once", "--recover"], "cannot --recover"),
+        (["--rank", "1", "--device-fault", "X", "--at", "update"], "leave out --do, --at, --step"),
+        (["--rank", "1", "--device-fault", "X", "--once", "--recover"], "--once and --recover exclude each other"),
     ],
 )
 def test_the_command_line_keeps_reported_and_done_faults_apart(arguments: list[str], remedy: str) -> None:
