@@ -187,22 +187,28 @@ def test_a_plain_script_reads_only_under_a_name_that_others_cannot_know(monkeypa
 
 
 class Freezer:
-    """Stops the store's process of one node, and every one that takes its place."""
+    """Stops the store's process of one node, the fork server that would replace it, and all that take their places."""
+
+    STOPPED = frozenset({"midstep-store", "midstep-forksrv"})
 
     def __init__(self, job: Job, node: str) -> None:
         agents = psutil.Process(job.launcher.pid).children(recursive=True)
         [self._agent] = [each for each in agents if _serves(each, node)]
         self._over = threading.Event()
+        self._freeze_all()
         self._thread = threading.Thread(target=self._freeze, daemon=True)
         self._thread.start()
 
     def _freeze(self) -> None:
         with suppress(psutil.Error):
             while not self._over.wait(0.02):
-                for child in self._agent.children():
-                    with suppress(psutil.Error):  # it is being replaced
-                        if child.name() == "midstep-store":
-                            child.suspend()
+                self._freeze_all()
+
+    def _freeze_all(self) -> None:
+        for child in self._agent.children():
+            with suppress(psutil.Error):  # it is being replaced
+                if child.name() in self.STOPPED:
+                    child.suspend()
 
     def close(self) -> None:
         self._over.set()
@@ -217,7 +223,7 @@ def _serves(process: psutil.Process, node: str) -> bool:
 @pytest.mark.soak
 @pytest.mark.chaos
 @attack(
-    "stops the rendezvous store of the first node again and again, and a rank is killed",
+    "stops the rendezvous store of the first node and its fork server, again and again, and a rank is killed",
     holds="the next generation meets at the other node's store; only the killed rank gets another process",
     reads="that the link-up failed because the store has not answered, and that the store is killed and replaced",
 )
