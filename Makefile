@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 WORKERS ?= 2
+# For two cores: much of a test is waiting for processes.
+TEST_WORKERS ?= 3
 
 .PHONY: demo demo-megatron test lint sim mutants chaos soak attack prove nightly-megatron bench docs clean
 
@@ -14,7 +16,7 @@ demo-megatron: $(INSTALLED)  ## the same on megatron-core, with a second kill in
 	$(BIN)/midstep demo --megatron $(DEMO)
 
 test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the long ones
-	$(BIN)/python -m pytest -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(BIN)/python -m pytest -m "not soak" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(INSTALLED)  ## style, types and who may import whom
 	$(BIN)/ruff check .
