@@ -25,9 +25,11 @@ def test_what_the_table_claims_is_reached_and_what_is_reached_it_claims(monkeypa
 
     monkeypatch.setattr(world, "after", spy)
     gc.freeze()  # each chunk collects, and what other tests of this process have imported is large
-    for first, focus in product(range(0, MOST_SEEDS, CHUNK), (None, *Phase)):
-        if first and reached >= NEXT.keys():
-            break
-        assert run_seeds(range(first, first + CHUNK), focus=focus).broken == []
-    gc.unfreeze()
+    try:
+        for first, focus in product(range(0, MOST_SEEDS, CHUNK), (None, *Phase)):
+            if first and reached >= NEXT.keys():
+                break
+            assert run_seeds(range(first, first + CHUNK), focus=focus).broken == []
+    finally:
+        gc.unfreeze()
     assert reached == NEXT.keys()
