@@ -224,11 +224,11 @@ def _serves(process: psutil.Process, node: str) -> bool:
 @pytest.mark.chaos
 @attack(
     "stops the rendezvous store of the first node and its fork server, again and again, and a rank is killed",
-    holds="the next generation meets at the other node's store; only the killed rank gets another process",
-    reads="that the link-up failed because the store has not answered, and that the store is killed and replaced",
+    holds="the next generation meets at a store that answers; only the killed rank gets another process",
+    reads="that the store is stopped, and is killed and replaced",
 )
 def test_a_job_recovers_without_the_store_that_it_began_with(start_job: StartJob) -> None:  # noqa: F811
-    """Though the agent replaces it, it is stopped again."""
+    """Though the agent replaces it, it is stopped again: at once, or after it has served a link-up that was quicker."""
     job = start_job(faults=(hurt(1, Moment.COLLECTIVE, 20),), steps=30, gates=(15,))
     job.held_at(15)
     freezer = Freezer(job, "node0")
@@ -239,5 +239,4 @@ def test_a_job_recovers_without_the_store_that_it_began_with(start_job: StartJob
         freezer.close()
     assert_nobody_harmed(incident, {1})
     assert incident["rung"] == "recover_in_place"
-    assert "link_up" in str(incident)
     assert "is stopped; it is killed and replaced" in job.said()
