@@ -48,7 +48,7 @@ def rank_environment(
         names.AGENT_SOCKET: agent_socket,
         names.GENERATION: order.generation,
         names.INCARNATION: order.incarnation,
-        names.SEATED: int(order.seated),
+        names.CONNECTED: int(order.connected),
         names.EARLY: int(order.early),
         names.SETTINGS: msgspec.json.encode(job.settings).decode(),
         names.JOB_DIRECTORY: job.job_directory,

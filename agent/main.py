@@ -38,7 +38,7 @@ from ..protocol.messages import (
 )
 from ..protocol.run_directories import Fate, remove_abandoned
 from ..protocol.transport import DealerSocket
-from ..protocol.types import Injury, JobSettings, JobSpec, node_address
+from ..protocol.types import FaultAction, JobSettings, JobSpec, node_address
 from .heartbeat import Heartbeat
 from .linux import adopt_orphans
 from .ranks import RankHost
@@ -141,7 +141,7 @@ class Agent:
                         ranks=self._ranks.progress(),
                     )
                 )
-            case ArmFault(fault=fault) if fault.injury is Injury.KILL_NODE:
+            case ArmFault(fault=fault) if fault.action is FaultAction.KILL_NODE:
                 self._kill_node()
             case ArmFault(fault=fault):
                 self._ranks.inject(fault)

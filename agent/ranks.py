@@ -28,9 +28,9 @@ from ..protocol.rank_logs import output_log
 from ..protocol.types import (
     Activity,
     ArmedFault,
+    FaultAction,
     FaultKind,
     FaultReport,
-    Injury,
     JobSpec,
     RankProgress,
     RunningProcess,
@@ -88,19 +88,19 @@ class RankHost:
         slot = self._slots.get(fault.rank)
         process = slot.process if slot is not None else None
         if process is None or process.watched is None:
-            _log.warning("cannot inject %s: rank %d has no process on this node", fault.injury, fault.rank)
+            _log.warning("cannot inject %s: rank %d has no process on this node", fault.action, fault.rank)
         elif fault.incarnation not in {None, process.running.incarnation}:
             _log.warning(
                 "cannot inject %s: rank %d is not in incarnation %s any more",
-                fault.injury,
+                fault.action,
                 fault.rank,
                 fault.incarnation,
             )
-        elif fault.injury in {Injury.KILL, Injury.STOP}:
-            number = signal.SIGKILL if fault.injury is Injury.KILL else signal.SIGSTOP
+        elif fault.action in {FaultAction.KILL, FaultAction.STOP}:
+            number = signal.SIGKILL if fault.action is FaultAction.KILL else signal.SIGSTOP
             process.watched.signal(number)
         else:
-            _log.warning("an agent cannot inject %s into a rank", fault.injury)
+            _log.warning("an agent cannot inject %s into a rank", fault.action)
 
     def running(self) -> tuple[RunningProcess, ...]:
         """Return the processes that run now."""

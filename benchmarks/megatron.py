@@ -22,7 +22,7 @@ import msgspec
 from midstep.benchmarks import launching
 
 from midstep.protocol import environment as env
-from midstep.protocol.types import ArmedFault, Injury, Moment
+from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 SCRIPT = "jobs/megatron_job.py"
 POLICY = Path(__file__).resolve().parents[1] / "configs" / "demo-megatron.yaml"  # the fork server has Megatron imported
@@ -43,7 +43,7 @@ def job(kind: str, size: str, ranks: int, steps: int, folder: Path, *, kill_at: 
     if kind == "plain":
         launching.torchrun(SCRIPT, arguments, ranks=ranks, max_restarts=0, limit_s=LIMIT_S)
     else:
-        faults = [] if kill_at is None else [ArmedFault(1, Injury.KILL, Moment.FORWARD, kill_at, 1)]
+        faults = [] if kill_at is None else [ArmedFault(1, FaultAction.KILL, InjectionPoint.FORWARD, kill_at, 1)]
         os.environ[env.FAULTS] = msgspec.json.encode(faults).decode()
         launching.midstep(SCRIPT, arguments, ranks=ranks, job_directory=folder / "job", limit_s=LIMIT_S, policy=POLICY)
     notes = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]

@@ -1,7 +1,7 @@
 """The job that `overhead.py` measures: plain and resilient steps by turns in the same processes.
 
 Three equal models are trained side by side. Two are plain DDP, each over a gloo group of torch's own; the third is
-resilient, over midstep's group, with commit barrier and own states. Whatever disturbs the machine disturbs all alike,
+resilient, over midstep's group, with commit barrier and local states. Whatever disturbs the machine disturbs all alike,
 and how far the two plain ones differ says how much a difference means. Each step takes them in another order, each
 repetition builds them in another order, as neither who comes first nor whose memory lies where may decide.
 
@@ -120,9 +120,9 @@ def watch(clocks: Clocks, state: midstep.TrainState, runtime: Runtime) -> None:
     clocks.watch("all-reduces started, with gloo's own part", dist.group.WORLD, "allreduce")
     clocks.watch("futures of all-reduces", GroupWork, "get_future")
     clocks.watch("all-reduces done, in gloo's threads", GroupWork, "_told")
-    clocks.watch("capture of the own state", state, "capture_own")
-    clocks.watch("own state to the black box", runtime.own_states, "keep")
-    clocks.watch("own states swapped", runtime.own_states, "swap")
+    clocks.watch("capture of the rank-local state", state, "capture_local")
+    clocks.watch("rank-local state to the black box", runtime.local_states, "keep")
+    clocks.watch("rank-local states swapped", runtime.local_states, "swap")
     clocks.watch("commit barrier", runtime.communicator, "barrier")
     clocks.watch("step clock between collectives", runtime.step_clock, "begin_step", "doing")
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from midstep.cli.report import load_status
 from midstep.cli.views.incident_data import incident_json
-from midstep.protocol.types import Moment
+from midstep.protocol.types import InjectionPoint
 
 SCRIPT = "recovery_job.py"
 SYSTEMS = ("midstep", "torchrun")
@@ -57,7 +57,7 @@ def one_run(system: str, ranks: int, steps: int, killed_step: int) -> Run:
         recovery = records.recovery(notes, ranks, killed_step)
         incident = incident_json(load_status(job_directory).incidents[0])
         slowest = incident["slowest_rank_phases"]
-        repair = incident["bytes_moved"] / slowest[Moment.REPAIR]
+        repair = incident["bytes_moved"] / slowest[InjectionPoint.REPAIR]
         transport = statistics.median(records.noted(notes, "transport_bytes_per_s"))
         return Run(recovery, foreign, incident["phases"], slowest, repair, transport)
 

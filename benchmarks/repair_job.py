@@ -62,7 +62,7 @@ class Pair:
     def repair(self) -> float:
         """Return the bytes per second of a repair, from the first header to the adopted state."""
         moved = ShardTransfer(SHARD_ID, 0, self.size_bytes, SOURCE, NEWCOMER)
-        part = RepairPart(target_step=1, restore=RestoreSource.REPLICA, transfers=(moved,), own_states=())
+        part = RepairPart(target_step=1, restore=RestoreSource.REPLICA, transfers=(moved,), local_states=())
         if self.rank == NEWCOMER:
             self._optimizer.state.clear()
             self._state.expect_shard(SHARD_ID, self.size_bytes)
@@ -71,7 +71,7 @@ class Pair:
         self.stages = {}
         began_s = time.monotonic()
         transfer.run_transfers(
-            part, rank=self.rank, framework=self._state, links=self.links, read_own_state=lambda rank, step: None
+            part, rank=self.rank, framework=self._state, links=self.links, read_local_state=lambda rank, step: None
         )
         return self.size_bytes / (time.monotonic() - began_s)
 

@@ -18,7 +18,7 @@ from ..policies.wording import count
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus, Outcome
-from ..protocol.types import ArmedFault, Injury, Moment, Rung
+from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from .comparison import Comparison, compare
 from .display.terminal import Terminal
 from .jobs.start import Start, create_job
@@ -66,34 +66,44 @@ class DemoRun(msgspec.Struct, frozen=True):
 def device_scenarios(steps: int) -> tuple[Scenario, ...]:
     """Return faults of the device, in between those of `scenarios`; only the fake device can cause them."""
 
-    def fault(rank: int, injury: Injury, moment: Moment, part: float) -> ArmedFault:
-        return ArmedFault(rank, injury, moment, step=int(steps * part))
+    def fault(rank: int, action: FaultAction, point: InjectionPoint, part: float) -> ArmedFault:
+        return ArmedFault(rank, action, point, step=int(steps * part))
 
     return (
-        Scenario("struck memory in rank 2", fault(2, Injury.MEMORY_PERSISTENT, Moment.FORWARD, 0.3), Rung.RETRY_STEP),
-        Scenario("a broken link of rank 1", fault(1, Injury.LINK_DOWN, Moment.COLLECTIVE, 0.5), Rung.RETRY_STEP),
-        Scenario("a collective that hangs", fault(0, Injury.HANG_COLLECTIVE, Moment.COLLECTIVE, 0.7), Rung.RETRY_STEP),
+        Scenario(
+            "struck memory in rank 2",
+            fault(2, FaultAction.MEMORY_PERSISTENT, InjectionPoint.FORWARD, 0.3),
+            Rung.RETRY_STEP,
+        ),
+        Scenario(
+            "a broken link of rank 1", fault(1, FaultAction.LINK_DOWN, InjectionPoint.COLLECTIVE, 0.5), Rung.RETRY_STEP
+        ),
+        Scenario(
+            "a collective that hangs",
+            fault(0, FaultAction.HANG_COLLECTIVE, InjectionPoint.COLLECTIVE, 0.7),
+            Rung.RETRY_STEP,
+        ),
     )
 
 
 def megatron_scenarios(steps: int) -> tuple[Scenario, ...]:
     """Return two kills, each followed by another one in the middle of the recovery from it."""
 
-    def kill(rank: int, moment: Moment, part: float) -> ArmedFault:
-        return ArmedFault(rank, Injury.KILL, moment, step=int(steps * part), incarnation=1)
+    def kill(rank: int, point: InjectionPoint, part: float) -> ArmedFault:
+        return ArmedFault(rank, FaultAction.KILL, point, step=int(steps * part), incarnation=1)
 
     return (
         Scenario(
             "kill -9 of rank 1 in its backward pass, and of rank 2 while groups are rebuilt",
-            kill(1, Moment.BACKWARD, 0.3),
+            kill(1, InjectionPoint.BACKWARD, 0.3),
             Rung.RECOVER_IN_PLACE,
-            kill(2, Moment.REBUILD, 0.3),
+            kill(2, InjectionPoint.REBUILD, 0.3),
         ),
         Scenario(
             "kill -9 of rank 0 in the gradient reduction, and of rank 3 during the repair",
-            kill(0, Moment.REDUCTION, 0.7),
+            kill(0, InjectionPoint.REDUCTION, 0.7),
             Rung.RECOVER_IN_PLACE,
-            kill(3, Moment.REPAIR, 0.7),
+            kill(3, InjectionPoint.REPAIR, 0.7),
         ),
     )
 
@@ -108,14 +118,22 @@ def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
 def scenarios(steps: int) -> tuple[Scenario, ...]:
     """Return the four faults, spread over the run. Each is of the first process only that holds its rank."""
 
-    def fault(rank: int, injury: Injury, moment: Moment, part: float) -> ArmedFault:
-        return ArmedFault(rank, injury, moment, step=int(steps * part), incarnation=1)
+    def fault(rank: int, action: FaultAction, point: InjectionPoint, part: float) -> ArmedFault:
+        return ArmedFault(rank, action, point, step=int(steps * part), incarnation=1)
 
     return (
-        Scenario("an exception in rank 0", fault(0, Injury.RAISE, Moment.BACKWARD, 0.2), Rung.RECOVER_IN_PLACE),
-        Scenario("kill -9 of rank 1", fault(1, Injury.KILL, Moment.COLLECTIVE, 0.4), Rung.RECOVER_IN_PLACE),
-        Scenario("SIGSTOP of rank 3", fault(3, Injury.STOP, Moment.FORWARD, 0.6), Rung.RECOVER_IN_PLACE),
-        Scenario("the loss of the node of rank 2", fault(2, Injury.KILL_NODE, Moment.BACKWARD, 0.8), Rung.RECOVER),
+        Scenario(
+            "an exception in rank 0", fault(0, FaultAction.RAISE, InjectionPoint.BACKWARD, 0.2), Rung.RECOVER_IN_PLACE
+        ),
+        Scenario(
+            "kill -9 of rank 1", fault(1, FaultAction.KILL, InjectionPoint.COLLECTIVE, 0.4), Rung.RECOVER_IN_PLACE
+        ),
+        Scenario("SIGSTOP of rank 3", fault(3, FaultAction.STOP, InjectionPoint.FORWARD, 0.6), Rung.RECOVER_IN_PLACE),
+        Scenario(
+            "the loss of the node of rank 2",
+            fault(2, FaultAction.KILL_NODE, InjectionPoint.BACKWARD, 0.8),
+            Rung.RECOVER,
+        ),
     )
 
 

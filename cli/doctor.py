@@ -16,7 +16,7 @@ from rich.text import Text
 from ..devices import rank_environment
 from ..policies.schema import DeviceName
 from ..protocol.errors import ConfigurationError, MidstepError
-from ..protocol.types import ArmedFault, Injury, Moment, Rung
+from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from .demo import WIDTH, DemoRun, Scenario, by_step, device_scenarios, perform, say_problems
 from .display.terminal import Terminal
 
@@ -86,12 +86,12 @@ def plan(kind: DeviceName, devices: int, steps: int, *, acceptance: bool) -> Dem
 
 
 def _kill(steps: int) -> Scenario:
-    fault = ArmedFault(1, Injury.KILL, Moment.COLLECTIVE, step=int(steps * 0.4), incarnation=1)
+    fault = ArmedFault(1, FaultAction.KILL, InjectionPoint.COLLECTIVE, step=int(steps * 0.4), incarnation=1)
     return Scenario("kill -9 of rank 1", fault, Rung.RECOVER_IN_PLACE)
 
 
 def _broken_link(steps: int) -> Scenario:
-    fault = ArmedFault(0, Injury.LINK_DOWN, Moment.COLLECTIVE, step=int(steps * 0.7))
+    fault = ArmedFault(0, FaultAction.LINK_DOWN, InjectionPoint.COLLECTIVE, step=int(steps * 0.7))
     return Scenario("a broken link of rank 0", fault, Rung.RETRY_STEP)
 
 
@@ -99,17 +99,17 @@ def _process_scenarios(steps: int, ranks: int) -> tuple[Scenario, ...]:
     """Return what can happen to a process, in as many ranks as there are."""
     lives: Counter[int] = Counter()
 
-    def scenario(title: str, wanted: int, injury: Injury, moment: Moment, part: float) -> Scenario:
+    def scenario(title: str, wanted: int, action: FaultAction, point: InjectionPoint, part: float) -> Scenario:
         rank = wanted % ranks
         lives[rank] += 1  # each of these ends one
-        fault = ArmedFault(rank, injury, moment, step=int(steps * part), incarnation=lives[rank])
+        fault = ArmedFault(rank, action, point, step=int(steps * part), incarnation=lives[rank])
         return Scenario(title.format(rank=rank), fault, Rung.RECOVER_IN_PLACE)
 
     return (
-        scenario("an exception in rank {rank}", 0, Injury.RAISE, Moment.BACKWARD, 0.2),
-        scenario("kill -9 of rank {rank}", 1, Injury.KILL, Moment.COLLECTIVE, 0.4),
-        scenario("SIGSTOP of rank {rank}", 3, Injury.STOP, Moment.FORWARD, 0.6),
-        scenario("kill -9 of rank {rank} in the update", 2, Injury.KILL, Moment.UPDATE, 0.8),
+        scenario("an exception in rank {rank}", 0, FaultAction.RAISE, InjectionPoint.BACKWARD, 0.2),
+        scenario("kill -9 of rank {rank}", 1, FaultAction.KILL, InjectionPoint.COLLECTIVE, 0.4),
+        scenario("SIGSTOP of rank {rank}", 3, FaultAction.STOP, InjectionPoint.FORWARD, 0.6),
+        scenario("kill -9 of rank {rank} in the update", 2, FaultAction.KILL, InjectionPoint.UPDATE, 0.8),
     )
 
 

@@ -3,13 +3,13 @@
 import click
 
 from ..controller.endpoints.control_requests import InjectRequest, KillNodeRequest, Request
-from ..protocol.types import ArmedFault, Injury, Moment
+from ..protocol.types import ArmedFault, FaultAction, InjectionPoint
 from . import device_faults
 from .control import ranks_on, tell
 from .display.plain import echo
 
-INJURIES = tuple(injury.value.replace("_", "-") for injury in Injury)
-MOMENTS = tuple(moment.value for moment in Moment)
+FAULT_ACTIONS = tuple(action.value.replace("_", "-") for action in FaultAction)
+INJECTION_POINTS = tuple(point.value for point in InjectionPoint)
 ASK_S = 10.0
 WHICH = "name where the fault is to be caused: either --rank R or --node NAME (see `midstep status`)."
 
@@ -23,10 +23,13 @@ WHICH = "name where the fault is to be caused: either --rank R or --node NAME (s
     help="A node: it is killed, agent and processes at once; with --do, the fault is caused in each of its ranks.",
 )
 @click.option(
-    "--do", "injury", type=click.Choice(INJURIES), help="What happens.  [default: kill; for --node, kill-node]"
+    "--do", "action", type=click.Choice(FAULT_ACTIONS), help="What happens.  [default: kill; for --node, kill-node]"
 )
 @click.option(
-    "--at", "moment", type=click.Choice(MOMENTS), help="The injection point: this moment of a step or of a recovery."
+    "--at",
+    "point",
+    type=click.Choice(INJECTION_POINTS),
+    help="The injection point: a place in a step or in a recovery.",
 )
 @click.option("--step", type=click.IntRange(min=0), metavar="S", help="Only in the step with this index, from 0.")
 @click.option("--operation", default="", metavar="OP", help="Only in this collective (allreduce, allgather, ...).")
@@ -45,8 +48,8 @@ def command(
     job: str | None,
     rank: int | None,
     node: str | None,
-    injury: str | None,
-    moment: str | None,
+    action: str | None,
+    point: str | None,
     step: int | None,
     operation: str,
     group: str | None,
@@ -95,28 +98,28 @@ def command(
     if device_fault is None and (device is not None or recover or once):
         raise click.UsageError("--device, --recover and --once are for --device-fault CODE|LEVEL.")
     if device_fault is not None:
-        if (injury, moment, step, operation, group, rate) != (None, None, None, "", None, 0.0):
+        if (action, point, step, operation, group, rate) != (None, None, None, "", None, 0.0):
             raise click.UsageError(
                 "--device-fault only reports a fault: leave out --do, --at, --step, --operation, --group and --rate."
             )
         echo(tell(job, device_faults.build(device_fault, rank, node, device, recover=recover, once=once), ASK_S))
         return
-    if node is None or injury in {None, "kill-node"}:
-        request = build(rank, node, injury, moment, step, operation=operation, group=group, rate=rate)
+    if node is None or action in {None, "kill-node"}:
+        request = build(rank, node, action, point, step, operation=operation, group=group, rate=rate)
         echo(tell(job, request, ASK_S))
         return
     if rank is not None:
         raise click.UsageError(WHICH)
     for each in ranks_on(job, node, ASK_S):
-        request = build(each, None, injury, moment, step, operation=operation, group=group, rate=rate)
+        request = build(each, None, action, point, step, operation=operation, group=group, rate=rate)
         echo(tell(job, request, ASK_S))
 
 
 def build(
     rank: int | None,
     node: str | None,
-    injury: str | None,
-    moment: str | None,
+    action: str | None,
+    point: str | None,
     step: int | None,
     *,
     operation: str = "",
@@ -126,23 +129,23 @@ def build(
     """Return what to ask the controller for. Raises UsageError where the options do not fit together."""
     if (rank is None) == (node is None):
         raise click.UsageError(WHICH)
-    what = Injury((injury or "kill").replace("-", "_"))
+    what = FaultAction((action or "kill").replace("-", "_"))
     if node is not None:
-        if (moment, step, operation, group, rate) != (None, None, "", None, 0.0):
+        if (point, step, operation, group, rate) != (None, None, "", None, 0.0):
             raise click.UsageError(
-                "--node NAME kills the node now. To kill it at an injection point: --rank R --do kill-node --at MOMENT."
+                "--node NAME kills the node now. To kill it at an injection point: --rank R --do kill-node --at POINT."
             )
         return KillNodeRequest(node)
     assert rank is not None
     if operation or group:
-        if moment not in {None, Moment.COLLECTIVE.value}:
+        if point not in {None, InjectionPoint.COLLECTIVE.value}:
             raise click.UsageError(
-                f"--operation and --group choose a collective: leave --at out, or write --at collective, not {moment}."
+                f"--operation and --group choose a collective: leave --at out, or write --at collective, not {point}."
             )
-        moment = Moment.COLLECTIVE.value
-    if moment is None and (step is not None or rate > 0):
-        moment = Moment.FORWARD.value  # the beginning of the step
-    at = None if moment is None else Moment(moment)
+        point = InjectionPoint.COLLECTIVE.value
+    if point is None and (step is not None or rate > 0):
+        point = InjectionPoint.FORWARD.value  # the beginning of the step
+    at = None if point is None else InjectionPoint(point)
     return InjectRequest(ArmedFault(rank, what, at, step, operation=operation, group=_members(group), rate=rate))
 
 

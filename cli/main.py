@@ -17,7 +17,7 @@ COMMANDS = {
     "status": "Show where a job stands.",
     "report": "Show what happened in a job: incidents, phases, reasons.",
     "detect": "Report faults of devices and nodes to a job, from documents or another program.",
-    "inject": "Cause a fault on purpose, now or at a moment of a step.",
+    "inject": "Cause a fault on purpose, now or at an injection point of a step or a recovery.",
     "stop": "End a job, with an emergency checkpoint.",
     "doctor": "Say what would work on this machine's devices, and try it.",
     "simulate": "Forecast what a policy would do in a month of faults, before a job is started.",

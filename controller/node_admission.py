@@ -84,7 +84,7 @@ def ranks_of(body: Message) -> Iterator[int]:
     if isinstance(body, _OF_A_RANK):
         yield body.rank
         if isinstance(body, RankJoined | RankQuiesced):
-            yield from (copy.rank for copy in body.report.own_states)
+            yield from (copy.rank for copy in body.report.local_states)
     elif isinstance(body, FaultReported) and body.report.rank is not None:
         yield body.report.rank
     else:

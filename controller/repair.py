@@ -11,7 +11,7 @@ import msgspec
 
 from ..protocol.errors import StateLost
 from ..protocol.types import (
-    OwnStateTransfer,
+    LocalStateTransfer,
     RepairPart,
     RepairPlan,
     RestoreSource,
@@ -90,10 +90,10 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Place
                     f"no clean copy of shard {shard_id} is left at step {target} (rank {rank} needs it)",
                 )
             transfers += sources.send(shard_id, rank)
-    own, lost = _own_states(reports, behind, target, places)
+    own, lost = _local_states(reports, behind, target, places)
     if lost:
         return None, (
-            f"the own state (random numbers, data position) of rank {_ranks(lost)} at step {target} is lost "
+            f"the rank-local state (random numbers, data position) of rank {_ranks(lost)} at step {target} is lost "
             "with every copy of it"
         )
     reasons = _replica_reasons(reports, target, current, finishing, behind, transfers)
@@ -154,14 +154,14 @@ def _sources(
     return sources
 
 
-def _own_states(
+def _local_states(
     reports: Mapping[int, StepReport], behind: list[int], target: int, places: Mapping[int, Place]
-) -> tuple[list[OwnStateTransfer], list[int]]:
-    """Find a copy of the own state, as of `target`, for each rank that is behind; the second answer is who has none."""
+) -> tuple[list[LocalStateTransfer], list[int]]:
+    """Find a copy of the local state, as of `target`, for each rank that is behind; the second answer: who has none."""
     wanted = set(behind)
     copies: dict[int, list[int]] = {}
     for holder in sorted(reports):
-        for copy in reports[holder].own_states:
+        for copy in reports[holder].local_states:
             if copy.rank in wanted and copy.step == target:
                 copies.setdefault(copy.rank, []).append(holder)
     transfers, lost = [], []
@@ -170,7 +170,7 @@ def _own_states(
             lost.append(rank)
             continue
         source = min(copies[rank], key=lambda holder: (holder != rank, distance(places[rank], places[holder])))
-        transfers.append(OwnStateTransfer(rank, source))
+        transfers.append(LocalStateTransfer(rank, source))
     return transfers, lost
 
 
@@ -211,7 +211,7 @@ def _assemble(  # noqa: PLR0917 - private; the public signature is plan_repair's
     target: int,
     restore: RestoreSource,
     transfers: list[ShardTransfer],
-    own: list[OwnStateTransfer],
+    own: list[LocalStateTransfer],
     reasons: list[str],
     finishing: Iterable[int] = (),
 ) -> RepairPlan:
@@ -219,7 +219,7 @@ def _assemble(  # noqa: PLR0917 - private; the public signature is plan_repair's
     for transfer in transfers:
         for rank in {transfer.source, transfer.destination}:
             moves.setdefault(rank, []).append(transfer)
-    owns: dict[int, list[OwnStateTransfer]] = {}
+    owns: dict[int, list[LocalStateTransfer]] = {}
     for move in own:
         for rank in {move.source, move.rank}:
             owns.setdefault(rank, []).append(move)
@@ -230,8 +230,8 @@ def _assemble(  # noqa: PLR0917 - private; the public signature is plan_repair's
             restore=restore,
             finish_update=rank in finishing,
             transfers=tuple(moves.get(rank, ())),
-            own_states=tuple(owns.get(rank, ())),
-            restore_own=restore is RestoreSource.REPLICA,
+            local_states=tuple(owns.get(rank, ())),
+            restore_local=restore is RestoreSource.REPLICA,
         )
         for rank in reports
     }

@@ -37,7 +37,7 @@ class Holder:
     incarnation: int = 0
     given: int = 0  # the highest incarnation that any process of the rank was started with
     resilient: bool = False
-    seated: bool = False
+    connected: bool = False
     early: bool = False  # it was started early, and joins when it is asked to quiesce
     joined_generation: int = 0
     report: StepReport | None = None
@@ -106,7 +106,7 @@ class World:
         """Forget the process of a rank; the rank stays."""
         self.take(holder, RankEvent.LOST)
         holder.resilient, holder.report = False, None
-        holder.pid, holder.started_s, holder.seated, holder.early = 0, 0.0, False, False
+        holder.pid, holder.started_s, holder.connected, holder.early = 0, 0.0, False, False
 
     def resize(self, size: int) -> None:
         """Have another number of ranks. Who comes back later goes on with the numbers of its processes."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from ..protocol.types import Injury
+    from ..protocol.types import FaultAction
 
 
 class Damage(enum.Enum):
@@ -98,7 +98,7 @@ class Device(Protocol):
         """
         ...
 
-    def inject(self, injury: "Injury") -> None:
+    def inject(self, action: "FaultAction") -> None:
         """Inject a fault, in the train thread, and raise what the device would.
 
         Raises ConfigurationError if this device cannot do it.

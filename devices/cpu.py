@@ -9,7 +9,7 @@ from .base import Damage
 if TYPE_CHECKING:
     import torch
 
-    from ..protocol.types import Injury
+    from ..protocol.types import FaultAction
 
 
 class CpuDevice:
@@ -52,8 +52,8 @@ class CpuDevice:
     def rebuilt(self) -> None:
         """Do nothing: the CPU holds nothing that depends on communicators."""
 
-    def inject(self, injury: "Injury") -> None:
+    def inject(self, action: "FaultAction") -> None:
         """Raise ConfigurationError: a CPU has no faults to inject."""
         raise ConfigurationError(
-            f"{injury} is a fault of an NPU, and this job runs on the CPU. Use `midstep run --device fake`."
+            f"{action} is a fault of an NPU, and this job runs on the CPU. Use `midstep run --device fake`."
         )

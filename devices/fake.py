@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from ..protocol.types import Injury
+from ..protocol.types import FaultAction
 from . import fake_chip as texts
 from .fake_chip import CHIP, told
 
@@ -145,9 +145,9 @@ class Event:
         return self._at_us
 
 
-def inject(injury: Injury) -> None:
+def inject(action: FaultAction) -> None:
     """Inject a fault, in the train thread; raises RuntimeError where an operator would. Not part of torch-npu."""
-    _FAULT_ACTIONS[injury]()
+    _FAULT_ACTIONS[action]()
 
 
 def _backends() -> list[Any]:
@@ -225,21 +225,21 @@ def _drop() -> None:
     CHIP.check()
 
 
-_FAULT_ACTIONS: dict[Injury, Callable[[], None]] = {
-    Injury.MEMORY_TEMPORARY: _temporary,
-    Injury.MEMORY_PERSISTENT: _persistent,
-    Injury.MEMORY_OUTSIDE: _outside,
-    Injury.SUSPECT_MEMORY: _raises(texts.SUSPECT_MEMORY),
-    Injury.MULTI_BIT: _multi_bit,
-    Injury.MULTI_BIT_LATE: _multi_bit_late,
-    Injury.UNSAFE_TENSOR: _raises(texts.UNSAFE),
-    Injury.OUT_OF_MEMORY: _raises(texts.OUT_OF_MEMORY),
-    Injury.LINK_DOWN: _raises(texts.RETRY_FAILED),
-    Injury.LINK_BROKEN: _broken,
-    Injury.LINK_UP_FAILS: _link_up_fails,
-    Injury.REMOTE: _raises(texts.REMOTE),
-    Injury.HANG_COLLECTIVE: _hang,
-    Injury.DROP_DEVICE: _drop,
+_FAULT_ACTIONS: dict[FaultAction, Callable[[], None]] = {
+    FaultAction.MEMORY_TEMPORARY: _temporary,
+    FaultAction.MEMORY_PERSISTENT: _persistent,
+    FaultAction.MEMORY_OUTSIDE: _outside,
+    FaultAction.SUSPECT_MEMORY: _raises(texts.SUSPECT_MEMORY),
+    FaultAction.MULTI_BIT: _multi_bit,
+    FaultAction.MULTI_BIT_LATE: _multi_bit_late,
+    FaultAction.UNSAFE_TENSOR: _raises(texts.UNSAFE),
+    FaultAction.OUT_OF_MEMORY: _raises(texts.OUT_OF_MEMORY),
+    FaultAction.LINK_DOWN: _raises(texts.RETRY_FAILED),
+    FaultAction.LINK_BROKEN: _broken,
+    FaultAction.LINK_UP_FAILS: _link_up_fails,
+    FaultAction.REMOTE: _raises(texts.REMOTE),
+    FaultAction.HANG_COLLECTIVE: _hang,
+    FaultAction.DROP_DEVICE: _drop,
 }
 
 npu = SimpleNamespace(

@@ -17,7 +17,7 @@ from .npu_calls import require
 from .npu_environment import problems
 
 if TYPE_CHECKING:
-    from ..protocol.types import Injury
+    from ..protocol.types import FaultAction
 
 _log = logging.getLogger("midstep")
 
@@ -113,12 +113,12 @@ class NpuDevice:
     def rebuilt(self) -> None:
         """Do nothing: the device holds nothing that depends on communicators."""
 
-    def inject(self, injury: "Injury") -> None:
+    def inject(self, action: "FaultAction") -> None:
         """Inject a fault through the library: only the fake one can."""
         inject = getattr(self._library, "inject", None)
         if inject is None:
-            raise ConfigurationError(f"{injury} can only be injected on the fake device: `midstep run --device fake`")
-        inject(injury)
+            raise ConfigurationError(f"{action} can only be injected on the fake device: `midstep run --device fake`")
+        inject(action)
 
     def _here(self) -> int:
         if self._device is None:

@@ -33,7 +33,7 @@ from ..protocol.messages import (
 )
 from ..protocol.types import (
     Activity,
-    OwnStateCopy,
+    LocalStateCopy,
     RankProgress,
     RestoreSource,
     RunningProcess,
@@ -122,7 +122,7 @@ class Fleet:
                 if holder is not None:
                     process = RunningProcess(order.rank, self._pid(order), order.incarnation, order.generation)
                     yield ProcessStarted(holder.node, process, warm=True)
-                    report = self._report(order.rank, clean=order.seated, step=0)
+                    report = self._report(order.rank, clean=order.connected, step=0)
                     pid, life = self._pid(order), order.incarnation
                     yield RankJoined(order.rank, order.generation, life, pid, report, self.model.start_s)
 
@@ -229,16 +229,16 @@ class Fleet:
 
     def _report(self, rank: int, *, clean: bool, step: int, ward: int | None = None) -> StepReport:
         shard = f"shard{rank % max(1, self.size // self.model.replicas)}"
-        copies = [OwnStateCopy(rank, self.step if not clean else step)]
+        copies = [LocalStateCopy(rank, self.step if not clean else step)]
         if ward is not None:
-            copies.append(OwnStateCopy(ward, self.step))
+            copies.append(LocalStateCopy(ward, self.step))
         return StepReport(
             committed=step, ready=False, clean=clean, holds=(ShardHold(shard, SHARD_BYTES),) if clean else (),
-            needs=(shard,), own_states=tuple(copies), checkpoints=(self.checkpoint,) if self.checkpoint else (),
+            needs=(shard,), local_states=tuple(copies), checkpoints=(self.checkpoint,) if self.checkpoint else (),
         )  # fmt: skip
 
     def _wards(self) -> dict[int, int]:
-        """Return whose own state each rank keeps a copy of, on the next node."""
+        """Return whose rank-local state each rank keeps a copy of, on the next node."""
         shift = self.machine.state.world.ranks_per_node
         return {(rank + shift) % self.size: rank for rank in range(self.size)}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.errors import CallbackFailed, MidstepError
-from ..protocol.types import Moment
+from ..protocol.types import InjectionPoint
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Recovery:
         default: Does what midstep would have done. Call it at most once.
     """
 
-    phase: Moment
+    phase: InjectionPoint
     rank: int
     generation: int
     step: int
@@ -71,7 +71,7 @@ class Callbacks:
         self._lifecycle = lifecycle or Lifecycle()
         self._committed = committed
 
-    def run(self, phase: Moment, generation: int, default: Callable[[], None], step: int | None = None) -> None:
+    def run(self, phase: InjectionPoint, generation: int, default: Callable[[], None], step: int | None = None) -> None:
         """Run the user's callback of a phase, or else `default`. `step` None: where this rank stands.
 
         Raises CallbackFailed for an exception of the user's, and whatever `default` raises.

@@ -56,8 +56,8 @@ def save_shard(directory: str | Path, step: int, shard_id: str, shard: OpenShard
     return _save(directory, step, attempt, shard_name(shard_id), lambda file: write_shard(file, shard))
 
 
-def save_own(directory: str | Path, step: int, rank: int, blob: bytes, *, attempt: str = ATTEMPT) -> int:
-    """Write a rank's own state as a part of a checkpoint; returns its bytes. Raises CheckpointError."""
+def save_local(directory: str | Path, step: int, rank: int, blob: bytes, *, attempt: str = ATTEMPT) -> int:
+    """Write a rank's local state as a part of a checkpoint; returns its bytes. Raises CheckpointError."""
     return _save(directory, step, attempt, own_name(rank), lambda file: file.write(blob))
 
 
@@ -134,8 +134,8 @@ def world_size_of(directory: str | Path, step: int) -> int:
         return read_manifest(path.parent).world_size
 
 
-def load_own(directory: str | Path, step: int, rank: int) -> bytes:
-    """Read a rank's own state. Raises CheckpointError as `load_shard` does."""
+def load_local(directory: str | Path, step: int, rank: int) -> bytes:
+    """Read a rank's local state. Raises CheckpointError as `load_shard` does."""
     path = step_directory(directory, step) / own_name(rank)
     with told(f"read {path}"):
         part = _expected(path)
@@ -157,7 +157,7 @@ def _unfinished(directory: str | Path, step: int, attempt: str) -> Path:
 def _save(directory: str | Path, step: int, attempt: str, name: str, write: Callable[[HashedFile], None]) -> int:
     """Write a part, and beside it what it should be, for the rank that writes the manifest; returns its bytes.
 
-    Each is written under a name of its own first: the own state of a rank is written by that rank and, in an emergency,
+    Each first gets a name of its own: the local state of a rank is written by that rank and, in an emergency,
     by those that keep a copy of it, at the same time. It has the same bytes whichever comes last.
     """
     path = _unfinished(directory, step, attempt) / name

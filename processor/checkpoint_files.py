@@ -53,7 +53,7 @@ def told(doing: str) -> Iterator[None]:
 
 
 def is_part(name: str) -> bool:
-    """Whether a file of a checkpoint can have this name: that of a shard or of a rank's own state."""
+    """Whether a file of a checkpoint can have this name: that of a shard or of a rank's local state."""
     return _PART_NAME.fullmatch(name) is not None
 
 

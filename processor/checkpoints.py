@@ -1,6 +1,6 @@
 """When checkpoints are written in training, by whom, and when they count.
 
-At a step boundary each rank writes its own state, and of the ranks that hold a shard one writes it. The checkpoint
+At a step boundary each rank writes its local state, and of the ranks that hold a shard one writes it. The checkpoint
 is made complete after the next commit barrier: passing it proves that every rank has written its part.
 """
 
@@ -87,15 +87,15 @@ class Checkpoints:
     def save_emergency(self, step: int, generation: int, *, publish: bool, shards: Sequence[str]) -> tuple[str, str]:
         """Write what a parked rank holds; returns where, and what went wrong (empty: nothing).
 
-        Copies of other ranks' own states are written too: their owners may be dead.
+        Copies of other ranks' local states are written too: their owners may be dead.
         """
         attempt = self._attempt(generation)
         try:
             self._write(step, attempt, shards)
             for copy in self._runtime.black_box.copies():
-                blob = self._runtime.own_states.read(copy.rank, copy.step)
+                blob = self._runtime.local_states.read(copy.rank, copy.step)
                 if copy.step == step and copy.rank != self._runtime.rank and blob is not None:
-                    checkpoint.save_own(self._directory, step, copy.rank, blob, attempt=attempt)
+                    checkpoint.save_local(self._directory, step, copy.rank, blob, attempt=attempt)
             if not publish:
                 return self._directory, ""
             place = checkpoint.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
@@ -114,12 +114,12 @@ class Checkpoints:
         return directory
 
     def _write(self, step: int, attempt: str, shards: Sequence[str]) -> None:
-        own = self._runtime.own_states.read(self._runtime.rank, step)
+        own = self._runtime.local_states.read(self._runtime.rank, step)
         if own is None:
-            raise CheckpointError(f"rank {self._runtime.rank} has no copy of its own state as of step {step}")
+            raise CheckpointError(f"rank {self._runtime.rank} has no copy of its local state as of step {step}")
         for shard_id in shards:
             checkpoint.save_shard(
                 self._directory, step, shard_id, self._framework.open_shard(shard_id), attempt=attempt
             )
-        # Comes last: that all own states are there proves that all shards are, when it is published.
-        checkpoint.save_own(self._directory, step, self._runtime.rank, own, attempt=attempt)
+        # Comes last: that all rank-local states are there proves that all shards are, when it is published.
+        checkpoint.save_local(self._directory, step, self._runtime.rank, own, attempt=attempt)

@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from ..protocol.errors import CommunicatorError, ProtocolViolation
-from ..protocol.types import Activity, Moment
+from ..protocol.types import Activity, InjectionPoint
 from .step_order import Act, Orders, StepOrder
 
 if TYPE_CHECKING:
+    from .injection_points import InjectionPoints
     from .lifecycle import Framework
-    from .moments import Moments
     from .standing import Standing
     from .step_clock import StepClock
 
@@ -39,12 +39,12 @@ class Surroundings(Orders, Protocol):
         """Likewise for the update: until then its last operators may still fail."""
         ...
 
-    def keep_own(self, step: int, blob: bytes) -> bytes:
-        """Keep the own state as of `step` updates where it outlives the process; return what is to be swapped."""
+    def keep_local(self, step: int, blob: bytes) -> bytes:
+        """Keep the local state as of `step` updates where it outlives the process; return what is to be swapped."""
         ...
 
-    def swap_own(self, step: int, blob: bytes) -> None:
-        """Hand the own state to the buddy; return when the ward's is here. Raises CommunicatorError."""
+    def swap_local(self, step: int, blob: bytes) -> None:
+        """Hand the rank-local state to the buddy; return when the peer copy is here. Raises CommunicatorError."""
         ...
 
     def meet(self, index: int) -> None:
@@ -108,7 +108,7 @@ class Ledger:
         self,
         surroundings: Surroundings,
         framework: "Framework",
-        moments: "Moments",
+        injection_points: "InjectionPoints",
         step_clock: "StepClock",
         *,
         standing: "Standing",
@@ -116,7 +116,7 @@ class Ledger:
     ) -> None:
         self._surroundings = surroundings
         self._framework = framework
-        self._moments = moments
+        self._injection_points = injection_points
         self._step_clock = step_clock
         self._standing = standing
         self.order = StepOrder(standing, surroundings)
@@ -165,14 +165,14 @@ class Ledger:
         index = self.order.begin()
         self._began_s = self._clock()
         self._step_clock.begin_step(index, self.median_step_s)
-        if self._moments.armed:
+        if self._injection_points.armed:
             self._fire_inside(index)
         return index
 
     def _fire_inside(self, index: int) -> None:
-        for moment in (Moment.FORWARD, Moment.BACKWARD, Moment.REDUCTION, Moment.GATHER):
-            if self._moments.waits_for(moment, index):
-                self._framework.fire_in(moment, partial(self._moments.reached, moment, index))
+        for point in (InjectionPoint.FORWARD, InjectionPoint.BACKWARD, InjectionPoint.REDUCTION, InjectionPoint.GATHER):
+            if self._injection_points.waits_for(point, index):
+                self._framework.fire_in(point, partial(self._injection_points.reached, point, index))
 
     def enter_update(self, index: int) -> None:
         """Pass the commit barrier of a step. Raises Interrupted when the step has to be repeated."""
@@ -186,7 +186,7 @@ class Ledger:
             except StopIteration:
                 break
         self._step_clock.doing(Activity.UPDATING)
-        self._moments.reached(Moment.UPDATE, index)
+        self._injection_points.reached(InjectionPoint.UPDATE, index)
 
     def leave_update(self, index: int) -> None:
         """The update is applied: the step is committed."""
@@ -207,14 +207,14 @@ class Ledger:
         return True
 
     def _capture(self, index: int) -> bool:
-        self._own = self._surroundings.keep_own(index + 1, self._framework.capture_own())
+        self._own = self._surroundings.keep_local(index + 1, self._framework.capture_local())
         return True
 
     def _swap(self, index: int) -> bool:
         own, self._own = self._own, b""
-        self._moments.reached(Moment.BARRIER, index)
+        self._injection_points.reached(InjectionPoint.BARRIER, index)
         try:
-            self._surroundings.swap_own(index + 1, own)
+            self._surroundings.swap_local(index + 1, own)
         except CommunicatorError:  # what it holds would keep the dead step's groups alive, were it kept
             return False
         return True

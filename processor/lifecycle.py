@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
-    from ..protocol.types import Moment, ShardHold
+    from ..protocol.types import InjectionPoint, ShardHold
     from .ledger import Ledger
 
 
@@ -48,10 +48,10 @@ class Framework(Protocol):
         """Name the shards that this rank writes into a checkpoint: of all ranks that hold a shard, one does."""
         ...
 
-    def capture_own(self) -> bytes:
+    def capture_local(self) -> bytes:
         """Capture the small state that is this rank's alone: RNG, data position, buffers, user values.
 
-        Runs at `ready(s)`, right before the commit barrier; the answer is the own state after `s + 1` updates. It is
+        Runs at `ready(s)`, right before the commit barrier; the answer is the local state after `s + 1` updates. It is
         also called once before the first step. Must be cheap: it is on the path of every step.
         """
         ...
@@ -76,15 +76,15 @@ class Framework(Protocol):
         """Make the shard that has arrived (its checksum was right) the state of this rank. In repair."""
         ...
 
-    def restore_own(self, blob: bytes) -> None:
-        """Put back the own state that `capture_own` gave. In rollback, on every rank, survivors included."""
+    def restore_local(self, blob: bytes) -> None:
+        """Put back the rank-local state that `capture_local` gave. In rollback, on every rank, survivors included."""
         ...
 
     def rolled_back(self, step: int) -> None:
         """All state is as of `step` committed updates: reset what the framework keeps beside it. End of rollback."""
         ...
 
-    def fire_in(self, moment: "Moment", fire: Callable[[], None]) -> None:
+    def fire_in(self, point: "InjectionPoint", fire: Callable[[], None]) -> None:
         """Call `fire` once, in the middle of the next forward or backward pass: a fault is armed there."""
         ...
 
@@ -105,8 +105,8 @@ class Expectant(Protocol):
 class Rescalable(Protocol):
     """A framework whose state does not depend on the number of ranks, so that a world can go on with fewer or more."""
 
-    def adopt_own(self, blob: bytes, *, random_numbers: bool) -> None:
-        """Put back what `capture_own` gave in a world of another size. In repair, from a checkpoint.
+    def adopt_local(self, blob: bytes, *, random_numbers: bool) -> None:
+        """Put back what `capture_local` gave in a world of another size. In repair, from a checkpoint.
 
         `random_numbers`: it is this rank's; otherwise another rank's, and this one keeps the numbers of its own start.
         """

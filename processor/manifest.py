@@ -1,6 +1,6 @@
 """What a complete checkpoint consists of, as its manifest says: nothing in it is believed that could not be true.
 
-A manifest names files, so each name must be one that midstep gives, and the ranks' own states must be those of its
+A manifest names files, so each name must be one that midstep gives, and the ranks' local states must be those of its
 world, no more and no fewer.
 """
 
@@ -42,7 +42,7 @@ def step_directory(directory: str | Path, step: int) -> Path:
 
 
 def own_name(rank: int) -> str:
-    """Return the name of the file of a rank's own state."""
+    """Return the name of the file of a rank's local state."""
     return f"own-{rank}.bin"
 
 
@@ -76,7 +76,7 @@ def _wrong(manifest: Manifest, place: Path) -> str:
     states = sum(name.startswith("own-") and name.endswith(".bin") for name in manifest.parts)
     if states != manifest.world_size or None in own or states == len(manifest.parts):
         ranks, names = manifest.world_size, len(manifest.parts)
-        return f"it names {names} files, which are not the shards and own states of {ranks} ranks"
+        return f"it names {names} files, which are not the shards and rank-local states of {ranks} ranks"
     if any(part is not None and part.size_bytes > MOST_OWN_BYTES for part in own):
-        return f"it names an own state of more than {MOST_OWN_BYTES} bytes"
+        return f"it names a rank-local state of more than {MOST_OWN_BYTES} bytes"
     return ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..protocol.messages import Message, Rejoin, Resume, SaveCheckpoint
-from ..protocol.types import Activity, FaultKind, Moment, StepReport
+from ..protocol.types import Activity, FaultKind, InjectionPoint, StepReport
 from .session import Order
 
 Returned = TypeVar("Returned")
@@ -120,7 +120,7 @@ class SetActivity(Action):
 class BeginPhase(Action):
     """A phase of the recovery begins: its time is taken, and a fault that is armed for it fires."""
 
-    moment: Moment
+    point: InjectionPoint
 
 
 @dataclass(frozen=True)
@@ -146,15 +146,15 @@ class Repair(Action):
 
 
 @dataclass(frozen=True)
-class RecallOwnState(Action):
-    """Find this rank's own state as of `step` updates, for the rollback. Raises StateLost."""
+class RecallLocalState(Action):
+    """Find this rank's local state as of `step` updates, for the rollback. Raises StateLost."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class RollBack(Action):
-    """Put everything back to the order's step, and hand the own state to the buddy. Raises as Repair does."""
+    """Put everything back to the order's step, and hand the rank-local state to the buddy. Raises as Repair does."""
 
     order: Rejoin
 

@@ -19,7 +19,7 @@ from ..protocol.messages import (
     Resume,
     SaveCheckpoint,
 )
-from ..protocol.types import Activity, FaultKind, Moment
+from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import rank_actions as act
 from .rank_actions import Actions, Ended
 from .session import Order, Session, Stage
@@ -68,9 +68,9 @@ class RankLoop:
     def hold(self) -> Actions[bool]:
         """The commit barrier broke while this rank held final gradients: report, and return whether to apply them."""
         yield from self._stop()
-        yield act.BeginPhase(Moment.CLEAN)
+        yield act.BeginPhase(InjectionPoint.CLEAN)
         self._standing.strike((yield act.Inspect()))  # and nothing is dropped: the update may yet be applied
-        yield from self._end_phase(Moment.CLEAN)
+        yield from self._end_phase(InjectionPoint.CLEAN)
         while True:
             order = yield act.AwaitOrder()
             if isinstance(order, Quiesce):
@@ -136,15 +136,15 @@ class RankLoop:
                 yield act.ReportFault(FaultKind.COMMUNICATION, failed)
             reason = failed or GIVEN_UP
         self._steps.at_boundary = False  # there, others may still be in the step's end, and rebuild cuts the links
-        yield act.BeginPhase(Moment.STOP)
+        yield act.BeginPhase(InjectionPoint.STOP)
         yield act.Stop(reason)
-        yield from self._end_phase(Moment.STOP)
+        yield from self._end_phase(InjectionPoint.STOP)
         yield act.SetActivity(Activity.RECOVERING)
 
     def _clean(self) -> Actions[None]:
-        yield act.BeginPhase(Moment.CLEAN)
+        yield act.BeginPhase(InjectionPoint.CLEAN)
         self._standing.strike((yield act.Clean()))
-        yield from self._end_phase(Moment.CLEAN)
+        yield from self._end_phase(InjectionPoint.CLEAN)
         self._standing.gradients_dropped()
 
     def _park(self) -> Actions[None]:
@@ -185,23 +185,23 @@ class RankLoop:
     def _come_back(self, order: Rejoin) -> Actions[int]:
         """Rebuild, repair and roll back; return the bytes received."""
         standing, step = self._standing, order.part.target_step
-        yield act.BeginPhase(Moment.REBUILD)
+        yield act.BeginPhase(InjectionPoint.REBUILD)
         standing.strike((yield act.Inspect()))  # an attempt before this one may have left the device stopped
         if standing.struck_since:
             raise StateLost(f"rank {self._session.rank}: memory was struck after the repair was planned")
         yield act.Rebuild(order)
-        yield from self._end_phase(Moment.REBUILD)
-        yield act.BeginPhase(Moment.REPAIR)
+        yield from self._end_phase(InjectionPoint.REBUILD)
+        yield act.BeginPhase(InjectionPoint.REPAIR)
         standing.repairing(order.part, self._session.rank)
         received_bytes: int = yield act.Repair(order)
         standing.repaired()
-        yield from self._end_phase(Moment.REPAIR)
-        yield act.BeginPhase(Moment.ROLLBACK)
-        yield act.RecallOwnState(step)
+        yield from self._end_phase(InjectionPoint.REPAIR)
+        yield act.BeginPhase(InjectionPoint.ROLLBACK)
+        yield act.RecallLocalState(step)
         self._steps.rolled_back(step)
         yield act.RollBack(order)
         standing.whole_again()
-        yield from self._end_phase(Moment.ROLLBACK)
+        yield from self._end_phase(InjectionPoint.ROLLBACK)
         return received_bytes
 
     def _save(self, order: Order) -> Actions[None]:
@@ -212,6 +212,6 @@ class RankLoop:
         path, error = yield act.Save(order)
         yield act.Post(CheckpointSaved(self._session.rank, order.generation, order.step, path, error))
 
-    def _end_phase(self, moment: Moment) -> Actions[None]:
+    def _end_phase(self, point: InjectionPoint) -> Actions[None]:
         seconds = yield act.EndPhase()
-        self._phases_s[moment.value] = self._phases_s.get(moment.value, 0.0) + seconds
+        self._phases_s[point.value] = self._phases_s.get(point.value, 0.0) + seconds

@@ -126,7 +126,7 @@ class Registry:
         self.buffers = BufferWatch(modules)
         self._random = RandomState()
 
-    def capture_own(self) -> dict[str, Any]:
+    def capture_local(self) -> dict[str, Any]:
         """Return this rank's own part, still tied to live objects: encode it at once. Runs at each commit."""
         return {
             "random": self._random.capture(),
@@ -135,8 +135,8 @@ class Registry:
             "values": {name: value.get() for name, value in self.values.items() if not value.replicated},
         }
 
-    def restore_own(self, own: dict[str, Any]) -> None:
-        """Put back what `capture_own` gave. Runs in rollback. Raises RecoveryError when something is missing."""
+    def restore_local(self, own: dict[str, Any]) -> None:
+        """Put back what `capture_local` gave. Runs in rollback. Raises RecoveryError when something is missing."""
         _same_names("data", own["data"], self.data)
         mine = {name: value for name, value in self.values.items() if not value.replicated}
         _same_names("values", own["values"], mine)
@@ -148,7 +148,7 @@ class Registry:
         self._random.restore(own["random"])  # last: putting the others back may have drawn numbers
 
     def restore_random(self, numbers: Any) -> None:
-        """Put back the random numbers of `capture_own` alone."""
+        """Put back the random numbers of `capture_local` alone."""
         self._random.restore(numbers)
 
     def small_replicated(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..devices.base import Damage
 from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
-from ..protocol.types import Moment, RestoreSource, StepReport
+from ..protocol.types import InjectionPoint, RestoreSource, StepReport
 from . import checkpoint
 from .checkpoint_survey import survey
 from .checkpoints import PUBLISHER
@@ -18,7 +18,7 @@ from .transfer import run_transfers
 
 if TYPE_CHECKING:
     from .lifecycle import Framework
-    from .own_parts import OwnParts
+    from .local_state import LocalState
     from .runtime import Runtime
     from .standing import Standing
 
@@ -36,12 +36,12 @@ class _Repaired:
 class Rejoining:
     """Carries out what the loop of the rank asks for between Quiesce and RankReady."""
 
-    def __init__(self, runtime: "Runtime", framework: "Framework", own: "OwnParts", standing: "Standing") -> None:
+    def __init__(self, runtime: "Runtime", framework: "Framework", own: "LocalState", standing: "Standing") -> None:
         self._runtime = runtime
         self._framework = framework
         self._own = own
         self._standing = standing
-        self._arrived: bytes | None = None  # the own state that the repair has brought
+        self._arrived: bytes | None = None  # the rank-local state that the repair has brought
 
     def inspect(self) -> list[str]:
         """Make the device usable again; return the shards that were struck: all, where it is not known which."""
@@ -64,43 +64,43 @@ class Rejoining:
             struck.extend(self.inspect())
             self._framework.clean()
 
-        self._runtime.callbacks.run(Moment.CLEAN, self._runtime.generation, default)
+        self._runtime.callbacks.run(InjectionPoint.CLEAN, self._runtime.generation, default)
         return struck
 
     def survey(self, patience_s: float) -> StepReport:
         """Say where this rank stands, for barrier one; a checkpoint directory is waited for as long as that."""
-        shards, own_states = self._framework.shards(), self._runtime.black_box.copies()
+        shards, local_states = self._framework.shards(), self._runtime.black_box.copies()
         checkpoints, trace = survey(self._runtime.settings.checkpoint_directory, patience_s)
-        return self._standing.report(shards, own_states, checkpoints, trace)
+        return self._standing.report(shards, local_states, checkpoints, trace)
 
     def rebuild(self, order: Rejoin) -> None:
         """Run **rebuild**, and have memory got ready beside it."""
         self._expect(order)
-        self._run(Moment.REBUILD, order, lambda: self._rebuild(order))
+        self._run(InjectionPoint.REBUILD, order, lambda: self._rebuild(order))
         self._runtime.step_clock.generation(order.generation)
 
     def repair(self, order: Rejoin) -> int:
         """Run **repair**; return the bytes received."""
         self._leave_earlier_training(order)
         done = _Repaired()
-        self._run(Moment.REPAIR, order, lambda: self._repair(order, done))
+        self._run(InjectionPoint.REPAIR, order, lambda: self._repair(order, done))
         self._arrived = done.own
         return done.received_bytes
 
-    def recall_own_state(self, step: int) -> None:
-        """Have the own state as of `step` at hand: what the repair has brought, or what the black box has."""
+    def recall_local_state(self, step: int) -> None:
+        """Have the rank-local state as of `step` at hand: what the repair has brought, or what the black box has."""
         if self._arrived is None:
-            self._arrived = self._runtime.own_states.read(self._runtime.rank, step)
+            self._arrived = self._runtime.local_states.read(self._runtime.rank, step)
         if self._arrived is None:
-            raise StateLost(f"rank {self._runtime.rank} has no copy of its own state as of step {step}")
+            raise StateLost(f"rank {self._runtime.rank} has no copy of its local state as of step {step}")
 
     def roll_back(self, order: Rejoin) -> None:
-        """Run **rollback**, and hand the own state to the buddy."""
+        """Run **rollback**, and hand the rank-local state to the buddy."""
         (blob, self._arrived), step = (self._arrived, None), order.part.target_step
         assert blob is not None
-        self._run(Moment.ROLLBACK, order, lambda: self._own.restore(blob, step))
-        self._runtime.own_states.keep(step, blob)
-        self._runtime.own_states.swap(step, blob)
+        self._run(InjectionPoint.ROLLBACK, order, lambda: self._own.restore(blob, step))
+        self._runtime.local_states.keep(step, blob)
+        self._runtime.local_states.swap(step, blob)
 
     def _leave_earlier_training(self, order: Rejoin) -> None:
         """Where training begins at its first step, no later recovery may take an older checkpoint for one of it."""
@@ -108,12 +108,12 @@ class Rejoining:
         if order.part.target_step == 0 and directory is not None and runtime.rank == PUBLISHER:
             checkpoint.set_aside(directory, self._label(order))
 
-    def _run(self, phase: Moment, order: Rejoin, default: Callable[[], None]) -> None:
+    def _run(self, phase: InjectionPoint, order: Rejoin, default: Callable[[], None]) -> None:
         self._runtime.callbacks.run(phase, order.generation, default, order.part.target_step)
 
     def _rebuild(self, order: Rejoin) -> None:
         runtime = self._runtime
-        if not order.seated:
+        if not order.connected:
             runtime.communicator.reconnect(order.generation, order.store, runtime.settings.link_up_s)
         runtime.device.rebuilt()
         self._framework.rebuilt()
@@ -139,9 +139,9 @@ class Rejoining:
             rank=runtime.rank,
             framework=framework,
             links=runtime.communicator,
-            read_own_state=runtime.own_states.read,
+            read_local_state=runtime.local_states.read,
         )
-        done.received_bytes, done.own = transferred.bytes_received, transferred.own_state
+        done.received_bytes, done.own = transferred.bytes_received, transferred.local_state
 
     def _label(self, order: Rejoin) -> str:
         return f"{self._runtime.job}-g{order.generation}"
@@ -152,22 +152,22 @@ class Rejoining:
         assert directory is not None
         for hold in framework.shards():
             checkpoint.load_shard(directory, step, hold.shard_id, framework)
-        own = self._load_own(directory, step)
+        own = self._load_local(directory, step)
         if runtime.rank == PUBLISHER:  # who writes them takes them away
             checkpoint.forget_after(directory, step, self._label(order))
         return own
 
-    def _load_own(self, directory: str, step: int) -> bytes:
-        """Return this rank's own state; in a world of another size, what a rank that was not there begins with."""
+    def _load_local(self, directory: str, step: int) -> bytes:
+        """Return this rank's local state; in a world of another size, what a rank that was not there begins with."""
         rank, framework = self._runtime.rank, self._framework
         saved = checkpoint.world_size_of(directory, step)
         if saved == self._runtime.world_size:
-            return checkpoint.load_own(directory, step, rank)
+            return checkpoint.load_local(directory, step, rank)
         if not isinstance(framework, Rescalable):
             raise CheckpointError(
                 f"the checkpoint of step {step} was written by {saved} ranks, this world has "
                 f"{self._runtime.world_size}, and a {type(framework).__name__} cannot be divided anew among them"
             )
-        blob = checkpoint.load_own(directory, step, rank % saved)
+        blob = checkpoint.load_local(directory, step, rank % saved)
         self._own.adopt(framework, blob, random_numbers=rank < saved)
         return self._own.capture()

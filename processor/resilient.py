@@ -15,8 +15,8 @@ import msgspec
 from ..protocol.errors import ConfigurationError
 from .callbacks import Lifecycle
 from .group_arguments import UNSET, GroupArguments
+from .injection_points import InjectionPoints
 from .ledger import Ledger
-from .moments import Moments
 from .runtime import Runtime
 from .session import Stage
 from .standing import Standing
@@ -101,8 +101,10 @@ def resilient(
         def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             runtime = Runtime.current()
             if runtime is None:
-                moments, standing = Moments(0, 0), Standing(clean=True)
-                state.bind(Ledger(Alone(), state, moments, StepClock(None, moments, 0), standing=standing))
+                injection_points, standing = InjectionPoints(0, 0), Standing(clean=True)
+                state.bind(
+                    Ledger(Alone(), state, injection_points, StepClock(None, injection_points, 0), standing=standing)
+                )
                 return train(*args, **kwargs)
             if runtime.session.stage is not Stage.BOOTING:
                 raise ConfigurationError("a process can call one resilient train function, and only once")
@@ -130,11 +132,11 @@ class Alone:
         """Return True: no boundary is planned."""
         return True
 
-    def keep_own(self, step: int, blob: bytes) -> bytes:
+    def keep_local(self, step: int, blob: bytes) -> bytes:
         """Return the state as it is: there is no black box to keep it in."""
         return blob
 
-    def swap_own(self, step: int, blob: bytes) -> None:
+    def swap_local(self, step: int, blob: bytes) -> None:
         """Do nothing: no other rank keeps a copy."""
 
     def meet(self, index: int) -> None:

@@ -25,8 +25,8 @@ from ..protocol.types import (
     FaultKind,
     FaultLevel,
     FaultReport,
+    InjectionPoint,
     JobSettings,
-    Moment,
     Rendezvous,
     rank_address,
 )
@@ -34,8 +34,8 @@ from .callbacks import Callbacks
 from .client import Client
 from .debug_log import DebugLog
 from .group_arguments import GroupArguments, GroupOfJob, check_arguments
-from .moments import Moments
-from .own_states import OwnStates
+from .injection_points import InjectionPoints
+from .local_state import LocalStateCopies
 from .session import Order, Session
 from .step_clock import StepClock
 
@@ -56,7 +56,7 @@ class Runtime:
         self.ranks_per_node = int(environment["LOCAL_WORLD_SIZE"])
         self.incarnation = int(environment[env.INCARNATION])
         self.job, self.node = environment[env.JOB], environment[env.NODE]
-        self.seated = environment[env.SEATED] == "1"
+        self.connected = environment[env.CONNECTED] == "1"
         self.early = environment.get(env.EARLY) == "1"
         self.started_s = float(environment[env.STARTED_S])
         self.settings = msgspec.json.decode(environment[env.SETTINGS], type=JobSettings)
@@ -67,8 +67,8 @@ class Runtime:
         self.black_box = BlackBox.attach(int(environment[env.BLACK_BOX_FD]))
         self.device = device_named(self.settings.device)
         armed = msgspec.json.decode(environment.get(env.FAULTS, "[]"), type=list[ArmedFault])
-        self.moments = Moments(self.rank, self.incarnation, armed, self.device.inject)
-        self.step_clock = StepClock(self.black_box, self.moments, self.incarnation)
+        self.injection_points = InjectionPoints(self.rank, self.incarnation, armed, self.device.inject)
+        self.step_clock = StepClock(self.black_box, self.injection_points, self.incarnation)
         self.step_clock.generation(generation)
         self.session = Session(self.rank, self.incarnation, generation)
         self.communicator = communicator_named(self.settings.communicator)
@@ -78,7 +78,7 @@ class Runtime:
         self._pid = os.getpid()
         self._stopping = threading.Lock()
         self._shielded = False
-        self.own_states = OwnStates(
+        self.local_states = LocalStateCopies(
             rank=self.rank,
             world_size=self.world_size,
             ranks_per_node=self.ranks_per_node,
@@ -133,7 +133,7 @@ class Runtime:
             rank=self.rank,
             world_size=self.world_size,
             generation=self.session.generation,
-            store=self.store if self.seated else None,
+            store=self.store if self.connected else None,
             collective_s=settings.collective_s if given.timeout is None else given.timeout.total_seconds(),
             link_up_s=START_LINK_UP_S,
         )
@@ -167,7 +167,7 @@ class Runtime:
         """
         with self._stopping:
             if not self._shielded:
-                self.callbacks.run(Moment.STOP, self.generation, lambda: self._abort(reason))
+                self.callbacks.run(InjectionPoint.STOP, self.generation, lambda: self._abort(reason))
             elif reason is not None:
                 self.communicator.abort(reason)
 
@@ -262,7 +262,7 @@ class Runtime:
         """A command has arrived (control thread)."""
         body = envelope.body
         if isinstance(body, ArmFault):
-            self.moments.arm(body.fault)
+            self.injection_points.arm(body.fault)
             return
         if not isinstance(body, Quiesce | Rejoin | Resume | Release | Save):
             return

@@ -5,7 +5,7 @@ The train thread of a process keeps one, and so does each process of the simulat
 
 from collections.abc import Iterable, Sequence
 
-from ..protocol.types import CheckpointTrace, OwnStateCopy, RepairPart, RestoreSource, ShardHold, StepReport
+from ..protocol.types import CheckpointTrace, LocalStateCopy, RepairPart, RestoreSource, ShardHold, StepReport
 
 
 class Standing:
@@ -23,7 +23,7 @@ class Standing:
     def report(
         self,
         shards: Sequence[ShardHold],
-        own_states: tuple[OwnStateCopy, ...],
+        local_states: tuple[LocalStateCopy, ...],
         checkpoints: tuple[int, ...],
         trace: CheckpointTrace,
     ) -> StepReport:
@@ -35,7 +35,7 @@ class Standing:
             clean=self.clean,
             holds=tuple(hold for hold in shards if hold.held and self.clean and hold.shard_id not in self.struck),
             needs=tuple(hold.shard_id for hold in shards),
-            own_states=own_states,
+            local_states=local_states,
             checkpoints=checkpoints,
             trace=trace,
         )

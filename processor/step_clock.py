@@ -9,19 +9,19 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ..protocol.types import Activity, Moment
+from ..protocol.types import Activity, InjectionPoint
 
 if TYPE_CHECKING:
     from ..protocol.blackbox import BlackBox
-    from .moments import Moments
+    from .injection_points import InjectionPoints
 
 
 class StepClock:
     """Writes one rank's progress to its black box; also the communicator's observer."""
 
-    def __init__(self, black_box: "BlackBox | None", moments: "Moments", incarnation: int) -> None:
+    def __init__(self, black_box: "BlackBox | None", injection_points: "InjectionPoints", incarnation: int) -> None:
         self._black_box = black_box
-        self._moments = moments
+        self._injection_points = injection_points
         self._incarnation = incarnation
         self._pid = os.getpid()
         self._lock = threading.Lock()  # collectives can end in other threads
@@ -58,7 +58,7 @@ class StepClock:
 
     def entered(self, op: str, group: tuple[int, ...] = ()) -> None:
         """A collective of the training starts."""
-        self._moments.reached(Moment.COLLECTIVE, self._step, op, group)
+        self._injection_points.reached(InjectionPoint.COLLECTIVE, self._step, op, group)
         with self._lock:
             self._collectives += 1
             self._outstanding += 1

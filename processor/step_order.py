@@ -4,8 +4,8 @@ A step ends in this order: all its collectives, then `ready`, then the commit ba
 then it is committed. So at any fault all survivors have committed step s, or hold its final gradients, or are still
 computing it; there is never more than one step of skew, and never half an update.
 
-With the commit barrier each rank's own state (random numbers, data position) goes to a buddy on another node. Nobody
-commits before everybody has entered the barrier, and nobody enters before its ward's state is here; so whoever dies,
+With the commit barrier each rank's local state (random numbers, data position) goes to a buddy on another node. Nobody
+commits before everybody has entered the barrier, and none enters before its peer copy is here; so whoever dies,
 the state that was his alone is at hand for the step that will be repeated.
 
 The ledger of a training process goes by it (`ledger.py`), and so does each process of the simulation.
@@ -35,8 +35,8 @@ class Act(enum.Enum):
     """What the end of a step consists of. Each act may take its time; its answer is whether it went well."""
 
     FINISH = "finish"  # the device does all that was queued: until then a collective may still fail
-    CAPTURE = "capture"  # the own state is taken down, and kept where it outlives the process
-    SWAP = "swap"  # the own state is handed to the buddy; the ward's is here
+    CAPTURE = "capture"  # the rank-local state is taken down, and kept where it outlives the process
+    SWAP = "swap"  # the rank-local state is handed to the buddy; the peer copy is here
     MEET = "meet"  # everybody has come so far
     HOLD = "hold"  # swap or meeting broke: report, wait for orders; the answer is whether to apply the update
     PUBLISH = "publish"  # every rank has everything of the step before: its checkpoint can be made complete

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..protocol.errors import Interrupted, MidstepError
 from ..protocol.messages import RankJoined, StepCommitted
-from ..protocol.types import Activity, Moment
+from ..protocol.types import Activity, InjectionPoint
 from . import rank_actions as act
 from .callbacks import Callbacks, Lifecycle
 from .checkpoint_survey import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints import Checkpoints
 from .exceptions import Reaction
 from .ledger import Ledger
-from .own_parts import OwnParts
+from .local_state import LocalState
 from .rank_actions import Action, Actions, Ended
 from .rank_loop import RankLoop
 from .rejoining import Rejoining
@@ -42,10 +42,10 @@ class TrainThread:
     def __init__(self, runtime: Runtime, framework: "Framework", lifecycle: Lifecycle | None = None) -> None:
         self._runtime = runtime
         self._framework = framework
-        self._standing = standing = Standing(clean=runtime.seated)
-        self._ledger = Ledger(self, framework, runtime.moments, runtime.step_clock, standing=standing)
+        self._standing = standing = Standing(clean=runtime.connected)
+        self._ledger = Ledger(self, framework, runtime.injection_points, runtime.step_clock, standing=standing)
         runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: standing.count)
-        self._own = OwnParts(framework, runtime.device)
+        self._own = LocalState(framework, runtime.device)
         self._rejoining = Rejoining(runtime, framework, self._own, standing)
         self._checkpoints = Checkpoints(runtime, framework)
         self._verdicts = Verdicts(runtime)
@@ -62,10 +62,10 @@ class TrainThread:
         self._framework.bind(self._ledger)
         for finding in self._framework.audit():
             _log.warning("%s", finding)
-        if runtime.seated or not runtime.black_box.copies():
+        if runtime.connected or not runtime.black_box.copies():
             # A newcomer keeps what its predecessor left: it may be the last copy.
-            runtime.own_states.keep(0, self._own.capture())
-        runtime.moments.reached(Moment.JOIN, 0)
+            runtime.local_states.keep(0, self._own.capture())
+        runtime.injection_points.reached(InjectionPoint.JOIN, 0)
         self._drive(self._loop.run())
         return self._result  # type: ignore[no-any-return]
 
@@ -102,15 +102,15 @@ class TrainThread:
         """Whether a step may be begun; False at a boundary at which all ranks stop."""
         return self._runtime.begins(step)
 
-    def keep_own(self, step: int, blob: bytes) -> bytes:
-        """The own state, with the device's part, goes to the black box."""
+    def keep_local(self, step: int, blob: bytes) -> bytes:
+        """The rank-local state, with the device's part, goes to the black box."""
         whole = self._own.whole(blob)
-        self._runtime.own_states.keep(step, whole)
+        self._runtime.local_states.keep(step, whole)
         return whole
 
-    def swap_own(self, step: int, blob: bytes) -> None:
-        """The own state goes to the buddy, the ward's is kept."""
-        self._runtime.own_states.swap(step, blob)
+    def swap_local(self, step: int, blob: bytes) -> None:
+        """The rank-local state goes to the buddy, the peer copy is kept."""
+        self._runtime.local_states.swap(step, blob)
 
     def meet(self, index: int) -> None:
         """The commit barrier: everybody is here. From now on the update must not end halfway."""
@@ -133,7 +133,7 @@ class TrainThread:
             )
         if self._checkpoints.due(committed):
             runtime.step_clock.doing(Activity.CHECKPOINTING)
-            runtime.moments.reached(Moment.CHECKPOINT, committed - 1)
+            runtime.injection_points.reached(InjectionPoint.CHECKPOINT, committed - 1)
             self._checkpoints.save(committed)
             runtime.step_clock.doing(Activity.COMPUTING)
 
@@ -165,7 +165,7 @@ class TrainThread:
             act.EndPhase: lambda _: time.monotonic() - self._phase_began_s,
             act.Rebuild: lambda each: rejoining.rebuild(each.order),
             act.Repair: lambda each: rejoining.repair(each.order),
-            act.RecallOwnState: lambda each: rejoining.recall_own_state(each.step),
+            act.RecallLocalState: lambda each: rejoining.recall_local_state(each.step),
             act.RollBack: lambda each: rejoining.roll_back(each.order),
             act.Halt: lambda _: runtime.device.stop(),
             act.PublishCheckpoint: lambda _: checkpoints.publish_pending(),
@@ -207,7 +207,7 @@ class TrainThread:
 
     def _begin_phase(self, action: act.BeginPhase) -> None:
         self._phase_began_s = time.monotonic()
-        self._runtime.moments.reached(action.moment, self._standing.count)
+        self._runtime.injection_points.reached(action.point, self._standing.count)
 
     def _stop(self, reason: str | None) -> None:
         if reason is not None:

@@ -4,7 +4,7 @@ A shard is one run of bytes: its tensors, one behind the other. A transfer moves
 way at once, so that hashing and copying one chunk overlaps with the flight of the next. A chunk inside one tensor is
 sent from, and received into, the tensor's own memory.
 
-Why it cannot deadlock: everything small (headers, own states) is sent first, and no rank waits before it has sent all
+Why it cannot deadlock: everything small (headers, local states) is sent first, and no rank waits before it has sent all
 of its own. The ranges then move in rounds: in round k each rank goes through its transfers in the one global order,
 waits for chunk k and posts chunk k + n, where n is how many it has under way. Whoever waits for another rank is
 therefore ahead of it by more rounds than that rank's n, which cannot hold around a circle; and two transfers between
@@ -22,7 +22,7 @@ import torch
 import xxhash
 
 from ..protocol.errors import ChecksumMismatch, RecoveryError, StateLost
-from ..protocol.types import OwnStateTransfer, RepairPart, ShardTransfer
+from ..protocol.types import LocalStateTransfer, RepairPart, ShardTransfer
 from . import tree
 from .chunks import Chunk, ShardMemory, cut
 from .lifecycle import Framework, OpenShard
@@ -60,23 +60,23 @@ class Links(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Transferred:
-    """What came in: bytes of shards and own states, and this rank's own state if the plan had it brought."""
+    """What came in: bytes of shards and rank-local states, and this rank's local state if the plan had it brought."""
 
     bytes_received: int
-    own_state: bytes | None
+    local_state: bytes | None
 
 
 def run_transfers(
-    part: RepairPart, *, rank: int, framework: Framework, links: Links, read_own_state: ReadOwnState
+    part: RepairPart, *, rank: int, framework: Framework, links: Links, read_local_state: ReadOwnState
 ) -> Transferred:
     """Carry out this rank's part of the plan. Runs in repair, in the train thread, on all ranks that have a part.
 
-    `read_own_state(rank, step)` reads a copy of a rank's own state from the black box here. Shards that arrived whole
+    `read_local_state(rank, step)` reads a copy of a local state from the black box here. Shards that arrived whole
     are adopted before this returns. Raises ChecksumMismatch (naming shard, range and source), StateLost when a copy
     that the plan counts on is gone, RecoveryError when plan and shard do not fit, and whatever the links raise.
     """
     transfers = sorted(part.transfers, key=lambda t: (t.shard_id, t.destination, t.offset_bytes, t.source))
-    own_states = sorted(part.own_states, key=lambda t: (t.rank, t.source))
+    local_states = sorted(part.local_states, key=lambda t: (t.rank, t.source))
     letters = _Letters(rank, links)
     opened = {t.shard_id: framework.open_shard(t.shard_id) for t in transfers if t.source == rank}
     # The header comes from whoever sends the first byte; a part holds this rank's transfers only, so it must be a rule.
@@ -84,15 +84,15 @@ def run_transfers(
     for transfer in headers:
         if transfer.source == rank:
             letters.send(opened[transfer.shard_id].header, transfer.destination)
-    own = _own_states(own_states, rank, part.target_step, letters, read_own_state)
+    own = _local_states(local_states, rank, part.target_step, letters, read_local_state)
     accepted = {
         t.shard_id: framework.accept_shard(t.shard_id, letters.receive(t.source, f"the header of shard {t.shard_id!r}"))
         for t in headers
         if t.destination == rank
     }
-    for item in own_states:
+    for item in local_states:
         if item.rank == rank and item.source != rank:
-            own = letters.receive(item.source, f"the own state of rank {rank}")
+            own = letters.receive(item.source, f"the rank-local state of rank {rank}")
     letters.finish()
     received = _move(transfers, rank, links, opened, accepted)
     for shard_id, shard in accepted.items():
@@ -100,10 +100,10 @@ def run_transfers(
     return Transferred(received + letters.bytes_received, own)
 
 
-def _own_states(
-    items: Sequence[OwnStateTransfer], rank: int, step: int, letters: "_Letters", read: ReadOwnState
+def _local_states(
+    items: Sequence[LocalStateTransfer], rank: int, step: int, letters: "_Letters", read: ReadOwnState
 ) -> bytes | None:
-    """Send the own states that others lost; return this rank's own if it is here."""
+    """Send the rank-local states that others lost; return this rank's own if it is here."""
     mine = None
     for item in items:
         if item.source != rank:
@@ -111,7 +111,7 @@ def _own_states(
         blob = read(item.rank, step)
         if blob is None:
             raise StateLost(
-                f"the plan takes rank {item.rank}'s own state after {step} updates from the black box of rank {rank}, "
+                f"the plan takes rank {item.rank}'s local state of step {step} from the black box of rank {rank}, "
                 "but it is not there, or was torn while it was written"
             )
         if item.rank == rank:

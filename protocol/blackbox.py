@@ -10,7 +10,7 @@ Layout, native byte order and alignment (both ends are on one machine)::
     0      identity    magic, layout version, rank, capacity of a slot
     64     progress    sequence, pid, incarnation, generation, step, activity, collectives,
                        activity_began_s, step_began_s, median_step_s: ten words of 8 bytes
-    256    4 slots     own, own, ward, ward; each a header of 64 bytes and the capacity
+    256    4 slots     local, local, peer, peer; each a header of 64 bytes and the capacity
            header      state, rank, step, length, write number, xxh3 of (rank, step, blob)
 
 One thread writes at a time. Each word is stored whole, and the sequence is odd while several of them change,
@@ -23,8 +23,8 @@ import struct
 from typing import Any, Self
 
 from .errors import AgentError
-from .slots import OWN_SLOTS, SLOTS, WARD_SLOTS, Slots, slot_bytes
-from .types import Activity, OwnStateCopy, RankProgress
+from .slots import LOCAL_SLOTS, PEER_SLOTS, SLOTS, Slots, slot_bytes
+from .types import Activity, LocalStateCopy, RankProgress
 
 _MAGIC = 0x6D69_6473_7465_7031
 _VERSION = 1
@@ -49,7 +49,7 @@ _ACTIVITY_CODES = {activity: code for code, activity in enumerate(_ACTIVITIES, s
 class BlackBox:
     """Shared memory of one rank. The agent creates it and reads; the training process attaches and writes.
 
-    Progress is written by the train thread all through a step and costs about a microsecond. Own states are
+    Progress is written by the train thread all through a step and costs about a microsecond. Rank-local states are
     written at `ready(s)`, read in repair. Nothing here blocks.
     """
 
@@ -205,29 +205,29 @@ class BlackBox:
             fields = again
         return fields, False
 
-    # --- own states ------------------------------------------------------------
+    # --- rank-local states ------------------------------------------------------------
 
-    def write_own(self, step: int, blob: bytes) -> None:
-        """Keep the own state of this rank as of `step` committed updates, in place of the older of the two
+    def write_local(self, step: int, blob: bytes) -> None:
+        """Keep the rank-local state of this rank as of `step` committed updates, in place of the older of the two
         kept.
 
         Copies of later steps are dropped: they belong to updates that were rolled back. Raises RecoveryError
         when the blob is bigger than a slot.
         """
-        self._slots.write(OWN_SLOTS, self.rank, step, blob)
+        self._slots.write(LOCAL_SLOTS, self.rank, step, blob)
 
-    def write_ward(self, rank: int, step: int, blob: bytes) -> None:
-        """Keep a copy of the own state of `rank`, for which this rank is the buddy. Else as `write_own`."""
-        self._slots.write(WARD_SLOTS, rank, step, blob)
+    def write_peer(self, rank: int, step: int, blob: bytes) -> None:
+        """Keep a copy of the rank-local state of `rank`, for which this rank is the buddy. Else as `write_local`."""
+        self._slots.write(PEER_SLOTS, rank, step, blob)
 
-    def read_own(self, step: int) -> bytes | None:
-        """Read this rank's own state as of `step`; None when no whole copy of it is here."""
-        return self._slots.read(OWN_SLOTS, self.rank, step)
+    def read_local(self, step: int) -> bytes | None:
+        """Read this rank's local state as of `step`; None when no whole copy of it is here."""
+        return self._slots.read(LOCAL_SLOTS, self.rank, step)
 
-    def read_ward(self, rank: int, step: int) -> bytes | None:
-        """Read the copy of `rank`'s own state as of `step`; None when no whole copy of it is here."""
-        return self._slots.read(WARD_SLOTS, rank, step)
+    def read_peer(self, rank: int, step: int) -> bytes | None:
+        """Read the copy of `rank`'s local state as of `step`; None when no whole copy of it is here."""
+        return self._slots.read(PEER_SLOTS, rank, step)
 
-    def copies(self) -> tuple[OwnStateCopy, ...]:
-        """Name the own states that can be read here whole, this rank's and its ward's. For barrier one."""
+    def copies(self) -> tuple[LocalStateCopy, ...]:
+        """Name the rank-local states that can be read here whole, this rank's and the peer copy. For barrier one."""
         return self._slots.copies()

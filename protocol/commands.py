@@ -18,9 +18,9 @@ class IntroduceNode(msgspec.Struct, frozen=True, tag=True):
 class StartProcess(msgspec.Struct, frozen=True, tag=True):
     """Start the process of a rank; a process that holds the rank on this node now is killed first.
 
-    `seated`: the whole world starts anew, so its process groups can be built for real at once. Otherwise the newcomer
-    builds them without peers and is seated at Rejoin. `early`: another process keeps the rank for now; this one gets
-    ready on its node, and joins when it is asked to quiesce.
+    `connected`: the whole world starts together, so the process groups are connected when the program makes them.
+    Otherwise the newcomer makes them without peers, and connects them at Rejoin. `early`: another process keeps the
+    rank for now; this one gets ready on its node, and joins when it is asked to quiesce.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class StartProcess(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
     generation: int
     restart_count: int
-    seated: bool
+    connected: bool = msgspec.field(name="seated")  # the name on the wire
     store: Rendezvous
     early: bool = False
     world_size: int = 0  # ranks and nodes of the world now; 0: those that the job asked for
@@ -62,7 +62,7 @@ class Rejoin(msgspec.Struct, frozen=True, tag=True):
     rank: int
     generation: int
     store: Rendezvous
-    seated: bool  # the groups were built for this generation at start: no rebuild
+    connected: bool = msgspec.field(name="seated")  # the groups were built for this generation at start: no rebuild
     part: RepairPart
 
 
@@ -84,7 +84,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
     """Write what this parked rank holds into an emergency checkpoint of `step`.
 
-    Every rank writes its own state, the copies that it keeps for others, and those shards that are named; the one with
+    Every rank writes its local state, its peer copies, and the shards that are named; the one with
     `publish`, which comes last, makes the checkpoint complete.
     """
 
@@ -102,7 +102,7 @@ class ProbeProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class ArmFault(msgspec.Struct, frozen=True, tag=True):
-    """Cause a fault on purpose. For an agent: signals and KILL_NODE; for a processor: the moments of a step."""
+    """Inject a fault. An agent sends signals and kills its node; a processor does what waits for an injection point."""
 
     fault: ArmedFault
 

@@ -52,7 +52,7 @@ class FaultLevel(enum.StrEnum):
 
 
 class Assertion(enum.StrEnum):
-    """What a detector says of a fault that can last: it is there, it is gone, or it was a moment's."""
+    """What a detector says of a fault that can last: it is there, it is gone, or it has passed already."""
 
     OCCUR = "occur"
     RECOVER = "recover"

@@ -1,4 +1,4 @@
-"""Four slots of a rank's black box: copies of own states, written so that half a one is never taken for whole.
+"""Four slots of a rank's black box: copies of rank-local states, written so that half a one is never taken for whole.
 
 A slot's header is written after its data and carries the checksum: a write that was cut short is never taken for a
 copy. Of two slots, the one that is worth less is given up.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import xxhash
 
 from .errors import RecoveryError
-from .types import OwnStateCopy
+from .types import LocalStateCopy
 
 _SLOT_HEADER_BYTES = 64
 _SLOT_HEADER = struct.Struct("@5qQ")
@@ -20,8 +20,8 @@ _WORD_BYTES = 8
 _SLOT_EMPTY, _SLOT_WRITTEN = 0, 1
 
 SLOTS = 4
-OWN_SLOTS = (0, 1)
-WARD_SLOTS = (2, 3)
+LOCAL_SLOTS = (0, 1)
+PEER_SLOTS = (2, 3)
 
 
 class _SlotHeader(NamedTuple):
@@ -53,20 +53,20 @@ class Slots:
         self._words.release()
         self._bytes.release()
 
-    def copies(self) -> tuple[OwnStateCopy, ...]:
-        """Name the own states that can be read here whole."""
+    def copies(self) -> tuple[LocalStateCopy, ...]:
+        """Name the rank-local states that can be read here whole."""
         found = []
-        for slot in OWN_SLOTS + WARD_SLOTS:
+        for slot in LOCAL_SLOTS + PEER_SLOTS:
             header = self._header(slot)
             if header.state == _SLOT_WRITTEN and self._blob(slot, header) is not None:
-                found.append(OwnStateCopy(rank=header.rank, step=header.step))
+                found.append(LocalStateCopy(rank=header.rank, step=header.step))
         return tuple(sorted(found, key=lambda copy: (copy.rank, copy.step)))
 
     def write(self, slots: tuple[int, int], rank: int, step: int, blob: bytes) -> None:
-        """Keep an own state as of `step` in one of two slots; raise RecoveryError when it is bigger than a slot."""
+        """Keep a local state as of `step` in one of two slots; raise RecoveryError when it is bigger than a slot."""
         if len(blob) > self._capacity_bytes:
             raise RecoveryError(
-                f"the own state of rank {rank} at step {step} takes {len(blob)} bytes, and a slot of "
+                f"the rank-local state of rank {rank} at step {step} takes {len(blob)} bytes, and a slot of "
                 f"the black box {self._capacity_bytes}; raise `black_box_bytes` in the policy, or register "
                 "less as a rank's own"
             )
@@ -84,7 +84,7 @@ class Slots:
             self._set_state(other, _SLOT_EMPTY)
 
     def read(self, slots: tuple[int, ...], rank: int, step: int) -> bytes | None:
-        """Read the own state of `rank` as of `step`; None when no whole copy of it is in these slots."""
+        """Read the rank-local state of `rank` as of `step`; None when no whole copy of it is in these slots."""
         for slot in slots:
             header = self._header(slot)
             if header.holds(rank, step):

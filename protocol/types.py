@@ -15,9 +15,9 @@ from .faults import Assertion as Assertion
 from .faults import FaultKind as FaultKind
 from .faults import FaultLevel as FaultLevel
 from .faults import FaultReport as FaultReport
-from .injuries import ArmedFault as ArmedFault
-from .injuries import Injury as Injury
-from .injuries import Moment as Moment
+from .injection import ArmedFault as ArmedFault
+from .injection import FaultAction as FaultAction
+from .injection import InjectionPoint as InjectionPoint
 
 CONTROLLER = "controller"
 PLATFORM = "platform"
@@ -82,8 +82,8 @@ class ShardHold(msgspec.Struct, frozen=True):
     held: bool = True  # False: the rank must hold it, and does not yet
 
 
-class OwnStateCopy(msgspec.Struct, frozen=True):
-    """A copy of the small state that is `rank`'s alone (RNG, data position), as of `step` committed updates."""
+class LocalStateCopy(msgspec.Struct, frozen=True):
+    """A copy of the rank-local state of `rank` (RNG, data position), as of `step` committed updates."""
 
     rank: Rank
     step: Count
@@ -116,7 +116,9 @@ class StepReport(msgspec.Struct, frozen=True):
     clean: bool
     holds: Annotated[tuple[ShardHold, ...], Meta(max_length=MOST_OF_A_RANK)] = ()
     needs: Annotated[tuple[Name, ...], Meta(max_length=MOST_OF_A_RANK)] = ()
-    own_states: Annotated[tuple[OwnStateCopy, ...], Meta(max_length=MOST_OF_A_RANK)] = ()
+    local_states: Annotated[tuple[LocalStateCopy, ...], Meta(max_length=MOST_OF_A_RANK)] = msgspec.field(
+        default=(), name="own_states"
+    )  # the name that journals have
     checkpoints: Annotated[
         tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)
     ] = ()  # steps of the complete checkpoints that this rank can read
@@ -133,8 +135,8 @@ class ShardTransfer(msgspec.Struct, frozen=True):
     destination: int
 
 
-class OwnStateTransfer(msgspec.Struct, frozen=True):
-    """`rank`'s own state goes from the black box of `source` to `rank`. They may be the same rank."""
+class LocalStateTransfer(msgspec.Struct, frozen=True):
+    """The rank-local state of `rank` goes from the black box of `source` to `rank`. They may be the same rank."""
 
     rank: int
     source: int
@@ -147,8 +149,9 @@ class RepairPart(msgspec.Struct, frozen=True):
     restore: RestoreSource
     finish_update: bool = False  # this rank is ready at target_step - 1: apply the update locally
     transfers: tuple[ShardTransfer, ...] = ()  # those in which this rank is source or destination
-    own_states: tuple[OwnStateTransfer, ...] = ()  # likewise
-    restore_own: bool = False  # put back the own state as of target_step (everybody, in a repeated step)
+    local_states: tuple[LocalStateTransfer, ...] = msgspec.field(default=(), name="own_states")  # and local states
+    # Whether to put back the rank-local state of `target_step`, as all ranks do when a step is repeated.
+    restore_local: bool = msgspec.field(default=False, name="restore_own")
 
 
 class RepairPlan(msgspec.Struct, frozen=True):
@@ -236,7 +239,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     link_up_s: float = 1.5  # one attempt to build the communicators
     collective_s: float = 1800.0  # the communicator's own timeout
     stop_grace_s: float = 5.0  # SIGTERM to SIGKILL when a job ends
-    black_box_bytes: int = 1 << 20  # capacity of one own-state slot
+    black_box_bytes: int = 1 << 20  # capacity of one slot of rank-local state
     communicator: str = "gloo"
     device: str = "cpu"
     restore: tuple[str, ...] = ("replica", "checkpoint")

@@ -11,14 +11,14 @@ ARRIVING = -3  # and in one that is being overwritten by a repair
 
 
 class Memory:
-    """The shards of one process, its own state, and its gradients."""
+    """The shards of one process, its local state, and its gradients."""
 
-    def __init__(self, shards: Iterable[str], *, seated: bool) -> None:
+    def __init__(self, shards: Iterable[str], *, connected: bool) -> None:
         """`seated`: it begins with the others; what a single newcomer begins with is worth nothing."""
         self.shards = dict.fromkeys(shards, 0)
         self.own = 0
         self.gradients: int | None = None  # of which update they are the final ones
-        self._updates: int | None = 0 if seated else None
+        self._updates: int | None = 0 if connected else None
 
     @property
     def stands(self) -> int | None:

@@ -27,7 +27,7 @@ from ..protocol.types import (
     FaultKind,
     FaultLevel,
     FaultReport,
-    OwnStateCopy,
+    LocalStateCopy,
     RunningProcess,
     StoreEndpoint,
     node_address,
@@ -57,30 +57,30 @@ class Seat:
         self._own: list[tuple[int, int, int]] = []  # (rank, step, blob), two at most, in order of writing
         self._wards: list[tuple[int, int, int]] = []
 
-    def keep_own(self, step: int, blob: int) -> None:
-        """Write the own state."""
+    def keep_local(self, step: int, blob: int) -> None:
+        """Write the rank-local state."""
         self._own = _written(self._own, self.rank, step, blob)
 
     def keep_ward(self, rank: int, step: int, blob: int) -> None:
-        """Write a copy of the ward's own state."""
+        """Write a copy of the ward's local state."""
         self._wards = _written(self._wards, rank, step, blob)
 
     @property
-    def own_is_empty(self) -> bool:
+    def local_is_empty(self) -> bool:
         """Whether no life of the rank has written here."""
         return not self._own
 
     def own(self, step: int) -> int | None:
-        """Read the own state as of a step."""
+        """Read the rank-local state as of a step."""
         return self.copy_of(self.rank, step)
 
     def copy_of(self, rank: int, step: int) -> int | None:
-        """Read any own state that is here."""
+        """Read any rank-local state that is here."""
         return next((blob for who, at, blob in self._own + self._wards if (who, at) == (rank, step)), None)
 
-    def copies(self) -> tuple[OwnStateCopy, ...]:
+    def copies(self) -> tuple[LocalStateCopy, ...]:
         """Name what is here."""
-        return tuple(OwnStateCopy(rank, step) for rank, step, _ in sorted(self._own + self._wards))
+        return tuple(LocalStateCopy(rank, step) for rank, step, _ in sorted(self._own + self._wards))
 
     def ended(self, process: Process, status: int) -> None:
         """The seat's process has ended."""
@@ -262,7 +262,7 @@ class Agent:
             case ArmFault(fault=fault):
                 process = self.hosts(fault.rank)
                 if process is not None:
-                    process.injure(fault.injury)
+                    process.inject(fault.action)
             case EndJob():
                 self.world.timeline.after(0.01, self.die)
             case other:

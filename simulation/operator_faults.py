@@ -4,12 +4,12 @@ import random
 from typing import TYPE_CHECKING
 
 from ..controller.events import InjectRequested, KillNodeRequested, StopRequested
-from ..protocol.types import ArmedFault, Injury
+from ..protocol.types import ArmedFault, FaultAction
 
 if TYPE_CHECKING:
     from .world import World
 
-INJURIES = (Injury.KILL, Injury.STOP, Injury.RAISE, Injury.KILL_NODE)
+FAULT_ACTIONS = (FaultAction.KILL, FaultAction.STOP, FaultAction.RAISE, FaultAction.KILL_NODE)
 LIVES_ON_S = (0.6, 3.0, 20.0)  # how long a controller that was taken for dead goes on
 
 
@@ -39,16 +39,16 @@ def request_stop(world: "World", chance: random.Random) -> str:
 
 def inject(world: "World", chance: random.Random) -> str:
     """An operator injects a fault into a rank."""
-    rank, injury = chance.randrange(world.size), chance.choice(INJURIES)
+    rank, action = chance.randrange(world.size), chance.choice(FAULT_ACTIONS)
     agent = world.agents.get(world.controller.machine.state.world.holders[rank].node)
     process = agent.hosts(rank) if agent is not None else None
     starting = not world.controller.machine.state.ever_resilient
-    if process is None or (injury is Injury.STOP and (starting or process.watched_by_nobody)):
+    if process is None or (action is FaultAction.STOP and (starting or process.watched_by_nobody)):
         return "nobody to inject a fault into"
-    for each in agent.processes() if agent is not None and injury is Injury.KILL_NODE else [process]:
+    for each in agent.processes() if agent is not None and action is FaultAction.KILL_NODE else [process]:
         each.harmed = True
-    world.controller.tell(InjectRequested(ArmedFault(rank, injury)))
-    return f"an operator injects {injury} into rank {rank}"
+    world.controller.tell(InjectRequested(ArmedFault(rank, action)))
+    return f"an operator injects {action} into rank {rank}"
 
 
 def ask_to_kill_node(world: "World", chance: random.Random) -> str:

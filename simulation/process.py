@@ -22,7 +22,7 @@ from ..protocol.messages import (
     SaveCheckpoint,
     StartProcess,
 )
-from ..protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, Injury, RankProgress, rank_address
+from ..protocol.types import CONTROLLER, Activity, FaultAction, FaultKind, FaultReport, RankProgress, rank_address
 from .lies import Lie, tell
 from .memory import Memory
 from .network import Endpoint
@@ -54,8 +54,8 @@ class Process(PlayedThread):
         self.hits: dict[Place, FaultKind] = {}  # what strikes it in the next step, and where
         self.harmed = False  # something was done to it, so it may be replaced
         self.lie: Lie | None = None  # what will be wrong with what it says next
-        self.memory = Memory(world.shards(self.rank, self.world_size), seated=order.seated)
-        self.standing = Standing(clean=order.seated)
+        self.memory = Memory(world.shards(self.rank, self.world_size), connected=order.connected)
+        self.standing = Standing(clean=order.connected)
         self.steps = StepOrder(self.standing, self)
         self.loop = RankLoop(self.session, self.standing, self.steps, early=order.early)
         self._said: list[RankReady | RankQuiesced] = []
@@ -77,12 +77,12 @@ class Process(PlayedThread):
         """Whether it may stand still for ever: in a checkpoint, or at its end when nobody else is there to end."""
         return self.activity is Activity.CHECKPOINTING or (self.activity is Activity.FINISHED and self.world_size == 1)
 
-    def injure(self, injury: Injury) -> None:
+    def inject(self, action: FaultAction) -> None:
         """Suffer what an operator has injected."""
         self.harmed = True
-        if injury is Injury.RAISE:
+        if action is FaultAction.RAISE:
             self.raising = True
-        elif injury is Injury.STOP:  # which may come later than it was asked for
+        elif action is FaultAction.STOP:  # which may come later than it was asked for
             if not self.watched_by_nobody:
                 self.suspend()
         else:
@@ -152,7 +152,7 @@ class Process(PlayedThread):
             return False
         body = envelope.body
         if isinstance(body, ArmFault):
-            self.injure(body.fault.injury)
+            self.inject(body.fault.action)
         elif isinstance(body, Quiesce | Rejoin | Resume | Release | SaveCheckpoint):
             if isinstance(body, Quiesce):
                 self.repeat_itself()

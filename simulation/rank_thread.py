@@ -9,7 +9,7 @@ from ..processor.rank_actions import Action, Actions, Ended
 from ..processor.session import Order
 from ..protocol.errors import MidstepError
 from ..protocol.messages import RankFinished, RankJoined, RankQuiesced, RankReady, StartProcess
-from ..protocol.types import FaultKind, Moment, ShardHold, StepReport
+from ..protocol.types import FaultKind, InjectionPoint, ShardHold, StepReport
 from .invariants import Invariant
 from .plain_script import PlainScript
 from .played_thread import Returned, Thread
@@ -30,15 +30,15 @@ def life_of(process: "Process", order: StartProcess) -> Thread[None]:
     world = process.world
     yield process.sleep(world.chance.uniform(0.01, 0.3))
     try:
-        if order.seated:
+        if order.connected:
             group = world.group(process.session.generation, process.world_size)
             yield from process.link_up(group, order.store, START_LINK_UP_S)
             process.in_collective = False
-        if order.seated and world.setting.plain:
+        if order.connected and world.setting.plain:
             yield from PlainScript(process).run()
             return
-        if order.seated or process.seat.own_is_empty:
-            process.seat.keep_own(0, 0)
+        if order.connected or process.seat.local_is_empty:
+            process.seat.keep_local(0, 0)
         if order.early:
             process.seat.agent.announce(process)
         yield from RankThread(process).run()
@@ -70,7 +70,7 @@ class RankThread:
             act.SetActivity: lambda each: process.doing(each.activity),
             act.BeginPhase: self._begin_phase,
             act.EndPhase: lambda _: PHASE_S,
-            act.RecallOwnState: lambda each: way_back.recall_own_state(each.step),
+            act.RecallLocalState: lambda each: way_back.recall_local_state(each.step),
             act.Halt: lambda _: None,
             act.PublishCheckpoint: lambda _: train_function.publish(),
             act.ClaimCheckpoints: lambda _: None,
@@ -151,7 +151,7 @@ class RankThread:
             process.report_fault(kind, str(action.error))
 
     def _begin_phase(self, action: act.BeginPhase) -> None:
-        if action.moment is Moment.REBUILD:
+        if action.point is InjectionPoint.REBUILD:
             self._process.repeat_itself()
             self._world.reached("rebuild")
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .process import Process
 
 DIRECTORY = "/checkpoints"
-Part = str | int  # a shard, or the rank of an own state
+Part = str | int  # a shard, or the rank of a rank-local state
 
 
 class Saving:
@@ -43,7 +43,7 @@ class Saving:
         return tuple(sorted(self._disk)), CheckpointTrace(DIRECTORY, unusable=unusable)
 
     def write(self, process: "Process", order: SaveCheckpoint) -> str:
-        """Write what a rank was told to, and every own state of the step that it has; return what went wrong."""
+        """Write what a rank was told to, and every rank-local state of the step that it has; return what went wrong."""
         held = process.memory.shards
         wrong = {shard: held.get(shard) for shard in order.shards if held.get(shard) != order.step}
         if wrong:
@@ -55,10 +55,10 @@ class Saving:
         if not order.publish:
             return ""
         ranks = range(process.world_size)
-        unsaid = sorted(set(ranks) - parts)  # the own states are what a process looks for before it publishes
+        unsaid = sorted(set(ranks) - parts)  # the rank-local states are what a process looks for before it publishes
         if unsaid:
             self.failures += 1
-            return f"the checkpoint lacks the own states of ranks {unsaid}"
+            return f"the checkpoint lacks the rank-local states of ranks {unsaid}"
         lost = {shard for rank in ranks for shard in process.world.shards(rank, len(ranks))} - parts
         if lost:
             what = f"rank {process.rank} publishes a checkpoint of step {order.step} without {sorted(lost)}"

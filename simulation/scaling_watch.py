@@ -42,17 +42,19 @@ class ScalingWatch:
         self._growth_is_in_time(before)
         if self._waits_for_nodes(before):
             self._survivors_have_saved()
-        seated = [order for order in orders if isinstance(order, StartProcess) and order.seated]
-        if seated and seated[0].world_size != self.sizes[-1]:
-            self._is_as_large_as_it_can_be(seated[0].world_size)
+        connected = [order for order in orders if isinstance(order, StartProcess) and order.connected]
+        if connected and connected[0].world_size != self.sizes[-1]:
+            self._is_as_large_as_it_can_be(connected[0].world_size)
             self._survivors_have_saved()
-            self.sizes.append(seated[0].world_size)
+            self.sizes.append(connected[0].world_size)
             self._changed_s = self._world.machine.state.plans.scaled_s
-        if seated and seated[0].generation != self._started_generation:  # and not when they are only asked for again
-            self._started_generation = seated[0].generation
+        if (
+            connected and connected[0].generation != self._started_generation
+        ):  # and not when they are only asked for again
+            self._started_generation = connected[0].generation
             self._on_disk = max((step for step in self._world.disk if step <= self._trusted), default=0)
             self._ever = self._world.saving.ever
-        self._the_checkpoint_is_loaded([order for order in orders if isinstance(order, Rejoin) and order.seated])
+        self._the_checkpoint_is_loaded([order for order in orders if isinstance(order, Rejoin) and order.connected])
         self._nobody_is_left_behind()
 
     # --- inside -------------------------------------------------------------------------------------------------

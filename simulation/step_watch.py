@@ -20,7 +20,7 @@ class StepWatch:
         self._met: defaultdict[tuple[Group | None, int], set[int]] = defaultdict(set)  # who has entered which barrier
 
     def meets(self, process: "Process") -> None:
-        """Nothing lost: who enters the commit barrier has final gradients, its own state and its ward's."""
+        """Nothing lost: who enters the commit barrier has final gradients, its local state and its ward's."""
         step, ward = process.standing.count + 1, self._world.ward(process.rank, process.world_size)
         own = all(process.seat.copy_of(rank, step) is not None for rank in (process.rank, ward))
         if process.memory.gradients != step or not own:

@@ -121,7 +121,7 @@ class TrainFunction:
 
     def _capture(self) -> None:
         step = self._process.standing.count + 1
-        self._process.seat.keep_own(step, step)
+        self._process.seat.keep_local(step, step)
 
     def _swap(self) -> Thread[bool]:
         process, step = self._process, self._process.standing.count + 1

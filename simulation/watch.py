@@ -105,7 +105,9 @@ class Watch:
         target = order.part.target_step
         memory = process.memory
         if process.standing.count != target or not memory.is_of(target):
-            what = f"rank {process.rank} is ready for step {target} with {memory.shards}, own state of {memory.own}"
+            what = (
+                f"rank {process.rank} is ready for step {target} with {memory.shards}, rank-local state of {memory.own}"
+            )
             self._world.fail(Invariant.SAME_NUMBERS, what)
 
     # --- what the machine does --------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ class Watch:
                 world.fail(Invariant.SAME_STEP, f"all resume while rank {process.rank} is {stage}")
 
     def _nothing_is_lost(self, rejoins: list[Rejoin]) -> None:
-        """Nothing lost: with a clean copy of every shard and own state alive, the newest committed step is kept."""
+        """Nothing lost: with a clean copy of every shard and local state alive, the newest committed step is kept."""
         world, target = self._world, rejoins[0].part.target_step
         everywhere = max((step for step, count in self.commits.items() if count >= world.size), default=0)
         holding = {

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import CheckpointError, ChecksumMismatch, StateLost
 from ..protocol.messages import Rejoin
-from ..protocol.types import OwnStateTransfer, RestoreSource, ShardTransfer
+from ..protocol.types import LocalStateTransfer, RestoreSource, ShardTransfer
 from .communicators import Key
 from .invariants import Invariant
 from .played_thread import Thread
@@ -31,7 +31,7 @@ class WayBack:
         """Connect; a world that started together is connected already."""
         process = self._process
         process.in_collective = True
-        if not order.seated:
+        if not order.connected:
             process.collectives = 0
             group = self._world.group(order.generation, process.world_size)
             yield from process.link_up(group, order.store, LINK_UP_S)
@@ -48,8 +48,8 @@ class WayBack:
         for transfer in part.transfers:
             self._move_shard(transfer, part.target_step, incoming)
         self._own = process.seat.own(part.target_step)
-        for move in part.own_states:
-            self._move_own(move, part.target_step, incoming)
+        for move in part.local_states:
+            self._move_local(move, part.target_step, incoming)
         self._world.reached("repair")
         if incoming:
             yield lambda go: self._receive(incoming, go)
@@ -58,17 +58,17 @@ class WayBack:
             yield process.sleep(0.001)
         return 0
 
-    def recall_own_state(self, step: int) -> None:
-        """Raise StateLost where there is no copy of this rank's own state."""
+    def recall_local_state(self, step: int) -> None:
+        """Raise StateLost where there is no copy of this rank's local state."""
         if self._own is None:
-            raise StateLost(f"no copy of the own state as of step {step}")
+            raise StateLost(f"no copy of the rank-local state as of step {step}")
 
     def roll_back(self, order: Rejoin) -> Thread[None]:
-        """Be as of the target step, and hand the own state to the buddy."""
+        """Be as of the target step, and hand the rank-local state to the buddy."""
         process, step, own = self._process, order.part.target_step, self._own
         assert own is not None
         process.memory.own = own
-        process.seat.keep_own(step, own)
+        process.seat.keep_local(step, own)
         self._world.reached("rollback")
         ward = self._world.ward(process.rank, process.world_size)
         if ward != process.rank:
@@ -93,21 +93,21 @@ class WayBack:
             process.memory.overwrite(transfer.shard_id)
             incoming.append((key, lambda value: self._arrived.update({transfer.shard_id: value})))
 
-    def _move_own(self, move: OwnStateTransfer, step: int, incoming: Incoming) -> None:
-        process, key = self._process, ("own state", move.rank)
+    def _move_local(self, move: LocalStateTransfer, step: int, incoming: Incoming) -> None:
+        process, key = self._process, ("rank-local state", move.rank)
         if move.source == process.rank:
             blob = process.seat.copy_of(move.rank, step)
             if blob is None:
                 self._world.fail(
                     Invariant.NOTHING_LOST,
-                    f"rank {process.rank} has no own state of rank {move.rank} as of step {step}",
+                    f"rank {process.rank} has no rank-local state of rank {move.rank} as of step {step}",
                 )
             elif move.rank != process.rank:
                 self._group.post(key, blob)
         else:
-            incoming.append((key, self._take_own))
+            incoming.append((key, self._take_local))
 
-    def _take_own(self, blob: int) -> None:
+    def _take_local(self, blob: int) -> None:
         self._own = blob
 
     def _receive(self, incoming: Incoming, go: Callable[[Any], None]) -> None:

@@ -120,7 +120,7 @@ class World:
         return ("parameters",) if different == 1 else (f"shard{rank % different}",)
 
     def ward(self, rank: int, size: int) -> int:
-        """Return whose own state a rank of a world of `size` keeps a copy of."""
+        """Return whose rank-local state a rank of a world of `size` keeps a copy of."""
         shift = self.ranks_per_node % size or 1
         return (rank - shift) % size
 

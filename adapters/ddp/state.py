@@ -18,7 +18,7 @@ from ...processor.passes import fire_in_backward, fire_in_forward
 from ...processor.registry import Registry, as_value, by_name
 from ...processor.shard import Shard
 from ...protocol.errors import NotUnderMidstep, RecoveryError
-from ...protocol.types import Moment, ShardHold
+from ...protocol.types import InjectionPoint, ShardHold
 from .buckets import BucketLayout
 from .replicated_state import SHARD_ID, ReplicatedState
 
@@ -143,7 +143,7 @@ class TrainState:
         """Return the shards that this rank writes into checkpoints: on rank 0 the replicated one."""
         return (SHARD_ID,) if dist.get_rank() == 0 else ()
 
-    def capture_own(self) -> bytes:
+    def capture_local(self) -> bytes:
         """Capture the rank-local state. Runs right before the commit barrier, on all ranks.
 
         In the step in which DDP's bucket rebuild is due, it is done here. That is one collective.
@@ -152,7 +152,7 @@ class TrainState:
             layout.settle()
         return tree.pack(
             {
-                "own": self.registry.capture_own(),
+                "own": self.registry.capture_local(),
                 "buckets": {name: layout.capture() for name, layout in self._layouts.items()},
             },
             "state",
@@ -191,8 +191,8 @@ class TrainState:
             raise RecoveryError(f"shard {shard_id!r} was not accepted by this state, it is a {type(shard).__name__}")
         self._replicated.adopt(shard)
 
-    def restore_own(self, blob: bytes) -> None:
-        """Restore the rank-local state that `capture_own` returned, here or in this rank's earlier process."""
+    def restore_local(self, blob: bytes) -> None:
+        """Restore the rank-local state that `capture_local` returned, here or in this rank's earlier process."""
         captured = tree.unpack(blob)
         if captured["buckets"].keys() != self._layouts.keys():
             raise RecoveryError(
@@ -201,12 +201,12 @@ class TrainState:
             )
         for name, layout in captured["buckets"].items():
             self._layouts[name].expect(layout)
-        self.registry.restore_own(captured["own"])
+        self.registry.restore_local(captured["own"])
 
-    def adopt_own(self, blob: bytes, *, random_numbers: bool) -> None:
-        """Restore what `capture_own` returned in a world of another size."""
-        random_state = self.registry.capture_own()["random"]
-        self.restore_own(blob)
+    def adopt_local(self, blob: bytes, *, random_numbers: bool) -> None:
+        """Restore what `capture_local` returned in a world of another size."""
+        random_state = self.registry.capture_local()["random"]
+        self.restore_local(blob)
         if not random_numbers:
             self.registry.restore_random(random_state)
 
@@ -220,12 +220,12 @@ class TrainState:
         for layout in self._layouts.values():
             layout.refresh()
 
-    def fire_in(self, moment: Moment, fire: Callable[[], None]) -> None:
+    def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
         """Call `fire` once, in the middle of the next forward or backward pass, to inject a fault there."""
         modules = list(self.registry.modules.values())
-        if moment is Moment.FORWARD:
+        if point is InjectionPoint.FORWARD:
             fire_in_forward(modules, fire)
-        elif moment is Moment.BACKWARD:
+        elif point is InjectionPoint.BACKWARD:
             fire_in_backward(modules, fire)
 
 

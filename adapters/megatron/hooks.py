@@ -17,7 +17,7 @@ The calls are those of the objects that were found; no class of Megatron's is ch
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.types import Moment
+from ...protocol.types import InjectionPoint
 from .buddy import Buddies
 from .parts import Parts
 from .rank_local_state import RankLocalState
@@ -38,7 +38,7 @@ class StepHooks:
         self._begun: int | None = None
         self._updated = False
         self._gathers: list[Callable[[], None]] | None = None  # those of an update that is under way
-        self._armed: dict[Moment, Callable[[], None]] = {}
+        self._armed: dict[InjectionPoint, Callable[[], None]] = {}
         self._no_sync = NoSyncContexts()
 
     def attach(self, ledger: "Ledger") -> None:
@@ -52,15 +52,15 @@ class StepHooks:
         for chunk in self._parts.chunks:
             chunk.zero_grad_buffer = self._before(chunk.zero_grad_buffer)
             chunk.start_param_sync = self._after_commit(chunk.start_param_sync)
-            chunk.finish_grad_sync = self._at(Moment.REDUCTION, chunk.finish_grad_sync)
+            chunk.finish_grad_sync = self._at(InjectionPoint.REDUCTION, chunk.finish_grad_sync)
         for group in bucket_groups(self._parts):
-            group.start_param_sync = self._at(Moment.GATHER, group.start_param_sync)
+            group.start_param_sync = self._at(InjectionPoint.GATHER, group.start_param_sync)
         if scheduler is not None:
             scheduler.step = self._after_scheduler(scheduler.step)
 
-    def arm(self, moment: Moment, fire: Callable[[], None]) -> None:
+    def arm(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
         """Call `fire` once, when this step's reduction or gather begins, to inject a fault there."""
-        self._armed[moment] = fire
+        self._armed[point] = fire
 
     def forget_step(self) -> None:
         """Drop what is known of a step that is rolled back."""
@@ -130,15 +130,15 @@ class StepHooks:
 
         return start_param_sync
 
-    def _at(self, moment: Moment, plain: Any) -> Any:
+    def _at(self, point: InjectionPoint, plain: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            self._fire(moment)
+            self._fire(point)
             return plain(*args, **options)
 
         return call
 
-    def _fire(self, moment: Moment) -> None:
-        fire = self._armed.pop(moment, None)
+    def _fire(self, point: InjectionPoint) -> None:
+        fire = self._armed.pop(point, None)
         if fire is not None:
             fire()
 

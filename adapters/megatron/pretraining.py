@@ -220,7 +220,7 @@ def refuse_arguments(arguments: Any) -> None:
 def _is_newcomer() -> bool:
     """Return whether this process joins a world that trains already: its collectives have no peers yet."""
     runtime = Runtime.current()
-    return runtime is not None and not runtime.seated
+    return runtime is not None and not runtime.connected
 
 
 def _without_loading(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ...processor.lifecycle import OpenShard
 from ...processor.passes import fire_in_backward, fire_in_forward
-from ...protocol.types import Moment, ShardHold
+from ...protocol.types import InjectionPoint, ShardHold
 from .buddy import say
 from .hooks import StepHooks
 from .parts import Parts
@@ -64,7 +64,7 @@ class MegatronState:
         """Return the shards that this rank writes into checkpoints, as their first holder."""
         return self._replicas.written_here()
 
-    def capture_own(self) -> bytes:
+    def capture_local(self) -> bytes:
         """Capture the rank-local state as it will be after this step's update; receive the peer copy's gradients."""
         captured = self._rank_local.capture()
         if self._replicas.buddies is not None:
@@ -92,7 +92,7 @@ class MegatronState:
         """Make a received shard the state of this rank."""
         self._replicas.adopt(shard_id, shard)
 
-    def restore_own(self, blob: bytes) -> None:
+    def restore_local(self, blob: bytes) -> None:
         """Restore the rank-local state."""
         self._rank_local.restore(blob)
 
@@ -105,12 +105,12 @@ class MegatronState:
         if self._replicas.buddies is not None:
             self._replicas.buddies.seed()
 
-    def fire_in(self, moment: Moment, fire: Callable[[], None]) -> None:
+    def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
         """Call `fire` once in the middle of the pass, or when the reduction or gather of this step begins."""
         modules = [chunk.module for chunk in self._parts.chunks]
-        if moment is Moment.FORWARD:
+        if point is InjectionPoint.FORWARD:
             fire_in_forward(modules, fire)
-        elif moment is Moment.BACKWARD:
+        elif point is InjectionPoint.BACKWARD:
             fire_in_backward(modules, fire)
         else:
-            self._hooks.arm(moment, fire)
+            self._hooks.arm(point, fire)

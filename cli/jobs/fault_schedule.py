@@ -14,7 +14,7 @@ import msgspec
 
 from ...policies.yaml_text import read_text, read_tree
 from ...protocol.errors import ConfigurationError
-from ...protocol.injuries import ArmedFault, Injury, Moment
+from ...protocol.injection import ArmedFault, FaultAction, InjectionPoint
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,7 +23,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     do: str
     rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
     node: str | None = None
-    at: Moment | None = None
+    at: InjectionPoint | None = None
     step: Annotated[int, msgspec.Meta(ge=0)] | None = None
     life: Annotated[int, msgspec.Meta(ge=1)] | None = None
     operation: str = ""
@@ -53,16 +53,16 @@ def load_schedule(path: Path, nodes: int, ranks_per_node: int) -> tuple[ArmedFau
 
 
 def _armed(entry: Entry, nodes: int, ranks_per_node: int) -> list[ArmedFault]:
-    injury = Injury(entry.do.replace("-", "_"))
-    moment = entry.at
+    action = FaultAction(entry.do.replace("-", "_"))
+    point = entry.at
     if entry.operation or entry.group:
-        if moment not in {None, Moment.COLLECTIVE}:
-            raise ValueError(f"operation and group are of a collective, and `at` is {moment}")
-        moment = Moment.COLLECTIVE
-    if moment is None:
-        moment = Moment.FORWARD
+        if point not in {None, InjectionPoint.COLLECTIVE}:
+            raise ValueError(f"operation and group are of a collective, and `at` is {point}")
+        point = InjectionPoint.COLLECTIVE
+    if point is None:
+        point = InjectionPoint.FORWARD
     return [
-        ArmedFault(rank, injury, moment, entry.step, entry.life, entry.operation, entry.group, entry.rate)
+        ArmedFault(rank, action, point, entry.step, entry.life, entry.operation, entry.group, entry.rate)
         for rank in _ranks(entry, nodes, ranks_per_node)
     ]
 

@@ -89,12 +89,12 @@ def _without_node(name: str | None, status: JobStatus) -> Refused | None:
 
 def describe(fault: ArmedFault) -> str:
     """Say in words what an armed fault will do."""
-    when = "now" if fault.moment is None and fault.step is None else ""
-    if fault.moment is not None:
-        when = f"at {fault.moment.value}"
+    when = "now" if fault.point is None and fault.step is None else ""
+    if fault.point is not None:
+        when = f"at {fault.point.value}"
     if fault.step is not None:
         when = f"{when} of step {fault.step}" if when else f"in step {fault.step}"
-    return f"armed: {fault.injury.value} rank {fault.rank} {when}"
+    return f"armed: {fault.action.value} rank {fault.rank} {when}"
 
 
 def describe_report(report: FaultReport) -> str:

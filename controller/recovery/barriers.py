@@ -152,7 +152,7 @@ def rejoin_command(state: JobState, holder: Holder) -> Rejoin:
         rank=holder.rank,
         generation=state.generation,
         store=rendezvous(state),
-        seated=holder.seated and holder.joined_generation == state.generation,
+        connected=holder.connected and holder.joined_generation == state.generation,
         part=state.plan.parts[holder.rank],
     )
 

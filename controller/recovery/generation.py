@@ -54,7 +54,7 @@ def open_world(state: JobState, now: float) -> None:
         link_up_failed(state)  # a world that links up as it starts did not get that far
     next_generation(state, range(world.size))
     for holder in world.holders:
-        _start(state, holder, seated=True)
+        _start(state, holder, connected=True)
     # A plain script never joins; one that has joined before must do so again.
     state.newcomers_due_s = now + state.policy.deadlines.start_s if state.ever_resilient else None
     state.enter(Phase.STARTING, now)
@@ -69,7 +69,7 @@ def open_generation(state: JobState, replace: Iterable[int], now: float, *, move
     world = state.world
     replaced = set(replace)
     replaced |= {h.rank for h in world.in_state(RankState.ABSENT, RankState.EXITED)}
-    replaced |= {h.rank for h in world.in_state(RankState.STARTING) if h.seated}
+    replaced |= {h.rank for h in world.in_state(RankState.STARTING) if h.connected}
     survivors = [holder for holder in world.holders if holder.rank not in replaced and holder.resilient]
     if not survivors:
         open_world(state, now)
@@ -162,12 +162,12 @@ def next_generation(state: JobState, replaced: Iterable[int]) -> None:
     state.history.opened(state.generation, replaced)
 
 
-def _start(state: JobState, holder: Holder, *, seated: bool) -> None:
+def _start(state: JobState, holder: Holder, *, connected: bool) -> None:
     """Have the agent start the next process of a rank (it ends the present one first)."""
     state.forget(holder.rank)
     state.held.discard(holder.rank)
     state.world.lose(holder)
-    holder.incarnation, holder.seated = holder.next_incarnation(), seated
+    holder.incarnation, holder.connected = holder.next_incarnation(), connected
     state.world.take(holder, RankEvent.START_ORDERED)
     state.send(node_address(holder.node), start_command(state, holder))
 
@@ -177,7 +177,7 @@ def _start_or_hold(state: JobState, holder: Holder, now: float) -> None:
     limit_s = state.policy.deadlines.device_s
     device = holder.rank % state.world.ranks_per_node
     if not limit_s or state.book.passing(holder.node, device) is None:
-        _start(state, holder, seated=False)
+        _start(state, holder, connected=False)
         return
     state.forget(holder.rank)
     _end_process(state, holder)
@@ -208,7 +208,7 @@ def start_command(state: JobState, holder: Holder, *, early: int = 0) -> StartPr
         incarnation=early or holder.incarnation,
         generation=state.generation,
         restart_count=state.restarts,
-        seated=holder.seated and not early,
+        connected=holder.connected and not early,
         store=rendezvous(state),
         early=early > 0,
         world_size=state.world.size,

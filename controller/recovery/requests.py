@@ -1,7 +1,7 @@
 """What operators and the controller itself ask for: injected faults, a stop, and going on after a restart."""
 
 from ...protocol.messages import ArmFault, KillNode
-from ...protocol.types import PLATFORM, Injury, node_address, rank_address
+from ...protocol.types import PLATFORM, FaultAction, node_address, rank_address
 from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
 from .reconcile import owed
 from .shutdown import SAVE_S, begin_stop, end
@@ -10,7 +10,7 @@ from .state import JobState, Phase, Resize, Stop
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
 
 # Injuries that the agent can do from outside at once; the others, and all with a moment, need the processor.
-FROM_OUTSIDE = frozenset({Injury.KILL, Injury.STOP})
+FROM_OUTSIDE = frozenset({FaultAction.KILL, FaultAction.STOP})
 
 
 def on_inject_requested(state: JobState, event: InjectRequested, now: float) -> None:
@@ -20,9 +20,9 @@ def on_inject_requested(state: JobState, event: InjectRequested, now: float) -> 
         state.ignore("fault for a rank that is not there")
         return
     holder = state.world.holders[fault.rank]
-    if fault.moment is None and fault.injury is Injury.KILL_NODE:
+    if fault.point is None and fault.action is FaultAction.KILL_NODE:
         state.send(PLATFORM, KillNode(holder.node))
-    elif fault.moment is None and fault.injury in FROM_OUTSIDE:
+    elif fault.point is None and fault.action in FROM_OUTSIDE:
         state.send(node_address(holder.node), ArmFault(fault))
     else:
         state.send(rank_address(fault.rank), ArmFault(fault))

@@ -8,7 +8,7 @@ from ending.
 import math
 
 from ...protocol.messages import CheckpointSaved, EndJob, SaveCheckpoint
-from ...protocol.types import PLATFORM, OwnStateCopy, node_address, rank_address
+from ...protocol.types import PLATFORM, LocalStateCopy, node_address, rank_address
 from ..rank_states import GONE, PARKED, RankState
 from ..repair import lost_shards
 from ..world import REACHABLE, Holder
@@ -124,7 +124,7 @@ def start_saving(state: JobState) -> str | None:
     if lost:
         return f"no clean copy of {', '.join(sorted(lost))} is left"
     state.saving = {rank: tuple(shares[rank]) for rank in shares}
-    state.saving |= dict.fromkeys(_own_state_writers(state, step, set(writers)), ())
+    state.saving |= dict.fromkeys(_local_state_writers(state, step, set(writers)), ())
     state.committed = step
     for rank in _outstanding_saves(state):
         _ask_to_save(state, rank)
@@ -164,14 +164,14 @@ def _needed(state: JobState) -> set[str]:
     return {need for holder in state.world.holders for need in holder.needs}
 
 
-def _own_state_writers(state: JobState, step: int, others: set[int]) -> list[int]:
+def _local_state_writers(state: JobState, step: int, others: set[int]) -> list[int]:
     """Return the ranks that only have their own state to add: they were about to commit `step`, or are new."""
     return [
         holder.rank
         for holder in state.world.in_state(*PARKED)
         if holder.rank not in others
         and holder.report is not None
-        and OwnStateCopy(holder.rank, step) in holder.report.own_states
+        and LocalStateCopy(holder.rank, step) in holder.report.local_states
     ]
 
 

@@ -26,7 +26,7 @@ from midstep.protocol.types import (
     Activity,
     FaultKind,
     FaultReport,
-    OwnStateCopy,
+    LocalStateCopy,
     RankProgress,
     RunningProcess,
     ShardHold,
@@ -96,7 +96,7 @@ BAD: dict[str, Message] = {
     "long reason": NodeLost("a", "x" * 100_000, 1.0),
     "huge shard": standing(holds=(ShardHold("all", 2**60),)),
     "too many shards": standing(needs=("all",) * 70_000),
-    "too many copies": standing(own_states=(OwnStateCopy(0, 1),) * 70_000),
+    "too many copies": standing(local_states=(LocalStateCopy(0, 1),) * 70_000),
     "huge number in an acknowledgement": Ack(1, 2**64 - 1),
 }
 

@@ -1,4 +1,4 @@
-"""What is read from a checkpoint directory: manifests, part records, marks, shard files, own states"""
+"""What is read from a checkpoint directory: manifests, part records, marks, shard files, rank-local states"""
 
 import json
 import random
@@ -16,8 +16,8 @@ from midstep import TrainState
 from midstep.devices.cpu import CpuDevice
 from midstep.processor import checkpoint, tree
 from midstep.processor.fence import MARK, Fence
+from midstep.processor.local_state import LocalState
 from midstep.processor.manifest import step_directory
-from midstep.processor.own_parts import OwnParts
 from midstep.protocol.errors import CheckpointError, RecoveryError
 
 from .attack import attack
@@ -96,9 +96,9 @@ def state() -> TrainState:
 
 
 class Reader:
-    """The framework's part of an own state, decoded and no more: what it holds is the script's to judge."""
+    """The framework's part of a rank-local state, decoded and no more: what it holds is the script's to judge."""
 
-    def restore_own(self, blob: bytes) -> None:
+    def restore_local(self, blob: bytes) -> None:
         """Decode it."""
         tree.unpack(blob)
 
@@ -112,10 +112,10 @@ class Directory:
     def __init__(self, place: Path) -> None:
         self.place, self.state = place, state()
         reader: Any = Reader()
-        self._reader = OwnParts(reader, CpuDevice())
+        self._reader = LocalState(reader, CpuDevice())
         for step in (OLDER, STEP):
             checkpoint.save_shard(place, step, "replicated", self.state.open_shard("replicated"))
-            checkpoint.save_own(place, step, 0, OwnParts(self.state, CpuDevice()).capture())
+            checkpoint.save_local(place, step, 0, LocalState(self.state, CpuDevice()).capture())
             checkpoint.publish(place, step, world_size=1)
         self.newest = step_directory(place, STEP)
         self._good = {path: path.read_bytes() for path in self.newest.iterdir()}
@@ -145,7 +145,7 @@ class Directory:
         checkpoint.world_size_of(self.place, step)
         for hold in self.state.shards():
             checkpoint.load_shard(self.place, step, hold.shard_id, self.state)
-        self._reader.restore(checkpoint.load_own(self.place, step, 0), step)
+        self._reader.restore(checkpoint.load_local(self.place, step, 0), step)
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_no_manifest_hides_the_checkpoint_before(directory: Directory) -> None:
 
 
 @attack(
-    "the shard file or an own state has wrong bytes, and the manifest is right",
+    "the shard file or a rank-local state has wrong bytes, and the manifest is right",
     holds="it is refused by its size or checksum, marked, and not offered again",
     reads="an error that names the file",
 )
@@ -206,7 +206,7 @@ def test_a_changed_part_is_refused_and_marked(directory: Directory, name: str) -
 
 
 @attack(
-    "the shard file or an own state was forged together with its manifest",
+    "the shard file or a rank-local state was forged together with its manifest",
     holds="what cannot be understood is refused within bounded time and memory, and no code runs",
     reads="an error that names the file or what is wrong in it",
 )
@@ -253,7 +253,7 @@ def test_a_damaged_part_record_completes_nothing_wrong(tmp_path: Path) -> None:
 
     def write() -> Path:
         checkpoint.save_shard(tmp_path, STEP, "replicated", shard)
-        checkpoint.save_own(tmp_path, STEP, 0, b"own")
+        checkpoint.save_local(tmp_path, STEP, 0, b"own")
         return tmp_path / f"step-{STEP:08d}.tmp-0" / f"{OWN_FILE}.part.json"
 
     record, damaged = write(), 0
@@ -261,7 +261,7 @@ def test_a_damaged_part_record_completes_nothing_wrong(tmp_path: Path) -> None:
     for _ in range(CASES):
         record.write_bytes(mutated_json(good, chance))
         if not refused(lambda: checkpoint.publish(tmp_path, STEP, world_size=1)):
-            refused(lambda: checkpoint.load_own(tmp_path, STEP, 0))
+            refused(lambda: checkpoint.load_local(tmp_path, STEP, 0))
             shutil.rmtree(tmp_path / f"step-{STEP:08d}")
             write()
             continue
@@ -270,7 +270,7 @@ def test_a_damaged_part_record_completes_nothing_wrong(tmp_path: Path) -> None:
     record.write_bytes(good)
     checkpoint.publish(tmp_path, STEP, world_size=1)
     assert damaged > CASES // 2
-    assert checkpoint.load_own(tmp_path, STEP, 0) == b"own"
+    assert checkpoint.load_local(tmp_path, STEP, 0) == b"own"
 
 
 @attack(

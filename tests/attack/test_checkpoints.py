@@ -43,7 +43,7 @@ def shard() -> Shard:
 def save(directory: Path, step: int, *, ranks: int = 2, attempt: str = "0") -> Path:
     """Write a complete checkpoint."""
     for rank in range(ranks):
-        checkpoint.save_own(directory, step, rank, b"own %d %d" % (rank, step), attempt=attempt)
+        checkpoint.save_local(directory, step, rank, b"own %d %d" % (rank, step), attempt=attempt)
     checkpoint.save_shard(directory, step, "replicated", shard(), attempt=attempt)
     return checkpoint.publish(directory, step, world_size=ranks, attempt=attempt)
 
@@ -223,7 +223,7 @@ def test_nothing_is_written_through_a_planted_link(tmp_path: Path, elsewhere: Pa
     directory.mkdir()
     (directory / "step-00000010.tmp-0").symlink_to(elsewhere.parent)
     with pytest.raises(CheckpointError, match="something else has its name"):
-        checkpoint.save_own(directory, 10, 0, b"overwritten")
+        checkpoint.save_local(directory, 10, 0, b"overwritten")
     (directory / f"world.{os.getpid()}.new").symlink_to(elsewhere)
     Fence(directory).take("gpt", 1, "node0")
     assert elsewhere.read_bytes() == b"kept"
@@ -260,9 +260,9 @@ class Writer:
 
     def __init__(self, directory: Path, *, keep: int) -> None:
         settings = SimpleNamespace(checkpoint_directory=str(directory), checkpoint_every_steps=10, checkpoint_keep=keep)
-        own_states = SimpleNamespace(read=lambda rank, step: b"own")
+        local_states = SimpleNamespace(read=lambda rank, step: b"own")
         runtime: Any = SimpleNamespace(
-            settings=settings, rank=0, job="gpt", node="node0", generation=1, world_size=1, own_states=own_states
+            settings=settings, rank=0, job="gpt", node="node0", generation=1, world_size=1, local_states=local_states
         )
         framework: Any = SimpleNamespace(writes=lambda: ("replicated",), open_shard=lambda shard_id: shard())
         self.checkpoints = Checkpoints(runtime, framework)
@@ -304,7 +304,7 @@ def test_what_midstep_makes_can_be_written_to_by_its_user_only(tmp_path: Path) -
     """The folders above that it makes are no exception, nor is what is unfinished."""
     directory = tmp_path / "made" / "by" / "midstep"
     Writer(directory, keep=2).write(10)
-    checkpoint.save_own(directory, 20, 0, b"own")
+    checkpoint.save_local(directory, 20, 0, b"own")
     made = [tmp_path / "made", *(tmp_path / "made").rglob("*")]
     assert {path.name for path in made} >= {MARK, "manifest.json", "own-0.bin", "replicated.safetensors"}
     open_to_others = {path.name: oct(path.stat().st_mode) for path in made if path.stat().st_mode & 0o027}
@@ -353,7 +353,7 @@ def test_a_mark_that_is_no_mark_is_named(tmp_path: Path, kind: str) -> None:
 
 
 @attack(
-    "two processes write the own state of the same rank at once, as a rank and its buddy do in an emergency",
+    "two processes write the rank-local state of the same rank at once, as a rank and its buddy do in an emergency",
     holds="neither disturbs the other, and the checkpoint is complete",
 )
 def test_a_part_may_be_written_by_two_processes_at_once(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_part_may_be_written_by_two_processes_at_once(tmp_path: Path) -> None:
         try:
             for _ in range(200):
                 start.wait(30.0)
-                checkpoint.save_own(tmp_path, 7, 0, b"state" * 1000)
+                checkpoint.save_local(tmp_path, 7, 0, b"state" * 1000)
         except CheckpointError as error:
             failures.append(error)
             start.abort()

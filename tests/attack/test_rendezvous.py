@@ -21,11 +21,11 @@ from midstep.agent.rendezvous import separate_generations
 from midstep.communicators import rendezvous
 from midstep.communicators.gloo.communicator import HostGroup
 from midstep.protocol.errors import LinkUpFailed
-from midstep.protocol.types import Moment, Rendezvous
+from midstep.protocol.types import InjectionPoint, Rendezvous
 
 from ..chaos.comparing import assert_nobody_harmed, finish
 from ..chaos.conftest import StartJob, device, start_job  # noqa: F401 - fixtures
-from ..chaos.jobs import Job, hurt
+from ..chaos.jobs import Job, inject
 from ..contract.gloo.conftest import Rank, Ranks
 from .attack import attack
 
@@ -229,7 +229,7 @@ def _serves(process: psutil.Process, node: str) -> bool:
 )
 def test_a_job_recovers_without_the_store_that_it_began_with(start_job: StartJob) -> None:  # noqa: F811
     """Though the agent replaces it, it is stopped again: at once, or after it has served a link-up that was quicker."""
-    job = start_job(faults=(hurt(1, Moment.COLLECTIVE, 20),), steps=30, gates=(15,))
+    job = start_job(faults=(inject(1, InjectionPoint.COLLECTIVE, 20),), steps=30, gates=(15,))
     job.held_at(15)
     freezer = Freezer(job, "node0")
     try:

@@ -10,12 +10,12 @@ import pytest
 from midstep.controller.events import StopRequested
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import EndJob, FaultReported, NodeHeartbeat, StartProcess, StopProcess
-from midstep.protocol.types import FaultKind, Injury, Moment, RankProgress
+from midstep.protocol.types import FaultAction, FaultKind, InjectionPoint, RankProgress
 
 from ..chaos.agent.conftest import SETTINGS, Site
 from ..chaos.comparing import assert_nobody_harmed
 from ..chaos.conftest import StartJob
-from ..chaos.jobs import ROOMY, hurt
+from ..chaos.jobs import ROOMY, inject
 from ..unit.test_machine import Cluster, job, only
 from .attack import attack
 
@@ -124,7 +124,7 @@ def _is_suspended(clocks: tuple[RankProgress, ...], rank: int) -> bool:
 def test_a_rank_that_is_stopped_in_the_first_steps_is_replaced(start_job: StartJob) -> None:
     """The stall clock has no history then, and none is needed."""
     policy = {**ROOMY, "stall": {"grace_s": 60.0}}
-    job = start_job(faults=[hurt(3, Moment.FORWARD, 1, injury=Injury.STOP)], steps=20, policy=policy)
+    job = start_job(faults=[inject(3, InjectionPoint.FORWARD, 1, action=FaultAction.STOP)], steps=20, policy=policy)
 
     assert job.wait() == 0, job.said()
     job.assert_nothing_left()

@@ -20,7 +20,7 @@ from midstep.controller.endpoints.control_requests import Accepted, KillNodeRequ
 from midstep.controller.endpoints.control_socket import NoController, ask
 from midstep.protocol import environment as names
 from midstep.protocol.incidents import JobStatus
-from midstep.protocol.types import ArmedFault, Injury, Moment
+from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 TRAINING = Path(__file__).with_name("training.py")
 MARK = "MIDSTEP_CHAOS_MARK"  # every process of a job carries it
@@ -52,9 +52,11 @@ ROOMY: dict[str, Any] = {
 }
 
 
-def hurt(rank: int, moment: Moment, step: int | None, *, life: int = 1, injury: Injury = Injury.KILL) -> ArmedFault:
+def inject(
+    rank: int, point: InjectionPoint, step: int | None, *, life: int = 1, action: FaultAction = FaultAction.KILL
+) -> ArmedFault:
     """Return a fault for one life (incarnation) of a rank; kills it by default."""
-    return ArmedFault(rank, injury, moment, step, life)
+    return ArmedFault(rank, action, point, step, life)
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from midstep.protocol.injuries import Moment
+from midstep.protocol.injection import InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ONE_NODE, STEP_S, STEPS, Job, Record, hurt
+from .jobs import ONE_NODE, STEP_S, STEPS, Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -27,7 +27,7 @@ def called(job: Job, rank: int) -> list[list[str]]:
 @pytest.mark.both_devices(second_in_soak=True)
 def test_all_five_callbacks_run_in_the_order_of_a_recovery(start_job: StartJob, undisturbed: Record) -> None:
     """Survivors stop, clean and come back; a newcomer only comes back; not one bit is another."""
-    job = start_job(script=OWN, faults=[hurt(1, Moment.COLLECTIVE, 12)], **ONE_NODE)
+    job = start_job(script=OWN, faults=[inject(1, InjectionPoint.COLLECTIVE, 12)], **ONE_NODE)
     (incident,) = finish(job)["incidents"]
     assert_nobody_harmed(incident, {1})
     assert_same_numbers(job.record(), undisturbed)
@@ -48,7 +48,7 @@ def test_a_callback_that_raises_is_a_fault_with_its_name_and_phase(
     kills = dict(zip(PHASES, range(12, STEPS, 8), strict=False))
     given = [str(tmp_path / "0" / "records"), str(STEPS), str(STEP_S), "2"]
     given += [f"{phase}:{step - 4}" for phase, step in kills.items()]
-    faults = [hurt(1, Moment.FORWARD, step, life=life) for life, step in enumerate(kills.values(), start=1)]
+    faults = [inject(1, InjectionPoint.FORWARD, step, life=life) for life, step in enumerate(kills.values(), start=1)]
     job = start_job(script=OWN, arguments=given, faults=faults, **ONE_NODE)
     incidents = finish(job)["incidents"]
     assert len(incidents) == len(PHASES), [(found["cause"], found["reasons"]) for found in incidents]
@@ -64,7 +64,10 @@ def test_a_callback_that_raises_is_a_fault_with_its_name_and_phase(
 def test_the_callbacks_of_the_example_keep_its_thread_and_its_log_right(start_job: StartJob, tmp_path: Path) -> None:
     """With one rank killed, and the one that keeps the log, the log is that of an undisturbed run, line for line."""
     logs = []
-    for name, faults in (("calm", []), ("hurt", [hurt(1, Moment.COLLECTIVE, 12), hurt(0, Moment.UPDATE, 30)])):
+    for name, faults in (
+        ("calm", []),
+        ("hurt", [inject(1, InjectionPoint.COLLECTIVE, 12), inject(0, InjectionPoint.UPDATE, 30)]),
+    ):
         log = tmp_path / name
         job = start_job(script=EXAMPLE, arguments=[str(log)], faults=faults, **ONE_NODE)
         assert len(finish(job)["incidents"]) == len(faults), job.said()

@@ -8,23 +8,23 @@ import psutil
 import pytest
 
 from midstep.protocol.incidents import JobStatus
-from midstep.protocol.types import Injury, Moment
+from midstep.protocol.types import FaultAction, InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import Job, Record, hurt
+from .jobs import Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 BUDGET = "recover_in_place per job"
 GATE = 15
 FAULTS = [
-    hurt(1, Moment.FORWARD, 6),
+    inject(1, InjectionPoint.FORWARD, 6),
     # These newcomers stop themselves, which holds the recovery in its phase until they are told to go on.
-    hurt(2, Moment.FORWARD, 25),
-    hurt(2, Moment.JOIN, None, life=2, injury=Injury.STOP),
-    hurt(3, Moment.FORWARD, 40),
-    hurt(3, Moment.REPAIR, None, life=2, injury=Injury.STOP),
+    inject(2, InjectionPoint.FORWARD, 25),
+    inject(2, InjectionPoint.JOIN, None, life=2, action=FaultAction.STOP),
+    inject(3, InjectionPoint.FORWARD, 40),
+    inject(3, InjectionPoint.REPAIR, None, life=2, action=FaultAction.STOP),
 ]
 
 

@@ -4,72 +4,93 @@ from typing import Any
 
 import pytest
 
-from midstep.protocol.injuries import ArmedFault, Injury, Moment
+from midstep.protocol.injection import ArmedFault, FaultAction, InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ONE_NODE, ROOMY, Job, Record, hurt
+from .jobs import ONE_NODE, ROOMY, Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 RETRY, IN_PLACE, RECOVER = ["retry_step"], ["recover_in_place"], ["recover"]
 
 
-def harm(rank: int, injury: Injury, moment: Moment, step: int, *, life: int = 1) -> ArmedFault:
-    return hurt(rank, moment, step, life=life, injury=injury)
+def harm(rank: int, action: FaultAction, point: InjectionPoint, step: int, *, life: int = 1) -> ArmedFault:
+    return inject(rank, point, step, life=life, action=action)
 
 
 # What happens, the rungs taken, who is replaced, the step at which all resume.
 Case = tuple[list[ArmedFault], list[str], set[int], int]
 MENDED: dict[str, Case] = {
-    "an error in temporary memory": ([harm(1, Injury.MEMORY_TEMPORARY, Moment.FORWARD, 4)], RETRY, set(), 4),
-    "an error in a parameter": ([harm(2, Injury.MEMORY_PERSISTENT, Moment.BACKWARD, 8)], RETRY, set(), 8),
+    "an error in temporary memory": (
+        [harm(1, FaultAction.MEMORY_TEMPORARY, InjectionPoint.FORWARD, 4)],
+        RETRY,
+        set(),
+        4,
+    ),
+    "an error in a parameter": ([harm(2, FaultAction.MEMORY_PERSISTENT, InjectionPoint.BACKWARD, 8)], RETRY, set(), 8),
     "an error in a parameter, in the update": (
-        [harm(1, Injury.MEMORY_PERSISTENT, Moment.UPDATE, 12)],
+        [harm(1, FaultAction.MEMORY_PERSISTENT, InjectionPoint.UPDATE, 12)],
         RETRY,
         set(),
         13,
     ),
     "an error in temporary memory, in the update": (
-        [harm(3, Injury.MEMORY_TEMPORARY, Moment.UPDATE, 16)],
+        [harm(3, FaultAction.MEMORY_TEMPORARY, InjectionPoint.UPDATE, 16)],
         RETRY,
         set(),
         17,
     ),
-    "several bits, noticed at once": ([harm(0, Injury.MULTI_BIT, Moment.FORWARD, 20)], RETRY, set(), 20),
-    "a suspicion of memory": ([harm(1, Injury.SUSPECT_MEMORY, Moment.BACKWARD, 24)], RETRY, set(), 24),
-    "a link that fails": ([harm(0, Injury.LINK_DOWN, Moment.COLLECTIVE, 28)], RETRY, set(), 28),
+    "several bits, noticed at once": ([harm(0, FaultAction.MULTI_BIT, InjectionPoint.FORWARD, 20)], RETRY, set(), 20),
+    "a suspicion of memory": ([harm(1, FaultAction.SUSPECT_MEMORY, InjectionPoint.BACKWARD, 24)], RETRY, set(), 24),
+    "a link that fails": ([harm(0, FaultAction.LINK_DOWN, InjectionPoint.COLLECTIVE, 28)], RETRY, set(), 28),
     "a link that stays down until it is rebuilt": (
-        [harm(2, Injury.LINK_BROKEN, Moment.COLLECTIVE, 32)],
+        [harm(2, FaultAction.LINK_BROKEN, InjectionPoint.COLLECTIVE, 32)],
         RETRY,
         set(),
         32,
     ),
-    "a suspicion of another device": ([harm(3, Injury.REMOTE, Moment.COLLECTIVE, 36)], RETRY, set(), 36),
-    "a collective that hangs": ([harm(1, Injury.HANG_COLLECTIVE, Moment.COLLECTIVE, 40)], RETRY, set(), 40),
+    "a suspicion of another device": ([harm(3, FaultAction.REMOTE, InjectionPoint.COLLECTIVE, 36)], RETRY, set(), 36),
+    "a collective that hangs": (
+        [harm(1, FaultAction.HANG_COLLECTIVE, InjectionPoint.COLLECTIVE, 40)],
+        RETRY,
+        set(),
+        40,
+    ),
     "a link-up that fails, in the recovery from a link": (
-        [harm(0, Injury.LINK_DOWN, Moment.BACKWARD, 44), harm(2, Injury.LINK_UP_FAILS, Moment.REBUILD, 44)],
+        [
+            harm(0, FaultAction.LINK_DOWN, InjectionPoint.BACKWARD, 44),
+            harm(2, FaultAction.LINK_UP_FAILS, InjectionPoint.REBUILD, 44),
+        ],
         RETRY,
         set(),
         44,
     ),
     "memory of two ranks at once": (
-        [harm(1, Injury.MEMORY_PERSISTENT, Moment.FORWARD, 48), harm(2, Injury.MEMORY_TEMPORARY, Moment.FORWARD, 48)],
+        [
+            harm(1, FaultAction.MEMORY_PERSISTENT, InjectionPoint.FORWARD, 48),
+            harm(2, FaultAction.MEMORY_TEMPORARY, InjectionPoint.FORWARD, 48),
+        ],
         RETRY,
         set(),
         48,
     ),
 }
 REPLACED: dict[str, Case] = {
-    "no memory left": ([harm(2, Injury.OUT_OF_MEMORY, Moment.FORWARD, 5)], IN_PLACE, {2}, 5),
-    "a tensor that nobody repaired": ([harm(3, Injury.UNSAFE_TENSOR, Moment.BACKWARD, 14)], IN_PLACE, {3}, 14),
+    "no memory left": ([harm(2, FaultAction.OUT_OF_MEMORY, InjectionPoint.FORWARD, 5)], IN_PLACE, {2}, 5),
+    "a tensor that nobody repaired": (
+        [harm(3, FaultAction.UNSAFE_TENSOR, InjectionPoint.BACKWARD, 14)],
+        IN_PLACE,
+        {3},
+        14,
+    ),
     "memory that is not torch's": (
-        [harm(0, Injury.MEMORY_OUTSIDE, Moment.FORWARD, 23)],
+        [harm(0, FaultAction.MEMORY_OUTSIDE, InjectionPoint.FORWARD, 23)],
         [*RETRY, *IN_PLACE],
         {0},
         23,
     ),
-    "a device that is gone": ([harm(1, Injury.DROP_DEVICE, Moment.COLLECTIVE, 33)], RECOVER, {0, 1}, 33),
+    "a device that is gone": ([harm(1, FaultAction.DROP_DEVICE, InjectionPoint.COLLECTIVE, 33)], RECOVER, {0, 1}, 33),
 }
 # The link-up of a rung is given up for good: with two attempts each, and one try in place.
 IMPATIENT: dict[str, Any] = {
@@ -84,13 +105,19 @@ IMPATIENT: dict[str, Any] = {
 }
 HANDED_ON: dict[str, Case] = {
     "communicators that do not come up again": (
-        [harm(0, Injury.LINK_DOWN, Moment.BACKWARD, 8), *[harm(2, Injury.LINK_UP_FAILS, Moment.REBUILD, 8)] * 2],
+        [
+            harm(0, FaultAction.LINK_DOWN, InjectionPoint.BACKWARD, 8),
+            *[harm(2, FaultAction.LINK_UP_FAILS, InjectionPoint.REBUILD, 8)] * 2,
+        ],
         [*RETRY, *IN_PLACE],
         {0},
         8,
     ),
     "nor with a newcomer on the same node": (
-        [harm(1, Injury.LINK_DOWN, Moment.BACKWARD, 16), *[harm(3, Injury.LINK_UP_FAILS, Moment.REBUILD, 16)] * 4],
+        [
+            harm(1, FaultAction.LINK_DOWN, InjectionPoint.BACKWARD, 16),
+            *[harm(3, FaultAction.LINK_UP_FAILS, InjectionPoint.REBUILD, 16)] * 4,
+        ],
         [*RETRY, *IN_PLACE, *RECOVER],
         {0, 1},
         16,
@@ -167,7 +194,7 @@ def test_an_error_that_all_ranks_may_have_used_goes_back_behind_it(
 ) -> None:
     """Several bits, noticed after updates that were made of them: no replica is trusted, only an older checkpoint."""
     assert replaced
-    job = start_job(device="fake", faults=[harm(2, Injury.MULTI_BIT_LATE, Moment.FORWARD, 27)], **ONE_NODE)
+    job = start_job(device="fake", faults=[harm(2, FaultAction.MULTI_BIT_LATE, InjectionPoint.FORWARD, 27)], **ONE_NODE)
     (incident,) = finish(job)["incidents"]
     assert rungs(incident) == IN_PLACE, incident["reasons"]
     assert incident["restore"] == "checkpoint"

@@ -6,26 +6,26 @@ import psutil
 import pytest
 
 from midstep.devices import rank_environment
-from midstep.protocol.injuries import Moment
+from midstep.protocol.injection import InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ONE_NODE, STEP_S, Record, hurt
+from .jobs import ONE_NODE, STEP_S, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 NOISY = Path(__file__).with_name("device_noise.py")
 STEPS = 30
 # In the pass of a rank that has drawn already, and after everybody has drawn.
-FAULTS = (hurt(1, Moment.BACKWARD, 8), hurt(2, Moment.UPDATE, 16))
+FAULTS = (inject(1, InjectionPoint.BACKWARD, 8), inject(2, InjectionPoint.UPDATE, 16))
 
 
-def run(start_job: StartJob, root: Path, number: int, *more: str, hurting: bool = True) -> Record:
+def run(start_job: StartJob, root: Path, number: int, *more: str, injecting: bool = True) -> Record:
     """Run the training; `number`: of the job in this test."""
     arguments = [str(root / str(number) / "records"), str(STEPS), str(STEP_S), *more]
-    job = start_job(script=NOISY, arguments=arguments, device="fake", faults=FAULTS if hurting else (), **ONE_NODE)
+    job = start_job(script=NOISY, arguments=arguments, device="fake", faults=FAULTS if injecting else (), **ONE_NODE)
     incidents = finish(job)["incidents"]
-    assert len(incidents) == (len(FAULTS) if hurting else 0), job.said()
+    assert len(incidents) == (len(FAULTS) if injecting else 0), job.said()
     for incident, fault in zip(incidents, FAULTS, strict=False):
         assert_nobody_harmed(incident, {fault.rank})
     return job.record()
@@ -35,7 +35,7 @@ def test_noise_of_the_device_is_the_same_after_a_recovery_and_only_if_its_genera
     start_job: StartJob, tmp_path: Path
 ) -> None:
     """Survivors and newcomers draw what an undisturbed run draws; without the generator the same run differs."""
-    calm = run(start_job, tmp_path, 0, hurting=False)
+    calm = run(start_job, tmp_path, 0, injecting=False)
     assert_same_numbers(run(start_job, tmp_path, 1), calm)
     with pytest.raises(AssertionError, match="ended with other parameters"):
         assert_same_numbers(run(start_job, tmp_path, 2, "forget"), calm)

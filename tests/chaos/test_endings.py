@@ -8,16 +8,16 @@ import psutil
 import pytest
 
 from midstep.processor import checkpoint
-from midstep.protocol.types import Injury, Moment
+from midstep.protocol.types import FaultAction, InjectionPoint
 
 from .comparing import assert_same_steps
 from .conftest import StartJob
-from .jobs import ONE_NODE, Job, Record, hurt
+from .jobs import ONE_NODE, Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
 BETWEEN_S = 0.1  # two signals at once would be one
-HELD = [hurt(1, Moment.FORWARD, 6), hurt(1, Moment.JOIN, None, life=2, injury=Injury.STOP)]
+HELD = [inject(1, InjectionPoint.FORWARD, 6), inject(1, InjectionPoint.JOIN, None, life=2, action=FaultAction.STOP)]
 
 
 def interrupt(job: Job) -> None:

@@ -4,19 +4,19 @@ from typing import Any
 
 import pytest
 
-from midstep.protocol.types import Injury, Moment
+from midstep.protocol.types import FaultAction, InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import Job, Record, hurt
+from .jobs import Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.both_devices, pytest.mark.timeout(240)]
 
 FAULTS = (
-    hurt(0, Moment.BACKWARD, 12, injury=Injury.RAISE),
-    hurt(1, Moment.COLLECTIVE, 20),
-    hurt(3, Moment.FORWARD, 30, injury=Injury.STOP),
-    hurt(2, Moment.UPDATE, 45, injury=Injury.KILL_NODE),
+    inject(0, InjectionPoint.BACKWARD, 12, action=FaultAction.RAISE),
+    inject(1, InjectionPoint.COLLECTIVE, 20),
+    inject(3, InjectionPoint.FORWARD, 30, action=FaultAction.STOP),
+    inject(2, InjectionPoint.UPDATE, 45, action=FaultAction.KILL_NODE),
 )
 EXPECTED = {
     "exception": ("recover_in_place", {0}, 12),

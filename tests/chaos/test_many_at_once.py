@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from midstep.protocol.types import ArmedFault, Moment
+from midstep.protocol.types import ArmedFault, InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import RANKS, Job, Record, hurt
+from .jobs import RANKS, Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.both_devices(second_in_soak=True), pytest.mark.timeout(240)]
 
@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.both_devices(second_in_soak=True), 
 def at_once(step: int, lives: dict[int, int]) -> Iterable[ArmedFault]:
     """Kill these lives of ranks in one step; those that have been stopped already, when they stop."""
     for rank, life in lives.items():
-        yield hurt(rank, Moment.FORWARD, step, life=life)
-        yield hurt(rank, Moment.STOP, step, life=life)
+        yield inject(rank, InjectionPoint.FORWARD, step, life=life)
+        yield inject(rank, InjectionPoint.STOP, step, life=life)
 
 
 SOME = {

@@ -11,7 +11,7 @@ from midstep.cli.device_faults import build
 from midstep.controller.endpoints.control_requests import Accepted, InjectRequest
 from midstep.policies.fault_levels import LevelName
 from midstep.protocol.incidents import JobStatus
-from midstep.protocol.types import ArmedFault, FaultLevel, Injury
+from midstep.protocol.types import ArmedFault, FaultAction, FaultLevel
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
@@ -93,7 +93,7 @@ def incidents(job: Job, documents: Path) -> dict[str, dict[str, Any]]:
         else:
             assert isinstance(job.ask(build(case.what, case.rank, None, None)), Accepted)
         if case.dies:
-            assert isinstance(job.ask(InjectRequest(ArmedFault(case.rank, Injury.KILL))), Accepted)
+            assert isinstance(job.ask(InjectRequest(ArmedFault(case.rank, FaultAction.KILL))), Accepted)
         # A detector's word about memory waits a moment for the process's own; until then all stay at the gate.
         job.until(partial(decided, number), "the decision")
         if case.passes:

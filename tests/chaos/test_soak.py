@@ -10,11 +10,11 @@ import msgspec
 import psutil
 import pytest
 
-from midstep.protocol.types import Moment
+from midstep.protocol.types import InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import PATIENCE_S, ROOMY, Job, hurt
+from .jobs import PATIENCE_S, ROOMY, Job, inject
 
 pytestmark = pytest.mark.chaos
 
@@ -55,7 +55,7 @@ def recover_again_and_again(start_job: StartJob, *, recoveries: int, settle: int
     kills = list(kill_in_turn(recoveries))
     gates = [FIRST + settle * EVERY - 1, FIRST + recoveries * EVERY - 1]
     policy = {**ROOMY, "communicator": {"collective_s": COLLECTIVE_S}}
-    faults = [hurt(rank, Moment.COLLECTIVE, step, life=life) for rank, step, life in kills]
+    faults = [inject(rank, InjectionPoint.COLLECTIVE, step, life=life) for rank, step, life in kills]
     job = start_job(faults=faults, gates=gates, steps=steps, policy=policy)
     first, last = gates
     job.held_at(first)

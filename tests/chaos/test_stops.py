@@ -7,11 +7,11 @@ import pytest
 
 from midstep import TrainState
 from midstep.processor import checkpoint
-from midstep.protocol.types import ArmedFault, Injury, Moment
+from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 from .comparing import assert_same_steps
 from .conftest import StartJob
-from .jobs import RANKS, ROOMY, Record, hurt
+from .jobs import RANKS, ROOMY, Record, inject
 from .training import build_model, build_optimizer, build_scheduler, digest
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
@@ -22,13 +22,13 @@ NO_NEW_NODES = {**ROOMY, "ladder": [{"rung": "recover_in_place"}, {"rung": "reco
 CASES: dict[str, tuple[dict[str, Any], list[ArmedFault], int, list[str]]] = {
     "budget spent": (
         ONE_EACH,
-        [hurt(1, Moment.FORWARD, 8), hurt(1, Moment.FORWARD, 16, life=2)],
+        [inject(1, InjectionPoint.FORWARD, 8), inject(1, InjectionPoint.FORWARD, 16, life=2)],
         16,
         ["budget per_rank of rank 1 is spent: 1 of 1"],
     ),
     "no spare node": (
         NO_NEW_NODES,
-        [hurt(3, Moment.BACKWARD, 12, injury=Injury.KILL_NODE)],
+        [inject(3, InjectionPoint.BACKWARD, 12, action=FaultAction.KILL_NODE)],
         12,
         ["no spare node", "node node1 is lost"],
     ),
@@ -68,4 +68,4 @@ def assert_loads(directory: Path, step: int, undisturbed: Record) -> None:
     assert {(digest(dict(model.named_parameters())))} == {
         parameters for _, parameters in undisturbed.steps[0][step - 1]
     }
-    assert all(checkpoint.load_own(directory, step, rank) for rank in range(RANKS))
+    assert all(checkpoint.load_local(directory, step, rank) for rank in range(RANKS))

@@ -12,7 +12,7 @@ from .jobs import ONE_NODE, ROOMY, Record
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
-FILE_LIMIT_BYTES = 40_000  # more than a rank's own state and its records, less than the shard
+FILE_LIMIT_BYTES = 40_000  # more than a rank's local state and its records, less than the shard
 
 
 def test_a_wrong_policy_is_refused_before_anything_starts(start_job: StartJob) -> None:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from midstep.adapters.ddp.buckets import Layout
 from midstep.adapters.ddp.state import TrainState
 from midstep.processor.transfer import run_transfers
-from midstep.protocol.types import OwnStateTransfer, RepairPart, RestoreSource, ShardTransfer
+from midstep.protocol.types import LocalStateTransfer, RepairPart, RestoreSource, ShardTransfer
 
 WORLD = 3
 STEPS = 10
@@ -149,13 +149,13 @@ def disturbed(options: dict[str, Any], alone: Any) -> str:
     rank = dist.get_rank()
     script = Script(options, seed=7)
     torch.manual_seed(100 + rank)
-    copies = {0: script.state.capture_own()}
+    copies = {0: script.state.capture_local()}
     at = list(options["at"])
     step = 0
     while step < STEPS:
         try:
             script.gradients(step, interrupt=step in at)
-            copies[step + 1] = script.state.capture_own()
+            copies[step + 1] = script.state.capture_local()
             if step in at:
                 raise Interrupted  # the hook did not fire: in the barrier then
         except Interrupted:
@@ -190,15 +190,15 @@ def _recover(script: Script, step: int, options: dict[str, Any], copies: dict[in
         target_step=step,
         restore=RestoreSource.REPLICA,
         transfers=tuple(t for t in transfers if rank in (t.source, t.destination)),
-        own_states=(OwnStateTransfer(rank, rank),),
-        restore_own=True,
+        local_states=(LocalStateTransfer(rank, rank),),
+        restore_local=True,
     )
     done = run_transfers(
-        part, rank=rank, framework=script.state, links=GlooLinks(), read_own_state=lambda _rank, at: copies[at]
+        part, rank=rank, framework=script.state, links=GlooLinks(), read_local_state=lambda _rank, at: copies[at]
     )
     script.state.rebuilt()
-    assert done.own_state is not None
-    script.state.restore_own(done.own_state)
+    assert done.local_state is not None
+    script.state.restore_local(done.local_state)
     if options.get("forget_layout"):
         for layout in script.state._layouts.values():
             layout._set(Layout())

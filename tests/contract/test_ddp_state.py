@@ -10,7 +10,7 @@ from torch import nn
 from midstep.adapters.ddp.state import TrainState
 from midstep.processor.chunks import ShardMemory
 from midstep.protocol.errors import NotUnderMidstep, RecoveryError
-from midstep.protocol.types import Moment
+from midstep.protocol.types import InjectionPoint
 
 
 class _Script:
@@ -53,7 +53,7 @@ def _carry(source: _Script, target: _Script, blob: bytes) -> None:
     for mine, arrived in zip(accepted.tensors, opened.tensors, strict=True):
         mine.copy_(arrived)
     target.state.adopt_shard("replicated", accepted)
-    target.state.restore_own(blob)
+    target.state.restore_local(blob)
     target.state.rolled_back(0)
 
 
@@ -65,7 +65,7 @@ def test_memory_for_a_newcomers_optimizer_is_got_before_its_state_arrives() -> N
     before = set(threading.enumerate())
     newcomer.state.expect_shard(hold.shard_id, hold.size_bytes)
     (room,) = set(threading.enumerate()) - before
-    _carry(source, newcomer, source.state.capture_own())
+    _carry(source, newcomer, source.state.capture_local())
     assert not room.is_alive()
     assert set(threading.enumerate()) == before
     for theirs, mine in zip(source.model.parameters(), newcomer.model.parameters(), strict=True):
@@ -78,7 +78,7 @@ def test_another_process_continues_bit_for_bit(optimizer: str) -> None:
     """Also one that had a state of its own, and with an optimizer that keeps its state in its own way."""
     source = _Script(1, optimizer)
     source.train(3)
-    blob = source.state.capture_own()
+    blob = source.state.capture_local()
     for stale_steps in (0, 2):
         target = _Script(2, optimizer)
         target.train(stale_steps)
@@ -91,7 +91,7 @@ def test_another_process_continues_bit_for_bit(optimizer: str) -> None:
         _carry(source, twin, blob)
         twin.train(2)
         assert there == twin.numbers()
-    source.state.restore_own(blob)
+    source.state.restore_local(blob)
     source.train(2)
     assert source.numbers() == there
 
@@ -105,7 +105,7 @@ def test_handles_on_parameters_and_optimizer_stay_valid() -> None:
     parameter = first.weight
     moment = target.optimizer.state[parameter]["exp_avg"].data_ptr()
     address = parameter.data_ptr()
-    _carry(source, target, source.state.capture_own())
+    _carry(source, target, source.state.capture_local())
     assert first.weight is parameter
     assert (parameter.data_ptr(), target.optimizer.state[parameter]["exp_avg"].data_ptr()) == (address, moment)
 
@@ -156,16 +156,16 @@ def test_steps_need_midstep_around_them() -> None:
         TrainState(nn.Linear(1, 1)).steps(3)
 
 
-@pytest.mark.parametrize("moment", [Moment.FORWARD, Moment.BACKWARD])
-def test_an_armed_fault_fires_once_in_the_middle_of_the_pass(moment: Moment) -> None:
+@pytest.mark.parametrize("point", [InjectionPoint.FORWARD, InjectionPoint.BACKWARD])
+def test_an_armed_fault_fires_once_in_the_middle_of_the_pass(point: InjectionPoint) -> None:
     """And leaves no hook behind."""
     script = _Script(1)
     fired: list[str] = []
-    script.state.fire_in(moment, lambda: fired.append(moment))
+    script.state.fire_in(point, lambda: fired.append(point))
     loss = script.loss()
-    assert len(fired) == (moment is Moment.FORWARD)
+    assert len(fired) == (point is InjectionPoint.FORWARD)
     loss.backward()
     script.loss().backward()
-    assert fired == [moment]
+    assert fired == [point]
     assert all(not module._forward_hooks for module in script.model.modules())
     assert all(not parameter._backward_hooks for parameter in script.model.parameters())

@@ -60,10 +60,10 @@ def _started(cluster: Cluster, node: str, order: StartProcess) -> Cluster:
     before = [p for p in cluster.processes if p.rank == order.rank and p.node == node]
     if any(p.incarnation >= order.incarnation for p in before):
         return cluster
-    kept = before[-1].own_states(cluster.size.ranks) if before else ()
+    kept = before[-1].local_states(cluster.size.ranks) if before else ()
     for process in before:
         cluster = ended_process(cluster, process, KILLED, expected=True)
-    new = Process(order.rank, node, order.incarnation, order.generation, whole=order.seated, kept=kept)
+    new = Process(order.rank, node, order.incarnation, order.generation, whole=order.connected, kept=kept)
     running = RunningProcess(new.rank, new.pid, new.incarnation, new.generation)
     cluster = replace(cluster, processes=(*cluster.processes, new))
     report = new.report(cluster.size.ranks)

@@ -4,7 +4,7 @@ import enum
 
 import msgspec
 
-from midstep.protocol.types import OwnStateCopy, RepairPart, ShardHold, StepReport
+from midstep.protocol.types import LocalStateCopy, RepairPart, ShardHold, StepReport
 
 SHARD = "replicated"
 HOLDS = (ShardHold(SHARD, 1000),)
@@ -24,7 +24,7 @@ class Stage(enum.Enum):
 class Process(msgspec.Struct, frozen=True):
     """The process of a rank. `whole`: it holds every shard, as of `committed` updates.
 
-    `ready`: the collectives of its next step are done. `kept`: the own states in the black box that it found.
+    `ready`: the collectives of its next step are done. `kept`: the rank-local states in the black box that it found.
     `complained`: it has reported a failed collective in this generation. `faulty`: it has raised, or been told wrong.
     """
 
@@ -40,7 +40,7 @@ class Process(msgspec.Struct, frozen=True):
     complained: bool = False
     faulty: bool = False
     part: RepairPart | None = None
-    kept: tuple[OwnStateCopy, ...] = ()
+    kept: tuple[LocalStateCopy, ...] = ()
 
     @property
     def name(self) -> str:
@@ -52,12 +52,14 @@ class Process(msgspec.Struct, frozen=True):
         """A number that no other process has."""
         return 1000 * self.incarnation + self.rank + 1
 
-    def own_states(self, size: int) -> tuple[OwnStateCopy, ...]:
-        """Return the own states in its black box: of its rank and of the rank that it keeps a copy for."""
+    def local_states(self, size: int) -> tuple[LocalStateCopy, ...]:
+        """Return the rank-local states in its black box: of its rank and of the rank that it keeps a copy for."""
         if not self.whole:
             return self.kept
         steps = (self.committed, self.committed + 1) if self.ready else (self.committed,)
-        return tuple(OwnStateCopy(rank, step) for rank in sorted({self.rank, (self.rank + 1) % size}) for step in steps)
+        return tuple(
+            LocalStateCopy(rank, step) for rank in sorted({self.rank, (self.rank + 1) % size}) for step in steps
+        )
 
     def report(self, size: int) -> StepReport:
         """Return where it stands."""
@@ -68,7 +70,7 @@ class Process(msgspec.Struct, frozen=True):
             clean=self.whole,
             holds=holds,
             needs=(SHARD,),
-            own_states=self.own_states(size),
+            local_states=self.local_states(size),
         )
 
     def change(self, **fields: object) -> "Process":

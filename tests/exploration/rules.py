@@ -6,7 +6,7 @@ from midstep.controller.actions import Action, Send
 from midstep.controller.recovery.check import contradictions
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Rejoin, Resume, StartProcess
-from midstep.protocol.types import OwnStateCopy, RepairPart, RestoreSource, Rung
+from midstep.protocol.types import LocalStateCopy, RepairPart, RestoreSource, Rung
 
 from .cluster import Cluster
 from .process import SHARD, Process, Stage
@@ -95,11 +95,11 @@ def _wrong_part(
             yield f"4 same numbers: {process.name} gets {transfer.shard_id} from rank {transfer.source}, which lacks it"
         elif source.committed != part.target_step and not (source.ready and source.committed + 1 == part.target_step):
             yield f"4 same numbers: {process.name} gets step {source.committed} for step {part.target_step}"
-    for own in part.own_states:
+    for own in part.local_states:
         source = alive.get(own.source)
-        copy = OwnStateCopy(own.rank, part.target_step)
-        if own.rank == process.rank and source and copy not in source.own_states(cluster.size.ranks):
-            yield f"4 same numbers: {process.name} gets its own state from rank {own.source}, which lacks it"
+        copy = LocalStateCopy(own.rank, part.target_step)
+        if own.rank == process.rank and source and copy not in source.local_states(cluster.size.ranks):
+            yield f"4 same numbers: {process.name} gets its local state from rank {own.source}, which lacks it"
     if part.restore is RestoreSource.NOTHING and survivors and part.target_step > 0:
         yield f"3 nothing lost: {process.name} begins anew with survivors"
 

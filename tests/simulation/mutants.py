@@ -258,7 +258,7 @@ MUTANTS = (
         "        if False:\n",
     ),
     Mutant(
-        "enter the commit barrier without the ward's own state",
+        "enter the commit barrier without the peer copy",
         "midstep.processor.step_order",
         "(yield Act.SWAP) and (yield Act.MEET)",
         "(yield Act.MEET)",

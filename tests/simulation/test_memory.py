@@ -5,7 +5,7 @@ from midstep.simulation.memory import Memory
 
 def test_a_shard_on_its_way_counts_as_neither_held_nor_struck() -> None:
     """It arrives in the live tensors: should the repair break, nothing of it is worth anything; the rest stays."""
-    memory = Memory(("parameters", "optimizer"), seated=True)
+    memory = Memory(("parameters", "optimizer"), connected=True)
     memory.update()
     memory.overwrite("optimizer")
     assert memory.left == ["parameters"]
@@ -16,7 +16,7 @@ def test_a_shard_on_its_way_counts_as_neither_held_nor_struck() -> None:
 
 def test_a_struck_shard_is_what_the_device_tells_of() -> None:
     """All that this process held was hit."""
-    memory = Memory(("parameters", "optimizer"), seated=True)
+    memory = Memory(("parameters", "optimizer"), connected=True)
     memory.strike()
     assert memory.struck == ["parameters", "optimizer"]
     assert memory.left == []

@@ -23,8 +23,8 @@ from midstep.processor.standing import Standing
 from midstep.protocol.messages import Rejoin
 from midstep.protocol.types import (
     CheckpointTrace,
+    InjectionPoint,
     JobSettings,
-    Moment,
     Rendezvous,
     RepairPart,
     RestoreSource,
@@ -124,7 +124,7 @@ def test_a_job_ends_with_that_reason_unless_the_policy_says_otherwise(begin_agai
 
 def save(directory: Path, step: int) -> Path:
     """Write a complete checkpoint of one rank whose shard is empty."""
-    checkpoint.save_own(directory, step, 0, b"own")
+    checkpoint.save_local(directory, step, 0, b"own")
     checkpoint._save(directory, step, checkpoint.ATTEMPT, "all.safetensors", lambda file: None)
     return checkpoint.publish(directory, step, world_size=1)
 
@@ -220,11 +220,11 @@ def test_what_cannot_be_removed_stops_neither_pruning_nor_going_back(tmp_path: P
 
 
 class Played:
-    """What a rank is made of, as far as a way back to the first step needs it; it keeps the own state it was given."""
+    """A rank, as far as a way back to the first step needs it; it keeps the local state it was given."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self.rank, self.job, self.settings = rank, "gpt", JobSettings(checkpoint_directory=str(directory))
-        self.device = self.framework = self.callbacks = self.step_clock = self.own_states = self.communicator = self
+        self.device = self.framework = self.callbacks = self.step_clock = self.local_states = self.communicator = self
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
@@ -233,7 +233,7 @@ class Played:
         """Nothing was struck."""
         return Damage.NONE
 
-    def run(self, phase: Moment, generation: int, default: Callable[[], None], step: int) -> None:
+    def run(self, phase: InjectionPoint, generation: int, default: Callable[[], None], step: int) -> None:
         """There are no callbacks of the user's."""
         default()
 
@@ -245,6 +245,6 @@ def test_rank_0_leaves_an_earlier_training_behind_where_training_begins(tmp_path
     played: Any = Played(tmp_path, rank)
     rejoining = Rejoining(played, played, played, Standing(clean=True))
     part = RepairPart(0, RestoreSource.REPLICA)
-    rejoining.repair(Rejoin(rank, 1, Rendezvous("127.0.0.1", 1, "secret"), seated=True, part=part))
+    rejoining.repair(Rejoin(rank, 1, Rendezvous("127.0.0.1", 1, "secret"), connected=True, part=part))
     assert (tmp_path / "step-00000010.aside-gpt-g1").exists() is moved
     assert (tmp_path / "step-00000010").exists() is not moved

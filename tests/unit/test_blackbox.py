@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from midstep.protocol.blackbox import BlackBox
 from midstep.protocol.errors import AgentError, RecoveryError
-from midstep.protocol.types import Activity, OwnStateCopy
+from midstep.protocol.types import Activity, LocalStateCopy
 
 CAPACITY_BYTES = 256
 
@@ -85,14 +85,14 @@ def test_every_activity_can_be_written(box: BlackBox, activity: Activity) -> Non
 def test_a_second_mapping_sees_what_the_first_wrote(box: BlackBox) -> None:
     other = BlackBox.attach(os.dup(box.fd))
     write(other, step=8)
-    other.write_own(8, b"mine")
+    other.write_local(8, b"mine")
     other.close()
 
     progress = box.read_progress(101.5)
 
     assert progress is not None
     assert progress.step == 8
-    assert box.read_own(8) == b"mine"
+    assert box.read_local(8) == b"mine"
 
 
 def test_what_a_killed_process_wrote_can_be_read_afterwards(box: BlackBox) -> None:
@@ -100,7 +100,7 @@ def test_what_a_killed_process_wrote_can_be_read_afterwards(box: BlackBox) -> No
     if pid == 0:
         own = BlackBox.attach(os.dup(box.fd))
         write(own, step=12)
-        own.write_own(12, b"last words")
+        own.write_local(12, b"last words")
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
 
@@ -108,7 +108,7 @@ def test_what_a_killed_process_wrote_can_be_read_afterwards(box: BlackBox) -> No
 
     assert progress is not None
     assert progress.step == 12
-    assert box.read_own(12) == b"last words"
+    assert box.read_local(12) == b"last words"
 
 
 def test_a_writer_that_died_between_two_words_does_not_block_readers_or_its_successor(box: BlackBox) -> None:
@@ -128,59 +128,59 @@ def test_a_writer_that_died_between_two_words_does_not_block_readers_or_its_succ
 
 def test_the_two_newest_own_states_are_kept(box: BlackBox) -> None:
     for step in range(1, 5):
-        box.write_own(step, f"state {step}".encode())
+        box.write_local(step, f"state {step}".encode())
 
-    assert [box.read_own(step) for step in range(1, 5)] == [None, None, b"state 3", b"state 4"]
+    assert [box.read_local(step) for step in range(1, 5)] == [None, None, b"state 3", b"state 4"]
 
 
 def test_own_and_ward_do_not_displace_each_other(box: BlackBox) -> None:
-    box.write_own(1, b"own 1")
-    box.write_ward(4, 1, b"ward 1")
-    box.write_ward(4, 2, b"ward 2")
-    box.write_own(2, b"own 2")
+    box.write_local(1, b"own 1")
+    box.write_peer(4, 1, b"ward 1")
+    box.write_peer(4, 2, b"ward 2")
+    box.write_local(2, b"own 2")
 
     assert box.copies() == (
-        OwnStateCopy(rank=3, step=1),
-        OwnStateCopy(rank=3, step=2),
-        OwnStateCopy(rank=4, step=1),
-        OwnStateCopy(rank=4, step=2),
+        LocalStateCopy(rank=3, step=1),
+        LocalStateCopy(rank=3, step=2),
+        LocalStateCopy(rank=4, step=1),
+        LocalStateCopy(rank=4, step=2),
     )
-    assert box.read_ward(4, 2) == b"ward 2"
-    assert box.read_ward(5, 2) is None
+    assert box.read_peer(4, 2) == b"ward 2"
+    assert box.read_peer(5, 2) is None
 
 
 def test_another_ward_takes_the_place_of_the_former(box: BlackBox) -> None:
-    box.write_ward(4, 1, b"former 1")
-    box.write_ward(4, 2, b"former 2")
-    box.write_ward(6, 2, b"new 2")
-    box.write_ward(6, 3, b"new 3")
+    box.write_peer(4, 1, b"former 1")
+    box.write_peer(4, 2, b"former 2")
+    box.write_peer(6, 2, b"new 2")
+    box.write_peer(6, 3, b"new 3")
 
-    assert box.copies() == (OwnStateCopy(rank=6, step=2), OwnStateCopy(rank=6, step=3))
+    assert box.copies() == (LocalStateCopy(rank=6, step=2), LocalStateCopy(rank=6, step=3))
 
 
 def test_a_repeated_step_replaces_its_first_copy_and_spares_the_other(box: BlackBox) -> None:
-    box.write_own(5, b"five")
-    box.write_own(6, b"six")
-    box.write_own(6, b"six again")
+    box.write_local(5, b"five")
+    box.write_local(6, b"six")
+    box.write_local(6, b"six again")
 
-    assert (box.read_own(5), box.read_own(6)) == (b"five", b"six again")
+    assert (box.read_local(5), box.read_local(6)) == (b"five", b"six again")
 
 
 def test_a_write_after_a_rollback_drops_the_copies_that_were_rolled_back(box: BlackBox) -> None:
-    box.write_own(8, b"eight")
-    box.write_own(9, b"nine")
-    box.write_own(4, b"four")
+    box.write_local(8, b"eight")
+    box.write_local(9, b"nine")
+    box.write_local(4, b"four")
 
-    assert box.copies() == (OwnStateCopy(rank=3, step=4),)
+    assert box.copies() == (LocalStateCopy(rank=3, step=4),)
 
 
 def test_a_blob_that_fills_the_slot_fits_and_one_byte_more_names_the_setting(box: BlackBox) -> None:
-    box.write_own(1, b"x" * CAPACITY_BYTES)
+    box.write_local(1, b"x" * CAPACITY_BYTES)
 
-    assert box.read_own(1) == b"x" * CAPACITY_BYTES
+    assert box.read_local(1) == b"x" * CAPACITY_BYTES
     with pytest.raises(RecoveryError, match=r"257 bytes.* 256; raise `black_box_bytes`"):
-        box.write_own(2, b"x" * (CAPACITY_BYTES + 1))
-    assert box.read_own(1) == b"x" * CAPACITY_BYTES
+        box.write_local(2, b"x" * (CAPACITY_BYTES + 1))
+    assert box.read_local(1) == b"x" * CAPACITY_BYTES
 
 
 @settings(max_examples=200, deadline=None)
@@ -191,14 +191,14 @@ def test_a_damaged_byte_never_yields_a_wrong_copy(offset: int, flip: int) -> Non
     try:
         written = {1: b"one" * 50, 2: b"two" * 60}
         for step, blob in written.items():
-            box.write_own(step, blob)
+            box.write_local(step, blob)
         box._bytes[256 + offset] ^= flip
 
         for step, blob in written.items():
-            assert box.read_own(step) in {None, blob}
-        assert set(box.copies()) <= {OwnStateCopy(rank=3, step=1), OwnStateCopy(rank=3, step=2)}
-        box.write_own(3, b"three")
-        assert box.read_own(3) == b"three"
+            assert box.read_local(step) in {None, blob}
+        assert set(box.copies()) <= {LocalStateCopy(rank=3, step=1), LocalStateCopy(rank=3, step=2)}
+        box.write_local(3, b"three")
+        assert box.read_local(3) == b"three"
     finally:
         box.close()
 
@@ -209,8 +209,8 @@ def test_the_newest_write_can_always_be_read(steps: list[int]) -> None:
     box = BlackBox.create(0, 64)
     try:
         for number, step in enumerate(steps):
-            box.write_own(step, b"%d" % number)
-            assert box.read_own(step) == b"%d" % number
+            box.write_local(step, b"%d" % number)
+            assert box.read_local(step) == b"%d" % number
             assert max(copy.step for copy in box.copies()) == step
     finally:
         box.close()

@@ -7,24 +7,30 @@ import pytest
 from midstep import Lifecycle, Recovery
 from midstep.processor.callbacks import Callbacks
 from midstep.protocol.errors import CallbackFailed, CommunicatorAborted, LinkUpFailed
-from midstep.protocol.types import Moment
+from midstep.protocol.types import InjectionPoint
 
-PHASES = (Moment.STOP, Moment.CLEAN, Moment.REBUILD, Moment.REPAIR, Moment.ROLLBACK)
+PHASES = (
+    InjectionPoint.STOP,
+    InjectionPoint.CLEAN,
+    InjectionPoint.REBUILD,
+    InjectionPoint.REPAIR,
+    InjectionPoint.ROLLBACK,
+)
 
 
-def run(lifecycle: Lifecycle | None, phase: Moment, default: Callable[[], None]) -> None:
+def run(lifecycle: Lifecycle | None, phase: InjectionPoint, default: Callable[[], None]) -> None:
     Callbacks(2, lifecycle, lambda: 7).run(phase, 3, default)
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_without_a_callback_the_default_runs(phase: Moment) -> None:
+def test_without_a_callback_the_default_runs(phase: InjectionPoint) -> None:
     done: list[str] = []
     run(None, phase, lambda: done.append("default"))
     assert done == ["default"]
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_callback_stands_in_for_its_own_phase_alone(phase: Moment) -> None:
+def test_a_callback_stands_in_for_its_own_phase_alone(phase: InjectionPoint) -> None:
     """The one that is replaced does without the default, which it did not call; the other four are midstep's."""
     done: list[str] = []
     lifecycle = Lifecycle(**{phase.value: lambda recovery: done.append("mine")})
@@ -43,7 +49,7 @@ def test_a_callback_can_do_something_before_and_after_the_default() -> None:
         recovery.default()
         done.append("after")
 
-    run(Lifecycle(rollback=around), Moment.ROLLBACK, lambda: done.append("default"))
+    run(Lifecycle(rollback=around), InjectionPoint.ROLLBACK, lambda: done.append("default"))
     assert done == ["before", "default", "after"]
 
 
@@ -51,11 +57,11 @@ def test_a_callback_is_told_where_the_recovery_stands() -> None:
     """The step is where this rank stands, until all know where they resume."""
     told: list[Recovery] = []
     callbacks = Callbacks(2, Lifecycle(stop=told.append, rollback=told.append), lambda: 7)
-    callbacks.run(Moment.STOP, 3, lambda: None)
-    callbacks.run(Moment.ROLLBACK, 4, lambda: None, step=6)
+    callbacks.run(InjectionPoint.STOP, 3, lambda: None)
+    callbacks.run(InjectionPoint.ROLLBACK, 4, lambda: None, step=6)
     assert [(each.phase, each.rank, each.generation, each.step) for each in told] == [
-        (Moment.STOP, 2, 3, 7),
-        (Moment.ROLLBACK, 2, 4, 6),
+        (InjectionPoint.STOP, 2, 3, 7),
+        (InjectionPoint.ROLLBACK, 2, 4, 6),
     ]
 
 
@@ -64,7 +70,7 @@ def test_an_exception_of_a_callback_carries_its_name_and_phase() -> None:
         raise KeyError("weights")
 
     with pytest.raises(CallbackFailed, match=r"my_repair of repair raised KeyError: 'weights'") as caught:
-        run(Lifecycle(repair=my_repair), Moment.REPAIR, lambda: None)
+        run(Lifecycle(repair=my_repair), InjectionPoint.REPAIR, lambda: None)
     assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -75,7 +81,7 @@ def test_what_the_default_raises_passes_through_as_it_is() -> None:
         raise LinkUpFailed("not up")
 
     with pytest.raises(LinkUpFailed):
-        run(Lifecycle(rebuild=lambda recovery: recovery.default()), Moment.REBUILD, fail)
+        run(Lifecycle(rebuild=lambda recovery: recovery.default()), InjectionPoint.REBUILD, fail)
 
 
 def test_what_the_default_raises_cannot_be_swallowed() -> None:
@@ -89,7 +95,7 @@ def test_what_the_default_raises_cannot_be_swallowed() -> None:
         raise RuntimeError("the device is gone")
 
     with pytest.raises(RuntimeError, match="the device is gone"):
-        run(Lifecycle(clean=swallow), Moment.CLEAN, fail)
+        run(Lifecycle(clean=swallow), InjectionPoint.CLEAN, fail)
 
 
 def test_an_abort_inside_a_callback_is_no_fault_of_its_own() -> None:
@@ -99,7 +105,7 @@ def test_an_abort_inside_a_callback_is_no_fault_of_its_own() -> None:
         raise CommunicatorAborted("generation 5 is being opened")
 
     with pytest.raises(CommunicatorAborted):
-        run(Lifecycle(rollback=collect), Moment.ROLLBACK, lambda: None)
+        run(Lifecycle(rollback=collect), InjectionPoint.ROLLBACK, lambda: None)
 
 
 def test_the_default_runs_once_in_a_callback() -> None:
@@ -111,5 +117,5 @@ def test_the_default_runs_once_in_a_callback() -> None:
         recovery.default()
 
     with pytest.raises(CallbackFailed, match="called a second time"):
-        run(Lifecycle(repair=twice), Moment.REPAIR, lambda: done.append("default"))
+        run(Lifecycle(repair=twice), InjectionPoint.REPAIR, lambda: done.append("default"))
     assert done == ["default"]

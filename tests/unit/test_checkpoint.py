@@ -50,7 +50,7 @@ def _shard(step: int) -> _Shard:
 
 def _save(directory: Path, step: int, ranks: int = 2) -> Path:
     for rank in range(ranks):
-        checkpoint.save_own(directory, step, rank, b"own %d %d" % (rank, step))
+        checkpoint.save_local(directory, step, rank, b"own %d %d" % (rank, step))
     checkpoint.save_shard(directory, step, "replicated", _shard(step))
     return checkpoint.publish(directory, step, world_size=ranks)
 
@@ -62,11 +62,11 @@ def _load(directory: Path, step: int) -> list[torch.Tensor]:
 
 
 def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
-    """Shards and own states."""
+    """Shards and rank-local states."""
     _save(tmp_path, 120)
     assert checkpoint.complete_steps(tmp_path) == (120,)
     assert all(torch.equal(a, b) for a, b in zip(_load(tmp_path, 120), _content(120), strict=True))
-    assert checkpoint.load_own(tmp_path, 120, 1) == b"own 1 120"
+    assert checkpoint.load_local(tmp_path, 120, 1) == b"own 1 120"
     assert {path.name for path in (tmp_path / "step-00000120").iterdir()} == {
         "manifest.json",
         "own-0.bin",
@@ -84,7 +84,7 @@ def test_the_shard_file_can_be_opened_with_safetensors(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_not_there_before_all_its_parts_are(tmp_path: Path) -> None:
     """Neither before publish nor with a part missing."""
-    checkpoint.save_own(tmp_path, 5, 0, b"x")
+    checkpoint.save_local(tmp_path, 5, 0, b"x")
     checkpoint.save_shard(tmp_path, 5, "replicated", _shard(5))
     assert checkpoint.complete_steps(tmp_path) == ()
     with pytest.raises(CheckpointError, match=r"lacks own-1\.bin"):
@@ -129,7 +129,7 @@ def test_a_changed_own_state_is_found(tmp_path: Path) -> None:
     path = _save(tmp_path, 2) / "own-1.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError, match="damaged"):
-        checkpoint.load_own(tmp_path, 2, 1)
+        checkpoint.load_local(tmp_path, 2, 1)
     assert checkpoint.complete_steps(tmp_path) == ()
 
 
@@ -137,17 +137,17 @@ def test_a_rank_that_was_not_in_the_world_is_named_and_nothing_is_marked(tmp_pat
     """Another world size is not damage."""
     _save(tmp_path, 2)
     with pytest.raises(CheckpointError, match="world size"):
-        checkpoint.load_own(tmp_path, 2, 7)
+        checkpoint.load_local(tmp_path, 2, 7)
     assert checkpoint.complete_steps(tmp_path) == (2,)
 
 
 def test_the_same_step_can_be_written_again(tmp_path: Path) -> None:
     """After a recovery; the newer one counts, nothing is left over."""
     _save(tmp_path, 3)
-    checkpoint.save_own(tmp_path, 3, 0, b"newer", attempt="g2")
+    checkpoint.save_local(tmp_path, 3, 0, b"newer", attempt="g2")
     checkpoint.save_shard(tmp_path, 3, "replicated", _shard(4), attempt="g2")
     checkpoint.publish(tmp_path, 3, world_size=1, attempt="g2")
-    assert checkpoint.load_own(tmp_path, 3, 0) == b"newer"
+    assert checkpoint.load_local(tmp_path, 3, 0) == b"newer"
     assert {path.name for path in tmp_path.iterdir()} == {"latest.json", "step-00000003"}
 
 
@@ -155,8 +155,8 @@ def test_old_checkpoints_and_old_attempts_are_pruned(tmp_path: Path) -> None:
     """The newest stay, and so does an attempt that is newer than them."""
     for step in (1, 2, 3):
         _save(tmp_path, step)
-    checkpoint.save_own(tmp_path, 2, 0, b"died", attempt="dead")
-    checkpoint.save_own(tmp_path, 4, 0, b"going on")
+    checkpoint.save_local(tmp_path, 2, 0, b"died", attempt="dead")
+    checkpoint.save_local(tmp_path, 4, 0, b"going on")
     assert checkpoint.prune(tmp_path, keep=2) == (1,)
     assert {path.name for path in tmp_path.iterdir()} == {
         "latest.json",
@@ -204,13 +204,13 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     """Here a file is in the way."""
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file"):
-        checkpoint.save_own(tmp_path / "file", 1, 0, b"")
+        checkpoint.save_local(tmp_path / "file", 1, 0, b"")
 
 
 def test_discarding_an_attempt_leaves_the_rest(tmp_path: Path) -> None:
     """And doing it twice is no error."""
     _save(tmp_path, 1)
-    checkpoint.save_own(tmp_path, 2, 0, b"")
+    checkpoint.save_local(tmp_path, 2, 0, b"")
     checkpoint.discard(tmp_path, 2)
     checkpoint.discard(tmp_path, 2)
     assert {path.name for path in tmp_path.iterdir()} == {"latest.json", "step-00000001"}

@@ -51,7 +51,7 @@ def envelope(body: Message, version: int = PROTOCOL_VERSION) -> Envelope:
             rank=3,
             generation=7,
             store=Rendezvous("127.0.0.1", 4000, "secret"),
-            seated=False,
+            connected=False,
             part=RepairPart(8, RestoreSource.REPLICA, transfers=(ShardTransfer("all", 0, 40, 1, 3),)),
         ),
     ],

@@ -11,7 +11,7 @@ from midstep.cli.doctor import examine, plan
 from midstep.devices import fake
 from midstep.devices.npu_environment import DEFAULTS
 from midstep.policies.schema import DeviceName
-from midstep.protocol.injuries import DEVICE_INJURIES
+from midstep.protocol.injection import DEVICE_FAULT_ACTIONS
 
 
 class Library:
@@ -83,6 +83,6 @@ def test_only_the_fake_device_is_harmed() -> None:
     real = plan(DeviceName.NPU, 8, 100, acceptance=True)
     faked = plan(DeviceName.FAKE, 0, 100, acceptance=True)
     assert real.ranks == 8
-    assert not {scenario.fault.injury for scenario in real.scenarios} & DEVICE_INJURIES
-    assert {scenario.fault.injury for scenario in faked.scenarios} & DEVICE_INJURIES
+    assert not {scenario.fault.action for scenario in real.scenarios} & DEVICE_FAULT_ACTIONS
+    assert {scenario.fault.action for scenario in faked.scenarios} & DEVICE_FAULT_ACTIONS
     assert real.nodes == faked.nodes == 1

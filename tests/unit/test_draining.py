@@ -146,7 +146,7 @@ def test_a_node_that_is_well_again_is_not_used_when_it_was_given_back() -> None:
 def test_newcomers_get_ready_while_training_goes_on(cluster: Draining) -> None:
     """They are started early on the spare node, with numbers of their own; no incident is open."""
     starts = only(cluster.feed(cluster.unwell()), StartProcess)
-    assert [(start.rank, start.early, start.seated, start.incarnation) for start in starts] == [
+    assert [(start.rank, start.early, start.connected, start.incarnation) for start in starts] == [
         (2, True, False, 2),
         (3, True, False, 2),
     ]
@@ -550,8 +550,8 @@ def test_reports_of_ranks_that_are_not_clean_are_no_source() -> None:
     cluster.prepare()
     for rank in (0, 1):
         event = cluster.stopped(rank)
-        needs, own_states = event.report.needs, event.report.own_states
-        report = StepReport(BOUNDARY, ready=False, clean=False, needs=needs, own_states=own_states)
+        needs, local_states = event.report.needs, event.report.local_states
+        report = StepReport(BOUNDARY, ready=False, clean=False, needs=needs, local_states=local_states)
         cluster.feed(msgspec.structs.replace(event, report=report))
     bodies = cluster.feed(cluster.stopped(2), cluster.stopped(3))
     assert {(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)} == {(2, 2), (3, 2)}

@@ -6,7 +6,7 @@ import pytest
 
 from midstep.cli.jobs.fault_schedule import load_schedule
 from midstep.protocol.errors import ConfigurationError
-from midstep.protocol.injuries import ArmedFault, Injury, Moment
+from midstep.protocol.injection import ArmedFault, FaultAction, InjectionPoint
 
 
 def load(tmp_path: Path, *entries: str) -> tuple[ArmedFault, ...]:
@@ -17,7 +17,7 @@ def load(tmp_path: Path, *entries: str) -> tuple[ArmedFault, ...]:
 
 def test_a_fault_of_a_rank_is_read(tmp_path: Path) -> None:
     (fault,) = load(tmp_path, "rank: 1, do: memory-persistent, at: backward, step: 40, life: 2")
-    assert fault == ArmedFault(1, Injury.MEMORY_PERSISTENT, Moment.BACKWARD, 40, 2)
+    assert fault == ArmedFault(1, FaultAction.MEMORY_PERSISTENT, InjectionPoint.BACKWARD, 40, 2)
 
 
 def test_a_fault_of_a_node_is_one_of_each_of_its_ranks(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_fault_of_a_node_is_one_of_each_of_its_ranks(tmp_path: Path) -> None:
 def test_a_fault_of_a_collective_names_operation_group_and_rate(tmp_path: Path) -> None:
     (fault,) = load(tmp_path, "rank: 0, do: link-down, operation: allreduce, group: [0, 2], rate: 0.5")
     assert fault == ArmedFault(
-        0, Injury.LINK_DOWN, Moment.COLLECTIVE, operation="allreduce", group=(0, 2), rate=0.5
+        0, FaultAction.LINK_DOWN, InjectionPoint.COLLECTIVE, operation="allreduce", group=(0, 2), rate=0.5
     )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ class Played:
     """A runtime's parts, as far as a process group needs them, which note what they are told."""
 
     def __init__(self) -> None:
-        self.rank, self.world_size, self.seated, self.store = 3, 4, False, None
+        self.rank, self.world_size, self.connected, self.store = 3, 4, False, None
         self.settings = JobSettings()
         self.session = SimpleNamespace(generation=7)
         self.told: dict[str, Any] = {}

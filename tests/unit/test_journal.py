@@ -20,10 +20,10 @@ from midstep.protocol.errors import JournalError, JournalSuperseded
 from midstep.protocol.messages import NodeJoined, RankJoined
 from midstep.protocol.types import (
     ArmedFault,
-    Injury,
+    FaultAction,
+    InjectionPoint,
     JobSpec,
-    Moment,
-    OwnStateCopy,
+    LocalStateCopy,
     RunningProcess,
     ShardHold,
     StepReport,
@@ -45,13 +45,13 @@ JOB = JobSpec(
     max_restarts=3,
     settings=job_settings(default_policy(), "/tmp/demo"),
 )
-REPORT = StepReport(3, True, True, (ShardHold("all", 40),), ("all",), (OwnStateCopy(1, 3),), checkpoints=(2,))
+REPORT = StepReport(3, True, True, (ShardHold("all", 40),), ("all",), (LocalStateCopy(1, 3),), checkpoints=(2,))
 EVENTS: tuple[Event, ...] = (
     NodeJoined("node0", "rack0", StoreEndpoint("127.0.0.1", 4242), (RunningProcess(0, 99, 1, 1),)),
     RankJoined(1, 1, 1, 77, REPORT, 0.5),
     DeadlinePassed(),
     ControllerStarted(7),
-    InjectRequested(ArmedFault(2, Injury.HANG, Moment.BARRIER, 4)),
+    InjectRequested(ArmedFault(2, FaultAction.HANG, InjectionPoint.BARRIER, 4)),
     StopRequested("enough"),
 )
 

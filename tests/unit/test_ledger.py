@@ -5,14 +5,14 @@ from typing import cast
 
 import pytest
 
+from midstep.processor.injection_points import InjectionPoints
 from midstep.processor.ledger import HISTORY_STEPS, Ledger, Step
 from midstep.processor.lifecycle import Framework
-from midstep.processor.moments import Moments
 from midstep.processor.standing import Standing
 from midstep.processor.step_clock import StepClock
 from midstep.protocol.blackbox import BlackBox
 from midstep.protocol.errors import CommunicatorAborted, InjectedFault, Interrupted, ProtocolViolation
-from midstep.protocol.types import Activity, ArmedFault, Injury, Moment, RankProgress
+from midstep.protocol.types import Activity, ArmedFault, FaultAction, InjectionPoint, RankProgress
 
 
 class Journey:
@@ -41,11 +41,11 @@ class Journey:
     def begins(self, step: int) -> bool:
         return step != self.boundary
 
-    def keep_own(self, step: int, blob: bytes) -> bytes:
+    def keep_local(self, step: int, blob: bytes) -> bytes:
         self.went.append(f"keep {step} {blob.decode()} ready={self.standing.ready}")
         return blob
 
-    def swap_own(self, step: int, blob: bytes) -> None:
+    def swap_local(self, step: int, blob: bytes) -> None:
         self.went.append(f"swap {step} {blob.decode()} ready={self.standing.ready}")
         if self.swap_breaks:
             raise CommunicatorAborted("the buddy is gone")
@@ -65,21 +65,21 @@ class Journey:
     def barrier_passed(self) -> None:
         self.went.append("passed")
 
-    def capture_own(self) -> bytes:
+    def capture_local(self) -> bytes:
         self.went.append("capture")
         return b"own"
 
-    def fire_in(self, moment: Moment, fire: Callable[[], None]) -> None:
-        self.went.append(f"armed in {moment}")
+    def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
+        self.went.append(f"armed in {point}")
         fire()
 
 
 def ledger_of(journey: Journey, *armed: ArmedFault, clock: Callable[[], float] = lambda: 0.0) -> Ledger:
     """A ledger without a black box."""
-    moments = Moments(0, 1, armed)
+    injection_points = InjectionPoints(0, 1, armed)
     framework = cast(Framework, journey)
-    step_clock = StepClock(None, moments, 1)
-    return Ledger(journey, framework, moments, step_clock, standing=journey.standing, clock=clock)
+    step_clock = StepClock(None, injection_points, 1)
+    return Ledger(journey, framework, injection_points, step_clock, standing=journey.standing, clock=clock)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def journey() -> Journey:
 
 
 def test_a_step_ends_in_one_order(journey: Journey) -> None:
-    """Own state, ready and the barrier, the local update, committed."""
+    """Rank-local state, ready and the barrier, the local update, committed."""
     ledger = ledger_of(journey)
     for step in ledger.steps(1):
         with step.update():
@@ -129,7 +129,7 @@ def test_a_broken_barrier_holds_and_repeats_the_step(journey: Journey) -> None:
 
 
 def test_a_swap_that_breaks_meets_nobody_and_holds(journey: Journey) -> None:
-    """Without the ward's own state here no barrier is entered, so that nobody can commit."""
+    """Without the ward's local state here no barrier is entered, so that nobody can commit."""
     ledger = ledger_of(journey)
     journey.swap_breaks = True
     with pytest.raises(Interrupted):
@@ -140,11 +140,11 @@ def test_a_swap_that_breaks_meets_nobody_and_holds(journey: Journey) -> None:
 def test_a_capture_that_raises_whatever_it_raises_begins_no_update(journey: Journey) -> None:
     """Also what generators use to say that there is no more: users register functions that are called here."""
 
-    def capture_own() -> bytes:
+    def capture_local() -> bytes:
         return next(iter(()))
 
     ledger = ledger_of(journey)
-    journey.capture_own = capture_own  # type: ignore[method-assign]
+    journey.capture_local = capture_local  # type: ignore[method-assign]
     with pytest.raises(StopIteration):
         ledger.enter_update(0)
     assert (journey.standing.ready, journey.standing.updating) == (False, False)
@@ -261,23 +261,27 @@ def test_the_median_is_of_the_last_steps_only(journey: Journey) -> None:
     assert ledger.median_step_s == 1.0
 
 
-@pytest.mark.parametrize(("moment", "last"), [(Moment.BARRIER, "keep 1 own ready=False"), (Moment.UPDATE, "passed")])
-def test_a_fault_armed_in_the_ledger_comes_at_its_moment(journey: Journey, moment: Moment, last: str) -> None:
+@pytest.mark.parametrize(
+    ("point", "last"), [(InjectionPoint.BARRIER, "keep 1 own ready=False"), (InjectionPoint.UPDATE, "passed")]
+)
+def test_a_fault_armed_in_the_ledger_comes_at_its_injection_point(
+    journey: Journey, point: InjectionPoint, last: str
+) -> None:
     """At the barrier before it is entered, at the update after it was passed."""
-    ledger = ledger_of(journey, ArmedFault(0, Injury.RAISE, moment, step=0))
+    ledger = ledger_of(journey, ArmedFault(0, FaultAction.RAISE, point, step=0))
     with pytest.raises(InjectedFault):
         ledger.enter_update(0)
     assert journey.went[-1] == last
 
 
-@pytest.mark.parametrize("moment", [Moment.FORWARD, Moment.BACKWARD])
-def test_a_fault_in_a_pass_is_handed_to_the_framework(journey: Journey, moment: Moment) -> None:
+@pytest.mark.parametrize("point", [InjectionPoint.FORWARD, InjectionPoint.BACKWARD])
+def test_a_fault_in_a_pass_is_handed_to_the_framework(journey: Journey, point: InjectionPoint) -> None:
     """Only in the step that it is armed for."""
-    ledger = ledger_of(journey, ArmedFault(0, Injury.RAISE, moment, step=1))
-    with pytest.raises(InjectedFault, match=f"injected at {moment} of step 1 in rank 0"):
+    ledger = ledger_of(journey, ArmedFault(0, FaultAction.RAISE, point, step=1))
+    with pytest.raises(InjectedFault, match=f"injected at {point} of step 1 in rank 0"):
         for _ in _run(ledger, 3):
             pass
-    assert journey.went[-1] == f"armed in {moment}"
+    assert journey.went[-1] == f"armed in {point}"
     assert ledger.count == 1
 
 
@@ -299,8 +303,8 @@ def _run(
 
 def test_the_clock_goes_on_after_a_pause_that_raised(journey: Journey) -> None:
     """An evaluation that fails, and is caught, leaves no announced pause behind."""
-    moments, box = Moments(1, 1), BlackBox.create(1, 4096)
-    ledger = Ledger(journey, journey, moments, StepClock(box, moments, 1), standing=journey.standing)  # type: ignore[arg-type]
+    injection_points, box = InjectionPoints(1, 1), BlackBox.create(1, 4096)
+    ledger = Ledger(journey, journey, injection_points, StepClock(box, injection_points, 1), standing=journey.standing)  # type: ignore[arg-type]
 
     def evaluate() -> None:
         with ledger.paused():

@@ -46,7 +46,7 @@ from midstep.protocol.types import (
     FaultReport,
     JobSettings,
     JobSpec,
-    OwnStateCopy,
+    LocalStateCopy,
     RankProgress,
     Rung,
     RunningProcess,
@@ -113,17 +113,17 @@ class Cluster:
 
     def joined(self, rank: int, *, fresh: bool = False, own: int | None = None) -> RankJoined:
         """A process that has reached its train function."""
-        own_states = () if own is None else (OwnStateCopy(rank, own),)
+        local_states = () if own is None else (LocalStateCopy(rank, own),)
         holds = HOLDS if fresh else ()
-        report = StepReport(0, ready=False, clean=fresh, holds=holds, needs=("replicated",), own_states=own_states)
+        report = StepReport(0, ready=False, clean=fresh, holds=holds, needs=("replicated",), local_states=local_states)
         holder = self.holder(rank)
         return RankJoined(rank, self.machine.generation, holder.incarnation, 100 + rank, report, 0.1)
 
     def quiesced(self, rank: int, committed: int, *, ready: bool = False, wards: Iterable[int] = ()) -> RankQuiesced:
-        """A survivor that has stopped; one that was ready has kept its own state of the step to come, too."""
+        """A survivor that has stopped; one that was ready has kept its local state of the step to come, too."""
         steps = (committed, committed + 1) if ready else (committed,)
-        own = tuple(OwnStateCopy(each, step) for each in (rank, *wards) for step in steps)
-        report = StepReport(committed, ready=ready, clean=True, holds=HOLDS, needs=("replicated",), own_states=own)
+        own = tuple(LocalStateCopy(each, step) for each in (rank, *wards) for step in steps)
+        report = StepReport(committed, ready=ready, clean=True, holds=HOLDS, needs=("replicated",), local_states=own)
         return RankQuiesced(rank, self.machine.generation, self.holder(rank).incarnation, report, {"stop": 0.01})
 
     def ready(self, rank: int, step: int) -> RankReady:
@@ -172,15 +172,15 @@ class Cluster:
         self.feed(*(self.joined(rank, fresh=True, own=0) for rank in ranks))
 
     def recover(self, step: int) -> None:
-        """Everybody who is waited for at barrier one answers; survivors keep copies of all own states."""
+        """Everybody who is waited for at barrier one answers; survivors keep copies of all rank-local states."""
         ranks = range(self.job.world_size)
         states = {rank: self.holder(rank).state for rank in ranks}
         for rank in [rank for rank in ranks if states[rank] is RankState.QUIESCING]:
             self.feed(self.quiesced(rank, step, wards=[ward for ward in ranks if ward != rank]))
-        seated = self.machine.phase is Phase.STARTING
+        connected = self.machine.phase is Phase.STARTING
         for rank in [rank for rank in ranks if states[rank] is RankState.STARTING]:
-            self.feed(self.joined(rank, fresh=seated, own=step))
-        self.pass_barrier_two(0 if seated else step)
+            self.feed(self.joined(rank, fresh=connected, own=step))
+        self.pass_barrier_two(0 if connected else step)
 
     def pass_barrier_two(self, step: int) -> None:
         """All ranks get ready, resume and commit one step."""
@@ -214,7 +214,7 @@ def test_a_job_starts_when_its_nodes_and_spares_are_there() -> None:
     assert only(fresh.feed(fresh.node("node0"), fresh.node("node2")), StartProcess) == []
     starts = only(fresh.feed(fresh.node("node1")), StartProcess)
     assert [start.rank for start in starts] == [0, 1, 2, 3]
-    assert all(start.seated for start in starts)
+    assert all(start.connected for start in starts)
     assert [fresh.holder(rank).node for rank in range(4)] == ["node0", "node0", "node1", "node1"]
 
 
@@ -222,13 +222,13 @@ def test_a_killed_rank_comes_back_in_place_and_the_others_stay(cluster: Cluster)
     """Survivors are quiesced at once, only the dead rank is started, and the incident closes at the first new step."""
     bodies = cluster.feed(cluster.exited(1))
     assert [body.rank for body in only(bodies, Quiesce)] == [0, 2, 3]
-    assert [(body.rank, body.seated) for body in only(bodies, StartProcess)] == [(1, False)]
+    assert [(body.rank, body.connected) for body in only(bodies, StartProcess)] == [(1, False)]
     cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(2, 5), cluster.quiesced(3, 5, wards=[1]))
     bodies = cluster.feed(cluster.joined(1))
     parts = {body.rank: body.part for body in only(bodies, Rejoin)}
     assert parts[1].target_step == 5
     assert [transfer.destination for transfer in parts[1].transfers] == [1]
-    assert parts[1].own_states[0].source == 3
+    assert parts[1].local_states[0].source == 3
     cluster.holder(1).pid = 999
     cluster.pass_barrier_two(5)
     (incident,) = cluster.machine.incidents
@@ -330,7 +330,7 @@ def test_all_ranks_dead_starts_the_world_from_its_checkpoint(cluster: Cluster) -
         cluster.feed(cluster.exited(rank))
     bodies = cluster.feed(cluster.exited(3))
     assert cluster.machine.phase is Phase.STARTING
-    assert all(start.seated for start in only(bodies, StartProcess))
+    assert all(start.connected for start in only(bodies, StartProcess))
 
 
 def test_a_finished_job_is_released_and_ends_well(cluster: Cluster) -> None:
@@ -343,7 +343,7 @@ def test_a_finished_job_is_released_and_ends_well(cluster: Cluster) -> None:
 
 
 def test_a_stop_saves_an_emergency_checkpoint_first(cluster: Cluster) -> None:
-    """Survivors park, all save their own state, the lowest publishes last."""
+    """Survivors park, all save their local state, the lowest publishes last."""
     cluster.feed(StopRequested("Ctrl-C"))
     bodies = cluster.feed(*(cluster.quiesced(rank, 7) for rank in range(4)))
     assert [(save.rank, save.publish) for save in only(bodies, SaveCheckpoint)] == [(1, False), (2, False), (3, False)]
@@ -357,7 +357,7 @@ def test_a_stop_saves_an_emergency_checkpoint_first(cluster: Cluster) -> None:
 
 
 def test_a_stop_between_two_commits_saves_the_own_state_of_those_that_were_about_to_commit(cluster: Cluster) -> None:
-    """The shards come from who has committed; a checkpoint without everybody's own state would not be complete."""
+    """The shards come from who has committed; a checkpoint without everybody's local state would not be complete."""
     cluster.feed(StopRequested("Ctrl-C"))
     stopped = [cluster.quiesced(rank, 7 - rank % 2, ready=rank % 2 == 1) for rank in range(4)]
     bodies = cluster.feed(*stopped)

@@ -175,8 +175,8 @@ def test_a_version_that_lacks_a_name_is_refused(monkeypatch: pytest.MonkeyPatch)
         check_version()
 
 
-def own_state(first: int = 0, consumed: int = 0) -> RankLocalState:
-    """Return the own state of a rank whose train function has begun at this iteration."""
+def local_state(first: int = 0, consumed: int = 0) -> RankLocalState:
+    """Return the rank-local state of a rank whose train function has begun at this iteration."""
     some = dataclasses.replace(parts(), first=first, first_consumed=consumed)
     some.chunks[0].module = torch.nn.Linear(1, 1)
     some.chunks[0].bucket_groups = some.chunks[0].expert_parallel_bucket_groups = []
@@ -185,14 +185,14 @@ def own_state(first: int = 0, consumed: int = 0) -> RankLocalState:
 
 def test_a_newcomer_counts_iterations_from_where_the_job_began() -> None:
     """Its script may have loaded a checkpoint that was written since."""
-    newcomer = own_state(first=140, consumed=1120)
-    newcomer.restore(own_state(first=100, consumed=800).capture())
+    newcomer = local_state(first=140, consumed=1120)
+    newcomer.restore(local_state(first=100, consumed=800).capture())
     assert (newcomer.first, newcomer.consumed) == (100, 800)
 
 
 def test_param_groups_that_only_some_stages_have_are_refused() -> None:
     """A newcomer that has built other groups than its earlier process cannot take its state."""
-    own = own_state()
+    own = local_state()
     blob = tree.pack({**tree.unpack(own.capture()), "groups": [[{}]]}, "state")
     with pytest.raises(RecoveryError, match="other param groups"):
         own.restore(blob)

@@ -17,7 +17,7 @@ from midstep.devices.npu import NpuDevice
 from midstep.processor.rejoining import Rejoining
 from midstep.processor.standing import Standing
 from midstep.protocol.errors import ConfigurationError, RecoveryError
-from midstep.protocol.injuries import DEVICE_INJURIES, Injury
+from midstep.protocol.injection import DEVICE_FAULT_ACTIONS, FaultAction
 from midstep.protocol.types import ShardHold
 
 ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
@@ -34,9 +34,9 @@ def device() -> Iterator[NpuDevice]:
     CHIP.__dict__.update(Chip().__dict__)
 
 
-def text_of(injury: Injury, device: NpuDevice) -> str:
+def text_of(action: FaultAction, device: NpuDevice) -> str:
     with pytest.raises(RuntimeError) as caught:
-        device.inject(injury)
+        device.inject(action)
     return str(caught.value).splitlines()[0]
 
 
@@ -59,7 +59,7 @@ def test_a_stop_makes_a_waiting_thread_raise_and_a_clean_lets_the_device_work_ag
 
 def test_a_blocked_thread_raises_when_the_device_is_stopped(device: NpuDevice) -> None:
     """What is queued and never ends is what a hanging collective looks like to the host."""
-    device.inject(Injury.HANG_COLLECTIVE)
+    device.inject(FaultAction.HANG_COLLECTIVE)
     task = CHIP.submit(lambda _: None)
     with pytest.raises(RuntimeError, match="timed out"):
         task.wait(0.05)
@@ -71,22 +71,22 @@ def test_a_blocked_thread_raises_when_the_device_is_stopped(device: NpuDevice) -
 
 
 @pytest.mark.parametrize(
-    ("injury", "text", "damage"),
+    ("action", "text", "damage"),
     [
-        (Injury.MEMORY_TEMPORARY, "UCE ERROR.", Damage.TEMPORARY),
-        (Injury.SUSPECT_MEMORY, "SUSPECT MEM ERROR", Damage.NONE),
-        (Injury.LINK_DOWN, "HCCL OP RETRY FAILED", Damage.NONE),
-        (Injury.LINK_BROKEN, "HCCL OP RETRY FAILED", Damage.NONE),
-        (Injury.REMOTE, "SUSPECT REMOTE ERROR", Damage.NONE),
-        (Injury.OUT_OF_MEMORY, "NPU out of memory", Damage.NONE),
-        (Injury.UNSAFE_TENSOR, "There is unsafe data in the input tensor.", Damage.NONE),
-        (Injury.MULTI_BIT_LATE, "HBM MULTI BIT ECC ERROR.time is ", Damage.PERSISTENT),
+        (FaultAction.MEMORY_TEMPORARY, "UCE ERROR.", Damage.TEMPORARY),
+        (FaultAction.SUSPECT_MEMORY, "SUSPECT MEM ERROR", Damage.NONE),
+        (FaultAction.LINK_DOWN, "HCCL OP RETRY FAILED", Damage.NONE),
+        (FaultAction.LINK_BROKEN, "HCCL OP RETRY FAILED", Damage.NONE),
+        (FaultAction.REMOTE, "SUSPECT REMOTE ERROR", Damage.NONE),
+        (FaultAction.OUT_OF_MEMORY, "NPU out of memory", Damage.NONE),
+        (FaultAction.UNSAFE_TENSOR, "There is unsafe data in the input tensor.", Damage.NONE),
+        (FaultAction.MULTI_BIT_LATE, "HBM MULTI BIT ECC ERROR.time is ", Damage.PERSISTENT),
     ],
 )
-def test_an_injury_raises_the_real_text_and_leaves_its_damage(
-    device: NpuDevice, injury: Injury, text: str, damage: Damage
+def test_a_fault_action_raises_the_real_text_and_leaves_its_damage(
+    device: NpuDevice, action: FaultAction, text: str, damage: Damage
 ) -> None:
-    assert text_of(injury, device).startswith(text)
+    assert text_of(action, device).startswith(text)
     device.stop()
     assert device.clean() is damage
 
@@ -121,14 +121,14 @@ def test_corrupted_memory_is_found_and_can_be_used_once_it_is_marked_safe(device
 
 
 def test_memory_outside_of_the_allocator_cannot_be_mended(device: NpuDevice) -> None:
-    text_of(Injury.MEMORY_OUTSIDE, device)
+    text_of(FaultAction.MEMORY_OUTSIDE, device)
     device.stop()
     with pytest.raises(RecoveryError, match="outside torch's memory"):
         device.clean()
 
 
 def test_a_lost_device_cannot_be_used_again(device: NpuDevice) -> None:
-    assert "507010" in text_of(Injury.DROP_DEVICE, device)
+    assert "507010" in text_of(FaultAction.DROP_DEVICE, device)
     device.stop()
     with pytest.raises(RecoveryError, match="cannot restart device"):
         device.clean()
@@ -148,15 +148,15 @@ def test_the_devices_clock_goes_forward(device: NpuDevice) -> None:
 
 
 def test_every_fault_of_a_device_has_its_action() -> None:
-    assert set(fake._FAULT_ACTIONS) == DEVICE_INJURIES
+    assert set(fake._FAULT_ACTIONS) == DEVICE_FAULT_ACTIONS
 
 
 def test_faults_cannot_be_injected_on_a_real_device_or_the_cpu() -> None:
     library: Any = type("Library", (), {"npu": fake.npu, "distributed": fake.distributed})
     with pytest.raises(ConfigurationError, match="fake device"):
-        NpuDevice(library).inject(Injury.LINK_DOWN)
+        NpuDevice(library).inject(FaultAction.LINK_DOWN)
     with pytest.raises(ConfigurationError, match="fake"):
-        CpuDevice().inject(Injury.LINK_DOWN)
+        CpuDevice().inject(FaultAction.LINK_DOWN)
 
 
 def test_tensors_that_share_memory_are_locked_and_unlocked_together(device: NpuDevice) -> None:
@@ -182,7 +182,7 @@ def test_every_shard_in_corrupted_memory_counts_as_lost(device: NpuDevice) -> No
     )
     box = SimpleNamespace(copies=tuple)
     settings = SimpleNamespace(checkpoint_directory=None)
-    runtime: Any = SimpleNamespace(device=device, seated=True, black_box=box, settings=settings)
+    runtime: Any = SimpleNamespace(device=device, connected=True, black_box=box, settings=settings)
     nothing: Any = None
     standing = Standing(clean=True)
     rejoining = Rejoining(runtime, cast("Any", framework), nothing, standing)

@@ -30,7 +30,7 @@ from midstep.protocol.types import (
     Activity,
     CheckpointTrace,
     FaultKind,
-    Moment,
+    InjectionPoint,
     Rendezvous,
     RepairPart,
     RestoreSource,
@@ -44,7 +44,7 @@ RANK, STEP, SECONDS = 3, 5, 0.25
 def rejoin(generation: int, *, finish_update: bool = False) -> Rejoin:
     """An order to come back at step 5."""
     part = RepairPart(STEP, RestoreSource.REPLICA, finish_update=finish_update)
-    return Rejoin(RANK, generation, Rendezvous("h", 1, "s"), seated=False, part=part)
+    return Rejoin(RANK, generation, Rendezvous("h", 1, "s"), connected=False, part=part)
 
 
 class NoMoreOrders(Exception):
@@ -151,9 +151,9 @@ def test_the_way_back_has_one_order() -> None:
     rank = started()
     rank.play()
     back = rank.asked[rank.kinds().index(act.ClaimCheckpoints) : -1]
-    assert [action.moment if isinstance(action, act.BeginPhase) else type(action) for action in back] == [
-        act.ClaimCheckpoints, Moment.REBUILD, act.Inspect, act.Rebuild, act.EndPhase, Moment.REPAIR, act.Repair,
-        act.EndPhase, Moment.ROLLBACK, act.RecallOwnState, act.RollBack, act.EndPhase, act.Post,
+    assert [action.point if isinstance(action, act.BeginPhase) else type(action) for action in back] == [
+        act.ClaimCheckpoints, InjectionPoint.REBUILD, act.Inspect, act.Rebuild, act.EndPhase, InjectionPoint.REPAIR,
+        act.Repair, act.EndPhase, InjectionPoint.ROLLBACK, act.RecallLocalState, act.RollBack, act.EndPhase, act.Post,
     ]  # fmt: skip
     phases_s = {"rebuild": SECONDS, "repair": SECONDS, "rollback": SECONDS}
     assert rank.said[-1] == RankReady(RANK, 1, 2, STEP, phases_s, 7)
@@ -176,15 +176,15 @@ def test_a_rank_that_is_interrupted_stops_cleans_and_reports() -> None:
     asked = rank.asked[rank.kinds().index(act.Train) + 1 :]
     assert asked[:8] == [
         act.FindFailure(),
-        act.BeginPhase(Moment.STOP),
+        act.BeginPhase(InjectionPoint.STOP),
         act.Stop(GIVEN_UP),
         act.EndPhase(),
         act.SetActivity(Activity.RECOVERING),
-        act.BeginPhase(Moment.CLEAN),
+        act.BeginPhase(InjectionPoint.CLEAN),
         act.Clean(),
         act.EndPhase(),
     ]
-    report = StepReport(STEP, ready=False, clean=True, holds=(), needs=(), own_states=(), checkpoints=())
+    report = StepReport(STEP, ready=False, clean=True, holds=(), needs=(), local_states=(), checkpoints=())
     assert rank.said[-1] == RankQuiesced(RANK, 2, 2, report, {"stop": SECONDS, "clean": SECONDS})
 
 
@@ -219,7 +219,7 @@ def test_a_rank_that_has_finished_blames_nobody_when_it_is_stopped() -> None:
     assert act.Clean in rank.kinds(since=act.Stop)
 
 
-@pytest.mark.parametrize("where", [act.Rebuild, act.Repair, act.RecallOwnState, act.RollBack])
+@pytest.mark.parametrize("where", [act.Rebuild, act.Repair, act.RecallLocalState, act.RollBack])
 def test_a_way_back_that_fails_is_judged_and_nothing_of_it_goes_on(where: type[Action]) -> None:
     rank = started()
     rank.raises[where] = error = LinkUpFailed("not connected")

@@ -38,7 +38,7 @@ def _registry(**given: Any) -> Registry:
 
 
 def _round_trip(registry: Registry) -> dict[str, Any]:
-    restored: dict[str, Any] = tree.unpack(tree.pack(registry.capture_own(), "own"))
+    restored: dict[str, Any] = tree.unpack(tree.pack(registry.capture_local(), "own"))
     return restored
 
 
@@ -70,7 +70,7 @@ def test_values_of_every_kind_are_put_back_in_place() -> None:
     held["tensor"].add_(1)
     held["array"][:] = 9
     held["object"].at = 4
-    registry.restore_own(captured)
+    registry.restore_local(captured)
     assert (held["list"], held["dict"], list(held["deque"]), held["object"].at) == ([1, 2], {"a": 1}, [1], 0)
     assert held["tensor"].tolist() == held["array"].tolist() == [0, 1, 2]
     again = [
@@ -92,7 +92,7 @@ def test_replicated_values_travel_with_the_shard_and_own_ones_with_the_rank() ->
     """Each is in one part only."""
     shared, mine = {"n": 1}, {"n": 2}
     registry = _registry(values={"shared": replicated(shared), "mine": as_value("mine", mine)})
-    assert set(registry.capture_own()["values"]) == {"mine"}
+    assert set(registry.capture_local()["values"]) == {"mine"}
     small = tree.unpack(tree.pack(registry.small_replicated(), "small"))
     shared["n"] = 7
     registry.adopt_small_replicated(small)
@@ -103,7 +103,7 @@ def test_a_state_with_other_names_is_refused() -> None:
     """It came from another script."""
     captured = _round_trip(_registry(data={"data": _Position()}))
     with pytest.raises(RecoveryError, match="same script"):
-        _registry().restore_own(captured)
+        _registry().restore_local(captured)
 
 
 def test_data_without_a_position_is_refused() -> None:

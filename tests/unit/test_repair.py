@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from midstep.controller.repair import plan_repair
 from midstep.controller.sources import MAX_SOURCES_PER_SHARD, MIN_STRIPE_BYTES, Place
 from midstep.protocol.errors import StateLost
-from midstep.protocol.types import OwnStateCopy, RepairPlan, RestoreSource, ShardHold, ShardTransfer, StepReport
+from midstep.protocol.types import LocalStateCopy, RepairPlan, RestoreSource, ShardHold, ShardTransfer, StepReport
 
 MB = 1_000_000
 ALL = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
@@ -21,17 +21,17 @@ ALL = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
 def report(
     committed: int, *, rank: int = -1, wards: tuple[int, ...] = (), size: int = MB, **changes: Any
 ) -> StepReport:
-    """A survivor that holds the one shard, its own state and copies for `wards`, as of `committed`."""
-    own = tuple(OwnStateCopy(each, committed) for each in ((rank,) if rank >= 0 else ()) + wards)
+    """A survivor that holds the one shard, its local state and copies for `wards`, as of `committed`."""
+    own = tuple(LocalStateCopy(each, committed) for each in ((rank,) if rank >= 0 else ()) + wards)
     made = StepReport(
-        committed, ready=False, clean=True, holds=(ShardHold("s", size),), needs=("s",), own_states=own
+        committed, ready=False, clean=True, holds=(ShardHold("s", size),), needs=("s",), local_states=own
     )  # fmt: skip
     return msgspec.structs.replace(made, **changes)
 
 
-def newcomer(*, own: tuple[OwnStateCopy, ...] = (), checkpoints: tuple[int, ...] = ()) -> StepReport:
+def newcomer(*, own: tuple[LocalStateCopy, ...] = (), checkpoints: tuple[int, ...] = ()) -> StepReport:
     """A process that holds nothing."""
-    return StepReport(0, ready=False, clean=False, needs=("s",), own_states=own, checkpoints=checkpoints)
+    return StepReport(0, ready=False, clean=False, needs=("s",), local_states=own, checkpoints=checkpoints)
 
 
 def near(count: int) -> dict[int, Place]:
@@ -89,7 +89,7 @@ def test_unclean_state_does_not_move_the_target() -> None:
 def test_everybody_puts_back_its_own_state() -> None:
     """A repeated step starts from what it started from, on survivors too."""
     plan = plan_repair({0: report(5), 1: report(5)}, near(2))
-    assert all(part.restore_own for part in plan.parts.values())
+    assert all(part.restore_local for part in plan.parts.values())
     assert all(part.restore is RestoreSource.REPLICA for part in plan.parts.values())
 
 
@@ -131,28 +131,28 @@ def test_the_load_is_balanced_over_the_sources() -> None:
 
 def test_an_own_state_comes_from_the_own_black_box_first() -> None:
     """It outlives the process; no byte moves."""
-    mine = newcomer(own=(OwnStateCopy(1, 5),))
+    mine = newcomer(own=(LocalStateCopy(1, 5),))
     plan = plan_repair({0: report(5, wards=(1,)), 1: mine, 2: report(5, wards=(1,))}, near(3))
-    (move,) = plan.parts[1].own_states
+    (move,) = plan.parts[1].local_states
     assert (move.rank, move.source) == (1, 1)
-    assert plan.parts[0].own_states == ()
+    assert plan.parts[0].local_states == ()
 
 
 def test_otherwise_the_nearest_copy_of_the_own_state_is_taken() -> None:
     """Both ends are told of it."""
     reports = {0: report(5, wards=(1,)), 1: newcomer(), 2: report(5, wards=(1,))}
     plan = plan_repair(reports, spread("b", "a", "a"))
-    assert [(move.rank, move.source) for move in plan.parts[1].own_states] == [(1, 2)]
-    assert plan.parts[2].own_states == plan.parts[1].own_states
-    assert plan.parts[0].own_states == ()
+    assert [(move.rank, move.source) for move in plan.parts[1].local_states] == [(1, 2)]
+    assert plan.parts[2].local_states == plan.parts[1].local_states
+    assert plan.parts[0].local_states == ()
 
 
 def test_a_copy_of_another_step_is_no_copy() -> None:
     """Random numbers of the step before would repeat another step: the checkpoint is taken, and the reason given."""
-    reports = {0: report(5, checkpoints=(4,)), 1: newcomer(own=(OwnStateCopy(1, 4),), checkpoints=(4,))}
+    reports = {0: report(5, checkpoints=(4,)), 1: newcomer(own=(LocalStateCopy(1, 4),), checkpoints=(4,))}
     plan = plan_repair(reports, near(2))
     assert (plan.restore, plan.target_step) == (RestoreSource.CHECKPOINT, 4)
-    assert "own state" in plan.reasons[0]
+    assert "rank-local state" in plan.reasons[0]
     assert "rank 1 at step 5" in plan.reasons[0]
 
 
@@ -165,7 +165,7 @@ def test_a_shard_without_a_clean_copy_falls_back_to_the_checkpoint() -> None:
         "no clean copy of shard s is left at step 5 (rank 1 needs it)",
         "all ranks load the checkpoint of step 2",
     )
-    assert not any(part.transfers or part.own_states or part.restore_own for part in plan.parts.values())
+    assert not any(part.transfers or part.local_states or part.restore_local for part in plan.parts.values())
 
 
 def test_state_that_nobody_has_is_lost() -> None:
@@ -209,12 +209,12 @@ def test_nothing_trained_and_nothing_allowed_starts_fresh() -> None:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[dict[int, StepReport], dict[int, Place]]:
-    """Any mixture of survivors and newcomers, replicated or sharded, near or far, with every own state somewhere."""
+    """Any mixture of survivors and newcomers, replicated or sharded, near or far, with every local state somewhere."""
     count = draw(st.integers(1, 10))
     shards = draw(st.integers(1, 3))
     size = draw(st.integers(1, 5 * MIN_STRIPE_BYTES))
     step = draw(st.integers(1, 50))
-    copies = tuple(OwnStateCopy(rank, at) for rank in range(count) for at in (step, step - 1))
+    copies = tuple(LocalStateCopy(rank, at) for rank in range(count) for at in (step, step - 1))
     reports = {}
     for rank in range(count):
         shard = f"s{rank % shards}"
@@ -226,7 +226,7 @@ def worlds(draw: st.DrawFn) -> tuple[dict[int, StepReport], dict[int, Place]]:
             clean=clean,
             holds=(ShardHold(shard, size),) if clean else (),
             needs=(shard,),
-            own_states=copies if clean or kind == "torn" else (),
+            local_states=copies if clean or kind == "torn" else (),
         )
     nodes = st.sampled_from("abc")
     return reports, {rank: Place(draw(nodes), draw(nodes)) for rank in range(count)}
@@ -277,7 +277,7 @@ def test_both_ends_know_of_every_move(world: tuple[dict[int, StepReport], dict[i
     assert set(seen.values()) <= {2}
     for rank, part in plan.parts.items():
         assert all(rank in {transfer.source, transfer.destination} for transfer in part.transfers)
-        assert all(rank in {move.source, move.rank} for move in part.own_states)
+        assert all(rank in {move.source, move.rank} for move in part.local_states)
         assert part.target_step == plan.target_step
 
 
@@ -302,19 +302,19 @@ def holding(committed: int, *shards: str, needs: tuple[str, ...] = ("a", "b"), *
 
 
 def test_a_rank_that_kept_its_process_gets_just_the_shards_that_were_struck() -> None:
-    """It is a source of what it still holds, and keeps its own state."""
-    reports = {0: holding(5, "a", "b"), 1: holding(5, "a"), 2: newcomer(own=(OwnStateCopy(2, 5),))}
+    """It is a source of what it still holds, and keeps its local state."""
+    reports = {0: holding(5, "a", "b"), 1: holding(5, "a"), 2: newcomer(own=(LocalStateCopy(2, 5),))}
     reports[2] = msgspec.structs.replace(reports[2], needs=("a",))
     plan = plan_repair(reports, spread("x", "y", "y"))
     assert [(move.shard_id, move.source) for move in received(plan, 1)] == [("b", 0)]
     assert [(move.shard_id, move.source) for move in received(plan, 2)] == [("a", 1)]
-    assert plan.parts[1].own_states == ()
+    assert plan.parts[1].local_states == ()
     assert "rank 1 keeps the rest and gets 1.0 MB for what was struck: shard b" in plan.reasons
 
 
 def test_a_rank_with_a_struck_shard_does_not_finish_an_update_that_it_cannot_make() -> None:
     """Its gradients are final, and half of what they belong to is gone: it gets everything."""
-    reports = {0: holding(6, "a", "b"), 1: holding(5, "a", ready=True, own_states=(OwnStateCopy(1, 6),))}
+    reports = {0: holding(6, "a", "b"), 1: holding(5, "a", ready=True, local_states=(LocalStateCopy(1, 6),))}
     plan = plan_repair(reports, near(2))
     assert not plan.parts[1].finish_update
     assert {move.shard_id for move in received(plan, 1)} == {"a", "b"}
@@ -333,7 +333,7 @@ def test_who_finishes_its_update_hands_over_what_nobody_else_holds() -> None:
     reports = {
         0: holding(6, "a", needs=("a",)),
         1: holding(5, "b", needs=("b",), ready=True),
-        2: newcomer(own=(OwnStateCopy(2, 6),)),
+        2: newcomer(own=(LocalStateCopy(2, 6),)),
     }
     reports[2] = msgspec.structs.replace(reports[2], needs=("b",))
     plan = plan_repair(reports, near(3))

@@ -31,7 +31,7 @@ from midstep.protocol.types import (
     FaultKind,
     FaultLevel,
     FaultReport,
-    OwnStateCopy,
+    LocalStateCopy,
     RestoreSource,
     Rung,
     RunningProcess,
@@ -71,8 +71,8 @@ class Scaling(Draining):
     def resume(self, ranks: int, step: int) -> None:
         """All processes are new, load the checkpoint of a step, and train."""
         for rank in range(ranks):
-            own = (OwnStateCopy(rank, 0),)
-            report = StepReport(0, ready=False, clean=True, holds=HOLDS, needs=("replicated",), own_states=own)
+            own = (LocalStateCopy(rank, 0),)
+            report = StepReport(0, ready=False, clean=True, holds=HOLDS, needs=("replicated",), local_states=own)
             event = self.joined(rank, fresh=True)
             self.feed(msgspec.structs.replace(event, report=msgspec.structs.replace(report, checkpoints=(step,))))
         self.expect(Phase.REJOINING)
@@ -110,7 +110,7 @@ def test_survivors_save_before_the_world_gets_smaller() -> None:
     bodies = cluster.feed(cluster.saved(1))
     assert [(save.rank, save.publish, save.step) for save in only(bodies, SaveCheckpoint)] == [(0, True, 5)]
     starts = only(cluster.feed(cluster.saved(0)), StartProcess)
-    assert [(start.rank, start.world_size, start.nodes, start.seated) for start in starts] == [
+    assert [(start.rank, start.world_size, start.nodes, start.connected) for start in starts] == [
         (0, 2, 1, True),
         (1, 2, 1, True),
     ]

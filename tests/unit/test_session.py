@@ -21,7 +21,7 @@ def command(kind: type, generation: int) -> Order:
     """A command of a kind."""
     made: dict[type, Order] = {
         Quiesce: Quiesce(RANK, generation),
-        Rejoin: Rejoin(RANK, generation, Rendezvous("h", 1, "s"), seated=False, part=PART),
+        Rejoin: Rejoin(RANK, generation, Rendezvous("h", 1, "s"), connected=False, part=PART),
         Resume: Resume(RANK, generation, 5),
         Release: Release(RANK, generation),
         SaveCheckpoint: SaveCheckpoint(RANK, generation, 5, publish=True),

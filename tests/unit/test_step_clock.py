@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstep.processor.moments import Moments
+from midstep.processor.injection_points import InjectionPoints
 from midstep.processor.step_clock import StepClock
 from midstep.protocol.blackbox import BlackBox
 from midstep.protocol.errors import InjectedFault
-from midstep.protocol.types import Activity, ArmedFault, Injury, Moment, RankProgress
+from midstep.protocol.types import Activity, ArmedFault, FaultAction, InjectionPoint, RankProgress
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def read(box: BlackBox) -> RankProgress:
 
 def test_a_step_is_seen_with_its_generation_and_median(box: BlackBox) -> None:
     """The agent needs all of it to judge a stall."""
-    clock = StepClock(box, Moments(2, 5), incarnation=5)
+    clock = StepClock(box, InjectionPoints(2, 5), incarnation=5)
     clock.generation(3)
     clock.begin_step(7, 0.25)
     seen = read(box)
@@ -39,15 +39,15 @@ def test_a_step_is_seen_with_its_generation_and_median(box: BlackBox) -> None:
 
 def test_a_new_process_is_starting(box: BlackBox) -> None:
     """What a predecessor left in the box is overwritten at once."""
-    StepClock(box, Moments(2, 1), incarnation=1).begin_step(9, 1.0)
-    StepClock(box, Moments(2, 2), incarnation=2)
+    StepClock(box, InjectionPoints(2, 1), incarnation=1).begin_step(9, 1.0)
+    StepClock(box, InjectionPoints(2, 2), incarnation=2)
     seen = read(box)
     assert (seen.incarnation, seen.step, seen.activity) == (2, 0, Activity.STARTING)
 
 
 def test_collectives_are_counted_and_left(box: BlackBox) -> None:
     """Inside one the activity is COLLECTIVE; behind the last it is what it was before."""
-    clock = StepClock(box, Moments(2, 1), incarnation=1)
+    clock = StepClock(box, InjectionPoints(2, 1), incarnation=1)
     clock.begin_step(0, 0.0)
     clock.entered("all_reduce")
     clock.entered("all_reduce")
@@ -60,7 +60,7 @@ def test_collectives_are_counted_and_left(box: BlackBox) -> None:
 
 def test_a_generation_counts_from_the_start(box: BlackBox) -> None:
     """Survivors and newcomers compare."""
-    clock = StepClock(box, Moments(2, 1), incarnation=1)
+    clock = StepClock(box, InjectionPoints(2, 1), incarnation=1)
     clock.entered("barrier")
     clock.generation(2)
     clock.begin_step(1, 0.0)
@@ -70,7 +70,7 @@ def test_a_generation_counts_from_the_start(box: BlackBox) -> None:
 
 def test_a_collective_that_ends_after_its_generation_does_no_harm(box: BlackBox) -> None:
     """The count of those under way does not go below none."""
-    clock = StepClock(box, Moments(2, 1), incarnation=1)
+    clock = StepClock(box, InjectionPoints(2, 1), incarnation=1)
     clock.entered("barrier")
     clock.generation(2)
     clock.left("barrier")
@@ -80,16 +80,22 @@ def test_a_collective_that_ends_after_its_generation_does_no_harm(box: BlackBox)
 
 def test_a_fault_armed_for_a_collective_fires_before_it_counts(box: BlackBox) -> None:
     """So the others see that this rank has not entered."""
-    clock = StepClock(box, Moments(2, 1, [ArmedFault(2, Injury.RAISE, Moment.COLLECTIVE, step=4)]), incarnation=1)
+    clock = StepClock(
+        box, InjectionPoints(2, 1, [ArmedFault(2, FaultAction.RAISE, InjectionPoint.COLLECTIVE, step=4)]), incarnation=1
+    )
     clock.begin_step(4, 0.0)
     with pytest.raises(InjectedFault):
         clock.entered("all_reduce")
     assert read(box).collectives == 0
 
 
-def test_without_a_black_box_the_moments_are_still_reached() -> None:
+def test_without_a_black_box_the_injection_points_are_still_reached() -> None:
     """A script that nobody started under midstep runs through the same code."""
-    clock = StepClock(None, Moments(0, 0, [ArmedFault(0, Injury.RAISE, Moment.COLLECTIVE, step=2)]), incarnation=0)
+    clock = StepClock(
+        None,
+        InjectionPoints(0, 0, [ArmedFault(0, FaultAction.RAISE, InjectionPoint.COLLECTIVE, step=2)]),
+        incarnation=0,
+    )
     clock.begin_step(1, 0.5)
     clock.entered("barrier")
     clock.left("barrier")

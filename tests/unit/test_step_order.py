@@ -208,7 +208,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.all = [Rank() for _ in range(size)]
-        self._swapping: dict[int, set[int]] = {}  # step -> the ranks that have handed over their own state
+        self._swapping: dict[int, set[int]] = {}  # step -> the ranks that have handed over their local state
         self._meeting: dict[int, set[int]] = {}
         self._broken = False  # from now on nobody begins a step
 

@@ -13,7 +13,7 @@ from midstep.processor import transfer, tree
 from midstep.processor.chunks import CHUNK_BYTES, ShardMemory
 from midstep.processor.transfer import FIRST_BYTES, Transferred, run_transfers
 from midstep.protocol.errors import ChecksumMismatch, RecoveryError, StateLost
-from midstep.protocol.types import OwnStateTransfer, RepairPart, RestoreSource, ShardTransfer
+from midstep.protocol.types import LocalStateTransfer, RepairPart, RestoreSource, ShardTransfer
 
 DEADLINE_S = 10.0
 
@@ -100,7 +100,7 @@ class _Framework:
 
 def _run(
     transfers: list[ShardTransfer],
-    own: list[OwnStateTransfer],
+    own: list[LocalStateTransfer],
     frameworks: list[_Framework],
     copies: dict[int, dict[int, bytes]] | None = None,
     wire: _Wire | None = None,
@@ -114,7 +114,7 @@ def _run(
             target_step=3,
             restore=RestoreSource.REPLICA,
             transfers=tuple(t for t in transfers if rank in (t.source, t.destination)),
-            own_states=tuple(t for t in own if rank in (t.rank, t.source)),
+            local_states=tuple(t for t in own if rank in (t.rank, t.source)),
         )
         held = (copies or {}).get(rank, {})
         try:
@@ -123,7 +123,7 @@ def _run(
                 rank=rank,
                 framework=frameworks[rank],  # type: ignore[arg-type]
                 links=_Links(shared, rank),
-                read_own_state=lambda of, step: held.get(of) if step == 3 else None,
+                read_local_state=lambda of, step: held.get(of) if step == 3 else None,
             )
         except BaseException as error:
             results[rank] = error
@@ -191,16 +191,16 @@ def test_ranks_that_send_and_receive_around_a_circle_do_not_deadlock(
 def test_two_lost_ranks_get_their_own_states_back_from_where_the_copies_are() -> None:
     """From another rank's black box, or from the own one that outlived the process."""
     copies = {0: {2: b"state of two" * 1000}, 1: {1: b"mine", 2: b"not asked for"}}
-    own = [OwnStateTransfer(2, 0), OwnStateTransfer(1, 1)]
+    own = [LocalStateTransfer(2, 0), LocalStateTransfer(1, 1)]
     results = _run([], own, [_Framework() for _ in range(3)], copies)
-    assert [getattr(result, "own_state", result) for result in results] == [None, b"mine", copies[0][2]]
+    assert [getattr(result, "local_state", result) for result in results] == [None, b"mine", copies[0][2]]
 
 
 @pytest.mark.parametrize("length", [0, 1, FIRST_BYTES - 17, FIRST_BYTES - 16, FIRST_BYTES - 15, 100_000])
 def test_an_own_state_of_any_length_arrives(length: int) -> None:
     """In one message or in two."""
     blob = bytes(range(256)) * (length // 256 + 1)
-    results = _run([], [OwnStateTransfer(1, 0)], [_Framework(), _Framework()], {0: {1: blob[:length]}})
+    results = _run([], [LocalStateTransfer(1, 0)], [_Framework(), _Framework()], {0: {1: blob[:length]}})
     assert results[1] == Transferred(length, blob[:length])
 
 
@@ -231,13 +231,13 @@ def test_a_changed_own_state_is_found() -> None:
             arrived[0] ^= 1
 
     wire.damage = damage
-    results = _run([], [OwnStateTransfer(1, 0)], [_Framework(), _Framework()], {0: {1: b"abc"}}, wire)
+    results = _run([], [LocalStateTransfer(1, 0)], [_Framework(), _Framework()], {0: {1: b"abc"}}, wire)
     assert isinstance(results[1], ChecksumMismatch)
 
 
 def test_a_copy_that_is_gone_is_named() -> None:
     """The plan counted on it."""
-    results = _run([], [OwnStateTransfer(0, 0)], [_Framework()])
+    results = _run([], [LocalStateTransfer(0, 0)], [_Framework()])
     assert isinstance(results[0], StateLost)
     assert "rank 0" in str(results[0])
 
@@ -266,7 +266,7 @@ def _run_quietly(part: RepairPart, rank: int, framework: _Framework, wire: _Wire
         rank=rank,
         framework=framework,  # type: ignore[arg-type]
         links=_Links(wire, rank),
-        read_own_state=lambda of, step: None,
+        read_local_state=lambda of, step: None,
     )
 
 

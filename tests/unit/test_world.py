@@ -98,11 +98,11 @@ def test_a_lost_process_leaves_its_rank(world: World) -> None:
     holder = world.holders[1]
     holder.pid, holder.incarnation, holder.committed = 42, 3, 7
     world.take(holder, RankEvent.START_ORDERED)
-    holder.resilient, holder.seated = True, True
+    holder.resilient, holder.connected = True, True
     holder.report = StepReport(7, ready=False, clean=True)
     world.lose(holder)
     assert (holder.node, holder.incarnation, holder.committed) == ("node0", 3, 7)
-    assert (holder.pid, holder.state, holder.resilient, holder.seated) == (0, RankState.ABSENT, False, False)
+    assert (holder.pid, holder.state, holder.resilient, holder.connected) == (0, RankState.ABSENT, False, False)
     assert holder.report is None
 
 

@@ -180,7 +180,7 @@ class Site:
             incarnation=incarnation,
             generation=incarnation + 1,
             restart_count=incarnation,
-            seated=True,
+            connected=True,
             store=Rendezvous(store.host, store.port, "of this test"),
         )
         self.controller.order(msgspec.structs.replace(order, **changes), node)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from midstep.protocol.messages import ArmFault, EndJob, NodeHeartbeat, NodeJoined, ProcessExited
-from midstep.protocol.types import ArmedFault, Injury
+from midstep.protocol.types import ArmedFault, FaultAction
 
 pytestmark = pytest.mark.chaos
 
@@ -107,7 +107,7 @@ def test_an_agent_whose_launcher_dies_while_it_starts_ends_too(play: Play) -> No
 def test_a_node_that_is_killed_on_purpose_is_gone_with_everything(play: Play) -> None:
     async def scenario(site: Any) -> None:
         await two_ranks(site, DETACHED)
-        site.controller.order(ArmFault(fault=ArmedFault(rank=0, injury=Injury.KILL_NODE)))
+        site.controller.order(ArmFault(fault=ArmedFault(rank=0, action=FaultAction.KILL_NODE)))
 
         assert await site.gone() == -9
 

@@ -10,7 +10,7 @@ import pytest
 
 from midstep.protocol.messages import ArmFault, FaultReported, ProcessExited, ProcessStarted, StopProcess
 from midstep.protocol.rank_logs import debug_log
-from midstep.protocol.types import ArmedFault, FaultKind, Injury, JobSettings
+from midstep.protocol.types import ArmedFault, FaultAction, FaultKind, JobSettings
 
 pytestmark = pytest.mark.chaos
 
@@ -369,9 +369,9 @@ def test_armed_faults_kill_and_stop_the_rank_they_name(play: Play) -> None:
         stopped = await site.started(0)
         await site.says(0, "running")
         await site.says(1, "running")
-        site.controller.order(ArmFault(fault=ArmedFault(rank=0, injury=Injury.STOP)))
-        site.controller.order(ArmFault(fault=ArmedFault(rank=1, injury=Injury.KILL, incarnation=4)))
-        site.controller.order(ArmFault(fault=ArmedFault(rank=1, injury=Injury.KILL, incarnation=0)))
+        site.controller.order(ArmFault(fault=ArmedFault(rank=0, action=FaultAction.STOP)))
+        site.controller.order(ArmFault(fault=ArmedFault(rank=1, action=FaultAction.KILL, incarnation=4)))
+        site.controller.order(ArmFault(fault=ArmedFault(rank=1, action=FaultAction.KILL, incarnation=0)))
 
         assert (await site.exited(1)).status == -9
         process = psutil.Process(stopped.process.pid)

@@ -43,7 +43,7 @@ from midstep.protocol.messages import (
 from midstep.protocol.transport import DealerSocket
 from midstep.protocol.types import (
     JobSpec,
-    OwnStateCopy,
+    LocalStateCopy,
     RunningProcess,
     ShardHold,
     StepReport,
@@ -59,17 +59,17 @@ class Rank:
     """A processor that does as it is told, unless its answers are held back."""
 
     def __init__(self, order: StartProcess, own_step: int) -> None:
-        """`own_step`: as of when the agent's black box has this rank's own state."""
+        """`own_step`: as of when the agent's black box has this rank's local state."""
         self.rank, self.incarnation, self.pid = order.rank, order.incarnation, 1000 * order.incarnation + order.rank
         self.generation = order.generation
         self.committed = 0
         self.own_step = own_step
-        self.whole = order.seated
+        self.whole = order.connected
         self.done: set[tuple[str, int]] = set()
 
     def report(self) -> StepReport:
         holds = HOLDS if self.whole else ()
-        own = (OwnStateCopy(self.rank, self.own_step),)
+        own = (LocalStateCopy(self.rank, self.own_step),)
         return StepReport(self.committed, False, self.whole, holds, ("replicated",), own)
 
     def answers(self, command: Message) -> list[Message]:

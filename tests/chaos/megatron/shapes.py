@@ -5,22 +5,24 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, product
 from typing import Any, NamedTuple
 
-from midstep.protocol.types import ArmedFault, Moment
+from midstep.protocol.types import ArmedFault, InjectionPoint
 
-from ..jobs import hurt
+from ..jobs import inject
 from .training import Shape
 
-MOMENTS = (
-    Moment.FORWARD,
-    Moment.BACKWARD,
-    Moment.REDUCTION,
-    Moment.BARRIER,
-    Moment.UPDATE,
-    Moment.GATHER,
-    Moment.CHECKPOINT,
+INJECTION_POINTS = (
+    InjectionPoint.FORWARD,
+    InjectionPoint.BACKWARD,
+    InjectionPoint.REDUCTION,
+    InjectionPoint.BARRIER,
+    InjectionPoint.UPDATE,
+    InjectionPoint.GATHER,
+    InjectionPoint.CHECKPOINT,
 )
 BETWEEN_KILLS = 3  # steps: the one that is repeated, and one that is whole, so that each kill is an incident of its own
-EVERY_STEPS = len(MOMENTS) * BETWEEN_KILLS  # between checkpoints: one comes when a rank has died at all other moments
+EVERY_STEPS = (
+    len(INJECTION_POINTS) * BETWEEN_KILLS
+)  # between checkpoints: one comes when a rank has died at all other moments
 FIRST = 2
 
 DAILY: dict[str, Shape] = {
@@ -42,7 +44,7 @@ LATER = {
     "interleaved pipeline 2 x data 2, plain, fp32, overlap",
     "context 2 x data 2, plain, bf16",
 }
-A_FEW = tuple(zip(MOMENTS, (1, 2, 3, 0, 1, 2, 0), strict=True))
+A_FEW = tuple(zip(INJECTION_POINTS, (1, 2, 3, 0, 1, 2, 0), strict=True))
 
 PLACES: dict[str, dict[str, Any]] = {
     "data 2": {"world": 2},
@@ -108,41 +110,43 @@ class Kill(NamedTuple):
     resumed_step: int
 
 
-def every_rank_at_every_moment(shape: Shape) -> list[tuple[Moment, int]]:
+def every_rank_at_every_moment(shape: Shape) -> list[tuple[InjectionPoint, int]]:
     """Return all that the matrix asks of a shape, rank after rank."""
-    return [(moment, rank) for rank, moment in product(range(shape.world), MOMENTS)]
+    return [(point, rank) for rank, point in product(range(shape.world), INJECTION_POINTS)]
 
 
-def a_few(shape: Shape) -> list[tuple[Moment, int]]:
+def a_few(shape: Shape) -> list[tuple[InjectionPoint, int]]:
     """Return each moment once, with the ranks taking turns."""
-    return [(moment, rank % shape.world) for moment, rank in A_FEW]
+    return [(point, rank % shape.world) for point, rank in A_FEW]
 
 
-def plan(shape: Shape, chosen: Iterable[tuple[Moment, int]]) -> list[Kill]:
+def plan(shape: Shape, chosen: Iterable[tuple[InjectionPoint, int]]) -> list[Kill]:
     """Return a kill every few steps. Without a distributed optimizer there is no gather to be killed in."""
     planned, lives, step = [], Counter[int](), FIRST
-    for moment, rank in chosen:
-        if moment is Moment.GATHER and not shape.distributed:
+    for point, rank in chosen:
+        if point is InjectionPoint.GATHER and not shape.distributed:
             continue
-        if moment is Moment.CHECKPOINT:
+        if point is InjectionPoint.CHECKPOINT:
             step = (step // EVERY_STEPS + 1) * EVERY_STEPS - 1
         lives[rank] += 1
         # A gather that overlaps with the forward pass is that of the update before.
-        late = {Moment.UPDATE, Moment.CHECKPOINT} | (set() if shape.overlap else {Moment.GATHER})
-        planned.append(Kill(hurt(rank, moment, step, life=lives[rank]), step + (moment in late)))
+        late = {InjectionPoint.UPDATE, InjectionPoint.CHECKPOINT} | (
+            set() if shape.overlap else {InjectionPoint.GATHER}
+        )
+        planned.append(Kill(inject(rank, point, step, life=lives[rank]), step + (point in late)))
         step += BETWEEN_KILLS
     return planned
 
 
 def told(planned: Sequence[Kill]) -> str:
     """Say which ranks are killed when, for the name of a test: moments in their order, with the ranks of each."""
-    by_moment = sorted((kill.fault for kill in planned), key=lambda fault: (_order(fault), fault.rank))
+    by_point = sorted((kill.fault for kill in planned), key=lambda fault: (_order(fault), fault.rank))
     return ", ".join(
-        f"{moment} {'+'.join(str(fault.rank) for fault in faults)}"
-        for moment, faults in groupby(by_moment, key=lambda fault: str(fault.moment))
+        f"{point} {'+'.join(str(fault.rank) for fault in faults)}"
+        for point, faults in groupby(by_point, key=lambda fault: str(fault.point))
     )
 
 
 def _order(fault: ArmedFault) -> int:
-    assert fault.moment is not None
-    return MOMENTS.index(fault.moment)
+    assert fault.point is not None
+    return INJECTION_POINTS.index(fault.point)

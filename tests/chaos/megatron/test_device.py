@@ -2,10 +2,10 @@
 
 import pytest
 
-from midstep.protocol.types import Injury, Moment
+from midstep.protocol.types import FaultAction, InjectionPoint
 
 from ..comparing import assert_nobody_harmed, assert_same_numbers
-from ..jobs import hurt
+from ..jobs import inject
 from .conftest import StartMegatron, run_to_its_end
 from .training import Shape
 
@@ -17,9 +17,9 @@ SHAPES = {
 }
 # A link fails while all live, so that communicators are resumed; with a newcomer they are rebuilt.
 FAULTS = (
-    (hurt(2, Moment.COLLECTIVE, 4, injury=Injury.LINK_DOWN), "retry_step", set[int]()),
-    (hurt(1, Moment.BACKWARD, 8), "recover_in_place", {1}),
-    (hurt(3, Moment.BACKWARD, 12, injury=Injury.LINK_DOWN), "retry_step", set[int]()),
+    (inject(2, InjectionPoint.COLLECTIVE, 4, action=FaultAction.LINK_DOWN), "retry_step", set[int]()),
+    (inject(1, InjectionPoint.BACKWARD, 8), "recover_in_place", {1}),
+    (inject(3, InjectionPoint.BACKWARD, 12, action=FaultAction.LINK_DOWN), "retry_step", set[int]()),
 )
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import psutil
 import pytest
 
-from midstep.protocol.types import Moment
+from midstep.protocol.types import InjectionPoint
 
 from ..comparing import assert_same_numbers, assert_same_steps
-from ..jobs import Job, Record, hurt
+from ..jobs import Job, Record, inject
 from .conftest import PATIENCE_S, POLICY, StartMegatron, run_to_its_end
 from .training import Shape
 
@@ -76,7 +76,7 @@ def test_the_buddy_that_dies_while_it_hands_back_a_piece_takes_the_last_copy_alo
     start_megatron: StartMegatron, calm_run: CalmRun
 ) -> None:
     """The loss of the first rank alone costs no step; that of its buddy in the repair sends all to the checkpoint."""
-    job = start_megatron(WITH_A_BUDDY, (hurt(1, Moment.BACKWARD, AT), hurt(3, Moment.REPAIR, AT)))
+    job = start_megatron(WITH_A_BUDDY, (inject(1, InjectionPoint.BACKWARD, AT), inject(3, InjectionPoint.REPAIR, AT)))
     incident = compared(job, calm_run(WITH_A_BUDDY))
     assert set(incident["replaced"]) == {1, 3}, incident
     assert len(incident["generations"]) > 1, incident
@@ -86,7 +86,7 @@ def test_a_new_job_goes_on_bit_for_bit_from_what_was_saved_when_the_ladder_ended
     start_megatron: StartMegatron, calm_run: CalmRun
 ) -> None:
     """A rank dies once more than its budget allows: the job stops at the last committed step, with a checkpoint."""
-    faults = hurt(1, Moment.BACKWARD, 4), hurt(1, Moment.FORWARD, AT, life=2)
+    faults = inject(1, InjectionPoint.BACKWARD, 4), inject(1, InjectionPoint.FORWARD, AT, life=2)
     stopped = start_megatron(WITH_A_BUDDY, faults, policy={**POLICY, "ladder": ONE_EACH})
     assert stopped.wait(PATIENCE_S) == 1, stopped.said()
     reason = stopped.report()["reason"]

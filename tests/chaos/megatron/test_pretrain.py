@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from midstep.protocol.types import ArmedFault, Moment
+from midstep.protocol.types import ArmedFault, InjectionPoint
 
 from ..comparing import assert_nobody_harmed, assert_same_numbers
-from ..jobs import Job, hurt
+from ..jobs import Job, inject
 from .conftest import POLICY, run_to_its_end
 
 CHECKOUT = "MIDSTEP_MEGATRON_LM"
@@ -53,7 +53,7 @@ def start(place: Path, faults: tuple[ArmedFault, ...] = ()) -> Job:
 
 def test_a_kill_in_megatron_lms_pretrain_changes_no_bit(root: Path) -> None:
     """Only the killed ranks are replaced, no iteration is lost, and all numbers are those of an undisturbed run."""
-    faults = (hurt(1, Moment.BACKWARD, 3), hurt(0, Moment.FORWARD, 8))
+    faults = (inject(1, InjectionPoint.BACKWARD, 3), inject(0, InjectionPoint.FORWARD, 8))
     calm = start(root / "calm")
     try:
         assert not run_to_its_end(calm)["incidents"], calm.said()

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.protocol.types import Moment
+from midstep.protocol.types import InjectionPoint
 
 from ..comparing import assert_nobody_harmed, assert_same_numbers
 from .conftest import POLICY, StartMegatron, run_to_its_end
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.chaos
 CHECKPOINTED = {**POLICY, "checkpoint": {"every_steps": EVERY_STEPS}}
 
 
-def cases(shapes: dict[str, Shape], choose: Callable[[Shape], list[tuple[Moment, int]]]) -> list[Any]:
+def cases(shapes: dict[str, Shape], choose: Callable[[Shape], list[tuple[InjectionPoint, int]]]) -> list[Any]:
     """Return the shapes with their kills, under names that tell of both."""
     planned = {name: plan(shape, choose(shape)) for name, shape in shapes.items()}
     return [
@@ -50,7 +50,7 @@ def check(start_megatron: StartMegatron, shape: Shape, kills: Sequence[Kill]) ->
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("shape", "kills"), cases(DAILY, a_few))
-def test_a_kill_at_any_moment_of_a_step_changes_no_bit(
+def test_a_kill_at_any_injection_point_of_a_step_changes_no_bit(
     start_megatron: StartMegatron, shape: Shape, kills: list[Kill]
 ) -> None:
     """Only the killed rank is replaced, no committed step is lost, and the run ends as an undisturbed one."""
@@ -61,7 +61,7 @@ def test_a_kill_at_any_moment_of_a_step_changes_no_bit(
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("shape", "kills"), cases(NIGHTLY, every_rank_at_every_moment))
-def test_a_kill_of_any_rank_at_any_moment_changes_no_bit(
+def test_a_kill_of_any_rank_at_any_injection_point_changes_no_bit(
     start_megatron: StartMegatron, shape: Shape, kills: list[Kill]
 ) -> None:
     """Likewise every rank at every moment, in all shapes."""

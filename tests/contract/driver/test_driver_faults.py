@@ -34,13 +34,21 @@ from midstep.protocol.messages import (
     RankFinished,
 )
 from midstep.protocol.transport import DealerSocket, wait
-from midstep.protocol.types import ArmedFault, FaultKind, FaultReport, Injury, Moment, RunningProcess, StoreEndpoint
+from midstep.protocol.types import (
+    ArmedFault,
+    FaultAction,
+    FaultKind,
+    FaultReport,
+    InjectionPoint,
+    RunningProcess,
+    StoreEndpoint,
+)
 
 if TYPE_CHECKING:
     from tests.contract.driver.conftest import Rig
 
 JOINED = NodeJoined("a", "rack", StoreEndpoint("127.0.0.1", 1))
-FAULT = ArmedFault(2, Injury.RAISE, Moment.BACKWARD, 5)
+FAULT = ArmedFault(2, FaultAction.RAISE, InjectionPoint.BACKWARD, 5)
 
 
 def test_what_a_peer_may_not_say_is_refused_counted_and_not_journaled(rig: "Rig") -> None:
@@ -147,7 +155,7 @@ def test_an_order_that_can_have_no_effect_is_refused_with_the_reason(rig: "Rig")
     async def scenario() -> None:
         async with rig.controller():
             for request, reason in (
-                (InjectRequest(ArmedFault(9, Injury.KILL)), "ranks 0 to 3"),
+                (InjectRequest(ArmedFault(9, FaultAction.KILL)), "ranks 0 to 3"),
                 (KillNodeRequest("zz"), "the job has a"),
                 (InjectRequest(FAULT), "no fault was armed"),
             ):

@@ -42,7 +42,7 @@ def block(op: str, communicator: GlooCommunicator, model: torch.nn.Module) -> No
     elif op == "commit barrier":
         communicator.barrier()
     elif op == "swap":
-        communicator.swap(b"own state", 1, 1)
+        communicator.swap(b"rank-local state", 1, 1)
     else:
         assert op == "ddp backward"
         model(torch.ones(1, 8)).sum().backward()

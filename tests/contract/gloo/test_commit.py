@@ -1,4 +1,4 @@
-"""Whoever has committed a step can rely on it that every rank's own state for that step lies with its buddy."""
+"""Whoever has committed a step can rely on it that every rank's local state for that step lies with its buddy."""
 
 from __future__ import annotations
 

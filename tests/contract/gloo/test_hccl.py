@@ -14,7 +14,7 @@ from midstep.communicators.fake import fake_communicator
 from midstep.devices import device_named
 from midstep.devices.fake_chip import CHIP
 from midstep.protocol.errors import LinkUpFailed
-from midstep.protocol.injuries import Injury
+from midstep.protocol.injection import FaultAction
 
 if TYPE_CHECKING:
     from tests.contract.gloo.conftest import Rank, Ranks
@@ -166,7 +166,7 @@ def fails_once(rank: Rank) -> None:
     setup = Setup(rank)
     setup.check()
     if rank.number == VICTIM:
-        setup.device.inject(Injury.LINK_UP_FAILS)
+        setup.device.inject(FaultAction.LINK_UP_FAILS)
     setup.stop_and_clean()
     rank.say(setup.reconnect(SHORT_S))
     rank.say(setup.reconnect())

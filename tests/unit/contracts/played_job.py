@@ -27,7 +27,7 @@ from midstep.protocol.types import (
     FaultReport,
     JobSettings,
     JobSpec,
-    OwnStateCopy,
+    LocalStateCopy,
     RankProgress,
     Rung,
     RunningProcess,
@@ -52,7 +52,7 @@ class Process:
     pid: int
     committed: int = 0
     clean: bool = True
-    seated: bool = True
+    connected: bool = True
     activity: Activity = Activity.STARTING
     suspended: bool = False
 
@@ -75,7 +75,9 @@ class PlayedJob:
     processes: dict[int, Process] = field(default_factory=dict)
     newcomers: dict[int, Process] = field(default_factory=dict)  # beside those whose ranks they will hold
     alive_nodes: set[str] = field(default_factory=set)
-    black_boxes: dict[tuple[str, int], int] = field(default_factory=dict)  # node, rank -> step of the own state there
+    black_boxes: dict[tuple[str, int], int] = field(
+        default_factory=dict
+    )  # node, rank -> step of the rank-local state there
     checkpoints: tuple[int, ...] = ()
     refuses_nodes: str = ""  # why the platform creates none
     deaf: set[int] = field(default_factory=set)  # ranks whose present processes answer nothing
@@ -133,11 +135,11 @@ class PlayedJob:
         """All processes commit as many steps more."""
         for process in self.processes.values():
             process.committed += steps
-            self._keep_own_state(process)
+            self._keep_local_state(process)
         self.now += steps * STEP_S
 
-    def _keep_own_state(self, process: Process) -> None:
-        """A rank's own state lies in its black box, and in its buddy's."""
+    def _keep_local_state(self, process: Process) -> None:
+        """A rank's local state lies in its black box, and in its buddy's."""
         for keeper in (process.rank, self._buddy(process.rank)):
             holder = self.processes.get(keeper)
             if holder is not None:
@@ -300,8 +302,10 @@ class PlayedJob:
             return  # asked twice
         self.pids += 1
         self.deaf.discard(body.rank)
-        process = Process(body.rank, holder.node, body.incarnation, body.generation, self.pids, seated=body.seated)
-        process.clean = body.seated
+        process = Process(
+            body.rank, holder.node, body.incarnation, body.generation, self.pids, connected=body.connected
+        )
+        process.clean = body.connected
         self.processes[body.rank] = process
         running = RunningProcess(body.rank, process.pid, body.incarnation, body.generation)
         self.feed(m.ProcessStarted(holder.node, running, warm=True))
@@ -316,7 +320,7 @@ class PlayedJob:
         assert plan is not None
         self.pids += 1
         process = Process(
-            body.rank, plan.spare, body.incarnation, body.generation, self.pids, seated=False, clean=False
+            body.rank, plan.spare, body.incarnation, body.generation, self.pids, connected=False, clean=False
         )
         self.newcomers[body.rank] = process
         running = RunningProcess(body.rank, process.pid, body.incarnation, body.generation)
@@ -358,7 +362,7 @@ class PlayedJob:
         if process is not None:
             process.committed = body.step + 1
             process.activity = Activity.COMPUTING
-            self._keep_own_state(process)
+            self._keep_local_state(process)
             committed = process.committed
             self.feed(m.StepCommitted(body.rank, body.generation, process.incarnation, committed, self.now, STEP_S))
 
@@ -388,9 +392,9 @@ class PlayedJob:
 
     def _report(self, process: Process) -> StepReport:
         kept = ((rank, self.black_boxes.get((process.node, rank))) for rank in self._kept_by(process.rank))
-        own = tuple(OwnStateCopy(rank, step) for rank, step in kept if step is not None)
-        if process.seated and process.committed == 0:
-            own = (OwnStateCopy(process.rank, 0),)
+        own = tuple(LocalStateCopy(rank, step) for rank, step in kept if step is not None)
+        if process.connected and process.committed == 0:
+            own = (LocalStateCopy(process.rank, 0),)
         holds = HOLDS if process.clean else ()
         return StepReport(
             process.committed if process.clean else 0,
@@ -398,7 +402,7 @@ class PlayedJob:
             clean=process.clean,
             holds=holds,
             needs=("replicated",),
-            own_states=own,
+            local_states=own,
             checkpoints=self.checkpoints,
         )
 

@@ -126,7 +126,7 @@ def test_step_6_each_process_sets_up_its_links_anew() -> None:
     rejoins = job.commands(Rejoin, sent)
     assert {rejoin.generation for rejoin in rejoins} == {2}
     assert len({rejoin.store for rejoin in rejoins}) == 1
-    assert not any(rejoin.seated for rejoin in rejoins)
+    assert not any(rejoin.connected for rejoin in rejoins)
 
 
 def test_step_7_the_state_comes_from_healthy_processes_and_the_step_is_repeated() -> None:

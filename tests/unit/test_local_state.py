@@ -1,10 +1,10 @@
-"""The own state of a rank holds what its framework captured and the random numbers of its device, whichever it is."""
+"""The local state of a rank holds what its framework captured and the random numbers of its device, whichever it is."""
 
 from typing import Any, cast
 
 import pytest
 
-from midstep.processor.own_parts import OwnParts
+from midstep.processor.local_state import LocalState
 from midstep.protocol.errors import RecoveryError
 
 
@@ -15,17 +15,17 @@ class Framework:
         self.word = b"own"
         self.told: list[Any] = []
 
-    def capture_own(self) -> bytes:
+    def capture_local(self) -> bytes:
         return self.word
 
-    def restore_own(self, blob: bytes) -> None:
+    def restore_local(self, blob: bytes) -> None:
         self.word = blob
         self.told.append("restored")
 
     def rolled_back(self, step: int) -> None:
         self.told.append(step)
 
-    def adopt_own(self, blob: bytes, *, random_numbers: bool) -> None:
+    def adopt_local(self, blob: bytes, *, random_numbers: bool) -> None:
         self.word = blob
         self.told.append(random_numbers)
 
@@ -45,8 +45,8 @@ class Device:
         self.numbers = state
 
 
-def parts(framework: Framework, device: Device) -> OwnParts:
-    return OwnParts(cast("Any", framework), cast("Any", device))
+def parts(framework: Framework, device: Device) -> LocalState:
+    return LocalState(cast("Any", framework), cast("Any", device))
 
 
 @pytest.mark.parametrize("numbers", [b"", b"5"])

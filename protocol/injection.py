@@ -9,7 +9,7 @@ from msgspec import Meta
 from .bounds import MOST_OF_A_RANK, Count, Name, Rank, Share
 
 
-class Moment(enum.StrEnum):
+class InjectionPoint(enum.StrEnum):
     """A place in a step or in a recovery at which a fault can be armed (`midstep inject --at`)."""
 
     FORWARD = "forward"
@@ -28,8 +28,8 @@ class Moment(enum.StrEnum):
     ROLLBACK = "rollback"
 
 
-class Injury(enum.StrEnum):
-    """What an armed fault does when its moment comes."""
+class FaultAction(enum.StrEnum):
+    """What an armed fault does when its injection point is reached."""
 
     KILL = "kill"  # SIGKILL to the own process
     STOP = "stop"  # SIGSTOP to the own process
@@ -54,20 +54,18 @@ class Injury(enum.StrEnum):
     DROP_DEVICE = "drop_device"  # the device is gone until it is reset
 
 
-DEVICE_INJURIES = frozenset(list(Injury)[list(Injury).index(Injury.MEMORY_TEMPORARY) :])
+DEVICE_FAULT_ACTIONS = frozenset(list(FaultAction)[list(FaultAction).index(FaultAction.MEMORY_TEMPORARY) :])
 
 
 class ArmedFault(msgspec.Struct, frozen=True):
-    """A fault to be caused on purpose: at a moment of a step (None: the next one that comes), in one rank."""
+    """A fault to be injected into one rank, at an injection point."""
 
     rank: Rank
-    injury: Injury
-    moment: Moment | None = None  # None: now
+    action: FaultAction = msgspec.field(name="injury")  # the name that journals and requests have
+    point: InjectionPoint | None = msgspec.field(default=None, name="moment")  # likewise; None: now
     step: Count | None = None  # index of the step, 0-based; None: any
-    incarnation: Count | None = None  # only this life of the rank; None: any
-    operation: Name = (
-        ""  # only this collective, as torch's process groups name it; "": any. Then `moment` is COLLECTIVE
-    )
+    incarnation: Count | None = None  # only this incarnation of the rank; None: any
+    operation: Name = ""  # only this collective, as torch's process groups name it; "": any. Then `point` is COLLECTIVE
     group: Annotated[
         tuple[Rank, ...], Meta(max_length=MOST_OF_A_RANK)
     ] = ()  # only in the process group of these ranks; (): any

@@ -1,4 +1,4 @@
-"""Faults on purpose, inside a training process: at a moment of a step or of a recovery.
+"""Inject faults into this training process, at injection points of a step or of a recovery.
 
 The same points serve `midstep inject`, the demo and the chaos tests, so what is tested is what users can try. With
 nothing armed a point costs one look at an empty list.
@@ -11,17 +11,17 @@ import threading
 from collections.abc import Callable, Iterable
 
 from ..protocol.errors import ConfigurationError, InjectedFault
-from ..protocol.injuries import DEVICE_INJURIES, ArmedFault, Injury, Moment
+from ..protocol.injection import DEVICE_FAULT_ACTIONS, ArmedFault, FaultAction, InjectionPoint
 
 # They strike the train thread, so they need it at a certain place.
-_IN_THE_TRAIN_THREAD = DEVICE_INJURIES | {Injury.RAISE, Injury.HANG}
+_IN_THE_TRAIN_THREAD = DEVICE_FAULT_ACTIONS | {FaultAction.RAISE, FaultAction.HANG}
 
 
-def _cannot(injury: Injury) -> None:
-    raise ConfigurationError(f"{injury} can only be caused on the fake device (`midstep run --device fake`)")
+def _cannot(action: FaultAction) -> None:
+    raise ConfigurationError(f"{action} can only be caused on the fake device (`midstep run --device fake`)")
 
 
-class Moments:
+class InjectionPoints:
     """The armed faults of one process. Each fires once, unless it has a rate."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Moments:
         rank: int,
         incarnation: int,
         armed: Iterable[ArmedFault] = (),
-        harm: Callable[[Injury], None] = _cannot,
+        harm: Callable[[FaultAction], None] = _cannot,
     ) -> None:
         """`harm` causes a fault of the device; it may raise what the device would raise."""
         self._rank = rank
@@ -43,64 +43,64 @@ class Moments:
 
     @property
     def armed(self) -> tuple[ArmedFault, ...]:
-        """The faults that wait for their moment."""
+        """The faults that wait for their injection points."""
         return tuple(self._armed)
 
     def arm(self, fault: ArmedFault) -> None:
-        """Take a fault that is meant for this life of this rank; any other is ignored. From any thread."""
+        """Take a fault that is meant for this incarnation of this rank; ignore any other. From any thread."""
         if fault.rank != self._rank or fault.incarnation not in {None, self._incarnation}:
             return
-        if fault.moment is None and fault.injury not in _IN_THE_TRAIN_THREAD:
-            self._injure(fault)
+        if fault.point is None and fault.action not in _IN_THE_TRAIN_THREAD:
+            self._inject(fault)
             return
         self._armed.append(fault)
 
-    def waits_for(self, moment: Moment, step: int) -> bool:
-        """Say whether a fault is armed for this moment of this step."""
-        return any(_fits(fault, moment, step) for fault in self._armed)
+    def waits_for(self, point: InjectionPoint, step: int) -> bool:
+        """Say whether a fault is armed for this injection point in this step."""
+        return any(_fits(fault, point, step) for fault in self._armed)
 
-    def reached(self, moment: Moment, step: int, operation: str = "", group: tuple[int, ...] = ()) -> None:
-        """The train thread is at a moment of a step: fire what is armed for it.
+    def reached(self, point: InjectionPoint, step: int, operation: str = "", group: tuple[int, ...] = ()) -> None:
+        """Fire what is armed for this injection point. In the train thread.
 
-        `operation` and `group` say which collective it is, at the moment of one. Raises InjectedFault for `raise` and
-        what the device raises for a fault of the device; the other injuries do not come back.
+        `operation` and `group` say which collective it is, if it is one. Raises InjectedFault for `raise` and
+        what the device raises for a fault of the device; the other fault actions do not return.
         """
         if not self._armed:
             return
         for fault in self._armed:
-            if not _fits(fault, moment, step) or not _concerns(fault, operation, group):
+            if not _fits(fault, point, step) or not _concerns(fault, operation, group):
                 continue
             if fault.rate > 0:
                 if self._dice.random() >= fault.rate:
                     continue
             else:
                 self._armed.remove(fault)
-            self._injure(fault)
+            self._inject(fault)
             return
 
-    def _injure(self, fault: ArmedFault) -> None:
-        if fault.injury in DEVICE_INJURIES:
-            self._harm(fault.injury)
-        elif fault.injury is Injury.KILL:
+    def _inject(self, fault: ArmedFault) -> None:
+        if fault.action in DEVICE_FAULT_ACTIONS:
+            self._harm(fault.action)
+        elif fault.action is FaultAction.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
-        elif fault.injury is Injury.STOP:
+        elif fault.action is FaultAction.STOP:
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif fault.injury is Injury.EXIT:
+        elif fault.action is FaultAction.EXIT:
             os._exit(1)
-        elif fault.injury is Injury.KILL_NODE:
+        elif fault.action is FaultAction.KILL_NODE:
             # The agent is the parent, and takes everything on the node with it.
             os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
-        elif fault.injury is Injury.HANG:
+        elif fault.action is FaultAction.HANG:
             threading.Event().wait()
         else:
-            at = f"at {fault.moment} " if fault.moment else ""
+            at = f"at {fault.point} " if fault.point else ""
             step = "" if fault.step is None else f"of step {fault.step} "
             raise InjectedFault(f"injected {at}{step}in rank {fault.rank}")
 
 
-def _fits(fault: ArmedFault, moment: Moment, step: int) -> bool:
-    return fault.moment in {None, moment} and fault.step in {None, step}
+def _fits(fault: ArmedFault, point: InjectionPoint, step: int) -> bool:
+    return fault.point in {None, point} and fault.step in {None, step}
 
 
 def _concerns(fault: ArmedFault, operation: str, group: tuple[int, ...]) -> bool:
