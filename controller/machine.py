@@ -13,6 +13,7 @@ from ..protocol.types import JobSpec
 from .actions import Action
 from .events import Event
 from .fault_book import FaultBook
+from .recovery.barriers import advance
 from .recovery.decision import failure_counts
 from .recovery.generation import wait_for_nodes
 from .recovery.meeting import Meeting
@@ -70,6 +71,7 @@ class RecoveryMachine:
             state.ignore(f"{type(event).__name__} while {state.phase}")
             return []
         row.handler(state, event, now)
+        advance(state, now)
         follow(state, now)
         actions, state.actions = state.actions, []
         return actions

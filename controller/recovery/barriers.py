@@ -1,3 +1,30 @@
+"""What follows when ranks stand together: rules that hold after every event, whichever came last.
+
+Barrier one closes when every survivor has quiesced and every newcomer has joined; then the repair is planned and all
+rejoin. Barrier two closes when all stand at one step; then all resume, and the incident ends when each has committed
+the first new step. Handlers only note what each rank answers; a suspicion that is dismissed, or an order in which
+answers come, needs no rule of its own.
+"""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from ...protocol.errors import StateLost
+from ...protocol.messages import Rejoin, Release, Resume
+from ...protocol.types import FaultKind, RepairPlan, RestoreSource, Rung, StepReport, rank_address
+from ..beginning import why_not_begin
+from ..rank_states import DONE, PARKED, RankEvent, RankState
+from ..repair import plan_repair
+from ..world import Holder, World
+from .decision import blame_and_decide, rung_failed, stop_now
+from .generation import faults_of
+from .meeting import linked_up, rendezvous
+from .planning import all_finished, all_stopped, make_change
+from .shutdown import all_parked, end, save
+from .state import OVER, JobState, Phase
+
+MOST_IN_A_ROW = 20  # rules after one event: each leads to another phase, and no way through them is that long
 """The two barriers and the resume: what happens when ranks answer.
 
 Barrier one closes when every survivor has quiesced and every newcomer has joined; then the repair is planned and all
@@ -5,41 +32,8 @@ rejoin. Barrier two closes when all stand at one step; then all resume, and the 
 the first new step.
 """
 
-from collections.abc import Mapping
 
-from ...protocol.errors import StateLost
-from ...protocol.messages import (
-    CheckpointSaved,
-    RankFinished,
-    RankJoined,
-    RankQuiesced,
-    RankReady,
-    Rejoin,
-    Release,
-    Resume,
-    StepCommitted,
-)
-from ...protocol.types import (
-    CONTROLLER,
-    FaultKind,
-    FaultReport,
-    RepairPlan,
-    RestoreSource,
-    Rung,
-    StepReport,
-    rank_address,
-)
-from ..beginning import why_not_begin
-from ..rank_states import DONE, RankEvent, RankState
-from ..repair import plan_repair
-from ..world import Holder, World
-from .boundary import before_boundary
-from .decision import blame_and_decide, rung_failed, stop_now
-from .draining import part_saved
-from .meeting import linked_up, rendezvous
-from .planning import all_finished, rank_stopped
-from .shutdown import ready_to_save
-from .state import JobState, Phase
+UNSETTLED = "rules that do not settle"
 
 # Rungs that keep processes alive, and so depend on state that can be had from them.
 KEEPING = (Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER)
@@ -49,61 +43,16 @@ FIRST_STEP_FACTOR = 10.0
 FIRST_STEP_GRACE_S = 30.0
 
 
-def on_rank_joined(state: JobState, event: RankJoined, now: float) -> None:
-    """A new process has reached its train function."""
-    holder = _current(state, event.rank, event.incarnation)
-    if holder is None or holder.state is not RankState.STARTING:
-        state.ignore("joined twice or too late")
-        return
-    state.world.take(holder, RankEvent.JOINED)
-    holder.resilient = True
-    holder.heard(event.pid, now)
-    holder.reported(event.report)
-    holder.joined_generation = event.generation
-    state.ever_resilient = True
-    state.history.rank_phases(state.generation, event.rank, {"join": event.join_s})
-    if state.phase is Phase.STARTING and state.newcomers_due_s is None:
-        state.newcomers_due_s = now + state.policy.deadlines.start_s
-    barrier_one(state, now)
+def _blame_those_that_left(state: JobState, now: float) -> None:
+    """A process has ended well without training, and others wait for it in front of their train function."""
+    what = "ended with status 0 before it reached its train function, in front of which others wait for it"
+    left = faults_of(state, state.world.ranks(RankState.EXITED), FaultKind.EXIT, what, now)
+    blame_and_decide(state, left, now)
 
 
-def on_rank_quiesced(state: JobState, event: RankQuiesced, now: float) -> None:
-    """A survivor has stopped and cleaned."""
-    holder = _current(state, event.rank, event.incarnation)
-    if holder is None or event.generation != state.generation or holder.state is not RankState.QUIESCING:
-        state.ignore("quiesced in another generation")
-        return
-    if state.phase is Phase.PAUSING and before_boundary(state, event.report.committed):
-        state.ignore("quiesced before the boundary")
-        return
-    state.world.take(holder, RankEvent.QUIESCED)
-    holder.reported(event.report)
-    holder.committed = max(holder.committed, event.report.committed)
-    state.committed = max(state.committed, event.report.committed)
-    state.history.rank_phases(state.generation, event.rank, event.phases_s)
-    if state.phase is Phase.SAVING:
-        ready_to_save(state, now)
-        return
-    if state.phase is Phase.PAUSING:
-        rank_stopped(state, now)
-    if state.phase is Phase.QUIESCING:
-        barrier_one(state, now)
-
-
-def on_part_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
-    """A rank has written what goes with those that leave at the boundary."""
-    part_saved(state, event, now)
-    if state.phase is Phase.QUIESCING:
-        barrier_one(state, now)
-
-
-def barrier_one(state: JobState, now: float) -> None:
-    """When all have answered: plan the repair, and have everybody rejoin."""
+def _plan_repair(state: JobState, now: float) -> None:
+    """Barrier one has closed: plan the repair, and have all ranks rejoin."""
     world = state.world
-    if not world.count(RankState.STARTING):
-        state.newcomers_due_s = None
-    if world.count(RankState.STARTING, RankState.QUIESCING):
-        return
     reports = {holder.rank: holder.report for holder in world.holders if holder.report is not None}
     try:
         state.plan = plan_repair(reports, world.places(), state.policy.restore, state.incident.trusted_step)
@@ -157,47 +106,6 @@ def rejoin_command(state: JobState, holder: Holder) -> Rejoin:
     )
 
 
-def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
-    """A rank is rebuilt, repaired and rolled back."""
-    holder = _current(state, event.rank, event.incarnation)
-    if holder is None or event.generation != state.generation or holder.state is not RankState.REJOINING:
-        state.ignore("ready in another generation")
-        return
-    assert state.plan is not None
-    if event.step != state.plan.target_step:
-        _came_back_wrong(state, holder, event.step, state.plan.target_step, now)
-        return
-    state.world.take(holder, RankEvent.READY)
-    holder.committed = event.step
-    state.history.rank_phases(state.generation, event.rank, event.phases_s)
-    state.history.moved(event.bytes_received)
-    if state.world.count(RankState.REJOINING):
-        return
-    linked_up(state)
-    for each in state.world.holders:
-        state.world.take(each, RankEvent.RESUME_ORDERED)
-        state.send(rank_address(each.rank), Resume(each.rank, state.generation, event.step))
-    state.committed = event.step
-    limit_s = _first_step_limit_s(state)
-    state.first_steps_at_s = state.median_step_s = 0.0
-    state.enter(Phase.RESUMING, now, limit_s)
-
-
-def _came_back_wrong(state: JobState, holder: Holder, step: int, target_step: int, now: float) -> None:
-    """A rank is not where it was told to go: it is at fault, and nobody else."""
-    report = FaultReport(
-        kind=FaultKind.CORRUPTION,
-        at_s=now,
-        seen_by=CONTROLLER,
-        detail=f"it came back at step {step}, all others go to {target_step}",
-        rank=holder.rank,
-        node=holder.node,
-        generation=state.generation,
-        incarnation=holder.incarnation,
-    )
-    blame_and_decide(state, [report], now)
-
-
 def _first_step_limit_s(state: JobState) -> float:
     """How long the first step may take: no longer than the policy says, and less where the usual step is known."""
     limit_s = state.policy.deadlines.first_step_s
@@ -206,51 +114,30 @@ def _first_step_limit_s(state: JobState) -> float:
     return limit_s
 
 
-def on_step_committed(state: JobState, event: StepCommitted, now: float) -> None:
-    """A rank has committed its first step since the resume."""
-    holder = _answers(state, event.rank, event.incarnation, event.generation)
-    if holder is None:
-        state.ignore("step of another generation")
-        return
-    state.committed = max(state.committed, event.committed)
-    if event.median_step_s > 0:  # a newcomer's history is its slow first step, so the least is the best informed
-        known = state.median_step_s or event.median_step_s
-        state.median_step_s = min(known, event.median_step_s)
-    state.first_steps_at_s = max(state.first_steps_at_s, event.at_s)
-    state.world.take(holder, RankEvent.STEP_COMMITTED)
-    _maybe_resumed(state, now)
+def _resume(state: JobState, now: float) -> None:
+    """Barrier two has closed: all train on."""
+    assert state.plan is not None
+    linked_up(state)
+    step = state.plan.target_step
+    for each in state.world.holders:
+        state.world.take(each, RankEvent.RESUME_ORDERED)
+        state.send(rank_address(each.rank), Resume(each.rank, state.generation, step))
+    state.committed = step
+    limit_s = _first_step_limit_s(state)
+    state.first_steps_at_s = state.median_step_s = 0.0
+    state.enter(Phase.RESUMING, now, limit_s)
 
 
-def on_rank_finished(state: JobState, event: RankFinished, now: float) -> None:
-    """A rank's train function has returned; it stays until all have."""
-    holder = _answers(state, event.rank, event.incarnation, event.generation)
-    if holder is None:
-        state.ignore("finished in another generation")
-        return
-    state.world.take(holder, RankEvent.FINISHED)
-    holder.committed = max(holder.committed, event.committed)
-    state.committed = max(state.committed, event.committed)
-    state.first_steps_at_s = max(state.first_steps_at_s, now)
-    _maybe_resumed(state, now)
-    if state.phase is Phase.PAUSING and _all_done(state):
-        all_finished(state, now)
-    if state.phase is not Phase.RUNNING:
-        return
-    if _all_done(state):
-        _release(state, now)
-    else:
-        state.due_s = state.due_s or now + state.policy.deadlines.finish_s
+def _close(state: JobState, now: float) -> None:
+    """Each rank has committed its first step: the incident is over."""
+    state.history.resumed(state.first_steps_at_s, state.world.pids(), state.median_step_s)
+    state.close_incident()
+    state.enter(Phase.RUNNING, now)
 
 
-def go_on(state: JobState, now: float) -> None:
-    """A suspicion came to nothing: what was waited for may have come meanwhile, and is not said twice."""
-    _maybe_resumed(state, now)
-    if state.phase is Phase.RUNNING and _all_done(state):
-        _release(state, now)
-
-
-def _all_done(state: JobState) -> bool:
-    return state.world.count(*DONE) == state.world.size
+def _limit_finish(state: JobState, now: float) -> None:
+    """Some have finished: the others have so long to do so."""
+    state.due_s = now + state.policy.deadlines.finish_s
 
 
 def _release(state: JobState, now: float) -> None:
@@ -261,22 +148,59 @@ def _release(state: JobState, now: float) -> None:
     state.enter(Phase.FINISHING, now, state.policy.deadlines.finish_s)
 
 
-def _maybe_resumed(state: JobState, now: float) -> None:
-    if state.phase is not Phase.RESUMING or state.world.count(RankState.RESUMING):
-        return
-    state.history.resumed(state.first_steps_at_s, state.world.pids(), state.median_step_s)
-    state.close_incident()
-    state.enter(Phase.RUNNING, now)
+def _end(state: JobState, now: float) -> None:
+    end(state, 0, "all ranks have finished", now)
 
 
-def _current(state: JobState, rank: int, incarnation: int) -> Holder | None:
-    """Return the holder of a rank if the report comes from its present process."""
-    if not 0 <= rank < state.world.size:
-        return None
-    holder = state.world.holders[rank]
-    return holder if holder.incarnation == incarnation else None
+# --- the rules ------------------------------------------------------------------------------------------------
 
 
-def _answers(state: JobState, rank: int, incarnation: int, generation: int) -> Holder | None:
-    holder = _current(state, rank, incarnation)
-    return holder if holder is not None and generation == state.generation else None
+def _some_have_left(state: JobState) -> bool:
+    waits = state.world.count(RankState.JOINED, RankState.QUIESCING, RankState.QUIESCED)
+    return bool(waits and state.world.count(RankState.EXITED))
+
+
+def _all(*states: RankState) -> Callable[[JobState], bool]:
+    return lambda state: state.world.count(*states) == state.world.size
+
+
+def _none(*states: RankState) -> Callable[[JobState], bool]:
+    return lambda state: not state.world.count(*states)
+
+
+def _finish_is_unlimited(state: JobState) -> bool:
+    return state.due_s is None and bool(state.world.count(*DONE))
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """In one of `phases`, once `holds` is true, `then` is done, which makes it false."""
+
+    phases: frozenset[Phase]
+    holds: Callable[[JobState], bool]
+    then: Callable[[JobState, float], None]
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(frozenset({Phase.STARTING, Phase.QUIESCING}), _some_have_left, _blame_those_that_left),
+    Rule(frozenset({Phase.STARTING, Phase.QUIESCING}), _all(*PARKED), _plan_repair),
+    Rule(frozenset({Phase.REJOINING}), _all(RankState.READY), _resume),
+    Rule(frozenset({Phase.RESUMING}), _none(RankState.RESUMING), _close),
+    Rule(frozenset({Phase.PAUSING}), _all(*DONE), all_finished),
+    Rule(frozenset({Phase.PAUSING}), all_stopped, make_change),
+    Rule(frozenset({Phase.RUNNING}), _all(*DONE), _release),
+    Rule(frozenset({Phase.RUNNING}), _finish_is_unlimited, _limit_finish),
+    Rule(frozenset({Phase.SAVING}), all_parked, save),
+    Rule(frozenset(Phase) - OVER, _all(RankState.EXITED), _end),
+)
+
+
+def advance(state: JobState, now: float) -> None:
+    """Do what follows from how the ranks stand together, until nothing does. Runs after every event."""
+    if state.newcomers_due_s is not None and not state.world.count(RankState.STARTING):
+        state.newcomers_due_s = None
+    for _ in range(MOST_IN_A_ROW):
+        rule = next((each for each in RULES if state.phase in each.phases and each.holds(state)), None)
+        if rule is None:
+            return
+        rule.then(state, now)
+    state.ignore(UNSETTLED)

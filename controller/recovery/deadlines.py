@@ -8,12 +8,11 @@ from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
 from ..events import DeadlinePassed
 from ..rank_states import DONE, RankState
 from ..world import NodeState
-from .barriers import barrier_one
 from .boundary import late as late_at_the_boundary
 from .boundary import not_stopped
 from .decision import blame, blame_and_decide, rung_failed
 from .draining import handover_overdue
-from .generation import nodes_needed, overdue, release_held, wait_for_nodes
+from .generation import faults_of, nodes_needed, release_held, wait_for_nodes
 from .meeting import link_up_failed
 from .nodes import nodes_missing
 from .planning import overdue as overdue_plan
@@ -30,7 +29,7 @@ def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
     elif state.newcomers_due_s is not None and state.newcomers_due_s <= now:
         state.newcomers_due_s = None
         what = "has not reached its train function"
-        late = overdue(state, state.world.ranks(RankState.STARTING), FaultKind.START_FAILED, what, now)
+        late = faults_of(state, state.world.ranks(RankState.STARTING), FaultKind.START_FAILED, what, now)
         blame_and_decide(state, late, now)
     elif state.devices_due_s is not None and state.devices_due_s <= now:
         state.devices_due_s = None
@@ -80,14 +79,12 @@ def _waiting(state: JobState, now: float) -> None:
 
 
 def _quiescing(state: JobState, now: float) -> None:
-    late = overdue(state, not_stopped(state), FaultKind.UNRESPONSIVE, "did not quiesce", now)
+    late = faults_of(state, not_stopped(state), FaultKind.UNRESPONSIVE, "did not quiesce", now)
     blame_and_decide(state, late, now)
 
 
 def _pausing(state: JobState, now: float) -> None:
-    if handover_overdue(state, now):
-        barrier_one(state, now)
-    elif not late_at_the_boundary(state, now):
+    if not handover_overdue(state, now) and not late_at_the_boundary(state, now):
         _quiescing(state, now)
 
 

@@ -242,7 +242,7 @@ def leave_or_stay(state: JobState, plan: Plan, now: float) -> None:
     state.due_s = now + SAVE_S
 
 
-def part_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
+def on_part_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
     """One rank has written its part; when all have, the checkpoint is complete and the change is made."""
     plan = state.plans.current
     if plan is None or not take_saved(state, event):

@@ -226,8 +226,8 @@ def _end_process(state: JobState, holder: Holder, node: str = "") -> None:
     state.world.lose(holder)
 
 
-def overdue(state: JobState, ranks: Iterable[int], kind: FaultKind, what: str, now: float) -> list[FaultReport]:
-    """Return one fault for each rank that did not answer in time."""
+def faults_of(state: JobState, ranks: Iterable[int], kind: FaultKind, what: str, now: float) -> list[FaultReport]:
+    """Return one fault for each of the ranks: `what` it did, or did not do in time."""
     return [
         FaultReport(
             kind=kind,

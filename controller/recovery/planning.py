@@ -3,7 +3,7 @@
 from ...protocol.incidents import NodeStatus
 from ..rank_states import DONE
 from ..world import Node, NodeState
-from .boundary import READINGS, give_up, not_stopped, read_clocks, stopped
+from .boundary import READINGS, give_up, not_stopped, read_clocks
 from .draining import begin, leave_or_stay
 from .planned_change import AT_THE_BOUNDARY, Stage
 from .scaling import consider_growth
@@ -65,12 +65,16 @@ def overdue(state: JobState, now: float) -> None:
         give_up(state, "the step clocks could not be read", now, failed=True)
 
 
-def rank_stopped(state: JobState, now: float) -> None:
-    """A rank has stopped for a planned change; when all have, the change is made."""
-    stopped(state, now)
+def all_stopped(state: JobState) -> bool:
+    """Whether every rank stands at the boundary, and the change is still to be made."""
     plan = state.plans.current
-    if plan is None or not_stopped(state):
-        return
+    return plan is not None and plan.stage is Stage.STOPPING and not not_stopped(state)
+
+
+def make_change(state: JobState, now: float) -> None:
+    """All ranks stand at the boundary: make the planned change."""
+    plan = state.plans.current
+    assert plan is not None
     if plan.nodes:
         state.plans.current, state.plans.due_s = None, None
         save_first(state, now)

@@ -133,7 +133,8 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
         state.committed = max(state.committed, event.last.step)
     parked_well = holder.state is RankState.RELEASED or not holder.resilient
     if event.status == 0 and parked_well:
-        _exited_well(state, holder.rank, now)
+        state.world.take(holder, RankEvent.EXITED)
+        holder.pid = 0
         return
     if holder.state is RankState.RELEASED:
         reason = f"rank {holder.rank} failed after training had finished: {how}"
@@ -155,11 +156,3 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
     take_fault(state, report, now)
     if holder.incarnation == process.incarnation:
         state.world.lose(holder)
-
-
-def _exited_well(state: JobState, rank: int, now: float) -> None:
-    holder = state.world.holders[rank]
-    state.world.take(holder, RankEvent.EXITED)
-    holder.pid = 0
-    if state.world.count(RankState.EXITED) == state.world.size:
-        end(state, 0, "all ranks have finished", now)

@@ -46,18 +46,15 @@ def conclude(state: JobState, remark: str, now: float) -> None:
 
 def lost_while_saving(state: JobState, rank: int, detail: str, now: float) -> None:
     """A survivor died while the checkpoint was under way: the others may still hold everything, and begin anew."""
-    waited_for = rank in _not_parked(state)
     state.world.lose(state.world.holders[rank])
-    if waited_for:
-        ready_to_save(state, now)
-    elif rank in state.saving:
+    if rank in state.saving:
         _save_again(state, f"rank {rank} was lost while it saved: {detail}", now)
 
 
 def saving_overdue(state: JobState, now: float) -> None:
     """Some have not parked, or not written, in time: the others may hold everything."""
     if not state.saving:
-        ready_to_save(state, now, overdue=True)
+        save(state, now)
         return
     late = _outstanding_saves(state)
     for rank in late:
@@ -70,7 +67,7 @@ def _save_again(state: JobState, remark: str, now: float) -> None:
     """Begin the checkpoint anew, apart from what has been written; each time with fewer ranks."""
     state.saving.clear()
     state.generation += 1
-    ready_to_save(state, now, overdue=True, remark=remark)
+    save(state, now, remark)
 
 
 def _save(state: JobState, now: float) -> None:
@@ -84,20 +81,22 @@ def _save(state: JobState, now: float) -> None:
     state.held.clear()
     quiesce(state, survivors)
     state.enter(Phase.SAVING, now, state.policy.deadlines.quiesce_s)
-    ready_to_save(state, now)
 
 
 def _is_survivor(state: JobState, holder: Holder) -> bool:
     return holder.resilient and holder.state not in GONE and state.incident.verdict(holder.rank) is not Verdict.CULPRIT
 
 
-def ready_to_save(state: JobState, now: float, *, overdue: bool = False, remark: str = "") -> None:
-    """When all survivors are parked (or overdue), have those at the newest committed step save.
+def all_parked(state: JobState) -> bool:
+    """Whether all survivors have stopped, and nobody has been asked to save yet."""
+    return not state.saving and not _not_parked(state)
 
-    `remark`: what went wrong before, for the record if nothing comes of it.
+
+def save(state: JobState, now: float, remark: str = "") -> None:
+    """Have those of the parked ranks save that stand at the newest committed step.
+
+    `remark`: what went wrong before, for the record if there can be no checkpoint.
     """
-    if _not_parked(state) and not overdue:
-        return
     why_not = start_saving(state)
     if why_not is None:
         state.enter(Phase.SAVING, now, SAVE_S)

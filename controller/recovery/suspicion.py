@@ -9,9 +9,7 @@ import msgspec
 from ...protocol.messages import ProbeProgress, ProgressReported
 from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, RankProgress, node_address
 from ..faults import SUSPICIONS, describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
-from ..rank_states import DONE
 from . import memory_faults
-from .barriers import go_on
 from .decision import blame, current_rung, decide, rung_failed, with_rank
 from .generation import open_generation
 from .state import JobState, Phase
@@ -127,13 +125,8 @@ def _dismiss(state: JobState, reason: str, now: float) -> None:
     state.incident = state.incident.suspect_only()
     if state.history.open is not None and not state.history.open.decisions:
         state.history.dismissed(now, reason)
-    limits, limit_s = state.policy.deadlines, None
-    if state.suspected_in is Phase.RESUMING:
-        limit_s = limits.first_step_s
-    elif state.world.count(*DONE):  # some have finished, and wait for the others
-        limit_s = limits.finish_s
+    limit_s = state.policy.deadlines.first_step_s if state.suspected_in is Phase.RESUMING else None
     state.enter(state.suspected_in, now, limit_s)
-    go_on(state, now)
 
 
 def _link_anew(state: JobState, suspicion: FaultReport, now: float) -> None:

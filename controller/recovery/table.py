@@ -19,7 +19,7 @@ from ..events import (
     NodeReturned,
     StopRequested,
 )
-from . import barriers, boundary, deadlines, draining, nodes, reports, requests, shutdown, suspicion
+from . import answers, boundary, deadlines, draining, nodes, reports, requests, shutdown, suspicion
 from .state import JobState, Phase
 
 Handler = Callable[[JobState, Any, float], None]
@@ -42,7 +42,7 @@ AT_WORK = tuple(phase for phase in ALIVE if phase is not Phase.WAITING)
 # rejoining: whatever is decided, somebody has to answer first.
 DECIDED = (P.QUIESCING, P.STARTING, P.WAITING, P.SAVING, P.ENDED)
 # Barrier one closes here, or state is lost: then the rungs that keep processes are over for this incident.
-BARRIER_ONE = (P.REJOINING, P.STARTING, P.WAITING, P.SAVING, P.ENDED)
+BARRIER_ONE = (P.QUIESCING, P.REJOINING, P.STARTING, P.WAITING, P.SAVING, P.ENDED)
 # A suspicion leads to a decision, or comes to nothing, and what was waited for may have come meanwhile.
 NOT_SUSPECTED = (*DECIDED, P.RUNNING, P.RESUMING, P.FINISHING)
 
@@ -60,18 +60,18 @@ ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.FaultReported, reports.on_fault_reported, (*DECIDED, P.SUSPECTING)),
     Row((P.SUSPECTING,), m.ProgressReported, suspicion.on_progress_reported, NOT_SUSPECTED),
     Row((P.RUNNING, P.PAUSING), m.ProgressReported, boundary.on_progress_reported, (P.PAUSING,)),
-    Row((P.STARTING, P.QUIESCING), m.RankJoined, barriers.on_rank_joined, BARRIER_ONE),
-    Row((P.QUIESCING, P.SAVING), m.RankQuiesced, barriers.on_rank_quiesced, BARRIER_ONE),
-    Row((P.PAUSING,), m.RankQuiesced, barriers.on_rank_quiesced, (*BARRIER_ONE, P.QUIESCING)),
-    Row((P.REJOINING,), m.RankReady, barriers.on_rank_ready, (*DECIDED, P.RESUMING)),
-    Row((P.RESUMING, P.RUNNING, P.SUSPECTING), m.StepCommitted, barriers.on_step_committed, (P.RUNNING,)),
+    Row((P.STARTING, P.QUIESCING), m.RankJoined, answers.on_rank_joined, BARRIER_ONE),
+    Row((P.QUIESCING, P.SAVING), m.RankQuiesced, answers.on_rank_quiesced, BARRIER_ONE),
+    Row((P.PAUSING,), m.RankQuiesced, answers.on_rank_quiesced, BARRIER_ONE),
+    Row((P.REJOINING,), m.RankReady, answers.on_rank_ready, (*DECIDED, P.RESUMING)),
+    Row((P.RESUMING, P.RUNNING, P.SUSPECTING), m.StepCommitted, answers.on_step_committed, (P.RUNNING,)),
     Row(
         (P.RESUMING, P.RUNNING, P.PAUSING, P.SUSPECTING),
         m.RankFinished,
-        barriers.on_rank_finished,
+        answers.on_rank_finished,
         (P.RUNNING, P.FINISHING),
     ),
-    Row((P.PAUSING,), m.CheckpointSaved, barriers.on_part_saved, (*BARRIER_ONE, P.QUIESCING)),
+    Row((P.PAUSING,), m.CheckpointSaved, draining.on_part_saved, BARRIER_ONE),
     Row((P.SAVING,), m.CheckpointSaved, shutdown.on_checkpoint_saved, (P.STARTING, P.WAITING, P.ENDED)),
     Row((P.PAUSING,), DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.REJOINING)),
     Row(NOT_PAUSING, DeadlinePassed, deadlines.on_deadline, (*DECIDED, P.SUSPECTING)),

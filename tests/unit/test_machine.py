@@ -532,3 +532,22 @@ def test_a_pause_of_all_ranks_together_is_nobodys_stall(cluster: Cluster) -> Non
     assert cluster.feed(ProgressReported("node1", probe, cluster.now, (clock(2), clock(3)))) == []
     assert cluster.machine.phase is Phase.RUNNING
     assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
+
+
+@pytest.mark.parametrize("exit_first", [True, False])
+def test_a_process_that_ends_well_before_its_train_function_does_not_end_the_controller(exit_first: bool) -> None:
+    """Where others wait for it, it is at fault, whichever came first; its script is started as often as is allowed."""
+    starting = Cluster(job(nodes=1, spares=0))
+    starting.feed(starting.node("node0"))
+    came = (starting.exited(0, 0), starting.joined(1, fresh=True, own=0))
+    bodies = starting.feed(*(came if exit_first else reversed(came)))
+    assert [start.rank for start in only(bodies, StartProcess)] == [0]
+    [incident] = starting.machine.incidents
+    assert "rank 0 ended with status 0 before it reached its train function" in incident.reports[0].detail
+
+
+def test_a_replacement_that_ends_well_before_its_train_function_is_replaced(cluster: Cluster) -> None:
+    """The survivors wait for it, so its status does not matter."""
+    cluster.feed(cluster.exited(1))
+    assert [start.rank for start in only(cluster.feed(cluster.exited(1, 0)), StartProcess)] == [1]
+    cluster.recover(5)
