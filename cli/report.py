@@ -25,6 +25,7 @@ NARROWEST = 80  # tables of ranks do not fit on less
 @click.command("report")
 @click.argument("job", required=False, metavar="[JOB_OR_DIRECTORY]")
 @click.option("--incident", "number", type=int, metavar="N", help="Only incident N.")
+@click.option("--story", is_flag=True, help="Print each event and what followed from it: the chain of causes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option(
     "--picture",
@@ -38,7 +39,9 @@ NARROWEST = 80  # tables of ranks do not fit on less
     metavar="FILE",
     help="Write a trace for ui.perfetto.dev or chrome://tracing into FILE (JSON).",
 )
-def command(job: str | None, number: int | None, as_json: bool, picture: Path | None, trace: Path | None) -> None:
+def command(
+    *, job: str | None, number: int | None, story: bool, as_json: bool, picture: Path | None, trace: Path | None
+) -> None:
     """Show what happened in a job: each incident, the rung taken and why no cheaper one, phases, budgets.
 
     JOB_OR_DIRECTORY is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
@@ -48,10 +51,12 @@ def command(job: str | None, number: int | None, as_json: bool, picture: Path | 
     Examples:
       midstep report                              the latest job
       midstep report demo --incident 2            one incident of job "demo"
+      midstep report --incident 2 --story         what led to what in it, event by event
       midstep report --picture report.png         and draw it
     """
     try:
-        status = load_status(find_job(job))
+        directory = find_job(job)
+        status = load_status(directory)
         incidents = choose(status, number)
         if picture is not None:
             from .views.timeline_picture import write_picture
@@ -63,7 +68,9 @@ def command(job: str | None, number: int | None, as_json: bool, picture: Path | 
 
             write_text(trace, _json(trace_json(status, incidents)))
             echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
-        if as_json:
+        if story:
+            print_story(directory, number)
+        elif as_json:
             echo_json(_json(report_json(status, incidents)))
         else:
             print_report(status, incidents)
@@ -76,6 +83,16 @@ def load_status(job_directory: Path) -> JobStatus:
     from ..controller.journal import read_status
 
     return read_status(job_directory)
+
+
+def print_story(job_directory: Path, number: int | None) -> None:
+    """Print each event of the job, or of one incident, with what followed from it, as it is read."""
+    from ..controller.journal import read_story
+    from .views.story_text import story_lines
+
+    for turn in read_story(job_directory):
+        if number is None or number in turn.incidents:
+            echo("\n".join(story_lines(turn)))
 
 
 def choose(status: JobStatus, number: int | None) -> tuple[Incident, ...]:

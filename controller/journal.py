@@ -30,6 +30,7 @@ from .journal_chain import damaged, link, origin
 from .journal_head import Head, HeadFile, read_head
 from .journal_records import Founding
 from .recovery.meeting import KEY_BYTES
+from .story import Turn, turns
 
 JOURNAL_NAME = "journal.sqlite"
 
@@ -244,15 +245,23 @@ def read_status(job_directory: str | Path) -> JobStatus:
 
     May be called beside a running controller; nothing is changed. Raises JournalError.
     """
-    path = journal_path(job_directory)
-    connection = journal_file.open_for_reading(path)
-    try:
-        founding, first = journal_records.read_founding(connection, path)
-        machine = founding.machine()
-        last_s = founding.created_s
-        for event, at_s in journal_records.read_events(connection, path, first):
+    with _reading(job_directory) as (founding, events):
+        machine, last_s = founding.machine(), founding.created_s
+        for event, at_s in events:
             machine.handle(event, at_s)
             last_s = at_s
         return machine.status(last_s)
-    finally:
-        connection.close()
+
+
+def read_story(job_directory: str | Path) -> Iterator[Turn]:
+    """Yield each event of the journal with what followed from it. As `read_status` in all else."""
+    with _reading(job_directory) as (founding, events):
+        yield from turns(founding.machine(), events)
+
+
+@contextlib.contextmanager
+def _reading(job_directory: str | Path) -> Iterator[tuple[Founding, Iterator[tuple[Event, float]]]]:
+    path = journal_path(job_directory)
+    with contextlib.closing(journal_file.open_for_reading(path)) as connection:
+        founding, first = journal_records.read_founding(connection, path)
+        yield founding, journal_records.read_events(connection, path, first)

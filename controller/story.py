@@ -1,0 +1,42 @@
+"""The chain of causes of a job: each event of its journal, with what the machine did about it.
+
+An event's number is its place in the journal. An action has no other cause than the event that the machine was given
+when it asked for it, so that playing the journal tells what every command, decision and change of phase came from.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from .actions import Action
+from .events import Event
+from .machine import RecoveryMachine
+from .recovery.state import Phase
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What one event led to. `at_s`: wall-clock seconds. `incidents`: the numbers of those that it is a part of."""
+
+    number: int
+    at_s: float
+    event: Event
+    before: Phase
+    after: Phase
+    incidents: frozenset[int]
+    actions: tuple[Action, ...]
+    ignored: str = ""  # why it changed nothing
+
+
+def turns(machine: RecoveryMachine, events: Iterable[tuple[Event, float]]) -> Iterator[Turn]:
+    """Yield what each event led to, in order. `machine`: one to which nothing has happened yet."""
+    for number, (event, at_s) in enumerate(events, start=1):
+        before, opened, counted = machine.phase, _open(machine), dict(machine.state.ignored)
+        actions = tuple(machine.handle(event, at_s))
+        ignored = (why for why, count in machine.state.ignored.items() if count > counted.get(why, 0))
+        incidents = frozenset({*opened, *_open(machine)})
+        yield Turn(number, at_s, event, before, machine.phase, incidents, actions, next(ignored, ""))
+
+
+def _open(machine: RecoveryMachine) -> tuple[int, ...]:
+    incident = machine.state.history.open
+    return () if incident is None else (incident.number,)

@@ -1,0 +1,81 @@
+"""The chain of causes: each event with its number, and what followed from it."""
+
+from typing import Any
+
+from midstep.cli.views.story_text import story_lines
+from midstep.controller.events import Event
+from midstep.controller.story import Turn, turns
+from midstep.protocol.messages import FaultReported, StoreMoved
+from midstep.protocol.types import FaultKind, FaultReport, StoreEndpoint
+
+from ..test_machine import Cluster
+
+
+class Told(Cluster):
+    """A cluster whose events are written down, as a journal does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.journal: list[tuple[Event, float]] = []
+
+    def feed(self, *events: Event) -> list[Any]:
+        sent: list[Any] = []
+        for event in events:
+            sent += super().feed(event)
+            self.journal.append((event, self.now))
+        return sent
+
+    def story(self) -> list[Turn]:
+        """Return what a machine tells to which the same happens."""
+        return list(turns(Cluster().machine, self.journal))
+
+
+def text(turn: Turn) -> str:
+    return "\n".join(story_lines(turn))
+
+
+def test_each_command_stands_below_the_event_that_caused_it() -> None:
+    """With its receivers, and the rank where those do not say it."""
+    job = Told()
+    job.start()
+    began = len(job.journal)
+    job.feed(job.exited(1))
+    job.recover(5)
+    story = job.story()
+    killed = text(story[began])
+    assert killed.startswith(f"#{began + 1} ")
+    assert "process exited: rank 1, node node0" in killed
+    assert "status -9   [running -> quiescing]" in killed
+    assert "-> rank/0, rank/2, rank/3: quiesce: generation 2" in killed
+    assert "-> node/node0: start process: rank 1, incarnation 2, generation 2" in killed
+    assert text(story[-1]).endswith("[resuming -> running]")
+
+
+def test_an_incident_has_its_events_from_the_first_report_to_the_last_step() -> None:
+    """All others are no part of it."""
+    job = Told()
+    job.start()
+    began = len(job.journal)
+    job.feed(job.exited(1))
+    job.recover(5)
+    job.feed(StoreMoved("node0", StoreEndpoint("127.0.0.1", 2)))
+    told = [turn.number for turn in job.story() if 1 in turn.incidents]
+    assert told == list(range(began + 1, len(job.journal)))
+
+
+def test_an_event_that_changes_nothing_says_why() -> None:
+    job = Told()
+    job.start()
+    job.feed(job.committed(0, 1), job.exited(1), job.exited(1))
+    assert "nothing follows: exit of an earlier process" in text(job.story()[-1])
+
+
+def test_what_a_rank_says_of_itself_begins_no_line_of_its_own() -> None:
+    """Whatever is in its report."""
+    job = Told()
+    job.start()
+    forged = "seen\n#99     the job is over with exit code 0\x1b[2J"
+    job.feed(FaultReported(FaultReport(FaultKind.EXCEPTION, job.now, "rank/1", forged, 1, "node0", 1, 1)))
+    lines = [line for turn in job.story() for line in story_lines(turn)]
+    assert not any(line.startswith("#99") or "\x1b" in line for line in lines)
+    assert all("\n" not in line for line in lines)
