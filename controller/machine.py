@@ -65,10 +65,10 @@ class RecoveryMachine:
         if not self._started:
             self._started = True
             wait_for_nodes(state, now)
-        state.now = now
-        row = TABLE.get((state.phase, type(event)))
+        state.now, state.came_in = now, state.phase
+        row = TABLE.get((state.came_in, type(event)))
         if row is None:
-            state.ignore(f"{type(event).__name__} while {state.phase}")
+            state.ignore(f"{type(event).__name__} while {state.came_in}")
             return []
         row.handler(state, event, now)
         advance(state, now)

@@ -55,24 +55,23 @@ def _plan_repair(state: JobState, now: float) -> None:
     world = state.world
     reports = {holder.rank: holder.report for holder in world.holders if holder.report is not None}
     try:
-        state.plan = plan_repair(reports, world.places(), state.policy.restore, state.incident.trusted_step)
-        _refuse_remains(world, state.plan)
+        plan = plan_repair(reports, world.places(), state.policy.restore, state.incident.trusted_step)
+        _refuse_remains(world, plan)
     except StateLost as lost:
         for rung in KEEPING:
             rung_failed(state, rung, str(lost), now, decide_now=rung is KEEPING[-1])
         return
-    plan = state.plan
     if plan.target_step == 0 and (refused := _why_not_begin(state, reports)):
-        state.plan = None
         stop_now(state, refused, now)
         return
+    state.plan = plan
     remark, state.plans.remark = state.plans.remark, ""
     reasons = (remark, *plan.reasons) if remark else plan.reasons
     state.history.planned(plan.restore, reasons, plan.target_step, state.committed)
     for holder in world.holders:
         world.take(holder, RankEvent.REJOIN_ORDERED)
         state.send(rank_address(holder.rank), rejoin_command(state, holder))
-    state.enter(Phase.REJOINING, now, state.policy.deadlines.rejoin_s)
+    state.enter(now, state.policy.deadlines.rejoin_s)
 
 
 def _why_not_begin(state: JobState, reports: Mapping[int, StepReport]) -> str:
@@ -125,14 +124,15 @@ def _resume(state: JobState, now: float) -> None:
     state.committed = step
     limit_s = _first_step_limit_s(state)
     state.first_steps_at_s = state.median_step_s = 0.0
-    state.enter(Phase.RESUMING, now, limit_s)
+    state.enter(now, limit_s)
 
 
 def _close(state: JobState, now: float) -> None:
     """Each rank has committed its first step: the incident is over."""
     state.history.resumed(state.first_steps_at_s, state.world.pids(), state.median_step_s)
     state.close_incident()
-    state.enter(Phase.RUNNING, now)
+    state.plan = None
+    state.enter(now)
 
 
 def _limit_finish(state: JobState, now: float) -> None:
@@ -145,7 +145,7 @@ def _release(state: JobState, now: float) -> None:
     for each in state.world.holders:
         state.world.take(each, RankEvent.RELEASE_ORDERED)
         state.send(rank_address(each.rank), Release(each.rank, state.generation))
-    state.enter(Phase.FINISHING, now, state.policy.deadlines.finish_s)
+    state.enter(now, state.policy.deadlines.finish_s)
 
 
 def _end(state: JobState, now: float) -> None:

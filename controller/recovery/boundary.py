@@ -73,7 +73,7 @@ def _choose(state: JobState, plan: Plan, now: float) -> None:
         state.world.take(holder, RankEvent.QUIESCE_ORDERED)
         state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation, plan.after_step))
     training_s = (plan.after_step - min(steps)) * median_s * state.policy.stall.factor
-    state.enter(Phase.PAUSING, now, training_s + state.policy.stall.grace_s + state.policy.deadlines.quiesce_s)
+    state.enter(now, training_s + state.policy.stall.grace_s + state.policy.deadlines.quiesce_s)
 
 
 def _trains(state: JobState, clock: RankProgress) -> bool:
@@ -138,7 +138,7 @@ def _stop_now(state: JobState, plan: Plan, now: float) -> None:
     plan.after_step, plan.looking = None, False
     next_generation(state, ())
     quiesce(state, state.world.holders)
-    state.enter(Phase.PAUSING, now, state.policy.deadlines.quiesce_s)
+    state.enter(now, state.policy.deadlines.quiesce_s)
 
 
 def give_up(state: JobState, why: str, now: float, *, failed: bool = False) -> None:

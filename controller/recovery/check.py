@@ -6,6 +6,7 @@ What is held here is what a reader of the handlers may rely on.
 from collections.abc import Iterator
 
 from ..rank_states import RankState as S
+from .barriers import UNSETTLED
 from .incident import OpenIncident, Verdict
 from .state import OVER, JobState, Phase
 
@@ -20,6 +21,9 @@ _FITTING: dict[Phase, frozenset[S]] = {
     Phase.RESUMING: frozenset({S.RESUMING, S.TRAINING, S.FINISHED}),
     Phase.FINISHING: frozenset({S.RELEASED, S.EXITED}),
 }
+
+# In these the job waits for an answer. A world may start, and train, for as long as its script takes.
+_LIMITED = frozenset(Phase) - {Phase.STARTING, Phase.RUNNING, Phase.ENDED}
 
 
 def contradictions(state: JobState) -> list[str]:
@@ -45,10 +49,6 @@ def _incident(state: JobState) -> Iterator[str]:
     incident = state.incident
     if state.phase is Phase.RUNNING and incident != OpenIncident():
         yield f"the job is running, and something is wrong: {incident}"
-    if incident.suspicions and state.phase not in {Phase.SUSPECTING, Phase.WAITING, *OVER}:
-        yield f"the job is {state.phase}, and does not look into what is suspected"
-    if state.phase is Phase.SUSPECTING and not incident.suspicions:
-        yield "the job is suspecting, and nothing is suspected"
     untreated = incident.held(Verdict.CULPRIT, Verdict.MENDING)
     if untreated and state.phase not in {Phase.WAITING, *OVER}:
         yield f"the job is {state.phase}, and nothing was decided about ranks {sorted(untreated)}"
@@ -61,9 +61,8 @@ def _waiting(state: JobState) -> Iterator[str]:
         yield f"ranks {sorted(state.held)} wait for their devices, and not all of them are to be started"
     if state.saving and state.phase not in {Phase.SAVING, Phase.PAUSING}:
         yield f"the job is {state.phase}, and ranks {sorted(state.saving)} are to save"
-    if (state.after_saving is not None) != (state.phase is Phase.SAVING):
-        yield f"the job is {state.phase}, and after saving follows {state.after_saving}"
-    if (state.exit_code is not None) != (state.phase is Phase.ENDED):
-        yield f"the job is {state.phase} with exit code {state.exit_code}"
-    if state.phase in {Phase.REJOINING, Phase.RESUMING} and state.plan is None:
-        yield f"the job is {state.phase} without a plan of the repair"
+    deadlines = (state.due_s, state.newcomers_due_s, state.devices_due_s)
+    if state.phase in _LIMITED and all(due is None for due in deadlines) and not state.has_put_off:
+        yield f"the job is {state.phase}, and that has no deadline"
+    if state.ignored.get(UNSETTLED):
+        yield "the rules about how ranks stand together do not settle"

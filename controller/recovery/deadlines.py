@@ -12,7 +12,7 @@ from .boundary import late as late_at_the_boundary
 from .boundary import not_stopped
 from .decision import blame, blame_and_decide, rung_failed
 from .draining import handover_overdue
-from .generation import faults_of, nodes_needed, release_held, wait_for_nodes
+from .generation import faults_of, nodes_needed, release_held, start_if_possible
 from .meeting import link_up_failed
 from .nodes import nodes_missing
 from .planning import overdue as overdue_plan
@@ -71,7 +71,7 @@ def _devices_not_well(state: JobState, now: float) -> None:
 def _waiting(state: JobState, now: float) -> None:
     if len(state.world.named(NodeState.ACTIVE, NodeState.SPARE)) >= nodes_needed(state):
         state.spares_awaited = False
-        wait_for_nodes(state, now)
+        start_if_possible(state, now)
     else:
         for name in state.world.named(NodeState.REQUESTED):
             state.world.nodes[name].state = NodeState.LOST  # nobody counts on it any more; if it comes, it is welcome

@@ -112,7 +112,7 @@ def _widens(state: JobState) -> bool:
     """
     incident = state.incident
     return (
-        state.phase is Phase.QUIESCING
+        state.came_in is Phase.QUIESCING
         and bool(incident.attempt.rungs)
         and not incident.ruled_out.keys() & {*incident.attempt.rungs}
         and not incident.replaced.intersection(incident.culprits)
@@ -207,7 +207,6 @@ def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...], now: float)
         open_world(state, now)
         return
     stop_all_processes(state)
-    state.phase = Phase.RUNNING if state.phase is Phase.WAITING else state.phase
     wait_for_nodes(state, now)
 
 

@@ -22,18 +22,26 @@ def nodes_needed(state: JobState) -> int:
 
 
 def wait_for_nodes(state: JobState, now: float) -> None:
-    """Go on when there are enough nodes; until then wait, for as long as the policy says."""
-    have = len(state.world.named(NodeState.ACTIVE, NodeState.SPARE))
+    """Start the world when there are enough nodes; until then wait, for as long as the policy says."""
+    if _nodes_at_hand(state) < nodes_needed(state):
+        state.enter(now, state.policy.deadlines.nodes_s)
+    start_if_possible(state, now)
+
+
+def start_if_possible(state: JobState, now: float) -> None:
+    """Start the world that waits once there are enough nodes for it, and its spares have come or are overdue."""
+    have = _nodes_at_hand(state)
     if have < nodes_needed(state):
-        if state.phase is not Phase.WAITING or state.due_s is None:
-            state.enter(Phase.WAITING, now, state.policy.deadlines.nodes_s)
         return
-    wanted = nodes_needed(state) + state.job.spare_nodes
-    if state.spares_awaited and have < wanted:
+    if state.spares_awaited and have < nodes_needed(state) + state.job.spare_nodes:
         if state.due_s is None or state.due_s > now + SPARES_WAIT_S:
             state.due_s = now + SPARES_WAIT_S
         return
     open_world(state, now)
+
+
+def _nodes_at_hand(state: JobState) -> int:
+    return len(state.world.named(NodeState.ACTIVE, NodeState.SPARE))
 
 
 def open_world(state: JobState, now: float) -> None:
@@ -50,14 +58,14 @@ def open_world(state: JobState, now: float) -> None:
             _end_process(state, holder, before[holder.rank])
     if state.generation > 0:
         state.restarts += 1
-    if state.phase is Phase.STARTING and state.ever_resilient:
+    if state.came_in is Phase.STARTING and state.ever_resilient:
         link_up_failed(state)  # a world that links up as it starts did not get that far
     next_generation(state, range(world.size))
     for holder in world.holders:
         _start(state, holder, connected=True)
     # A plain script never joins; one that has joined before must do so again.
     state.newcomers_due_s = now + state.policy.deadlines.start_s if state.ever_resilient else None
-    state.enter(Phase.STARTING, now)
+    state.enter(now)
 
 
 def open_generation(state: JobState, replace: Iterable[int], now: float, *, moved: Iterable[int] = ()) -> None:
@@ -81,7 +89,7 @@ def open_generation(state: JobState, replace: Iterable[int], now: float, *, move
     limits, joining = state.policy.deadlines, world.count(RankState.STARTING)
     if replaced or not joining:
         state.newcomers_due_s = now + limits.start_s if joining else None
-    state.enter(Phase.QUIESCING, now, limits.quiesce_s)
+    state.enter(now, limits.quiesce_s)
 
 
 def quiesce(state: JobState, survivors: Iterable[Holder]) -> None:

@@ -12,7 +12,7 @@ from ...policies.schema import SubHealthAction
 from ...protocol.types import Assertion, FaultLevel, FaultReport
 from ..world import NodeState
 from .draining import UNFIT, take_sub_health, well_again
-from .generation import release_held, wait_for_nodes
+from .generation import release_held, start_if_possible
 from .state import JobState, Phase, Resize
 
 # What keeps a node in use from getting new processes.
@@ -113,7 +113,7 @@ def _recovered(state: JobState, report: FaultReport, now: float) -> None:
     settle(state, cleared.report.node)
     well_again(state, cleared.report.node, now)
     if state.phase is Phase.WAITING:
-        wait_for_nodes(state, now)
+        start_if_possible(state, now)
     release_held(state, now)
 
 

@@ -16,7 +16,7 @@ from ..rank_states import GONE
 from ..world import NodeState
 from .decision import blame, decide, rung_failed, too_many
 from .draining import newcomer_of
-from .generation import nodes_needed, request_node, wait_for_nodes
+from .generation import nodes_needed, request_node, start_if_possible
 from .hardware_faults import settle
 from .scaling import resize
 from .shutdown import end, lost_while_saving
@@ -44,7 +44,7 @@ def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
         if _is_stale(state, event.node, process):
             state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))
     if state.phase is Phase.WAITING:
-        wait_for_nodes(state, now)
+        start_if_possible(state, now)
 
 
 def _is_stale(state: JobState, node: str, process: RunningProcess) -> bool:
@@ -111,7 +111,7 @@ def _lost_while_waiting(state: JobState, name: str, now: float) -> None:
     have = state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED)
     if len(have) < nodes_needed(state) and state.can_create_nodes and state.lost_waiting <= MAX_LOST_WAITING:
         request_node(state)
-    wait_for_nodes(state, now)
+    start_if_possible(state, now)
 
 
 def on_hold_ended(state: JobState, event: HoldEnded, now: float) -> None:

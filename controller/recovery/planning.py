@@ -95,4 +95,4 @@ def all_finished(state: JobState, now: float) -> None:
     why = "training finished before the step at which it was to stop"
     give_up(state, why, now)
     state.history.dismissed(now, why)
-    state.enter(Phase.RUNNING, now)
+    state.enter(now)

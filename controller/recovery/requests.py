@@ -57,7 +57,7 @@ def on_controller_started(state: JobState, event: ControllerStarted, now: float)
     for receiver, command in owed(state):
         state.send(receiver, command)
     if state.phase is Phase.ENDED:
-        state.finish(state.exit_code or 0, state.reason)
+        state.finish()
 
 
 def _allow_time(state: JobState, now: float) -> None:

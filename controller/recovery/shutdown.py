@@ -15,7 +15,7 @@ from ..world import REACHABLE, Holder
 from .generation import quiesce
 from .incident import Verdict
 from .scaling import start_anew
-from .state import JobState, Phase, Resize, Stop
+from .state import JobState, Resize, Stop
 
 SAVE_S = 300.0
 # A process that stands here has not trained since the job last stood at the step that the controller knows.
@@ -80,7 +80,7 @@ def _save(state: JobState, now: float) -> None:
     state.newcomers_due_s = state.devices_due_s = None
     state.held.clear()
     quiesce(state, survivors)
-    state.enter(Phase.SAVING, now, state.policy.deadlines.quiesce_s)
+    state.enter(now, state.policy.deadlines.quiesce_s)
 
 
 def _is_survivor(state: JobState, holder: Holder) -> bool:
@@ -99,7 +99,7 @@ def save(state: JobState, now: float, remark: str = "") -> None:
     """
     why_not = start_saving(state)
     if why_not is None:
-        state.enter(Phase.SAVING, now, SAVE_S)
+        state.enter(now, SAVE_S)
     else:
         conclude(state, "; ".join(filter(None, (remark, f"no emergency checkpoint: {why_not}"))), now)
 
@@ -218,12 +218,13 @@ def _ask_to_save(state: JobState, rank: int) -> None:
 
 def end(state: JobState, exit_code: int, reason: str, now: float) -> None:
     """Tell everybody that the job is over."""
+    state.exit_code, state.reason = exit_code, reason
     state.history.stopped(now, state.world.pids(), reason)
-    state.enter(Phase.ENDED, now)
+    state.enter(now)
     state.newcomers_due_s = state.devices_due_s = state.after_saving = None
     state.held.clear()
     state.saving.clear()
     for name in state.world.named(*REACHABLE):
         state.send(node_address(name), EndJob(exit_code, reason))
     state.send(PLATFORM, EndJob(exit_code, reason))
-    state.finish(exit_code, reason)
+    state.finish()

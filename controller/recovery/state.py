@@ -17,11 +17,12 @@ from ...protocol.messages import Command
 from ...protocol.types import Decision, FaultReport, JobSpec, RepairPlan, rank_address
 from ..actions import Action, Finish, Forget, Log, Send
 from ..fault_book import FaultBook
+from ..rank_states import PARKED, RankState
 from ..world import World
 from .history import History
 from .incident import OpenIncident
 from .meeting import Meeting
-from .planned_change import Plans
+from .planned_change import AT_THE_BOUNDARY, Plans
 
 
 class Phase(enum.StrEnum):
@@ -68,7 +69,6 @@ class JobState:
     book: FaultBook
     history: History = field(default_factory=History)
     meeting: Meeting = field(default_factory=Meeting)
-    phase: Phase = Phase.WAITING
     generation: int = 0
     term: int = 0
     due_s: float | None = None  # when the present phase is over time
@@ -79,7 +79,6 @@ class JobState:
     awaiting_progress: set[str] = field(default_factory=set)  # nodes that have yet to read their step clocks
     incident: OpenIncident = field(default_factory=OpenIncident)  # empty while nothing is wrong
     own_words: dict[int, tuple[int, float]] = field(default_factory=dict)  # rank -> life, and when it said: struck
-    suspected_in: Phase = Phase.RUNNING  # the phase in which the first suspicion came
     plan: RepairPlan | None = None
     stop_requested: bool = False
     after_saving: Stop | Resize | None = None  # what follows when the checkpoint is written, or cannot be
@@ -100,6 +99,7 @@ class JobState:
     probes: int = 0
     clocks_read_s: float = 0.0  # when they were asked for last
     now: float = 0.0  # of the event that is being handled
+    came_in: Phase = Phase.WAITING  # the phase in which that event came: it may have taken all ranks away
     holds: list[HoldRecord] = field(default_factory=list)  # the latest ones
     ignored: dict[str, int] = field(default_factory=dict)
     exit_code: int | None = None
@@ -114,11 +114,35 @@ class JobState:
         """What was on its way to the rank's process is void."""
         self.actions.append(Forget(rank_address(rank)))
 
-    def enter(self, phase: Phase, now: float, limit_s: float | None = None) -> None:
-        """Enter a phase, with a deadline `limit_s` from now."""
-        self.phase = phase
+    @property
+    def phase(self) -> Phase:
+        """Where the job stands, as it follows from all else."""
+        if self.exit_code is not None:
+            return Phase.ENDED
+        if self.after_saving is not None:
+            return Phase.SAVING
+        together = self.phase_of_ranks
+        return Phase.SUSPECTING if self.incident.suspicions and together is not Phase.WAITING else together
+
+    @property
+    def phase_of_ranks(self) -> Phase:
+        """Where the ranks stand together, also while something is suspected."""
+        world, change = self.world, self.plans.current
+        if world.count(RankState.ABSENT) == world.size:
+            return Phase.WAITING
+        if self.plan is not None:
+            return Phase.REJOINING if world.count(RankState.REJOINING, RankState.READY) else Phase.RESUMING
+        if change is not None and change.stage in AT_THE_BOUNDARY:
+            return Phase.PAUSING
+        if world.count(RankState.STARTING, *PARKED, RankState.QUIESCING):
+            newcomer = world.first(RankState.STARTING)
+            return Phase.STARTING if newcomer is not None and newcomer.seated else Phase.QUIESCING
+        return Phase.FINISHING if world.count(RankState.RELEASED, RankState.EXITED) else Phase.RUNNING
+
+    def enter(self, now: float, limit_s: float | None = None) -> None:
+        """Give the present phase a deadline `limit_s` from now, and write down that it has begun."""
         self.due_s = None if limit_s is None else now + limit_s
-        self.history.entered(phase.value, self.generation, now)
+        self.history.entered(self.phase.value, self.generation, now)
 
     def remember(self, report: FaultReport, now: float) -> bool:
         """Add a fault to the open incident, or open one with it; say whether one was opened."""
@@ -136,10 +160,10 @@ class JobState:
         """Count a report that changes nothing."""
         self.ignored[why] = self.ignored.get(why, 0) + 1
 
-    def finish(self, exit_code: int, reason: str) -> None:
-        """The job is over."""
-        self.exit_code, self.reason = exit_code, reason
-        self.actions.append(Finish(exit_code, reason))
+    def finish(self) -> None:
+        """Have the driver leave: the job is over."""
+        assert self.exit_code is not None
+        self.actions.append(Finish(self.exit_code, self.reason))
 
     @property
     def has_put_off(self) -> bool:

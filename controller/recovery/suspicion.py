@@ -19,13 +19,12 @@ PROBE_S = 2.0  # a node that does not read its clocks in this time counts as sil
 
 def suspect(state: JobState, report: FaultReport, now: float) -> None:
     """Note that something is wrong, and give the culprit's own report a moment to arrive."""
-    state.incident = state.incident.suspect(report)
+    known, state.incident = state.phase is Phase.SUSPECTING, state.incident.suspect(report)
     limit_s = state.policy.deadlines.suspect_s if report.kind in SUSPICIONS else memory_faults.patience_s(state)
-    if state.phase is not Phase.SUSPECTING:
-        state.suspected_in = state.phase
+    if not known:
         state.awaiting_progress.clear()  # of a suspicion that another fault has overtaken
         state.world.progress.clear()  # likewise
-        state.enter(Phase.SUSPECTING, now, limit_s)
+        state.enter(now, limit_s)
     elif not state.awaiting_progress and state.due_s is not None:
         state.due_s = min(state.due_s, now + limit_s)
     if report.kind is FaultKind.STALL and not state.awaiting_progress:
@@ -55,20 +54,20 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
     state.awaiting_progress.clear()
     state.world.progress.clear()
-    if state.suspected_in in {Phase.RUNNING, Phase.RESUMING}:
+    if state.phase_of_ranks in {Phase.RUNNING, Phase.RESUMING}:
         clocks = {rank: clock for rank, clock in clocks.items() if not _waits_for_orders(clock)}
     median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
     # Less than what was allowed to the step: it may have been well for up to a median before it stood still.
     limit_s = (state.policy.stall.factor - 1) * median_s + state.policy.stall.grace_s
     # On the way back all are at the same thing, and a newcomer's step says nothing: who does not hear the next order to
     # stop is found by that.
-    judged = [clock for clock in clocks.values() if clock.suspended or state.suspected_in is not Phase.REJOINING]
+    judged = [clock for clock in clocks.values() if clock.suspended or state.phase_of_ranks is not Phase.REJOINING]
     stalled = stalled_ranks(judged, silent, limit_s)
     # Only a stall can turn out to be none; after a failed collective everybody waits for orders.
     harmless = (
         not stalled
         and not state.incident.culprits
-        and state.suspected_in in {Phase.RUNNING, Phase.RESUMING}
+        and state.phase_of_ranks in {Phase.RUNNING, Phase.RESUMING}
         and all(each.kind is FaultKind.STALL for each in suspicions)
     )
     if harmless and clocks and moved_on(clocks.values(), limit_s):
@@ -93,7 +92,7 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         _dismiss(state, f"rank {ranks} is writing a checkpoint or has paused the clock", now)
     elif harmless and nobody_waits(clocks.values()):
         _dismiss(state, "no rank waits for another: all are at work, and slower than usual together", now)
-    elif not state.incident.culprits and state.suspected_in is Phase.REJOINING and current_rung(state) is not None:
+    elif not state.incident.culprits and state.phase_of_ranks is Phase.REJOINING and current_rung(state) is not None:
         _link_anew(state, suspicion, now)
     else:
         decide(state, now)
@@ -125,8 +124,8 @@ def _dismiss(state: JobState, reason: str, now: float) -> None:
     state.incident = state.incident.suspect_only()
     if state.history.open is not None and not state.history.open.decisions:
         state.history.dismissed(now, reason)
-    limit_s = state.policy.deadlines.first_step_s if state.suspected_in is Phase.RESUMING else None
-    state.enter(state.suspected_in, now, limit_s)
+    limit_s = state.policy.deadlines.first_step_s if state.phase is Phase.RESUMING else None
+    state.enter(now, limit_s)
 
 
 def _link_anew(state: JobState, suspicion: FaultReport, now: float) -> None:

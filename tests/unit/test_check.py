@@ -6,8 +6,9 @@ import pytest
 
 from midstep.controller.events import StopRequested
 from midstep.controller.rank_states import RankEvent
+from midstep.controller.recovery.barriers import UNSETTLED
 from midstep.controller.recovery.check import contradictions
-from midstep.controller.recovery.state import JobState, Phase
+from midstep.controller.recovery.state import JobState, Phase, Stop
 from midstep.protocol.types import FaultKind, FaultReport, Rung
 
 from .test_machine import Cluster, cluster
@@ -29,17 +30,17 @@ def miscount(state: JobState) -> None:
 
 def blame(state: JobState) -> None:
     """A rank is at fault, and nothing was decided."""
-    state.phase, state.incident = Phase.QUIESCING, state.incident.blame(1, REPORT)
+    state.incident = state.incident.blame(1, REPORT)
 
 
 def suspect(state: JobState) -> None:
-    """Something is suspected, and not looked into."""
-    state.phase, state.incident = Phase.RESUMING, state.incident.suspect(REPORT)
+    """Something is suspected, and not looked into: nothing ends that."""
+    state.incident = state.incident.suspect(REPORT)
 
 
 def take_a_rung(state: JobState) -> None:
     """An attempt is under way, and no incident is on record."""
-    state.phase, state.incident = Phase.RESUMING, state.incident.take(Rung.RETRY_STEP, ())
+    state.incident = state.incident.take(Rung.RETRY_STEP, ())
 
 
 def keep_the_incident(state: JobState) -> None:
@@ -62,9 +63,14 @@ def hold_while_it_trains(state: JobState) -> None:
     state.held.add(1)
 
 
-def end_without_a_code(state: JobState) -> None:
-    """The job has ended, and nobody can say how."""
-    state.phase = Phase.ENDED
+def wait_without_a_deadline(state: JobState) -> None:
+    """A checkpoint before the stop is waited for, however long it takes."""
+    state.after_saving = Stop("Ctrl-C", 130)
+
+
+def go_round_in_circles(state: JobState) -> None:
+    """Rules that follow from each other did not come to an end."""
+    state.ignore(UNSETTLED)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,8 @@ def end_without_a_code(state: JobState) -> None:
         quiesce_while_it_trains,
         save_while_it_trains,
         hold_while_it_trains,
-        end_without_a_code,
+        wait_without_a_deadline,
+        go_round_in_circles,
     ],
 )
 def test_a_state_that_contradicts_itself_says_so(cluster: Cluster, tamper: Callable[[JobState], None]) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from midstep.cli.main import COMMANDS
 from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.table import ROWS, diagram
+from midstep.controller.recovery.table import ROWS
+from midstep.controller.recovery.transitions import LEADS_TO, diagram
 from midstep.policies.acjob.translation import translate
 from midstep.policies.files import parse_policy
 
@@ -50,10 +51,11 @@ POLICIES = [(page.name, text) for page in DOCS for text in _YAML.findall(page.re
 
 
 def transition_table() -> str:
-    """Return the machine's rows as a markdown table: one line for each event."""
-    lines = ["| event | taken in | leads to, at most |", "| --- | --- | --- |"]
+    """Return the machine's rows as a markdown table, with where each event leads from any of its phases."""
+    lines = ["| event | taken in | leads to |", "| --- | --- | --- |"]
     for row in ROWS:
-        targets = [phase for phase in Phase if phase in row.to]
+        reached = {after for phase in row.phases for after in LEADS_TO.get((phase, row.event), ())}
+        targets = [phase for phase in Phase if phase in reached]
         lines.append(f"| `{row.event.__name__}` | {_phases(row.phases)} | {_phases(targets) or 'stays'} |")
     return "\n".join(lines) + "\n"
 
