@@ -37,7 +37,8 @@ _BY_PHASE: Mapping[Phase, Mapping[tuple[type, ...], tuple[Phase, ...]]] = {
     P.PAUSING: {
         (m.NodeLost, m.ProcessExited): (*DECIDED,),
         (m.FaultReported,): (*DECIDED, P.SUSPECTING),
-        (m.RankQuiesced, m.CheckpointSaved, DeadlinePassed): (*DECIDED, P.REJOINING),
+        (m.RankQuiesced, DeadlinePassed): (*DECIDED, P.REJOINING),
+        (m.CheckpointSaved,): (P.QUIESCING, P.REJOINING),
         (m.RankFinished,): (P.FINISHING,),
         (StopRequested,): (P.SAVING,),
     },

@@ -1,47 +1,31 @@
 """The transitions between phases are exactly those that happen."""
 
 import gc
-from typing import Any
 
 import pytest
 
-from midstep.controller.events import Event
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.table import TABLE
 from midstep.controller.recovery.transitions import LEADS_TO, diagram
 from midstep.simulation.campaign import Reached
 
-from ..unit.test_machine import Cluster, job
+from ..unit.test_machine import job
+from . import boundary
+from .boundary import Written
 from .transitions import claimed, reached, recorded
-
-
-class Written(Cluster):
-    """A cluster that writes down which transitions it has seen."""
-
-    def __init__(self, **of_the_job: int) -> None:
-        super().__init__(job(**of_the_job))
-        self.seen: set[Reached] = set()
-
-    def feed(self, *events: Event) -> list[Any]:
-        bodies: list[Any] = []
-        for event in events:
-            before = self.machine.phase
-            bodies += super().feed(event)
-            self.seen.add((before, type(event).__name__, self.machine.phase))
-        return bodies
 
 
 def begun_by_one_and_left_by_the_other() -> set[Reached]:
     """A process ends well in front of its train function, and another one waits there. No simulated script does so."""
-    starting = Written(nodes=1, spares=0)
+    starting = Written(job(nodes=1, spares=0))
     starting.feed(starting.node("node0"), starting.exited(0, 0), starting.joined(1, fresh=True, own=0))
     return starting.seen
 
 
 @pytest.mark.timeout(600)
 def test_each_transition_that_is_claimed_happens() -> None:
-    """In one of the jobs of the recording, each of which is played, or in one that no simulation plays."""
-    happens = begun_by_one_and_left_by_the_other()
+    """In one of the jobs of the recording, each of which is played, or in one that is played by hand."""
+    happens = begun_by_one_and_left_by_the_other() | boundary.transitions()
     gc.freeze()  # as each job collects what it has left, and what other tests of this process have imported is large
     try:
         for each in recorded():

@@ -35,7 +35,6 @@ def reached(job: Job) -> frozenset[Reached]:
     tally = run_seeds([job.seed], job.focus)
     if tally.broken:
         print(f"{job} breaks {tally.broken}", flush=True)
-        return frozenset()
     return frozenset(each for each in tally.reached if each[0] is not each[2])
 
 

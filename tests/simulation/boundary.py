@@ -1,0 +1,92 @@
+"""What can come between while all ranks stop at a step boundary: played by hand, as few simulated jobs get there.
+
+Each way in which some ranks have stopped already, each event, and each of a few ladders.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import msgspec
+
+from midstep.controller.events import Event
+from midstep.controller.recovery.state import Phase
+from midstep.policies.schema import Budget, Policy, RungPolicy, default_policy
+from midstep.protocol.messages import CheckpointSaved, NodeLost, RankQuiesced
+from midstep.protocol.types import FaultKind, Rung
+from midstep.simulation.campaign import Reached
+
+from ..unit.test_draining import BOUNDARY, Draining
+from ..unit.test_machine import job
+
+LAST = 3  # the rank that stops last
+_ONCE = RungPolicy(Rung.RECOVER, budget=Budget(per_job=1))  # spent by the planned change itself
+_LADDERS = (
+    default_policy().ladder,
+    (_ONCE, RungPolicy(Rung.STOP)),
+    (_ONCE, RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP)),
+    (_ONCE, RungPolicy(Rung.RESCHEDULE_JOB), RungPolicy(Rung.STOP)),
+)
+_HAVE_STOPPED = ("", "clean", "dirty")  # the ranks before the last one: none of them, or all of them
+_EVENTS = ("exit", "fault", "loss of the node", "deadlines", "stop", "dirty stop", "checkpoint", "failed checkpoint")
+
+
+class Written(Draining):
+    """A cluster that writes down which transitions it has seen."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.seen: set[Reached] = set()
+
+    def feed(self, *events: Event) -> list[Any]:
+        bodies: list[Any] = []
+        for event in events:
+            before = self.machine.phase
+            bodies += super().feed(event)
+            self.seen.add((before, type(event).__name__, self.machine.phase))
+        return bodies
+
+    def stops(self, rank: int, how: str, *, sharded: bool) -> RankQuiesced:
+        """A rank has stopped; a dirty one has lost its state."""
+        event = self.stopped(rank, sharded=sharded)
+        if how == "dirty":
+            event = msgspec.structs.replace(event, report=msgspec.structs.replace(event.report, clean=False, holds=()))
+        return event
+
+    def let_happen(self, what: str, *, sharded: bool) -> None:
+        """Play one of the events, or those that belong to it, while the boundary is waited for."""
+        events: dict[str, Event] = {
+            "exit": self.exited(LAST),
+            "fault": self.fault(LAST, FaultKind.EXCEPTION),
+            "loss of the node": NodeLost("node1", "gone", self.now),
+        }
+        if what in events:
+            self.feed(events[what])
+        while what == "deadlines" and self.machine.phase is Phase.PAUSING:
+            self.overdue()
+        if what in {"stop", "dirty stop", "checkpoint", "failed checkpoint"}:
+            self.feed(self.stops(LAST, what.partition(" ")[0], sharded=sharded))
+        for rank in range(4):
+            if "checkpoint" in what and self.machine.phase is Phase.PAUSING:
+                error = "disk full" if what == "failed checkpoint" else ""
+                self.feed(CheckpointSaved(rank, self.machine.generation, BOUNDARY, "/checkpoints/18", error))
+
+
+def transitions() -> set[Reached]:
+    """Return all transitions that are seen."""
+    ways = product(_LADDERS, (False, True), (False, True), _HAVE_STOPPED, _EVENTS)
+    return set().union(*(_played(*way) for way in ways))
+
+
+def _played(
+    ladder: tuple[RungPolicy, ...], creates: bool, sharded: bool, have_stopped: str, event: str
+) -> Iterator[Reached]:
+    policy: Policy = msgspec.structs.replace(default_policy(), ladder=ladder)
+    cluster = Written(job(spares=1), policy, creates=creates)
+    cluster.start()
+    cluster.prepare()
+    for rank in range(LAST):
+        if have_stopped and cluster.machine.phase is Phase.PAUSING:
+            cluster.feed(cluster.stops(rank, have_stopped, sharded=sharded))
+    cluster.let_happen(event, sharded=sharded)
+    yield from cluster.seen
