@@ -73,9 +73,15 @@ class Session:
             return Heard(False, why_not=f"{type(command).__name__} for a generation that was not joined")
         if self.quiescing:
             return Heard(False, why_not=f"{type(command).__name__} while a quiesce is under way")
-        self.generation = command.generation
+        return self._take(command)
+
+    def _take(self, command: Order) -> Heard:
+        """Make a command that fits the next order. A plan is taken once: it was made for what was reported before."""
         if isinstance(command, Rejoin):
+            if command.generation == self._rejoined:
+                return Heard(False, why_not=f"generation {command.generation} has been joined already")
             self._rejoined = command.generation
+        self.generation = command.generation
         self._order = command
         return Heard(True)
 

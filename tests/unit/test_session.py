@@ -164,6 +164,19 @@ def test_a_repeated_quiesce_does_not_take_out_whoever_has_been_let_in_since() ->
     assert here.hear(command(Quiesce, 4)).taken
 
 
+def test_a_repeated_rejoin_is_refused() -> None:
+    """A rank that takes it at the broken commit barrier stays parked; when its update fails, it has to report anew."""
+    here = session(Stage.PARKED)
+    assert here.hear(command(Rejoin, 3)).taken
+    here.take_order()
+    heard = here.hear(command(Rejoin, 3))
+    assert not heard.taken
+    assert here.take_order() is None
+    assert here.hear(command(Quiesce, 4)).taken
+    here.take_order()
+    assert here.hear(command(Rejoin, 4)).taken
+
+
 def test_a_boundary_stops_the_train_thread_where_it_lies_and_aborts_nothing() -> None:
     """Steps before it begin in the present generation; then the Quiesce is the next order."""
     here = session(Stage.TRAINING)
