@@ -48,14 +48,12 @@ def on_progress_reported(state: JobState, event: ProgressReported, now: float) -
 
 def resolve_suspicion(state: JobState, now: float) -> None:
     """The time for the culprit to show itself is over: blame by the clocks, dismiss, link anew, or ask the ladder."""
-    clocks = dict(state.world.progress)
+    clocks = {rank: clock for rank, clock in state.world.progress.items() if not _waits_for_orders(clock)}
     suspicions = state.incident.suspicions
     suspicion = next((each for each in suspicions if each.kind in SUSPICIONS), suspicions[0])
     silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
     state.awaiting_progress.clear()
     state.world.progress.clear()
-    if state.phase_of_ranks in {Phase.RUNNING, Phase.RESUMING}:
-        clocks = {rank: clock for rank, clock in clocks.items() if not _waits_for_orders(clock)}
     median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
     # Less than what was allowed to the step: it may have been well for up to a median before it stood still.
     limit_s = (state.policy.stall.factor - 1) * median_s + state.policy.stall.grace_s

@@ -441,6 +441,30 @@ def test_a_newcomer_that_fails_while_a_stall_is_looked_into_leaves_its_reading_a
     assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
 
 
+@pytest.mark.parametrize("parked", [(2, 3), ()], ids=["at the boundary", "by the broken collective"])
+def test_who_waits_for_orders_is_not_blamed_on_the_way_to_a_boundary(
+    cluster: Draining, parked: tuple[int, ...]
+) -> None:
+    """It may stand there for long while no controller is there; who hangs is found by the clocks or the quiesce."""
+    cluster.prepare()
+    cluster.feed(*(cluster.stopped(rank) for rank in parked))
+    cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION), cluster.fault(0, FaultKind.STALL))
+    cluster.expect(Phase.SUSPECTING)
+
+    def clock(rank: int, activity: Activity) -> RankProgress:
+        return RankProgress(rank, 1, 1, STEP, activity, 4, 60.0, 60.0, MEDIAN_S)
+
+    reads = [(0, Activity.COLLECTIVE), (1, Activity.RECOVERING)], [(2, Activity.RECOVERING), (3, Activity.RECOVERING)]
+    probe = cluster.machine.state.probes
+    bodies = [
+        order
+        for node, read in zip(("node0", "node1"), reads, strict=True)
+        for order in cluster.feed(ProgressReported(node, probe, cluster.now, tuple(clock(*each) for each in read)))
+    ]
+    assert only(bodies, StartProcess) == []
+    assert {order.rank for order in only(bodies, Quiesce)} == {0, 1, 2, 3} - {*parked}
+
+
 def test_the_clocks_are_not_read_for_a_boundary_while_a_stall_is_looked_into(cluster: Draining) -> None:
     """A second reading would make the first one's answers void, and blame those who had given them."""
     cluster.get_ready()
