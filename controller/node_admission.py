@@ -52,7 +52,7 @@ def refusal_of_node(envelope: Envelope, placement: Placement) -> str | None:
         return None
     if not isinstance(body, (*_OF_A_NODE, FaultReported)):
         return "not for an agent to say"
-    if placement.is_given_back(address) and not isinstance(body, NodeJoined):
+    if placement.is_given_back(address) and not isinstance(body, NodeJoined | ProcessStarted):
         return "node was given back"
     if isinstance(body, FaultReported):
         return _refusal_of_report(body.report, address, placement)

@@ -226,7 +226,7 @@ def test_a_process_that_is_started_early_is_believed_on_its_node() -> None:
     reads="refused: node was given back",
 )
 def test_a_node_that_was_given_back_has_no_say() -> None:
-    """Its reports and those of its ranks are refused; that it joined is taken in, so that strays can be stopped."""
+    """Its reports and those of its ranks are refused; what runs there is taken in, so that strays can be stopped."""
     controller = Controller()
     assert controller.hear(A, RankFinished(1, 1, 1, 9), "rank/1")
     controller.decide(Send("platform", DeleteNode("a"), 1))
@@ -234,5 +234,6 @@ def test_a_node_that_was_given_back_has_no_say() -> None:
     assert not controller.hear(A, ProcessExited("a", process(1), -9, 1.0, expected=False))
     assert not controller.hear(A, NodeHeartbeat("a", 1.0, ()))
     assert controller.hear(A, NodeJoined("a", "a", STORE, (process(1),)))
+    assert controller.hear(A, ProcessStarted("a", process(1), warm=True))
     controller.decide(Send("platform", CreateNode("a"), 1))
     assert controller.hear(A, ProcessExited("a", process(1), -9, 1.0, expected=False))
