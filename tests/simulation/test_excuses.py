@@ -19,7 +19,7 @@ from midstep.simulation.world import World
 from .mutants import Mutant, applied
 
 BLAME_THE_NEIGHBOUR = Mutant(
-    "", "midstep.controller.recovery.deadlines", "overdue(state, not_stopped(state),", "overdue(state, {0, 1},"
+    "", "midstep.controller.recovery.deadlines", "faults_of(state, not_stopped(state),", "faults_of(state, {0, 1},"
 )
 
 
