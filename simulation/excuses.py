@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..controller.actions import Action, Send
 from ..controller.events import DeadlinePassed, Event
-from ..controller.world import NodeState
-from ..protocol.messages import ProbeProgress, ProgressReported
+from ..controller.world import REACHABLE, NodeState
+from ..protocol.messages import NodeLost, ProbeProgress, ProgressReported
 from ..protocol.types import CONTROLLER, FaultKind, node_address
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Excuses:
         self._probed: dict[str, int] = {}  # agents that owe an answer to a probe of the step clocks
         self._silent: dict[float, frozenset[str]] = {}  # agents that owed one, by when a deadline passed
         self._left: dict[str, float] = {}  # nodes that strays were first seen on after the job had left them
+        self._given_up: set[int] = set()  # pids on nodes that the controller alone could not hear
 
     def recorded(self, event: Event) -> None:
         """The controller has recorded an event, and may die before it acts on it."""
@@ -40,6 +41,8 @@ class Excuses:
             self._silent[self._world.timeline.now] = frozenset(self._probed)
         elif isinstance(event, ProgressReported) and self._probed.get(node_address(event.node)) == event.probe:
             del self._probed[node_address(event.node)]
+        elif isinstance(event, NodeLost) and self._is_for_silence(event.node):
+            self._given_up |= {process.pid for process in self._world.agents[event.node].processes()}
 
     def handled(self, actions: Sequence[Action]) -> None:
         """The controller has handled an event; what it sends may not arrive."""
@@ -61,6 +64,19 @@ class Excuses:
             for report in incident.reports
             if report.rank == process.rank
         )
+
+    def given_up(self, process: "Process") -> bool:
+        """Whether a process was given up with its node, rightly, although only the controller was cut off from it."""
+        return process.pid in self._given_up
+
+    def _is_for_silence(self, name: str) -> bool:
+        """Whether the controller is cut off from a node, and not from so many that it holds their silence."""
+        now, agents = self._world.timeline.now, self._world.agents
+        known = self._world.machine.state.world.nodes.values()
+        nodes = [node.name for node in known if node.state in REACHABLE and not node.given_back]
+        silent = [node for node in nodes if not agents[node].is_heard]
+        share = self._world.policy.heartbeat.hold_share
+        return name in silent and agents[name].isolated_until_s > now and len(silent) <= share * len(nodes)
 
     def _owed_an_answer(self, process: "Process", incident: "Incident") -> bool:
         """Whether the agent of a process did not say in time, in this incident, what its ranks are doing."""

@@ -121,6 +121,7 @@ class ScalingWatch:
     def _is_well(self, process: "Process") -> bool:
         agent = process.seat.agent
         told = agent.alive and not agent.broken and not (agent.deaf_until_s or agent.mute_until_s)
+        told = told and not self._world.watch.given_up(process)
         memory = process.memory
         whole = memory.stands is not None and len(memory.left) == len(memory.shards)
         doing = whole and not process.hung and not process.suspended

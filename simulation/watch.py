@@ -289,6 +289,10 @@ class Watch:
         """Whether a process held its rank before the event that is being handled."""
         return self._before.get(process.rank, (0, RankState.ABSENT))[0] == process.incarnation
 
+    def given_up(self, process: "Process") -> bool:
+        """Whether the job could only take a process for lost, with its node, and nothing has happened to it."""
+        return self._excuses.given_up(process)
+
     def _holder(self, rank: int) -> Holder:
         """Return who holds a rank; nobody, where the world has no such rank any more."""
         return self._world.controller.machine.state.world.holder(rank) or Holder(rank)

@@ -9,6 +9,7 @@ import pytest
 from midstep.controller.events import DeadlinePassed
 from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import default_policy
+from midstep.protocol.messages import NodeLost
 from midstep.protocol.types import Rung
 from midstep.simulation import faults
 from midstep.simulation.invariants import InvariantBroken
@@ -84,6 +85,30 @@ def test_who_could_hear_all_the_time_is_not_excused(world: World) -> None:
         _pass_the_quiesce_deadline(world)
         with pytest.raises(InvariantBroken, match=r"rank 1 pid \d+ is healthy and is replaced"):
             world.run()
+
+
+@pytest.mark.parametrize("cut_off", [1, 2])
+def test_who_is_given_up_for_the_silence_of_a_few_nodes_is_not_asked_for_its_state(world: World, cut_off: int) -> None:
+    """More than that are held, so a job that gives them up has no excuse."""
+    agents = [world.agents["node0"], world.agents["node1"]]
+    for agent in world.agents.values():
+        if agent not in agents:
+            agent.die()
+            world.controller.tell(NodeLost(agent.name, "gone", 0.0))
+    for agent in agents[:cut_off]:
+        agent.isolated_until_s = world.timeline.now + 5.0
+    (gone, *_), (stays, *_) = (agent.processes() for agent in agents)
+    world.watch.recorded(NodeLost("node0", "no word for 3.2 s", world.timeline.now))
+    assert world.watch.given_up(gone) is (cut_off == 1)
+    assert not world.watch.given_up(stays)
+
+
+def test_a_world_gets_smaller_without_what_the_controller_cannot_hear() -> None:
+    """Both nodes are lost, one after the other; the processes of the second live, and have not saved."""
+    world = World(468, focus=Phase.SAVING)
+    world.run()
+    assert world.watch.scaling.sizes == [4, 2]
+    assert not world.disk
 
 
 def test_what_a_world_that_was_given_up_still_writes_is_not_asked_of_the_next_one() -> None:
