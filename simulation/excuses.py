@@ -13,6 +13,7 @@ from ..controller.events import DeadlinePassed, Event
 from ..controller.world import REACHABLE, NodeState
 from ..protocol.messages import NodeLost, ProbeProgress, ProgressReported
 from ..protocol.types import CONTROLLER, FaultKind, node_address
+from .network import RESENDS_S
 
 if TYPE_CHECKING:
     from ..protocol.incidents import Incident
@@ -95,6 +96,11 @@ class Excuses:
 
     def _out_of_reach(self, process: "Process") -> bool:
         """Whether what was said to this process, or by it, may not have arrived by now."""
-        agent = process.seat.agent
-        cut_off = self._world.timeline.now < max(agent.deaf_until_s, agent.mute_until_s) + RESENT_S
-        return cut_off or not self._world.network.is_no_excuse
+        agent, now = process.seat.agent, self._world.timeline.now
+        cut_off = now < max(agent.deaf_until_s, agent.mute_until_s) + RESENT_S
+        return cut_off or self._lost_again(process) or not self._world.network.is_no_excuse
+
+    def _lost_again(self, process: "Process") -> bool:
+        """Whether what it said while the controller was cut off has not come since: the network lost the next, too."""
+        lately = self._world.timeline.now < process.seat.agent.isolated_until_s + RESENDS_S
+        return lately and self._world.setting.loss > 0 and not process.endpoint.quiet

@@ -1,15 +1,16 @@
 """What excuses that a healthy process is replaced is judged as of when it was decided, and only then."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
+import msgspec
 import pytest
 
 from midstep.controller.events import DeadlinePassed
 from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import default_policy
-from midstep.protocol.messages import NodeLost
+from midstep.protocol.messages import Envelope, NodeLost, RankQuiesced
 from midstep.protocol.types import Rung
 from midstep.simulation import faults
 from midstep.simulation.invariants import InvariantBroken
@@ -85,6 +86,31 @@ def test_who_could_hear_all_the_time_is_not_excused(world: World) -> None:
         _pass_the_quiesce_deadline(world)
         with pytest.raises(InvariantBroken, match=r"rank 1 pid \d+ is healthy and is replaced"):
             world.run()
+
+
+@pytest.mark.parametrize("loss", [0.05, 0.0])
+def test_whose_word_is_lost_once_more_after_the_controller_was_cut_off_may_be_replaced(
+    world: World, monkeypatch: pytest.MonkeyPatch, loss: float
+) -> None:
+    """The deadline is put off for one resend; where the network loses nothing, that one arrives."""
+    cut_link(world, world.chance)
+    _play_until(world, Phase.QUIESCING)
+    for agent in world.agents.values():
+        agent.isolated_until_s = world.timeline.now + 5.0
+    carry = world.network.carry
+
+    def lose(envelope: Envelope, deliver: Callable[[Envelope], None]) -> None:
+        if not (isinstance(envelope.body, RankQuiesced) and envelope.sender == "rank/1" and envelope.generation == 2):
+            carry(envelope, deliver)
+
+    monkeypatch.setattr(world.network, "carry", lose)
+    monkeypatch.setattr(world, "setting", msgspec.structs.replace(world.setting, loss=loss))
+    if loss:
+        world.run()
+        assert set(world.machine.incidents[0].replaced) == {1}
+        return
+    with pytest.raises(InvariantBroken, match=r"rank 1 pid \d+ is healthy and is replaced"):
+        world.run()
 
 
 @pytest.mark.parametrize("cut_off", [1, 2])
