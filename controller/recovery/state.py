@@ -136,7 +136,7 @@ class JobState:
             return Phase.PAUSING
         if world.count(RankState.STARTING, *PARKED, RankState.QUIESCING):
             newcomer = world.first(RankState.STARTING)
-            return Phase.STARTING if newcomer is not None and newcomer.seated else Phase.QUIESCING
+            return Phase.STARTING if newcomer is not None and newcomer.connected else Phase.QUIESCING
         return Phase.FINISHING if world.count(RankState.RELEASED, RankState.EXITED) else Phase.RUNNING
 
     def enter(self, now: float, limit_s: float | None = None) -> None:
