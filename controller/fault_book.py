@@ -29,6 +29,7 @@ class FaultBook:
     """All faults that stand, in the order in which they came. `devices_per_node`: those that ranks can be on."""
 
     def __init__(self, devices_per_node: int, too_often: Iterable[TooOften] = ()) -> None:
+        self.put_off: list[FaultReport] = []  # what came while there was no world to recover, for when there is one
         self._devices = devices_per_node
         self._too_often = tuple(too_often)
         self._standing: dict[Key, StandingFault] = {}

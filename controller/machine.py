@@ -18,7 +18,7 @@ from .recovery.decision import failure_counts
 from .recovery.generation import wait_for_nodes
 from .recovery.meeting import Meeting
 from .recovery.planning import follow, node_status
-from .recovery.state import JobState, Phase
+from .recovery.state import Arrivals, JobState, Phase
 from .recovery.table import TABLE
 from .world import World
 
@@ -46,13 +46,12 @@ class RecoveryMachine:
         world = World(size=job.world_size, ranks_per_node=job.ranks_per_node)
         book = FaultBook(job.ranks_per_node, policy.faults.too_often)
         self._state = JobState(
-            policy,
-            Ladder(policy),
             job,
+            Ladder(policy),
             world,
             book,
-            can_create_nodes=can_create_nodes,
-            meeting=Meeting(rendezvous_key),
+            Meeting(rendezvous_key),
+            arrivals=Arrivals(can_be_created=can_create_nodes),
         )
         self._started = False
 
@@ -65,15 +64,15 @@ class RecoveryMachine:
         if not self._started:
             self._started = True
             wait_for_nodes(state, now)
-        state.now, state.came_in = now, state.phase
-        row = TABLE.get((state.came_in, type(event)))
+        state.turn.now, state.turn.came_in = now, state.phase
+        row = TABLE.get((state.turn.came_in, type(event)))
         if row is None:
-            state.ignore(f"{type(event).__name__} while {state.came_in}")
+            state.ignore(f"{type(event).__name__} while {state.turn.came_in}")
             return []
         row.handler(state, event, now)
         advance(state, now)
         follow(state, now)
-        actions, state.actions = state.actions, []
+        actions, state.turn.actions = state.turn.actions, []
         return actions
 
     def next_deadline(self) -> float | None:
@@ -81,8 +80,8 @@ class RecoveryMachine:
         state = self._state
         planned = (state.plans.due_s, state.plans.grow_due_s) if state.phase is Phase.RUNNING else ()
         if state.has_put_off:
-            return state.now
-        due = [at for at in (state.due_s, state.newcomers_due_s, state.devices_due_s, *planned) if at is not None]
+            return state.turn.now
+        due = [at for at in (state.due.phase_s, state.due.newcomers_s, state.due.devices_s, *planned) if at is not None]
         return min(due, default=None)
 
     @property
@@ -115,8 +114,8 @@ class RecoveryMachine:
             phase=state.phase.value,
             generation=state.generation,
             term=state.term,
-            committed=state.committed,
-            median_step_s=state.median_step_s,
+            committed=state.progress.committed,
+            median_step_s=state.progress.median_step_s,
             ranks=tuple(
                 RankStatus(
                     rank=h.rank,
@@ -133,10 +132,10 @@ class RecoveryMachine:
             nodes=tuple(node_status(state, node, failures.get(node.name, 0)) for node in state.world.nodes.values()),
             budgets=state.ladder.budgets(state.spent, now),
             incidents=self.incidents,
-            refused=dict(state.ignored),
+            refused=dict(state.history.ignored),
             faults=state.book.standing(),
-            exit_code=state.exit_code,
-            reason=state.reason,
+            exit_code=state.result.exit_code if state.result is not None else None,
+            reason=state.result.reason if state.result is not None else "",
             ranks_asked=state.job.world_size,
-            holds=tuple(state.holds),
+            holds=tuple(state.history.holds),
         )

@@ -30,9 +30,9 @@ class Turn(msgspec.Struct, frozen=True):
 def turns(machine: RecoveryMachine, events: Iterable[tuple[Event, float]]) -> Iterator[Turn]:
     """Yield what each event led to, in order. `machine`: one to which nothing has happened yet."""
     for number, (event, at_s) in enumerate(events, start=1):
-        before, opened, counted = machine.phase, _open(machine), dict(machine.state.ignored)
+        before, opened, counted = machine.phase, _open(machine), dict(machine.state.history.ignored)
         actions = tuple(machine.handle(event, at_s))
-        ignored = (why for why, count in machine.state.ignored.items() if count > counted.get(why, 0))
+        ignored = (why for why, count in machine.state.history.ignored.items() if count > counted.get(why, 0))
         incidents = frozenset({*opened, *_open(machine)})
         yield Turn(number, at_s, event, before, machine.phase, incidents, actions, next(ignored, ""))
 

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..protocol.types import RankProgress, StepReport, StoreEndpoint
+from ..protocol.types import StepReport, StoreEndpoint
 from .rank_states import RankEvent, RankState, after
 from .sources import Place
 
@@ -42,6 +42,7 @@ class Holder:
     joined_generation: int = 0
     report: StepReport | None = None
     needs: tuple[str, ...] = ()  # the shards that its processes had to hold, known also when they are gone
+    memory_fault_s: float | None = None  # when the process said itself that its memory was struck
     committed: int = 0  # the most that any life of the rank is known to have committed
     _state: RankState = RankState.ABSENT
 
@@ -86,7 +87,6 @@ class World:
     ranks_per_node: int
     holders: list[Holder] = field(default_factory=list)
     nodes: dict[str, Node] = field(default_factory=dict)
-    progress: dict[int, RankProgress] = field(default_factory=dict)
     _by_node: dict[str, list[int]] = field(default_factory=dict)  # the ranks of each node, in order
     _standing: dict[RankState, set[int]] = field(default_factory=lambda: {state: set() for state in RankState})
     retired: dict[int, Holder] = field(default_factory=dict)  # ranks that the world is too small for now
@@ -105,7 +105,7 @@ class World:
     def lose(self, holder: Holder) -> None:
         """Forget the process of a rank; the rank stays."""
         self.take(holder, RankEvent.LOST)
-        holder.resilient, holder.report = False, None
+        holder.resilient, holder.report, holder.memory_fault_s = False, None, None
         holder.pid, holder.started_s, holder.connected, holder.early = 0, 0.0, False, False
 
     def resize(self, size: int) -> None:

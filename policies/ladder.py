@@ -54,7 +54,7 @@ class Ladder:
     """A policy's rungs, walked from the cheapest."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self.policy = policy
         self.roles = Roles(policy)
 
     def choose(self, facts: Facts) -> Choice:
@@ -76,7 +76,7 @@ class Ladder:
 
     def placement(self, facts: Facts) -> Placement:
         """Return who mends itself, which culprits may restart in place, which ranks would move, which nodes be left."""
-        return place(facts, self.roles, self._policy.node)
+        return place(facts, self.roles, self.policy.node)
 
     def course(self, facts: Facts, rung: Rung) -> Course:
         """Return what taking `rung` now comes to, for what is planned."""
@@ -88,7 +88,7 @@ class Ladder:
 
     def budgets(self, spent: tuple[Spent, ...], now: float) -> tuple[BudgetUse, ...]:
         """Return how much of every limit is spent at `now`, for status."""
-        uses = budget_use(self._policy.ladder, spent, now)
+        uses = budget_use(self.policy.ladder, spent, now)
         for party in self.roles.named:
             uses += () if party.with_job else budget_use(party.ladder, spent, now, party.role)
         return uses
@@ -123,7 +123,7 @@ class Ladder:
         if missing:
             return missing
         refused = []
-        limit = self._policy.incident.max_attempts
+        limit = self.policy.incident.max_attempts
         unlimited = counts_restarts(facts) and rung in WORLD_RESTARTS
         if facts.attempts >= limit and not unlimited:
             taken = count(facts.attempts, "attempt")

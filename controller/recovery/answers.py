@@ -26,8 +26,8 @@ def on_rank_joined(state: JobState, event: RankJoined, now: float) -> None:
     holder.joined_generation = event.generation
     state.ever_resilient = True
     state.history.rank_phases(state.generation, event.rank, {"join": event.join_s})
-    if state.phase is Phase.STARTING and state.newcomers_due_s is None:
-        state.newcomers_due_s = now + state.policy.deadlines.start_s
+    if state.phase is Phase.STARTING and state.due.newcomers_s is None:
+        state.due.newcomers_s = now + state.policy.deadlines.start_s
 
 
 def on_rank_quiesced(state: JobState, event: RankQuiesced, now: float) -> None:
@@ -42,7 +42,7 @@ def on_rank_quiesced(state: JobState, event: RankQuiesced, now: float) -> None:
     state.world.take(holder, RankEvent.QUIESCED)
     holder.reported(event.report)
     holder.committed = max(holder.committed, event.report.committed)
-    state.committed = max(state.committed, event.report.committed)
+    state.progress.committed = max(state.progress.committed, event.report.committed)
     state.history.rank_phases(state.generation, event.rank, event.phases_s)
     if state.phase is Phase.PAUSING:
         begin_at_the_boundary(state, now)
@@ -85,11 +85,11 @@ def on_step_committed(state: JobState, event: StepCommitted, now: float) -> None
     if holder is None:
         state.ignore("step of another generation")
         return
-    state.committed = max(state.committed, event.committed)
+    state.progress.committed = max(state.progress.committed, event.committed)
     if event.median_step_s > 0:  # a newcomer's history is its slow first step, so the least is the best informed
-        known = state.median_step_s or event.median_step_s
-        state.median_step_s = min(known, event.median_step_s)
-    state.first_steps_at_s = max(state.first_steps_at_s, event.at_s)
+        known = state.progress.median_step_s or event.median_step_s
+        state.progress.median_step_s = min(known, event.median_step_s)
+    state.progress.first_steps_at_s = max(state.progress.first_steps_at_s, event.at_s)
     state.world.take(holder, RankEvent.STEP_COMMITTED)
 
 
@@ -101,8 +101,8 @@ def on_rank_finished(state: JobState, event: RankFinished, now: float) -> None:
         return
     state.world.take(holder, RankEvent.FINISHED)
     holder.committed = max(holder.committed, event.committed)
-    state.committed = max(state.committed, event.committed)
-    state.first_steps_at_s = max(state.first_steps_at_s, now)
+    state.progress.committed = max(state.progress.committed, event.committed)
+    state.progress.first_steps_at_s = max(state.progress.first_steps_at_s, now)
 
 
 def _current(state: JobState, rank: int, incarnation: int) -> Holder | None:

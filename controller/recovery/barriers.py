@@ -67,7 +67,7 @@ def _plan_repair(state: JobState, now: float) -> None:
     state.plan = plan
     remark, state.plans.remark = state.plans.remark, ""
     reasons = (remark, *plan.reasons) if remark else plan.reasons
-    state.history.planned(plan.restore, reasons, plan.target_step, state.committed)
+    state.history.planned(plan.restore, reasons, plan.target_step, state.progress.committed)
     for holder in world.holders:
         world.take(holder, RankEvent.REJOIN_ORDERED)
         state.send(rank_address(holder.rank), rejoin_command(state, holder))
@@ -81,7 +81,7 @@ def _why_not_begin(state: JobState, reports: Mapping[int, StepReport]) -> str:
         restore=state.policy.restore,
         trusted_step=state.incident.trusted_step,
         begin_again=state.policy.checkpoint.begin_again,
-        marked_before=state.committed > 0 and state.policy.checkpoint.every_steps > 0 and not survivors,
+        marked_before=state.progress.committed > 0 and state.policy.checkpoint.every_steps > 0 and not survivors,
     )
 
 
@@ -108,8 +108,8 @@ def rejoin_command(state: JobState, holder: Holder) -> Rejoin:
 def _first_step_limit_s(state: JobState) -> float:
     """How long the first step may take: no longer than the policy says, and less where the usual step is known."""
     limit_s = state.policy.deadlines.first_step_s
-    if state.median_step_s > 0:
-        limit_s = min(limit_s, FIRST_STEP_FACTOR * state.median_step_s + FIRST_STEP_GRACE_S)
+    if state.progress.median_step_s > 0:
+        limit_s = min(limit_s, FIRST_STEP_FACTOR * state.progress.median_step_s + FIRST_STEP_GRACE_S)
     return limit_s
 
 
@@ -121,15 +121,15 @@ def _resume(state: JobState, now: float) -> None:
     for each in state.world.holders:
         state.world.take(each, RankEvent.RESUME_ORDERED)
         state.send(rank_address(each.rank), Resume(each.rank, state.generation, step))
-    state.committed = step
+    state.progress.committed = step
     limit_s = _first_step_limit_s(state)
-    state.first_steps_at_s = state.median_step_s = 0.0
+    state.progress.first_steps_at_s = state.progress.median_step_s = 0.0
     state.enter(now, limit_s)
 
 
 def _close(state: JobState, now: float) -> None:
     """Each rank has committed its first step: the incident is over."""
-    state.history.resumed(state.first_steps_at_s, state.world.pids(), state.median_step_s)
+    state.history.resumed(state.progress.first_steps_at_s, state.world.pids(), state.progress.median_step_s)
     state.close_incident()
     state.plan = None
     state.enter(now)
@@ -137,7 +137,7 @@ def _close(state: JobState, now: float) -> None:
 
 def _limit_finish(state: JobState, now: float) -> None:
     """Some have finished: the others have so long to do so."""
-    state.due_s = now + state.policy.deadlines.finish_s
+    state.due.phase_s = now + state.policy.deadlines.finish_s
 
 
 def _release(state: JobState, now: float) -> None:
@@ -169,7 +169,7 @@ def _none(*states: RankState) -> Callable[[JobState], bool]:
 
 
 def _finish_is_unlimited(state: JobState) -> bool:
-    return state.due_s is None and bool(state.world.count(*DONE))
+    return state.due.phase_s is None and bool(state.world.count(*DONE))
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -196,8 +196,8 @@ RULES: tuple[Rule, ...] = (
 
 def advance(state: JobState, now: float) -> None:
     """Do what follows from how the ranks stand together, until nothing does. Runs after every event."""
-    if state.newcomers_due_s is not None and not state.world.count(RankState.STARTING):
-        state.newcomers_due_s = None
+    if state.due.newcomers_s is not None and not state.world.count(RankState.STARTING):
+        state.due.newcomers_s = None
     for _ in range(MOST_IN_A_ROW):
         rule = next((each for each in RULES if state.phase in each.phases and each.holds(state)), None)
         if rule is None:

@@ -33,26 +33,26 @@ def read_clocks(state: JobState, plan: Plan, now: float) -> None:
 
 
 def _probe(state: JobState) -> None:
-    state.probes += 1
-    state.world.progress.clear()
-    state.awaiting_progress = set(state.world.group_nodes())
-    for name in sorted(state.awaiting_progress):
-        state.send(node_address(name), ProbeProgress(state.probes))
+    state.clocks.probe += 1
+    state.clocks.read.clear()
+    state.clocks.awaited = set(state.world.group_nodes())
+    for name in sorted(state.clocks.awaited):
+        state.send(node_address(name), ProbeProgress(state.clocks.probe))
 
 
 def on_progress_reported(state: JobState, event: ProgressReported, now: float) -> None:
     """A node has read its step clocks, for a boundary to be chosen, or to see why one is overdue."""
     plan = state.plans.current
     reading = plan is not None and (plan.looking or plan.stage is Stage.READING)
-    if plan is None or not reading or event.probe != state.probes or event.node not in state.awaiting_progress:
+    if plan is None or not reading or event.probe != state.clocks.probe or event.node not in state.clocks.awaited:
         state.ignore("progress of an earlier probe")
         return
-    state.awaiting_progress.discard(event.node)
+    state.clocks.awaited.discard(event.node)
     for clock in event.ranks:
         holder = state.world.holder(clock.rank)
         if holder is not None and clock.incarnation == holder.incarnation:
-            state.world.progress[clock.rank] = clock
-    if state.awaiting_progress:
+            state.clocks.read[clock.rank] = clock
+    if state.clocks.awaited:
         return
     if plan.looking:
         _judge(state, plan, now)
@@ -61,8 +61,8 @@ def on_progress_reported(state: JobState, event: ProgressReported, now: float) -
 
 
 def _choose(state: JobState, plan: Plan, now: float) -> None:
-    clocks = [clock for clock in state.world.progress.values() if _trains(state, clock)]
-    state.world.progress.clear()
+    clocks = [clock for clock in state.clocks.read.values() if _trains(state, clock)]
+    state.clocks.read.clear()
     if len(clocks) < state.world.size:
         return  # somebody is not in its train function now; asked again when the time for the reading is over
     median_s = max(LEAST_STEP_S, max(clock.median_step_s for clock in clocks) or UNKNOWN_STEP_S)
@@ -85,7 +85,7 @@ def stopped(state: JobState, now: float) -> None:
     plan = state.plans.current
     if plan is None or state.history.open is not None:
         return
-    state.history.plan(plan.report, state.world.pids(), now, state.committed)
+    state.history.plan(plan.report, state.world.pids(), now, state.progress.committed)
     state.decided(plan.decision)
     state.history.entered(state.phase.value, state.generation, now)
     state.begin_attempt()
@@ -116,7 +116,7 @@ def late(state: JobState, now: float) -> bool:
     else:
         plan.looking = True
         _probe(state)
-        state.due_s = now + READ_S
+        state.due.phase_s = now + READ_S
     return True
 
 
@@ -124,10 +124,10 @@ def _judge(state: JobState, plan: Plan, now: float) -> None:
     """Wait on for who writes a checkpoint or has paused its clock; who hangs otherwise is not waited for."""
     plan.looking = False
     on_their_way = not_stopped(state)
-    clocks = [clock for clock in state.world.progress.values() if clock.rank in on_their_way]
-    state.world.progress.clear()
+    clocks = [clock for clock in state.clocks.read.values() if clock.rank in on_their_way]
+    state.clocks.read.clear()
     if excused_ranks(clocks):
-        state.due_s = now + state.policy.deadlines.quiesce_s
+        state.due.phase_s = now + state.policy.deadlines.quiesce_s
     else:
         _stop_now(state, plan, now)
 
@@ -147,9 +147,9 @@ def give_up(state: JobState, why: str, now: float, *, failed: bool = False) -> N
     if plan is None:
         return
     end_newcomers(state, plan)
-    state.saving.clear()
+    state.saving.outstanding.clear()
     if state.phase is not Phase.SUSPECTING:  # there the clocks are read to find who is at fault
-        state.awaiting_progress.clear()
+        state.clocks.awaited.clear()
     state.plans.due_s = now + AGAIN_S
     unwell = state.plans.unwell.get(plan.node)
     if unwell is not None:

@@ -57,12 +57,12 @@ def _incident(state: JobState) -> Iterator[str]:
 
 
 def _waiting(state: JobState) -> Iterator[str]:
-    if state.held - state.world.ranks(S.STARTING):
-        yield f"ranks {sorted(state.held)} wait for their devices, and not all of them are to be started"
-    if state.saving and state.phase not in {Phase.SAVING, Phase.PAUSING}:
-        yield f"the job is {state.phase}, and ranks {sorted(state.saving)} are to save"
-    deadlines = (state.due_s, state.newcomers_due_s, state.devices_due_s)
+    if state.due.held - state.world.ranks(S.STARTING):
+        yield f"ranks {sorted(state.due.held)} wait for their devices, and not all of them are to be started"
+    if state.saving.outstanding and state.phase not in {Phase.SAVING, Phase.PAUSING}:
+        yield f"the job is {state.phase}, and ranks {sorted(state.saving.outstanding)} are to save"
+    deadlines = (state.due.phase_s, state.due.newcomers_s, state.due.devices_s)
     if state.phase in _LIMITED and all(due is None for due in deadlines) and not state.has_put_off:
         yield f"the job is {state.phase}, and that has no deadline"
-    if state.ignored.get(UNSETTLED):
+    if state.history.ignored.get(UNSETTLED):
         yield "the rules about how ranks stand together do not settle"

@@ -26,16 +26,16 @@ def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
     """The present phase is over time."""
     if state.has_put_off:
         take_up(state, now)
-    elif state.newcomers_due_s is not None and state.newcomers_due_s <= now:
-        state.newcomers_due_s = None
+    elif state.due.newcomers_s is not None and state.due.newcomers_s <= now:
+        state.due.newcomers_s = None
         what = "has not reached its train function"
         late = faults_of(state, state.world.ranks(RankState.STARTING), FaultKind.START_FAILED, what, now)
         blame_and_decide(state, late, now)
-    elif state.devices_due_s is not None and state.devices_due_s <= now:
-        state.devices_due_s = None
+    elif state.due.devices_s is not None and state.due.devices_s <= now:
+        state.due.devices_s = None
         _devices_not_well(state, now)
-    elif state.due_s is not None and state.due_s <= now:
-        state.due_s = None
+    elif state.due.phase_s is not None and state.due.phase_s <= now:
+        state.due.phase_s = None
         _OVERDUE[state.phase](state, now)
     elif state.phase is Phase.RUNNING:
         _planned(state, now)
@@ -57,7 +57,7 @@ def _devices_not_well(state: JobState, now: float) -> None:
     """Faults that should have passed still stand: a new process on these devices would not do."""
     limit_s = state.policy.deadlines.device_s
     reasons = []
-    for rank in sorted(state.held):
+    for rank in sorted(state.due.held):
         fault = state.book.passing(state.world.holders[rank].node, rank % state.world.ranks_per_node)
         if fault is not None:
             blame(state, msgspec.structs.replace(fault, rank=rank))
@@ -70,7 +70,7 @@ def _devices_not_well(state: JobState, now: float) -> None:
 
 def _waiting(state: JobState, now: float) -> None:
     if len(state.world.named(NodeState.ACTIVE, NodeState.SPARE)) >= nodes_needed(state):
-        state.spares_awaited = False
+        state.arrivals.spares_awaited = False
         start_if_possible(state, now)
     else:
         for name in state.world.named(NodeState.REQUESTED):

@@ -112,7 +112,7 @@ def _widens(state: JobState) -> bool:
     """
     incident = state.incident
     return (
-        state.came_in is Phase.QUIESCING
+        state.turn.came_in is Phase.QUIESCING
         and bool(incident.attempt.rungs)
         and not incident.ruled_out.keys() & {*incident.attempt.rungs}
         and not incident.replaced.intersection(incident.culprits)
@@ -156,11 +156,11 @@ def gather(state: JobState, now: float) -> Facts:
         isolated=frozenset(world.named(NodeState.ISOLATED)),
         closed=closed_nodes(state, now),
         spare_nodes=tuple(world.named(NodeState.SPARE)),
-        can_create_nodes=state.can_create_nodes,
+        can_create_nodes=state.arrivals.can_be_created,
         taken=incident.taken,
         failed=tuple(FailedRung(rung, reason) for rung, reason in incident.ruled_out.items()),
-        spent=tuple(state.paid),
-        node_failures=tuple(state.node_failures),
+        spent=tuple(state.accounts.paid),
+        node_failures=tuple(state.accounts.node_failures),
         min_nodes=least_nodes(state),
     )
 
@@ -241,15 +241,16 @@ def count_failure(state: JobState, ranks: Iterable[int]) -> None:
         node = state.world.holders[rank].node
         state.incident, news = state.incident.failed(rank, node)
         if news:
-            state.node_failures.append(NodeFailure(node, state.now))
+            state.accounts.node_failures.append(NodeFailure(node, state.turn.now))
     window_s = state.policy.node.window_s
     if window_s:
-        state.node_failures = [each for each in state.node_failures if state.now - each.at_s < window_s]
+        accounts, now = state.accounts, state.turn.now
+        accounts.node_failures = [each for each in accounts.node_failures if now - each.at_s < window_s]
 
 
 def failure_counts(state: JobState, now: float) -> dict[str, int]:
     """Return how often each node has failed, as of `now`, for status."""
-    return dict(failures_by_node(state.node_failures, state.policy.node, now))
+    return dict(failures_by_node(state.accounts.node_failures, state.policy.node, now))
 
 
 def too_many(state: JobState, node: str, now: float) -> str | None:

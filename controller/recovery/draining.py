@@ -191,7 +191,7 @@ def switch(state: JobState, plan: Plan, now: float) -> None:
         state.world.take(holder, RankEvent.START_ORDERED)
         state.forget(newcomer.rank)
     open_generation(state, (), now, moved=moved)
-    state.newcomers_due_s = now + state.policy.deadlines.start_s
+    state.due.newcomers_s = now + state.policy.deadlines.start_s
     for rank in sorted(plan.newcomers):
         state.send(rank_address(rank), Quiesce(rank, state.generation))
 
@@ -239,7 +239,7 @@ def leave_or_stay(state: JobState, plan: Plan, now: float) -> None:
         stay(state, plan, f"{lost}; and no checkpoint can be written: {why_not}", now)
         return
     plan.stage = Stage.HANDING_OVER
-    state.due_s = now + SAVE_S
+    state.due.phase_s = now + SAVE_S
 
 
 def on_part_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
@@ -249,12 +249,12 @@ def on_part_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
         return
     if event.error:
         stay(state, plan, f"the checkpoint failed: {event.error}", now)
-    elif not state.saving and spare_of(state, plan):
+    elif not state.saving.outstanding and spare_of(state, plan):
         _note_checkpoint(state, event.step)
         said = f"a checkpoint of step {event.step} was written first"
         state.plans.remark = f"{said}, as only the processes that leave {plan.node} held all of it"
         switch(state, plan, now)
-    elif not state.saving:
+    elif not state.saving.outstanding:
         stay(state, plan, "the spare node is gone", now)
 
 

@@ -33,9 +33,9 @@ def start_if_possible(state: JobState, now: float) -> None:
     have = _nodes_at_hand(state)
     if have < nodes_needed(state):
         return
-    if state.spares_awaited and have < nodes_needed(state) + state.job.spare_nodes:
-        if state.due_s is None or state.due_s > now + SPARES_WAIT_S:
-            state.due_s = now + SPARES_WAIT_S
+    if state.arrivals.spares_awaited and have < nodes_needed(state) + state.job.spare_nodes:
+        if state.due.phase_s is None or state.due.phase_s > now + SPARES_WAIT_S:
+            state.due.phase_s = now + SPARES_WAIT_S
         return
     open_world(state, now)
 
@@ -46,8 +46,8 @@ def _nodes_at_hand(state: JobState) -> int:
 
 def open_world(state: JobState, now: float) -> None:
     """Start the process of every rank anew: where it was, or on a spare in the place of a node that has gone."""
-    state.spares_awaited = False
-    state.lost_waiting = 0
+    state.arrivals.spares_awaited = False
+    state.arrivals.lost = 0
     world = state.world
     before = {holder.rank: holder.node for holder in world.holders}
     spares = iter(sorted(world.named(NodeState.SPARE), key=natural))
@@ -57,14 +57,14 @@ def open_world(state: JobState, now: float) -> None:
         if holder.node != before[holder.rank]:
             _end_process(state, holder, before[holder.rank])
     if state.generation > 0:
-        state.restarts += 1
-    if state.came_in is Phase.STARTING and state.ever_resilient:
+        state.accounts.restarts += 1
+    if state.turn.came_in is Phase.STARTING and state.ever_resilient:
         link_up_failed(state)  # a world that links up as it starts did not get that far
     next_generation(state, range(world.size))
     for holder in world.holders:
         _start(state, holder, connected=True)
     # A plain script never joins; one that has joined before must do so again.
-    state.newcomers_due_s = now + state.policy.deadlines.start_s if state.ever_resilient else None
+    state.due.newcomers_s = now + state.policy.deadlines.start_s if state.ever_resilient else None
     state.enter(now)
 
 
@@ -88,7 +88,7 @@ def open_generation(state: JobState, replace: Iterable[int], now: float, *, move
         _start_or_hold(state, world.holders[rank], now)
     limits, joining = state.policy.deadlines, world.count(RankState.STARTING)
     if replaced or not joining:
-        state.newcomers_due_s = now + limits.start_s if joining else None
+        state.due.newcomers_s = now + limits.start_s if joining else None
     state.enter(now, limits.quiesce_s)
 
 
@@ -112,7 +112,7 @@ def replace_node(state: JobState, name: str) -> None:
     world = state.world
     _give_back(state, name)
     have = len(world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED))
-    if have < nodes_needed(state) and state.can_create_nodes:
+    if have < nodes_needed(state) and state.arrivals.can_be_created:
         request_node(state)
 
 
@@ -173,7 +173,7 @@ def next_generation(state: JobState, replaced: Iterable[int]) -> None:
 def _start(state: JobState, holder: Holder, *, connected: bool) -> None:
     """Have the agent start the next process of a rank (it ends the present one first)."""
     state.forget(holder.rank)
-    state.held.discard(holder.rank)
+    state.due.held.discard(holder.rank)
     state.world.lose(holder)
     holder.incarnation, holder.connected = holder.next_incarnation(), connected
     state.world.take(holder, RankEvent.START_ORDERED)
@@ -191,20 +191,20 @@ def _start_or_hold(state: JobState, holder: Holder, now: float) -> None:
     _end_process(state, holder)
     holder.incarnation = holder.next_incarnation()
     state.world.take(holder, RankEvent.START_ORDERED)
-    state.held.add(holder.rank)
-    state.devices_due_s = now + limit_s
+    state.due.held.add(holder.rank)
+    state.due.devices_s = now + limit_s
 
 
 def release_held(state: JobState, now: float) -> None:
     """Start the processes whose devices are well again."""
-    for rank in sorted(state.held):
+    for rank in sorted(state.due.held):
         holder = state.world.holders[rank]
         if state.book.passing(holder.node, rank % state.world.ranks_per_node) is None:
-            state.held.discard(rank)
+            state.due.held.discard(rank)
             state.send(node_address(holder.node), start_command(state, holder))
-            state.newcomers_due_s = now + state.policy.deadlines.start_s
-    if not state.held:
-        state.devices_due_s = None
+            state.due.newcomers_s = now + state.policy.deadlines.start_s
+    if not state.due.held:
+        state.due.devices_s = None
 
 
 def start_command(state: JobState, holder: Holder, *, early: int = 0) -> StartProcess:
@@ -215,7 +215,7 @@ def start_command(state: JobState, holder: Holder, *, early: int = 0) -> StartPr
         group_rank=holder.rank // state.world.ranks_per_node,
         incarnation=early or holder.incarnation,
         generation=state.generation,
-        restart_count=state.restarts,
+        restart_count=state.accounts.restarts,
         connected=holder.connected and not early,
         store=rendezvous(state),
         early=early > 0,
@@ -230,7 +230,7 @@ def _end_process(state: JobState, holder: Holder, node: str = "") -> None:
     known = name in state.world.nodes and state.world.nodes[name].state is not NodeState.LOST
     if known and holder.state not in GONE:
         state.send(node_address(name), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
-    state.held.discard(holder.rank)
+    state.due.held.discard(holder.rank)
     state.world.lose(holder)
 
 

@@ -136,8 +136,8 @@ def asks_to_leave(report: FaultReport) -> bool:
 def put_off(state: JobState, report: FaultReport) -> None:
     """Nothing can be done now: keep what will have to be left, for when there is a world again."""
     state.ignore(f"fault while {state.phase}")
-    if asks_to_leave(report) and (state.phase is Phase.WAITING or isinstance(state.after_saving, Resize)):
-        state.put_off = [*state.put_off[-MAX_PUT_OFF + 1 :], report]
+    if asks_to_leave(report) and (state.phase is Phase.WAITING or isinstance(state.saving.then, Resize)):
+        state.book.put_off = [*state.book.put_off[-MAX_PUT_OFF + 1 :], report]
 
 
 def stands(state: JobState, report: FaultReport) -> FaultReport | None:

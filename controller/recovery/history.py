@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ...protocol.incidents import Incident, Outcome, PhaseRecord, RankPhase
+from ...protocol.incidents import HoldRecord, Incident, Outcome, PhaseRecord, RankPhase
 from ...protocol.types import Decision, FaultReport, RestoreSource
 
 MAX_INCIDENTS = 1000
@@ -19,6 +19,8 @@ class History:
     """All incidents of a job; the last one may be open."""
 
     def __init__(self) -> None:
+        self.holds: list[HoldRecord] = []  # the latest ones
+        self.ignored: dict[str, int] = {}  # reports that changed nothing, by the reason
         self._incidents: list[Incident] = []
         self._rows: list[RankPhase] = []  # of the latest incident, not yet in it: there is one for each rank and phase
 

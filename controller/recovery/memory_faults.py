@@ -20,7 +20,7 @@ _TRAINING = frozenset({Phase.RUNNING, Phase.RESUMING, Phase.SUSPECTING})
 def note(state: JobState, rank: int, report: FaultReport) -> None:
     """Remember that a process has said itself that its memory was struck; what waited for that is answered."""
     if report.kind in _STRUCK and not _from_outside(report):
-        state.own_words[rank] = (state.world.holders[rank].incarnation, state.now)
+        state.world.holders[rank].memory_fault_s = state.turn.now
     suspicions = state.incident.suspicions
     if any(each.rank == rank for each in suspicions):
         still = (each for each in suspicions if not (each.rank == rank and _from_outside(each)))
@@ -40,9 +40,8 @@ def is_known(state: JobState, report: FaultReport) -> bool:
         return True
     if state.incident.verdict(report.rank) in {Verdict.MENDING, Verdict.MENDED}:
         return True
-    incarnation, said_s = state.own_words.get(report.rank, (0, 0.0))
-    same_life = incarnation == holder.incarnation
-    return same_life and state.now - said_s <= SAME_FAULT_S
+    said_s = holder.memory_fault_s
+    return said_s is not None and state.turn.now - said_s <= SAME_FAULT_S
 
 
 def is_awaited(state: JobState, report: FaultReport) -> bool:
@@ -55,7 +54,7 @@ def is_awaited(state: JobState, report: FaultReport) -> bool:
 
 def patience_s(state: JobState) -> float:
     """Return how long the process's own word is waited for."""
-    return state.policy.deadlines.suspect_s + min(state.median_step_s, MOST_S)
+    return state.policy.deadlines.suspect_s + min(state.progress.median_step_s, MOST_S)
 
 
 def unheard(state: JobState) -> list[FaultReport]:

@@ -107,17 +107,17 @@ def _lost_while_waiting(state: JobState, name: str, now: float) -> None:
     """
     for holder in state.world.on(name):
         state.world.lose(holder)
-    state.lost_waiting += 1
+    state.arrivals.lost += 1
     have = state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED)
-    if len(have) < nodes_needed(state) and state.can_create_nodes and state.lost_waiting <= MAX_LOST_WAITING:
+    if len(have) < nodes_needed(state) and state.arrivals.can_be_created and state.arrivals.lost <= MAX_LOST_WAITING:
         request_node(state)
     start_if_possible(state, now)
 
 
 def on_hold_ended(state: JobState, event: HoldEnded, now: float) -> None:
     """Most nodes were silent at once, and nothing was decided about them: remember it for the report."""
-    state.holds.append(HoldRecord(now, event.held_s, event.nodes, event.watched, event.lost))
-    del state.holds[:-MAX_HOLDS]
+    state.history.holds.append(HoldRecord(now, event.held_s, event.nodes, event.watched, event.lost))
+    del state.history.holds[:-MAX_HOLDS]
 
 
 def on_node_refused(state: JobState, event: NodeRefused, now: float) -> None:

@@ -40,8 +40,8 @@ def owed(state: JobState) -> Iterator[Owed]:
         yield PLATFORM, CreateNode(name)
     for name in given_back(state):
         yield PLATFORM, DeleteNode(name)
-    for name in sorted(state.awaiting_progress):
-        yield node_address(name), ProbeProgress(state.probes)
+    for name in sorted(state.clocks.awaited):
+        yield node_address(name), ProbeProgress(state.clocks.probe)
     for name, start in outstanding_starts(state):
         yield node_address(name), start
     for holder in state.world.holders:
@@ -49,7 +49,8 @@ def owed(state: JobState) -> Iterator[Owed]:
 
 
 def _to_the_ended(state: JobState) -> Iterator[Owed]:
-    order = EndJob(state.exit_code or 0, state.reason)
+    assert state.result is not None
+    order = EndJob(state.result.exit_code, state.result.reason)
     for name in state.world.named(*REACHABLE):
         yield node_address(name), order
     for name in given_back(state):
@@ -59,7 +60,7 @@ def _to_the_ended(state: JobState) -> Iterator[Owed]:
 
 def _to_a_rank(state: JobState, holder: Holder) -> Iterator[Owed]:
     rank, generation, address = holder.rank, state.generation, rank_address(holder.rank)
-    if rank in state.held:
+    if rank in state.due.held:
         return
     if holder.state is RankState.STARTING:
         yield node_address(holder.node), start_command(state, holder)

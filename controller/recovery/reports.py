@@ -80,12 +80,12 @@ def _past_suspicion(state: JobState, report: FaultReport) -> str | None:
         return None
     if state.phase is Phase.FINISHING:
         return "stall of a step that is over"
-    return "stall from before the clocks were read last" if report.at_s < state.clocks_read_s else None
+    return "stall from before the clocks were read last" if report.at_s < state.clocks.asked_s else None
 
 
 def take_up(state: JobState, now: float) -> None:
     """There is a world again: faults that came while there was none, and that stand where it is now, are its faults."""
-    reports, state.put_off = state.put_off, []
+    reports, state.book.put_off = state.book.put_off, []
     for report in reports:
         still = stands(state, report)
         if still is not None:
@@ -130,7 +130,7 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
         state.ignore("exit of an earlier process")
         return
     if event.last is not None and event.last.incarnation == process.incarnation:
-        state.committed = max(state.committed, event.last.step)
+        state.progress.committed = max(state.progress.committed, event.last.step)
     parked_well = holder.state is RankState.RELEASED or not holder.resilient
     if event.status == 0 and parked_well:
         state.world.take(holder, RankEvent.EXITED)

@@ -5,7 +5,7 @@ from ...protocol.types import PLATFORM, FaultAction, node_address, rank_address
 from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
 from .reconcile import owed
 from .shutdown import SAVE_S, begin_stop, end
-from .state import JobState, Phase, Resize, Stop
+from .state import JobState, Phase, Resize, Result
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
 
@@ -38,9 +38,9 @@ def on_stop_requested(state: JobState, event: StopRequested, now: float) -> None
 
     A job that is ending already, for a reason of its own, is left to save: the first request changes nothing about it.
     """
-    asked_before, state.stop_requested = state.stop_requested, True
-    if isinstance(state.after_saving, Resize):  # what is being saved is then for the end
-        state.after_saving = Stop(event.reason, STOPPED_BY_REQUEST)
+    asked_before, state.saving.stop_requested = state.saving.stop_requested, True
+    if isinstance(state.saving.then, Resize):  # what is being saved is then for the end
+        state.saving.then = Result(STOPPED_BY_REQUEST, event.reason)
     elif state.phase is Phase.SAVING and not (asked_before and event.insist):
         state.ignore("stop request while the job is saving")
     elif state.phase is Phase.SAVING:
@@ -66,16 +66,16 @@ def _allow_time(state: JobState, now: float) -> None:
         Phase.WAITING: limits.nodes_s,
         Phase.SUSPECTING: limits.suspect_s,
         Phase.QUIESCING: limits.quiesce_s,
-        Phase.PAUSING: SAVE_S if state.saving else limits.quiesce_s,
+        Phase.PAUSING: SAVE_S if state.saving.outstanding else limits.quiesce_s,
         Phase.REJOINING: limits.rejoin_s,
         Phase.RESUMING: limits.first_step_s,
-        Phase.SAVING: SAVE_S if state.saving else limits.quiesce_s,
+        Phase.SAVING: SAVE_S if state.saving.outstanding else limits.quiesce_s,
     }.get(state.phase)
-    if fresh_s is not None and state.due_s is not None:
-        state.due_s = max(state.due_s, now + fresh_s)
-    if state.newcomers_due_s is not None:
-        state.newcomers_due_s = max(state.newcomers_due_s, now + limits.start_s)
-    if state.devices_due_s is not None:
-        state.devices_due_s = max(state.devices_due_s, now + limits.device_s)
+    if fresh_s is not None and state.due.phase_s is not None:
+        state.due.phase_s = max(state.due.phase_s, now + fresh_s)
+    if state.due.newcomers_s is not None:
+        state.due.newcomers_s = max(state.due.newcomers_s, now + limits.start_s)
+    if state.due.devices_s is not None:
+        state.due.devices_s = max(state.due.devices_s, now + limits.device_s)
     if state.plans.due_s is not None:
         state.plans.due_s = max(state.plans.due_s, now + limits.start_s)

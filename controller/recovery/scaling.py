@@ -55,7 +55,7 @@ def start_anew(state: JobState, now: float, remark: str, leaving: tuple[str, ...
     """What the survivors hold is saved, or cannot be (`remark` says it): start the world, or wait for its nodes."""
     for name in leaving:
         replace_node(state, name)
-    awaited = state.can_create_nodes and bool(state.world.named(NodeState.REQUESTED))
+    awaited = state.arrivals.can_be_created and bool(state.world.named(NodeState.REQUESTED))
     if not awaited and resize(state, now, remark):
         return
     state.plans.remark = remark

@@ -15,7 +15,7 @@ from ..world import REACHABLE, Holder
 from .generation import quiesce
 from .incident import Verdict
 from .scaling import start_anew
-from .state import JobState, Resize, Stop
+from .state import JobState, Resize, Result
 
 SAVE_S = 300.0
 # A process that stands here has not trained since the job last stood at the step that the controller knows.
@@ -24,20 +24,20 @@ UNTRAINED = frozenset({RankState.STARTING, RankState.JOINED, RankState.REJOINING
 
 def begin_stop(state: JobState, reason: str, now: float, exit_code: int = 1) -> None:
     """Stop the job: park the survivors, save what they hold, end everything."""
-    state.after_saving = Stop(reason, exit_code)
+    state.saving.then = Result(exit_code, reason)
     _save(state, now)
 
 
 def save_first(state: JobState, now: float, leaving: tuple[str, ...] = ()) -> None:
     """Park the survivors and save what they hold, before the world starts anew with another number of ranks."""
-    state.after_saving = Resize(leaving)
+    state.saving.then = Resize(leaving)
     _save(state, now)
 
 
 def conclude(state: JobState, remark: str, now: float) -> None:
     """The checkpoint is written, or cannot be: end the job, or start the world anew, whatever it was for."""
-    state.saving.clear()
-    goal, state.after_saving = state.after_saving, None
+    state.saving.outstanding.clear()
+    goal, state.saving.then = state.saving.then, None
     if isinstance(goal, Resize):
         start_anew(state, now, remark, goal.leaving)
     elif goal is not None:
@@ -47,13 +47,13 @@ def conclude(state: JobState, remark: str, now: float) -> None:
 def lost_while_saving(state: JobState, rank: int, detail: str, now: float) -> None:
     """A survivor died while the checkpoint was under way: the others may still hold everything, and begin anew."""
     state.world.lose(state.world.holders[rank])
-    if rank in state.saving:
+    if rank in state.saving.outstanding:
         _save_again(state, f"rank {rank} was lost while it saved: {detail}", now)
 
 
 def saving_overdue(state: JobState, now: float) -> None:
     """Some have not parked, or not written, in time: the others may hold everything."""
-    if not state.saving:
+    if not state.saving.outstanding:
         save(state, now)
         return
     late = _outstanding_saves(state)
@@ -65,20 +65,19 @@ def saving_overdue(state: JobState, now: float) -> None:
 
 def _save_again(state: JobState, remark: str, now: float) -> None:
     """Begin the checkpoint anew, apart from what has been written; each time with fewer ranks."""
-    state.saving.clear()
+    state.saving.outstanding.clear()
     state.generation += 1
     save(state, now, remark)
 
 
 def _save(state: JobState, now: float) -> None:
     survivors = [each for each in state.world.holders if _is_survivor(state, each)]
-    nothing_yet = state.committed == 0 and all(holder.state in UNTRAINED for holder in survivors)
+    nothing_yet = state.progress.committed == 0 and all(holder.state in UNTRAINED for holder in survivors)
     if not survivors or nothing_yet:
         conclude(state, "", now)
         return
     state.generation += 1
-    state.newcomers_due_s = state.devices_due_s = None
-    state.held.clear()
+    state.due.forget_replacements()
     quiesce(state, survivors)
     state.enter(now, state.policy.deadlines.quiesce_s)
 
@@ -89,7 +88,7 @@ def _is_survivor(state: JobState, holder: Holder) -> bool:
 
 def all_parked(state: JobState) -> bool:
     """Whether all survivors have stopped, and nobody has been asked to save yet."""
-    return not state.saving and not _not_parked(state)
+    return not state.saving.outstanding and not _not_parked(state)
 
 
 def save(state: JobState, now: float, remark: str = "") -> None:
@@ -122,9 +121,9 @@ def start_saving(state: JobState) -> str | None:
     lost = _needed(state).difference(*shares.values())
     if lost:
         return f"no clean copy of {', '.join(sorted(lost))} is left"
-    state.saving = {rank: tuple(shares[rank]) for rank in shares}
-    state.saving |= dict.fromkeys(_local_state_writers(state, step, set(writers)), ())
-    state.committed = step
+    state.saving.outstanding = {rank: tuple(shares[rank]) for rank in shares}
+    state.saving.outstanding |= dict.fromkeys(_local_state_writers(state, step, set(writers)), ())
+    state.progress.committed = step
     for rank in _outstanding_saves(state):
         _ask_to_save(state, rank)
     return None
@@ -180,36 +179,38 @@ def on_checkpoint_saved(state: JobState, event: CheckpointSaved, now: float) -> 
         return
     if event.error:
         conclude(state, f"the emergency checkpoint failed: {event.error}", now)
-    elif not state.saving:
+    elif not state.saving.outstanding:
         conclude(state, f"an emergency checkpoint of step {event.step} is at {event.path}", now)
 
 
 def take_saved(state: JobState, event: CheckpointSaved) -> bool:
     """Note that a rank has saved, and ask the one that publishes when it is its turn; False: nobody waits for it."""
-    if event.generation != state.generation or event.rank not in state.saving:
+    if event.generation != state.generation or event.rank not in state.saving.outstanding:
         state.ignore("checkpoint of another generation")
         return False
-    del state.saving[event.rank]
-    if not event.error and len(state.saving) == 1:
-        (last,) = state.saving
+    del state.saving.outstanding[event.rank]
+    if not event.error and len(state.saving.outstanding) == 1:
+        (last,) = state.saving.outstanding
         _ask_to_save(state, last)
     return True
 
 
 def _outstanding_saves(state: JobState) -> list[int]:
     """Return the ranks that have been asked to save and have not answered."""
-    return [rank for rank in state.saving if asked_to_save(state, rank)]
+    return [rank for rank in state.saving.outstanding if asked_to_save(state, rank)]
 
 
 def asked_to_save(state: JobState, rank: int) -> bool:
     """Whether a rank has been asked to save and has not answered."""
-    return rank in state.saving and (len(state.saving) == 1 or rank != next(iter(state.saving)))
+    outstanding = state.saving.outstanding
+    return rank in outstanding and (len(outstanding) == 1 or rank != next(iter(outstanding)))
 
 
 def save_command(state: JobState, rank: int) -> SaveCheckpoint:
     """Return what a rank that is still to save has to do; the last one publishes."""
-    publish = len(state.saving) == 1
-    return SaveCheckpoint(rank, state.generation, state.committed, publish, shards=state.saving[rank])
+    outstanding = state.saving.outstanding
+    publish = len(outstanding) == 1
+    return SaveCheckpoint(rank, state.generation, state.progress.committed, publish, shards=outstanding[rank])
 
 
 def _ask_to_save(state: JobState, rank: int) -> None:
@@ -218,12 +219,12 @@ def _ask_to_save(state: JobState, rank: int) -> None:
 
 def end(state: JobState, exit_code: int, reason: str, now: float) -> None:
     """Tell everybody that the job is over."""
-    state.exit_code, state.reason = exit_code, reason
+    state.result = Result(exit_code, reason)
     state.history.stopped(now, state.world.pids(), reason)
     state.enter(now)
-    state.newcomers_due_s = state.devices_due_s = state.after_saving = None
-    state.held.clear()
-    state.saving.clear()
+    state.due.forget_replacements()
+    state.saving.then = None
+    state.saving.outstanding.clear()
     for name in state.world.named(*REACHABLE):
         state.send(node_address(name), EndJob(exit_code, reason))
     state.send(PLATFORM, EndJob(exit_code, reason))

@@ -12,9 +12,8 @@ import msgspec
 from ...policies.facts import NodeFailure, Spent
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
-from ...protocol.incidents import HoldRecord
 from ...protocol.messages import Command
-from ...protocol.types import Decision, FaultReport, JobSpec, RepairPlan, rank_address
+from ...protocol.types import Decision, FaultReport, JobSpec, RankProgress, RepairPlan, rank_address
 from ..actions import Action, Finish, Forget, Log, Send
 from ..fault_book import FaultBook
 from ..rank_states import PARKED, RankState
@@ -45,11 +44,11 @@ class Phase(enum.StrEnum):
 OVER = frozenset({Phase.SAVING, Phase.ENDED})
 
 
-class Stop(msgspec.Struct, frozen=True):
-    """The job ends when its checkpoint is written."""
+class Result(msgspec.Struct, frozen=True):
+    """How the job ends, or will end when its checkpoint is written."""
 
-    reason: str
     exit_code: int
+    reason: str
 
 
 class Resize(msgspec.Struct, frozen=True):
@@ -59,67 +58,120 @@ class Resize(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class JobState:
-    """The machine's memory. Only handlers change it."""
+class Due:
+    """When time runs out, on the clock of the events; None: nothing is waited for."""
 
-    policy: Policy
-    ladder: Ladder
-    job: JobSpec
-    world: World
-    book: FaultBook
-    history: History = field(default_factory=History)
-    meeting: Meeting = field(default_factory=Meeting)
-    generation: int = 0
-    term: int = 0
-    due_s: float | None = None  # when the present phase is over time
-    newcomers_due_s: float | None = None  # when replacements must have joined
-    devices_due_s: float | None = None  # when the devices of `held` must be well again
-    put_off: list[FaultReport] = field(default_factory=list)  # came while there was no world to recover
+    phase_s: float | None = None  # for the present phase
+    newcomers_s: float | None = None  # for replacements to reach their train function
+    devices_s: float | None = None  # for the devices of `held` to be well again
     held: set[int] = field(default_factory=set)  # ranks whose next process waits for its device
-    awaiting_progress: set[str] = field(default_factory=set)  # nodes that have yet to read their step clocks
-    incident: OpenIncident = field(default_factory=OpenIncident)  # empty while nothing is wrong
-    own_words: dict[int, tuple[int, float]] = field(default_factory=dict)  # rank -> life, and when it said: struck
-    plan: RepairPlan | None = None
-    stop_requested: bool = False
-    after_saving: Stop | Resize | None = None  # what follows when the checkpoint is written, or cannot be
+
+    def forget_replacements(self) -> None:
+        """No replacement is waited for any more."""
+        self.newcomers_s = self.devices_s = None
+        self.held.clear()
+
+
+@dataclass
+class Clocks:
+    """The reading of all step clocks that is under way, or was the last one."""
+
+    probe: int = 0  # its number
+    asked_s: float = 0.0  # when a stall was looked into last
+    awaited: set[str] = field(default_factory=set)  # nodes that have yet to answer
+    read: dict[int, RankProgress] = field(default_factory=dict)  # by rank
+
+
+@dataclass
+class Saving:
+    """The checkpoint that is written before processes end."""
+
+    then: Result | Resize | None = None  # what follows when it is written, or cannot be; None: training goes on
     # The shards that each rank has yet to save; in front the rank that publishes, and is asked when it is the last.
-    saving: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    plans: Plans = field(default_factory=Plans)  # changes that wait for a step boundary
-    # the whole job
+    outstanding: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    stop_requested: bool = False  # by an operator, who may insist
+
+
+@dataclass
+class Accounts:
+    """What the budgets of the whole job count."""
+
     paid: list[Spent] = field(default_factory=list)  # for attempts that are over
     node_failures: list[NodeFailure] = field(default_factory=list)
     restarts: int = 0  # of the whole world
-    ever_resilient: bool = False
+
+
+@dataclass
+class Arrivals:
+    """What is known of nodes to come."""
+
+    can_be_created: bool = False  # a platform that makes nodes has said so
     spares_awaited: bool = True  # at the start of a job
-    lost_waiting: int = 0  # nodes, since nodes are waited for
-    can_create_nodes: bool = False  # a platform that makes nodes has said so
-    committed: int = 0
+    lost: int = 0  # nodes, since nodes are waited for
+
+
+@dataclass
+class Progress:
+    """How far training is."""
+
+    committed: int = 0  # the most steps that any rank is known to have committed
     median_step_s: float = 0.0
-    first_steps_at_s: float = 0.0
-    probes: int = 0
-    clocks_read_s: float = 0.0  # when they were asked for last
-    now: float = 0.0  # of the event that is being handled
-    came_in: Phase = Phase.WAITING  # the phase in which that event came: it may have taken all ranks away
-    holds: list[HoldRecord] = field(default_factory=list)  # the latest ones
-    ignored: dict[str, int] = field(default_factory=dict)
-    exit_code: int | None = None
-    reason: str = ""
+    first_steps_at_s: float = 0.0  # when the last rank committed its first step after a resume
+
+
+@dataclass
+class Turn:
+    """The event that is being handled: when and in which phase it came, and what is to be done about it."""
+
+    now: float = 0.0
+    came_in: Phase = Phase.WAITING  # the event may have taken all ranks away, and with them the phase
     actions: list[Action] = field(default_factory=list)
+
+
+@dataclass
+class JobState:
+    """The machine's memory: facts, from which the phase follows. Only handlers and rules change it."""
+
+    job: JobSpec
+    ladder: Ladder
+    world: World
+    book: FaultBook
+    meeting: Meeting = field(default_factory=Meeting)
+    history: History = field(default_factory=History)
+    term: int = 0
+    generation: int = 0
+    ever_resilient: bool = False
+    incident: OpenIncident = field(default_factory=OpenIncident)  # empty while nothing is wrong
+    plan: RepairPlan | None = None  # from barrier one until the incident is closed
+    plans: Plans = field(default_factory=Plans)  # changes that wait for a step boundary
+    due: Due = field(default_factory=Due)
+    clocks: Clocks = field(default_factory=Clocks)
+    saving: Saving = field(default_factory=Saving)
+    accounts: Accounts = field(default_factory=Accounts)
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    progress: Progress = field(default_factory=Progress)
+    turn: Turn = field(default_factory=Turn)
+    result: Result | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """What the job's owner wants, and the ladder goes by."""
+        return self.ladder.policy
 
     def send(self, receiver: str, body: Command) -> None:
         """Ask for a command to be sent in the present generation."""
-        self.actions.append(Send(receiver, body, self.generation))
+        self.turn.actions.append(Send(receiver, body, self.generation))
 
     def forget(self, rank: int) -> None:
         """What was on its way to the rank's process is void."""
-        self.actions.append(Forget(rank_address(rank)))
+        self.turn.actions.append(Forget(rank_address(rank)))
 
     @property
     def phase(self) -> Phase:
         """Where the job stands, as it follows from all else."""
-        if self.exit_code is not None:
+        if self.result is not None:
             return Phase.ENDED
-        if self.after_saving is not None:
+        if self.saving.then is not None:
             return Phase.SAVING
         together = self.phase_of_ranks
         return Phase.SUSPECTING if self.incident.suspicions and together is not Phase.WAITING else together
@@ -141,48 +193,47 @@ class JobState:
 
     def enter(self, now: float, limit_s: float | None = None) -> None:
         """Give the present phase a deadline `limit_s` from now, and write down that it has begun."""
-        self.due_s = None if limit_s is None else now + limit_s
+        self.due.phase_s = None if limit_s is None else now + limit_s
         self.history.entered(self.phase.value, self.generation, now)
 
     def remember(self, report: FaultReport, now: float) -> bool:
         """Add a fault to the open incident, or open one with it; say whether one was opened."""
         pids = {} if self.history.open else self.world.pids()
-        return self.history.report(report, pids, now, self.committed)
+        return self.history.report(report, pids, now, self.progress.committed)
 
     def decided(self, decision: Decision) -> None:
         """Remember what was decided, and have it said in the log in the same words."""
         self.history.decided(decision)
         incident = self.history.open
         if incident is not None:
-            self.actions += [Log(f"incident {incident.number}: {text}") for text in decision.in_words()]
+            self.turn.actions += [Log(f"incident {incident.number}: {text}") for text in decision.in_words()]
 
     def ignore(self, why: str) -> None:
         """Count a report that changes nothing."""
-        self.ignored[why] = self.ignored.get(why, 0) + 1
+        self.history.ignored[why] = self.history.ignored.get(why, 0) + 1
 
     def finish(self) -> None:
         """Have the driver leave: the job is over."""
-        assert self.exit_code is not None
-        self.actions.append(Finish(self.exit_code, self.reason))
+        assert self.result is not None
+        self.turn.actions.append(Finish(self.result.exit_code, self.result.reason))
 
     @property
     def has_put_off(self) -> bool:
         """Whether faults that were put off can be taken up now."""
-        return bool(self.put_off) and self.phase not in {Phase.WAITING, *OVER}
+        return bool(self.book.put_off) and self.phase not in {Phase.WAITING, *OVER}
 
     @property
     def spent(self) -> tuple[Spent, ...]:
         """What all attempts have cost, the one under way too."""
-        return (*self.paid, *self.incident.attempt.cost)
+        return (*self.accounts.paid, *self.incident.attempt.cost)
 
     def begin_attempt(self) -> None:
         """The attempt under way is over, if there is one, and stays paid for."""
-        self.paid += self.incident.attempt.cost
+        self.accounts.paid += self.incident.attempt.cost
         self.incident = self.incident.try_again()
 
     def close_incident(self) -> None:
         """Nothing is wrong any more; what was tried stays paid for."""
-        self.paid += self.incident.attempt.cost
+        self.accounts.paid += self.incident.attempt.cost
         self.incident = OpenIncident()
-        self.newcomers_due_s = self.devices_due_s = None
-        self.held.clear()
+        self.due.forget_replacements()

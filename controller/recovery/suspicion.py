@@ -22,38 +22,38 @@ def suspect(state: JobState, report: FaultReport, now: float) -> None:
     known, state.incident = state.phase is Phase.SUSPECTING, state.incident.suspect(report)
     limit_s = state.policy.deadlines.suspect_s if report.kind in SUSPICIONS else memory_faults.patience_s(state)
     if not known:
-        state.awaiting_progress.clear()  # of a suspicion that another fault has overtaken
-        state.world.progress.clear()  # likewise
+        state.clocks.awaited.clear()  # of a suspicion that another fault has overtaken
+        state.clocks.read.clear()  # likewise
         state.enter(now, limit_s)
-    elif not state.awaiting_progress and state.due_s is not None:
-        state.due_s = min(state.due_s, now + limit_s)
-    if report.kind is FaultKind.STALL and not state.awaiting_progress:
+    elif not state.clocks.awaited and state.due.phase_s is not None:
+        state.due.phase_s = min(state.due.phase_s, now + limit_s)
+    if report.kind is FaultKind.STALL and not state.clocks.awaited:
         _probe_nodes(state, now)
 
 
 def on_progress_reported(state: JobState, event: ProgressReported, now: float) -> None:
     """A node has read its step clocks."""
-    if event.probe != state.probes or event.node not in state.awaiting_progress:
+    if event.probe != state.clocks.probe or event.node not in state.clocks.awaited:
         state.ignore("progress of an earlier probe")
         return
-    state.awaiting_progress.discard(event.node)
+    state.clocks.awaited.discard(event.node)
     for clock in event.ranks:
         holder = state.world.holder(clock.rank)
         if holder is not None and clock.incarnation == holder.incarnation:
-            state.world.progress[clock.rank] = clock
-        state.committed = max(state.committed, clock.step)
-    if not state.awaiting_progress:
+            state.clocks.read[clock.rank] = clock
+        state.progress.committed = max(state.progress.committed, clock.step)
+    if not state.clocks.awaited:
         resolve_suspicion(state, now)
 
 
 def resolve_suspicion(state: JobState, now: float) -> None:
     """The time for the culprit to show itself is over: blame by the clocks, dismiss, link anew, or ask the ladder."""
-    clocks = {rank: clock for rank, clock in state.world.progress.items() if not _waits_for_orders(clock)}
+    clocks = {rank: clock for rank, clock in state.clocks.read.items() if not _waits_for_orders(clock)}
     suspicions = state.incident.suspicions
     suspicion = next((each for each in suspicions if each.kind in SUSPICIONS), suspicions[0])
-    silent = [holder.rank for name in state.awaiting_progress for holder in state.world.on(name)]
-    state.awaiting_progress.clear()
-    state.world.progress.clear()
+    silent = [holder.rank for name in state.clocks.awaited for holder in state.world.on(name)]
+    state.clocks.awaited.clear()
+    state.clocks.read.clear()
     median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
     # Less than what was allowed to the step: it may have been well for up to a median before it stood still.
     limit_s = (state.policy.stall.factor - 1) * median_s + state.policy.stall.grace_s
@@ -108,13 +108,13 @@ def _waits_for_orders(clock: RankProgress) -> bool:
 
 def _probe_nodes(state: JobState, now: float) -> None:
     """Ask every node for its step clocks."""
-    state.probes += 1
-    state.clocks_read_s = now
-    state.world.progress.clear()
-    state.awaiting_progress = set(state.world.group_nodes())
-    for name in sorted(state.awaiting_progress):
-        state.send(node_address(name), ProbeProgress(state.probes))
-    state.due_s = now + max(state.policy.deadlines.suspect_s, PROBE_S)
+    state.clocks.probe += 1
+    state.clocks.asked_s = now
+    state.clocks.read.clear()
+    state.clocks.awaited = set(state.world.group_nodes())
+    for name in sorted(state.clocks.awaited):
+        state.send(node_address(name), ProbeProgress(state.clocks.probe))
+    state.due.phase_s = now + max(state.policy.deadlines.suspect_s, PROBE_S)
 
 
 def _dismiss(state: JobState, reason: str, now: float) -> None:

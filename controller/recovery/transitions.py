@@ -56,7 +56,7 @@ _BY_PHASE: Mapping[Phase, Mapping[tuple[type, ...], tuple[Phase, ...]]] = {
         (m.NodeLost, m.ProcessExited): (*DECIDED,),
         (m.FaultReported,): (*DECIDED, P.SUSPECTING),
         (m.RankReady,): (*DECIDED, P.RESUMING),
-        (DeadlinePassed,): (P.SUSPECTING,),
+        (DeadlinePassed,): (P.SUSPECTING, P.SAVING),
         (StopRequested,): (P.SAVING, P.ENDED),
     },
     P.RESUMING: {

@@ -76,7 +76,7 @@ def test_a_stopped_process_of_a_plain_script_is_left_alone() -> None:
         plain.feed(plain.node(f"node{number}"))
 
     assert only(plain.feed(plain.fault(1, FaultKind.UNRESPONSIVE)), EndJob) == []
-    assert plain.machine.state.ignored == {"process that is stopped, of a script that is not resilient": 1}
+    assert plain.machine.state.history.ignored == {"process that is stopped, of a script that is not resilient": 1}
 
 
 @attack(

@@ -117,7 +117,8 @@ class Exploration:
             self.levels.append(Level(after, following))
         else:
             self._hold_rules(lambda: list(broken_at_the_end(after)))
-            self.ends[after.machine.state.exit_code or 0] += 1
+            result = after.machine.state.result
+            self.ends[0 if result is None else result.exit_code] += 1
 
     def _hold_rules(self, broken: Callable[[], list[str]]) -> None:
         found = broken()

@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         "never time out",
         "midstep.controller.recovery.deadlines",
-        "    elif state.due_s is not None and state.due_s <= now:",
+        "    elif state.due.phase_s is not None and state.due.phase_s <= now:",
         "    elif False:",
     ),
     Mutant(
@@ -138,8 +138,8 @@ MUTANTS = (
     Mutant(
         "make the world smaller before anything is saved",
         "midstep.controller.recovery.shutdown",
-        "    state.after_saving = Resize(leaving)\n    _save(state, now)\n",
-        '    state.after_saving = Resize(leaving)\n    conclude(state, "", now)\n',
+        "    state.saving.then = Resize(leaving)\n    _save(state, now)\n",
+        '    state.saving.then = Resize(leaving)\n    conclude(state, "", now)\n',
     ),
     Mutant(
         "leave a node before its ranks have saved",

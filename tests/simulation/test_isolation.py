@@ -32,8 +32,8 @@ def test_no_healthy_rank_is_replaced_by_an_isolated_controller() -> None:
     jobs = isolated_jobs()
     states = [world.machine.state for world in jobs]
     assert {incident.replaced for world in jobs for incident in world.machine.incidents} <= {()}
-    assert sum(len(state.holds) for state in states) > SEEDS / 2
-    assert not any(hold.lost for state in states for hold in state.holds)
+    assert sum(len(state.history.holds) for state in states) > SEEDS / 2
+    assert not any(hold.lost for state in states for hold in state.history.holds)
 
 
 def test_a_controller_that_holds_nothing_is_caught() -> None:

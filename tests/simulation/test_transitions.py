@@ -18,7 +18,8 @@ from .transitions import claimed, reached, recorded
 def begun_by_one_and_left_by_the_other() -> set[Reached]:
     """A process ends well in front of its train function, and another one waits there. No simulated script does so."""
     starting = Written(job(nodes=1, spares=0))
-    starting.feed(starting.node("node0"), starting.exited(0, 0), starting.joined(1, fresh=True, own=0))
+    starting.feed(starting.node("node0"))
+    starting.feed(starting.exited(0, 0), starting.joined(1, fresh=True, own=0))
     return starting.seen
 
 

@@ -1,6 +1,7 @@
 """Which transitions of the job's phase happen in simulated jobs, and a job for each: a recording.
 
-    python tests/simulation/transitions.py [--seeds 3000]     play so many jobs with their faults in each phase in turn
+    python tests/simulation/transitions.py [--seeds 1000]     play so many jobs with their faults in each phase in turn,
+                                                              after those that are recorded
 
 Run it when a change of the machine or of the simulation has changed what happens: it rewrites `transitions.txt`, from
 which the test of `controller/recovery/transitions.py` plays one job for each transition, and says what it has found
@@ -54,8 +55,8 @@ def _play(jobs: list[Job]) -> list[tuple[Job, frozenset[Reached]]]:
 
 
 def play(seeds: int, workers: int) -> Iterator[tuple[Job, frozenset[Reached]]]:
-    """Play `seeds` jobs for each phase that faults can wait for."""
-    jobs = [Job(seed, focus) for seed in range(seeds) for focus in (None, *Phase)]
+    """Play the jobs of the recording, and `seeds` jobs for each phase that faults can wait for."""
+    jobs = recorded() + [Job(seed, focus) for seed in range(seeds) for focus in (None, *Phase)]
     chunks = [jobs[first : first + CHUNK] for first in range(0, len(jobs), CHUNK)]
     with ProcessPoolExecutor(workers, initializer=gc.freeze) as pool:
         for played in pool.map(_play, chunks):
@@ -65,7 +66,7 @@ def play(seeds: int, workers: int) -> Iterator[tuple[Job, frozenset[Reached]]]:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3000)
+    parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     useful: dict[Job, frozenset[Reached]] = {}

@@ -114,8 +114,10 @@ def test_a_job_ends_with_that_reason_unless_the_policy_says_otherwise(begin_agai
         assert {order.part.target_step for order in told if isinstance(order, Rejoin)} == {0}
         return
     cluster.expect(Phase.ENDED)
-    assert cluster.machine.state.exit_code == 1
-    assert "/data/gpt" in cluster.machine.state.reason
+    result = cluster.machine.state.result
+    assert result is not None
+    assert result.exit_code == 1
+    assert "/data/gpt" in result.reason
     assert not [order for order in told if isinstance(order, Rejoin)]
 
 

@@ -8,7 +8,7 @@ from midstep.controller.events import StopRequested
 from midstep.controller.rank_states import RankEvent
 from midstep.controller.recovery.barriers import UNSETTLED
 from midstep.controller.recovery.check import contradictions
-from midstep.controller.recovery.state import JobState, Phase, Stop
+from midstep.controller.recovery.state import JobState, Phase, Result
 from midstep.protocol.types import FaultKind, FaultReport, Rung
 
 from .test_machine import Cluster, cluster
@@ -55,17 +55,17 @@ def quiesce_while_it_trains(state: JobState) -> None:
 
 def save_while_it_trains(state: JobState) -> None:
     """A rank is to save, and the job runs."""
-    state.saving = {1: ()}
+    state.saving.outstanding = {1: ()}
 
 
 def hold_while_it_trains(state: JobState) -> None:
     """The next process of a rank waits for its device, and the present one trains."""
-    state.held.add(1)
+    state.due.held.add(1)
 
 
 def wait_without_a_deadline(state: JobState) -> None:
     """A checkpoint before the stop is waited for, however long it takes."""
-    state.after_saving = Stop("Ctrl-C", 130)
+    state.saving.then = Result(130, "Ctrl-C")
 
 
 def go_round_in_circles(state: JobState) -> None:
@@ -103,7 +103,7 @@ def test_nobody_is_to_save_when_the_job_has_ended(cluster: Cluster) -> None:
     cluster.recover(5)
     cluster.feed(StopRequested("Ctrl-C"))
     cluster.feed(*(cluster.quiesced(rank, 5) for rank in range(4)))
-    assert cluster.machine.state.saving
+    assert cluster.machine.state.saving.outstanding
     cluster.feed(StopRequested("Ctrl-C"))
     cluster.expect(Phase.ENDED)
-    assert not cluster.machine.state.saving
+    assert not cluster.machine.state.saving.outstanding

@@ -82,7 +82,7 @@ class Draining(Cluster):
             RankProgress(each.rank, each.incarnation, generation, step, activity, 4, 0.0, 0.0, MEDIAN_S)
             for each in holders
         )
-        return ProgressReported(node, self.machine.state.probes, self.now, read)
+        return ProgressReported(node, self.machine.state.clocks.probe, self.now, read)
 
     def prepare(self) -> list[Any]:
         """Everything up to the order to stop at the boundary."""
@@ -455,7 +455,7 @@ def test_who_waits_for_orders_is_not_blamed_on_the_way_to_a_boundary(
         return RankProgress(rank, 1, 1, STEP, activity, 4, 60.0, 60.0, MEDIAN_S)
 
     reads = [(0, Activity.COLLECTIVE), (1, Activity.RECOVERING)], [(2, Activity.RECOVERING), (3, Activity.RECOVERING)]
-    probe = cluster.machine.state.probes
+    probe = cluster.machine.state.clocks.probe
     bodies = [
         order
         for node, read in zip(("node0", "node1"), reads, strict=True)

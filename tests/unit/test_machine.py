@@ -449,7 +449,7 @@ def test_a_restarted_controller_hears_of_strays_on_a_node_that_it_left(cluster: 
 def test_a_restarted_controller_asks_again_for_nodes() -> None:
     """Its predecessor may have died before it asked the platform."""
     cluster = Cluster(job(spares=0))
-    cluster.machine.state.can_create_nodes = True
+    cluster.machine.state.arrivals.can_be_created = True
     cluster.start()
     cluster.feed(NodeLost("node0", "gone", cluster.now))
     asked = only(cluster.feed(ControllerStarted(term=2)), CreateNode)

@@ -260,7 +260,7 @@ def test_a_device_that_is_to_be_left_for_its_memory_is_left_at_once() -> None:
 def test_a_broken_collective_does_not_wait_for_the_word_about_memory() -> None:
     """The time of the shorter wait counts."""
     cluster = running(Policy(deadlines=Deadlines(suspect_s=0.05)))
-    cluster.machine.state.median_step_s = 5.0
+    cluster.machine.state.progress.median_step_s = 5.0
     cluster.feed(seen_from_outside(cluster, 1))
     cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION))
     due_s = cluster.machine.next_deadline()

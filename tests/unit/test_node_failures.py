@@ -83,7 +83,7 @@ def test_what_a_node_reports_that_was_left_is_not_counted() -> None:
     late = FaultReport(FaultKind.UNRESPONSIVE, cluster.now, "node/node0", "late", rank=0, node="node0")
     assert cluster.feed(FaultReported(late)) == []
     assert failures(cluster) == {"node0": 2}
-    assert cluster.machine.state.ignored["fault on a node that the rank has left"] == 1
+    assert cluster.machine.state.history.ignored["fault on a node that the rank has left"] == 1
 
 
 def test_processes_of_a_node_that_fail_together_are_one_failure_and_one_attempt() -> None:

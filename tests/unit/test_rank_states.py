@@ -42,7 +42,7 @@ def test_a_process_that_has_ended_well_is_not_asked_to_stop(cluster: Cluster) ->
     asked = only(cluster.feed(StopRequested("Ctrl-C")), Quiesce)
     assert [order.rank for order in asked] == [2, 3]
     cluster.feed(cluster.quiesced(2, 1), cluster.quiesced(3, 1))
-    assert cluster.machine.state.saving
+    assert cluster.machine.state.saving.outstanding
 
 
 def test_status_calls_a_rank_training_from_the_resume_on(cluster: Cluster) -> None:

@@ -29,7 +29,7 @@ def clock(rank: int, activity: Activity, *, step: int, collectives: int, age_s: 
 
 def probed(cluster: Cluster, *clocks: RankProgress) -> list[object]:
     """All nodes answer the probe that is under way."""
-    probe = cluster.machine.state.probes
+    probe = cluster.machine.state.clocks.probe
     bodies: list[object] = []
     for node, ranks in (("node0", (0, 1)), ("node1", (2, 3))):
         readings = tuple(each for each in clocks if each.rank in ranks)
@@ -90,7 +90,7 @@ def test_every_stall_is_probed_anew(cluster: Cluster) -> None:
 def test_clocks_read_for_an_earlier_suspicion_blame_nobody(cluster: Cluster) -> None:
     """Another fault overtook it: what its clocks said is old when the next link-up fails."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
-    probe = cluster.machine.state.probes
+    probe = cluster.machine.state.clocks.probe
     stands = clock(1, Activity.COMPUTING, **STANDS)  # type: ignore[arg-type]
     waits = clock(0, Activity.COLLECTIVE, **{**STANDS, "collectives": 41})  # type: ignore[arg-type]
     cluster.feed(ProgressReported("node0", probe, cluster.now, (waits, stands)))
@@ -150,7 +150,7 @@ def test_who_was_stopped_before_it_heard_the_order_to_resume_is_blamed(cluster: 
 def test_a_silent_node_is_blamed_in_the_end(cluster: Cluster) -> None:
     """Its ranks are replaced when the probe is over time, and the others quiesce."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
-    probe = cluster.machine.state.probes
+    probe = cluster.machine.state.clocks.probe
     waits = tuple(clock(rank, Activity.COLLECTIVE, **STANDS) for rank in (0, 1))  # type: ignore[arg-type]
     cluster.feed(ProgressReported("node0", probe, cluster.now, waits))
     cluster.now += 3

@@ -377,7 +377,7 @@ class PlayedJob:
 
     def _probe_progress(self, body: m.ProbeProgress) -> None:
         state = self.machine.state
-        for node in sorted(state.awaiting_progress & self.alive_nodes):
+        for node in sorted(state.clocks.awaited & self.alive_nodes):
             clocks = tuple(self._clock(each) for each in self.processes.values() if each.node == node)
             self.feed(m.ProgressReported(node, body.probe, self.now, clocks))
 

@@ -129,7 +129,7 @@ def test_manager_failover_goes_on_in_every_phase(phase: Phase) -> None:
         job.complete()
 
     assert job.outcome.exit_code == (130 if stops else 0)
-    assert job.machine.state.restarts == 0
+    assert job.machine.state.accounts.restarts == 0
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=str)

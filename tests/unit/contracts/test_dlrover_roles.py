@@ -41,7 +41,7 @@ def test_worker_of_a_role_without_sub_master_fails_over_with_the_job() -> None:
 
     assert job.rungs == [Rung.RESCHEDULE_POD]
     assert job.replaced_since(before) == {0, 1, 2, 3}
-    assert job.machine.state.restarts == 1
+    assert job.machine.state.accounts.restarts == 1
     assert job.phase is Phase.RUNNING
 
 

@@ -23,7 +23,7 @@ def test_worker_with_sub_master_is_restarted_without_the_job() -> None:
 
     assert job.replaced_since(before) == {1}
     assert job.rungs == [Rung.RECOVER_IN_PLACE]
-    assert job.machine.state.restarts == 0
+    assert job.machine.state.accounts.restarts == 0
     assert {use.name: use.used for use in job.machine.status(job.now).budgets}["recover_in_place per rank"] == 1
 
 
@@ -35,7 +35,7 @@ def test_worker_without_sub_master_restarts_the_job() -> None:
     job.kill(1, 1)
 
     assert job.replaced_since(before) == {0, 1, 2, 3}
-    assert job.machine.state.restarts == 1
+    assert job.machine.state.accounts.restarts == 1
     assert job.finish is None
 
 
@@ -49,7 +49,7 @@ def test_reports_of_restarts_while_restarting_are_ignored() -> None:
     job.settle()
 
     assert len(job.incidents) == 1
-    assert job.machine.state.restarts == 1
+    assert job.machine.state.accounts.restarts == 1
 
 
 def test_role_failover_waits_until_all_are_ready_and_then_runs_again() -> None:
@@ -108,7 +108,7 @@ def test_failover_training() -> None:
     job.complete()
 
     assert job.outcome.exit_code == 0
-    assert job.machine.state.restarts == 0
+    assert job.machine.state.accounts.restarts == 0
 
 
 def test_failover_entire_job() -> None:
@@ -121,7 +121,7 @@ def test_failover_entire_job() -> None:
     job.settle()
     job.complete()
 
-    assert job.machine.state.restarts == 1
+    assert job.machine.state.accounts.restarts == 1
     assert job.outcome.exit_code == 0
 
 
@@ -169,7 +169,7 @@ def test_comm_fault() -> None:
 def test_comm_fault_of_one_node_again_and_again_is_not_retried_for_ever() -> None:
     """After its attempts the check has failed, and the ladder goes on."""
     job = PlayedJob().start()
-    job.mute = lambda body: isinstance(body, Rejoin) and job.machine.state.restarts == 0
+    job.mute = lambda body: isinstance(body, Rejoin) and job.machine.state.accounts.restarts == 0
     job.fault(FaultKind.COMMUNICATION, 0)
     job.wait()
 

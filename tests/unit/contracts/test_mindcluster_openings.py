@@ -99,7 +99,7 @@ def test_rank_0_needs_no_rescheduling_of_the_job(rank: int) -> None:
 
     assert job.rungs == [Rung.RECOVER]
     assert job.replaced_since(before) == {rank, rank ^ 1}
-    assert job.machine.state.restarts == 0
+    assert job.machine.state.accounts.restarts == 0
 
 
 def test_in_place_and_moved_ranks_are_mixed_in_one_incident() -> None:

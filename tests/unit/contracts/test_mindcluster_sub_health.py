@@ -74,7 +74,7 @@ def test_grace_exit_needs_no_exit() -> None:
 
     not_well(job, "node0")
 
-    assert job.machine.state.restarts == 0
+    assert job.machine.state.accounts.restarts == 0
     assert job.finish is None
     assert job.machine.state.world.nodes["node0"].state is not NodeState.ACTIVE
 

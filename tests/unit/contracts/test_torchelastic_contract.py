@@ -53,7 +53,7 @@ def test_restart_budget_is_counted_once_and_globally(ranks: tuple[int, ...]) -> 
     job.kill(ranks[-1], 1)
 
     assert "max-restarts is spent: 2 of 2 in this job" in job.outcome.reason
-    assert job.machine.state.restarts == 2
+    assert job.machine.state.accounts.restarts == 2
 
 
 def test_restart_budget_survives_the_controller() -> None:
@@ -75,7 +75,7 @@ def test_failures_that_come_together_are_one_restart() -> None:
     job.feed(*(job.exited(process, 1) for process in processes))
     job.settle()
 
-    assert job.machine.state.restarts == 1
+    assert job.machine.state.accounts.restarts == 1
     assert job.finish is None
 
 
@@ -261,7 +261,7 @@ def test_scale_down_with_restarts_left_starts_a_new_round() -> None:
     job.lose_node("node1")
 
     assert {process.node for process in job.processes.values()} == {"node0", "node2"}
-    assert job.machine.state.restarts == 1
+    assert job.machine.state.accounts.restarts == 1
 
 
 def test_scale_down_without_restarts_is_left_to_whoever_started_the_job() -> None:
