@@ -17,12 +17,14 @@ from ..beginning import why_not_begin
 from ..rank_states import DONE, PARKED, RankEvent, RankState
 from ..repair import plan_repair
 from ..world import Holder, World
+from .boundary import consider
 from .decision import blame_and_decide, rung_failed, stop_now
 from .generation import faults_of
 from .meeting import linked_up, rendezvous
 from .planning import all_finished, all_stopped, make_change
 from .shutdown import all_parked, end, save
 from .state import OVER, JobState, Phase
+from .suspicion import resolve_suspicion
 
 MOST_IN_A_ROW = 20  # rules after one event: each leads to another phase, and no way through them is that long
 """The two barriers and the resume: what happens when ranks answer.
@@ -168,6 +170,10 @@ def _none(*states: RankState) -> Callable[[JobState], bool]:
     return lambda state: not state.world.count(*states)
 
 
+def _clocks_are_read(state: JobState) -> bool:
+    return state.clocks.complete
+
+
 def _finish_is_unlimited(state: JobState) -> bool:
     return state.due.phase_s is None and bool(state.world.count(*DONE))
 
@@ -185,6 +191,8 @@ RULES: tuple[Rule, ...] = (
     Rule(frozenset({Phase.STARTING, Phase.QUIESCING}), _all(*PARKED), _plan_repair),
     Rule(frozenset({Phase.REJOINING}), _all(RankState.READY), _resume),
     Rule(frozenset({Phase.RESUMING}), _none(RankState.RESUMING), _close),
+    Rule(frozenset({Phase.SUSPECTING}), _clocks_are_read, resolve_suspicion),
+    Rule(frozenset({Phase.RUNNING, Phase.PAUSING}), _clocks_are_read, consider),
     Rule(frozenset({Phase.PAUSING}), _all(*DONE), all_finished),
     Rule(frozenset({Phase.PAUSING}), all_stopped, make_change),
     Rule(frozenset({Phase.RUNNING}), _all(*DONE), _release),

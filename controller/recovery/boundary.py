@@ -7,11 +7,12 @@ quiesced as in any incident, and the step that they were in is repeated.
 
 import math
 
-from ...protocol.messages import ProbeProgress, ProgressReported, Quiesce, StopProcess
+from ...protocol.messages import Quiesce, StopProcess
 from ...protocol.types import Activity, RankProgress, node_address, rank_address
 from ..faults import excused_ranks
 from ..rank_states import RankEvent, RankState
 from ..world import NodeState
+from . import step_clocks
 from .generation import next_generation, quiesce
 from .planned_change import Plan, Stage
 from .state import JobState, Phase
@@ -28,41 +29,23 @@ def read_clocks(state: JobState, plan: Plan, now: float) -> None:
     """Ask every node how far its ranks are."""
     plan.stage = Stage.READING
     plan.readings += 1
-    _probe(state)
+    step_clocks.ask(state)
     state.plans.due_s = now + READ_S
 
 
-def _probe(state: JobState) -> None:
-    state.clocks.probe += 1
-    state.clocks.read.clear()
-    state.clocks.awaited = set(state.world.group_nodes())
-    for name in sorted(state.clocks.awaited):
-        state.send(node_address(name), ProbeProgress(state.clocks.probe))
-
-
-def on_progress_reported(state: JobState, event: ProgressReported, now: float) -> None:
-    """A node has read its step clocks, for a boundary to be chosen, or to see why one is overdue."""
+def consider(state: JobState, now: float) -> None:
+    """All step clocks are read: choose the boundary, or see why it is overdue."""
     plan = state.plans.current
-    reading = plan is not None and (plan.looking or plan.stage is Stage.READING)
-    if plan is None or not reading or event.probe != state.clocks.probe or event.node not in state.clocks.awaited:
-        state.ignore("progress of an earlier probe")
-        return
-    state.clocks.awaited.discard(event.node)
-    for clock in event.ranks:
-        holder = state.world.holder(clock.rank)
-        if holder is not None and clock.incarnation == holder.incarnation:
-            state.clocks.read[clock.rank] = clock
-    if state.clocks.awaited:
-        return
-    if plan.looking:
+    if plan is None or not (plan.looking or plan.stage is Stage.READING):
+        step_clocks.forget(state)
+    elif plan.looking:
         _judge(state, plan, now)
     else:
         _choose(state, plan, now)
 
 
 def _choose(state: JobState, plan: Plan, now: float) -> None:
-    clocks = [clock for clock in state.clocks.read.values() if _trains(state, clock)]
-    state.clocks.read.clear()
+    clocks = [clock for clock in step_clocks.take(state).values() if _trains(state, clock)]
     if len(clocks) < state.world.size:
         return  # somebody is not in its train function now; asked again when the time for the reading is over
     median_s = max(LEAST_STEP_S, max(clock.median_step_s for clock in clocks) or UNKNOWN_STEP_S)
@@ -115,7 +98,7 @@ def late(state: JobState, now: float) -> bool:
         _stop_now(state, plan, now)  # a node does not say
     else:
         plan.looking = True
-        _probe(state)
+        step_clocks.ask(state)
         state.due.phase_s = now + READ_S
     return True
 
@@ -124,8 +107,7 @@ def _judge(state: JobState, plan: Plan, now: float) -> None:
     """Wait on for who writes a checkpoint or has paused its clock; who hangs otherwise is not waited for."""
     plan.looking = False
     on_their_way = not_stopped(state)
-    clocks = [clock for clock in state.clocks.read.values() if clock.rank in on_their_way]
-    state.clocks.read.clear()
+    clocks = [clock for clock in step_clocks.take(state).values() if clock.rank in on_their_way]
     if excused_ranks(clocks):
         state.due.phase_s = now + state.policy.deadlines.quiesce_s
     else:
@@ -149,7 +131,7 @@ def give_up(state: JobState, why: str, now: float, *, failed: bool = False) -> N
     end_newcomers(state, plan)
     state.saving.outstanding.clear()
     if state.phase is not Phase.SUSPECTING:  # there the clocks are read to find who is at fault
-        state.clocks.awaited.clear()
+        step_clocks.forget(state)
     state.plans.due_s = now + AGAIN_S
     unwell = state.plans.unwell.get(plan.node)
     if unwell is not None:

@@ -80,6 +80,7 @@ class Clocks:
     asked_s: float = 0.0  # when a stall was looked into last
     awaited: set[str] = field(default_factory=set)  # nodes that have yet to answer
     read: dict[int, RankProgress] = field(default_factory=dict)  # by rank
+    complete: bool = False  # all have answered, and nothing was made of it yet
 
 
 @dataclass

@@ -6,10 +6,9 @@ nodes tell who holds up the others.
 
 import msgspec
 
-from ...protocol.messages import ProbeProgress, ProgressReported
-from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, RankProgress, node_address
+from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, RankProgress
 from ..faults import SUSPICIONS, describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
-from . import memory_faults
+from . import memory_faults, step_clocks
 from .decision import blame, current_rung, decide, rung_failed, with_rank
 from .generation import open_generation
 from .state import JobState, Phase
@@ -22,38 +21,22 @@ def suspect(state: JobState, report: FaultReport, now: float) -> None:
     known, state.incident = state.phase is Phase.SUSPECTING, state.incident.suspect(report)
     limit_s = state.policy.deadlines.suspect_s if report.kind in SUSPICIONS else memory_faults.patience_s(state)
     if not known:
-        state.clocks.awaited.clear()  # of a suspicion that another fault has overtaken
-        state.clocks.read.clear()  # likewise
+        step_clocks.forget(state)  # what was asked for a suspicion that another fault has overtaken
         state.enter(now, limit_s)
     elif not state.clocks.awaited and state.due.phase_s is not None:
         state.due.phase_s = min(state.due.phase_s, now + limit_s)
     if report.kind is FaultKind.STALL and not state.clocks.awaited:
-        _probe_nodes(state, now)
-
-
-def on_progress_reported(state: JobState, event: ProgressReported, now: float) -> None:
-    """A node has read its step clocks."""
-    if event.probe != state.clocks.probe or event.node not in state.clocks.awaited:
-        state.ignore("progress of an earlier probe")
-        return
-    state.clocks.awaited.discard(event.node)
-    for clock in event.ranks:
-        holder = state.world.holder(clock.rank)
-        if holder is not None and clock.incarnation == holder.incarnation:
-            state.clocks.read[clock.rank] = clock
-        state.progress.committed = max(state.progress.committed, clock.step)
-    if not state.clocks.awaited:
-        resolve_suspicion(state, now)
+        step_clocks.ask(state)
+        state.clocks.asked_s = now
+        state.due.phase_s = now + max(state.policy.deadlines.suspect_s, PROBE_S)
 
 
 def resolve_suspicion(state: JobState, now: float) -> None:
     """The time for the culprit to show itself is over: blame by the clocks, dismiss, link anew, or ask the ladder."""
-    clocks = {rank: clock for rank, clock in state.clocks.read.items() if not _waits_for_orders(clock)}
     suspicions = state.incident.suspicions
     suspicion = next((each for each in suspicions if each.kind in SUSPICIONS), suspicions[0])
     silent = [holder.rank for name in state.clocks.awaited for holder in state.world.on(name)]
-    state.clocks.awaited.clear()
-    state.clocks.read.clear()
+    clocks = {rank: clock for rank, clock in step_clocks.take(state).items() if not _waits_for_orders(clock)}
     median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
     # Less than what was allowed to the step: it may have been well for up to a median before it stood still.
     limit_s = (state.policy.stall.factor - 1) * median_s + state.policy.stall.grace_s
@@ -104,17 +87,6 @@ def _since_s(clock: RankProgress, started_s: float, suspected_s: float, now: flo
 def _waits_for_orders(clock: RankProgress) -> bool:
     """Whether a rank has left its step, and is not to blame for doing nothing: unless the kernel has stopped it."""
     return clock.activity is Activity.RECOVERING and not clock.suspended
-
-
-def _probe_nodes(state: JobState, now: float) -> None:
-    """Ask every node for its step clocks."""
-    state.clocks.probe += 1
-    state.clocks.asked_s = now
-    state.clocks.read.clear()
-    state.clocks.awaited = set(state.world.group_nodes())
-    for name in sorted(state.clocks.awaited):
-        state.send(node_address(name), ProbeProgress(state.clocks.probe))
-    state.due.phase_s = now + max(state.policy.deadlines.suspect_s, PROBE_S)
 
 
 def _dismiss(state: JobState, reason: str, now: float) -> None:

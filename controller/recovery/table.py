@@ -19,7 +19,7 @@ from ..events import (
     NodeReturned,
     StopRequested,
 )
-from . import answers, boundary, deadlines, draining, nodes, reports, requests, shutdown, suspicion
+from . import answers, deadlines, draining, nodes, reports, requests, shutdown, step_clocks
 from .state import JobState, Phase
 from .transitions import LEADS_TO
 
@@ -56,8 +56,7 @@ ROWS: tuple[Row, ...] = (
     Row((P.RUNNING, P.SUSPECTING), m.NewcomerWaiting, draining.on_newcomer_waiting),
     Row(ALIVE, m.ProcessExited, reports.on_process_exited),
     Row(ALIVE, m.FaultReported, reports.on_fault_reported),
-    Row((P.SUSPECTING,), m.ProgressReported, suspicion.on_progress_reported),
-    Row((P.RUNNING, P.PAUSING), m.ProgressReported, boundary.on_progress_reported),
+    Row((P.SUSPECTING, P.RUNNING, P.PAUSING), m.ProgressReported, step_clocks.on_progress_reported),
     Row((P.STARTING, P.QUIESCING), m.RankJoined, answers.on_rank_joined),
     Row((P.QUIESCING, P.PAUSING, P.SAVING), m.RankQuiesced, answers.on_rank_quiesced),
     Row((P.REJOINING,), m.RankReady, answers.on_rank_ready),
