@@ -163,7 +163,7 @@ def stop_all_processes(state: JobState) -> None:
 
 def next_generation(state: JobState, replaced: Iterable[int]) -> None:
     """Begin the next generation, in which these ranks have other processes."""
-    state.generation += 1
+    state.fence()
     begin(state)
     state.incident = state.incident.opened(replaced)
     state.plan = None

@@ -66,7 +66,7 @@ def saving_overdue(state: JobState, now: float) -> None:
 def _save_again(state: JobState, remark: str, now: float) -> None:
     """Begin the checkpoint anew, apart from what has been written; each time with fewer ranks."""
     state.saving.outstanding.clear()
-    state.generation += 1
+    state.fence()
     save(state, now, remark)
 
 
@@ -76,7 +76,7 @@ def _save(state: JobState, now: float) -> None:
     if not survivors or nothing_yet:
         conclude(state, "", now)
         return
-    state.generation += 1
+    state.fence()
     state.due.forget_replacements()
     quiesce(state, survivors)
     state.enter(now, state.policy.deadlines.quiesce_s)

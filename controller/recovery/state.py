@@ -163,6 +163,10 @@ class JobState:
         """Ask for a command to be sent in the present generation."""
         self.turn.actions.append(Send(receiver, body, self.generation))
 
+    def fence(self) -> None:
+        """Begin the next generation: whatever is said in the present one is not listened to any more."""
+        self.generation += 1
+
     def forget(self, rank: int) -> None:
         """What was on its way to the rank's process is void."""
         self.turn.actions.append(Forget(rank_address(rank)))
