@@ -294,8 +294,8 @@ def test_the_black_box_outlives_the_process(play: Play) -> None:
 import os
 from midstep.protocol.blackbox import BlackBox
 box = BlackBox.attach(int(os.environ["MIDSTEP_BLACK_BOX_FD"]))
-print("found", box.read_own(3))
-box.write_own(3, b"kept")
+print("found", box.read_local(3))
+box.write_local(3, b"kept")
 """
 
     async def scenario(site: Any) -> None:
