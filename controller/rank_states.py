@@ -65,6 +65,7 @@ NEXT: Mapping[tuple[RankState, RankEvent], RankState] = {
     (S.REJOINING, E.READY): S.READY,
     (S.READY, E.RESUME_ORDERED): S.RESUMING,
     (S.RESUMING, E.STEP_COMMITTED): S.TRAINING,
+    (S.TRAINING, E.STEP_COMMITTED): S.TRAINING,  # as it does not know whether it was heard
     (S.FINISHED, E.STEP_COMMITTED): S.FINISHED,  # what it said first has come last
     (S.RESUMING, E.FINISHED): S.FINISHED,
     (S.TRAINING, E.FINISHED): S.FINISHED,

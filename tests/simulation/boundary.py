@@ -14,10 +14,10 @@ from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Budget, Policy, RungPolicy, default_policy
 from midstep.protocol.messages import CheckpointSaved, NodeLost, RankQuiesced
 from midstep.protocol.types import FaultKind, Rung
-from midstep.simulation.campaign import Reached
 
 from ..unit.test_draining import BOUNDARY, Draining
 from ..unit.test_machine import job
+from .recording import Happened, Led
 
 LAST = 3  # the rank that stops last
 _ONCE = RungPolicy(Rung.RECOVER, budget=Budget(per_job=1))  # spent by the planned change itself
@@ -36,14 +36,15 @@ class Written(Draining):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self.seen: set[Reached] = set()
+        self.seen: set[Happened] = set()
 
     def feed(self, *events: Event) -> list[Any]:
         bodies: list[Any] = []
         for event in events:
             before = self.machine.phase
             bodies += super().feed(event)
-            self.seen.add((before, type(event).__name__, self.machine.phase))
+            if self.machine.phase is not before:
+                self.seen.add(Led(before, type(event).__name__, self.machine.phase))
         return bodies
 
     def stops(self, rank: int, how: str, *, sharded: bool) -> RankQuiesced:
@@ -72,7 +73,7 @@ class Written(Draining):
                 self.feed(CheckpointSaved(rank, self.machine.generation, BOUNDARY, "/checkpoints/18", error))
 
 
-def transitions() -> set[Reached]:
+def transitions() -> set[Happened]:
     """Return all transitions that are seen."""
     ways = product(_LADDERS, (False, True), (False, True), _HAVE_STOPPED, _EVENTS)
     return set().union(*(_played(*way) for way in ways))
@@ -80,7 +81,7 @@ def transitions() -> set[Reached]:
 
 def _played(
     ladder: tuple[RungPolicy, ...], creates: bool, sharded: bool, have_stopped: str, event: str
-) -> Iterator[Reached]:
+) -> Iterator[Happened]:
     policy: Policy = msgspec.structs.replace(default_policy(), ladder=ladder)
     cluster = Written(job(spares=1), policy, creates=creates)
     cluster.start()

@@ -1,4 +1,4 @@
-"""The transitions between phases are exactly those that happen."""
+"""What the tables of the machine claim is what happens: no less, and no more."""
 
 import gc
 
@@ -7,15 +7,14 @@ import pytest
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.table import TABLE
 from midstep.controller.recovery.transitions import LEADS_TO, diagram
-from midstep.simulation.campaign import Reached
 
 from ..unit.test_machine import job
 from . import boundary
 from .boundary import Written
-from .transitions import claimed, reached, recorded
+from .recording import Happened, claimed, happens, recorded
 
 
-def begun_by_one_and_left_by_the_other() -> set[Reached]:
+def left_by_one_and_awaited_by_the_other() -> set[Happened]:
     """A process ends well in front of its train function, and another one waits there. No simulated script does so."""
     starting = Written(job(nodes=1, spares=0))
     starting.feed(starting.node("node0"))
@@ -24,17 +23,17 @@ def begun_by_one_and_left_by_the_other() -> set[Reached]:
 
 
 @pytest.mark.timeout(600)
-def test_each_transition_that_is_claimed_happens() -> None:
-    """In one of the jobs of the recording, each of which is played, or in one that is played by hand."""
-    happens = begun_by_one_and_left_by_the_other() | boundary.transitions()
+def test_what_the_tables_claim_is_what_happens() -> None:
+    """In the jobs of the recording, each of which is played, and in some that are played by hand."""
+    happened = left_by_one_and_awaited_by_the_other() | boundary.transitions()
     gc.freeze()  # as each job collects what it has left, and what other tests of this process have imported is large
     try:
         for each in recorded():
-            happens |= reached(each)
+            happened |= happens(each)
     finally:
         gc.unfreeze()
-    assert claimed() - happens == set(), "see tests/simulation/transitions.py"
-    assert {each for each in happens if each[0] is not each[2]} - claimed() == set()
+    assert claimed() - happened == set(), "see tests/simulation/recording.py"
+    assert happened - claimed() == set()
 
 
 def test_an_event_that_leads_anywhere_has_a_row() -> None:
