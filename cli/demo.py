@@ -71,7 +71,7 @@ def device_scenarios(steps: int) -> tuple[Scenario, ...]:
 
     return (
         Scenario(
-            "struck memory in rank 2",
+            "a memory error in rank 2",
             fault(2, FaultAction.MEMORY_PERSISTENT, InjectionPoint.FORWARD, 0.3),
             Rung.RETRY_STEP,
         ),

@@ -79,10 +79,10 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Place
         if report.committed == target - 1 and report.ready and not lost_shards(report)
     }
     behind = sorted(set(reports) - current - finishing)
-    struck = {rank: shards for rank in sorted(current) if (shards := lost_shards(reports[rank]))}
+    corrupted = {rank: shards for rank in sorted(current) if (shards := lost_shards(reports[rank]))}
     sources = _sources(clean, current, finishing, places)
     transfers: list[ShardTransfer] = []
-    for rank, shards in [*((rank, reports[rank].needs) for rank in behind), *struck.items()]:
+    for rank, shards in [*((rank, reports[rank].needs) for rank in behind), *corrupted.items()]:
         for shard_id in shards:
             if shard_id not in sources:
                 return (
@@ -97,7 +97,7 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Place
             "with every copy of it"
         )
     reasons = _replica_reasons(reports, target, current, finishing, behind, transfers)
-    reasons += _struck_reasons(struck, transfers)
+    reasons += _corruption_reasons(corrupted, transfers)
     plan = _assemble(reports, target, RestoreSource.REPLICA, transfers, own, reasons, finishing)
     return plan, ""
 
@@ -127,7 +127,7 @@ def _unlisted(reports: Mapping[int, StepReport]) -> str:
 
 
 def lost_shards(report: StepReport) -> tuple[str, ...]:
-    """Return what a rank with clean state must hold and does not: what a fault struck that its process outlived."""
+    """Return the shards that a rank with clean state must hold and lacks: those whose memory is corrupted."""
     held = {hold.shard_id for hold in report.holds}
     return tuple(shard_id for shard_id in report.needs if shard_id not in held)
 
@@ -193,16 +193,16 @@ def _replica_reasons(  # noqa: PLR0917 - the sentence is made of all of it
     return reasons
 
 
-def _struck_reasons(struck: Mapping[int, tuple[str, ...]], transfers: list[ShardTransfer]) -> list[str]:
-    """Say what ranks get that keep everything else."""
+def _corruption_reasons(corrupted: Mapping[int, tuple[str, ...]], transfers: list[ShardTransfer]) -> list[str]:
+    """Say which corrupted shards are replaced on ranks that keep all others."""
     sizes: dict[int, int] = {}
     for transfer in transfers:
-        if transfer.destination in struck:
+        if transfer.destination in corrupted:
             sizes[transfer.destination] = sizes.get(transfer.destination, 0) + transfer.length_bytes
     return [
-        f"rank {rank} keeps the rest and gets {sizes[rank] / 1e6:.1f} MB for what was struck: shard "
+        f"rank {rank} keeps the rest and gets {sizes[rank] / 1e6:.1f} MB for corrupted memory: shard "
         f"{', '.join(shards[:REASONS])}{', ...' if len(shards) > REASONS else ''}"
-        for rank, shards in list(struck.items())[:REASONS]
+        for rank, shards in list(corrupted.items())[:REASONS]
     ]
 
 

@@ -1,6 +1,6 @@
 """Where the ranks at fault go: nowhere, because their process can mend itself; back to their node; or away from it.
 
-One incident can have all three: a rank whose memory was struck stays with its process, one whose script raised is
+One incident can have all three: a rank with a memory error stays with its process, one whose script raised is
 started anew where it is, and the ranks of a broken node move. What is wrong with a node or a device comes first, then
 what the policy still allows.
 """

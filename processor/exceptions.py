@@ -119,7 +119,7 @@ def reaction(finding: Finding, *, collateral: bool) -> Reaction:
     return Reaction.LEAVE
 
 
-def fault_on_the_way_back(error: Exception) -> FaultKind | None:
+def fault_in_recovery(error: Exception) -> FaultKind | None:
     """Return what has failed when rebuild, repair or rollback raised this; None if it is not midstep's own error."""
     kinds: tuple[tuple[type[Exception], FaultKind], ...] = (
         (LinkUpFailed, FaultKind.LINK_UP),

@@ -17,10 +17,10 @@ from ..protocol.types import Activity, InjectionPoint
 from .step_order import Act, Orders, StepOrder
 
 if TYPE_CHECKING:
+    from .framework import Framework
     from .injection_points import InjectionPoints
-    from .lifecycle import Framework
-    from .standing import Standing
     from .step_clock import StepClock
+    from .step_state import StepState
 
 HISTORY_STEPS = 31
 
@@ -111,15 +111,15 @@ class Ledger:
         injection_points: "InjectionPoints",
         step_clock: "StepClock",
         *,
-        standing: "Standing",
+        step_state: "StepState",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._surroundings = surroundings
         self._framework = framework
         self._injection_points = injection_points
         self._step_clock = step_clock
-        self._standing = standing
-        self.order = StepOrder(standing, surroundings)
+        self._step_state = step_state
+        self.order = StepOrder(step_state, surroundings)
         self._clock = clock
         self._durations: deque[float] = deque(maxlen=HISTORY_STEPS)
         self._began_s = 0.0
@@ -137,15 +137,15 @@ class Ledger:
     @property
     def count(self) -> int:
         """Updates applied, so also the index of the next step."""
-        return self._standing.count
+        return self._step_state.count
 
     def steps(self, total: int) -> Iterator[Step]:
         """Yield the steps that are left of `total`, from the one to be repeated."""
-        standing = self._standing
-        while standing.count < total:
+        step_state = self._step_state
+        while step_state.count < total:
             index = self.begin()
             yield Step(self, index)
-            if standing.count == index:
+            if step_state.count == index:
                 raise ProtocolViolation(
                     f"step {index} ended without `with step.update():` around the optimizer's step. "
                     "Put it there, after all collectives of the step."
@@ -192,7 +192,7 @@ class Ledger:
         """The update is applied: the step is committed."""
         self._surroundings.update_done()
         goes_on = self.order.commit()
-        count = self._standing.count
+        count = self._step_state.count
         self._durations.append(self._clock() - self._began_s)
         self.median_step_s = statistics.median(self._durations)
         self._step_clock.committed(count, self.median_step_s)

@@ -18,7 +18,7 @@ from ..protocol.errors import RecoveryError
 if TYPE_CHECKING:
     from ..communicators.base import Communicator
     from ..devices.base import Device
-    from .lifecycle import Framework, Rescalable
+    from .framework import Framework, Rescalable
 
 _log = logging.getLogger("midstep")
 

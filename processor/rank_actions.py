@@ -65,7 +65,7 @@ class Stop(Action):
 
 @dataclass(frozen=True)
 class Inspect(Action):
-    """Ask the device what became of its memory, and restart it. Outcome: the ids of the shards that were struck."""
+    """Ask the device about its memory, and restart it. Outcome: the ids of the corrupted shards."""
 
 
 @dataclass(frozen=True)

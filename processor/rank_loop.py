@@ -23,8 +23,8 @@ from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import rank_actions as act
 from .rank_actions import Actions, Ended
 from .session import Order, Session, Stage
-from .standing import Standing
 from .step_order import Leave, StepOrder
+from .step_state import StepState
 
 GIVEN_UP = "the step is given up"
 
@@ -32,9 +32,9 @@ GIVEN_UP = "the step is given up"
 class RankLoop:
     """The loop of one process. `early`: another process holds the rank, and speaks for it, up to the first Quiesce."""
 
-    def __init__(self, session: Session, standing: Standing, steps: StepOrder, *, early: bool = False) -> None:
+    def __init__(self, session: Session, step_state: StepState, steps: StepOrder, *, early: bool = False) -> None:
         self._session = session
-        self._standing = standing
+        self._step_state = step_state
         self._steps = steps
         self._early = early
         self._held: Rejoin | None = None  # an order that was taken inside the commit barrier
@@ -69,7 +69,7 @@ class RankLoop:
         """The commit barrier broke while this rank held final gradients: report, and return whether to apply them."""
         yield from self._stop()
         yield act.BeginPhase(InjectionPoint.CLEAN)
-        self._standing.strike((yield act.Inspect()))  # and nothing is dropped: the update may yet be applied
+        self._step_state.mark_corrupted((yield act.Inspect()))  # and nothing is dropped: the update may yet be applied
         yield from self._end_phase(InjectionPoint.CLEAN)
         while True:
             order = yield act.AwaitOrder()
@@ -116,7 +116,7 @@ class RankLoop:
         if way is Leave.FINISHED:
             session.reach(Stage.FINISHED)
             yield act.SetActivity(Activity.FINISHED)
-            count = self._standing.count
+            count = self._step_state.count
             yield act.Post(RankFinished(session.rank, session.generation, session.incarnation, count))
         elif way is Leave.STOP:
             self._held = None
@@ -143,9 +143,9 @@ class RankLoop:
 
     def _clean(self) -> Actions[None]:
         yield act.BeginPhase(InjectionPoint.CLEAN)
-        self._standing.strike((yield act.Clean()))
+        self._step_state.mark_corrupted((yield act.Clean()))
         yield from self._end_phase(InjectionPoint.CLEAN)
-        self._standing.gradients_dropped()
+        self._step_state.gradients_dropped()
 
     def _park(self) -> Actions[None]:
         """Say where this rank stands, for barrier one."""
@@ -178,29 +178,29 @@ class RankLoop:
             self._phases_s = {}
         elif not session.quiescing:
             session.reach(Stage.READY)
-            count, phases_s = self._standing.count, self._phases_s
+            count, phases_s = self._step_state.count, self._phases_s
             ready = RankReady(session.rank, order.generation, session.incarnation, count, phases_s, received_bytes)
             yield act.Post(ready)
 
     def _come_back(self, order: Rejoin) -> Actions[int]:
         """Rebuild, repair and roll back; return the bytes received."""
-        standing, step = self._standing, order.part.target_step
+        step_state, step = self._step_state, order.part.target_step
         yield act.BeginPhase(InjectionPoint.REBUILD)
-        standing.strike((yield act.Inspect()))  # an attempt before this one may have left the device stopped
-        if standing.struck_since:
-            raise StateLost(f"rank {self._session.rank}: memory was struck after the repair was planned")
+        step_state.mark_corrupted((yield act.Inspect()))  # an attempt before this one may have left the device stopped
+        if step_state.corrupted_since_report:
+            raise StateLost(f"rank {self._session.rank}: device memory was corrupted after the repair was planned")
         yield act.Rebuild(order)
         yield from self._end_phase(InjectionPoint.REBUILD)
         yield act.BeginPhase(InjectionPoint.REPAIR)
-        standing.repairing(order.part, self._session.rank)
+        step_state.repairing(order.part, self._session.rank)
         received_bytes: int = yield act.Repair(order)
-        standing.repaired()
+        step_state.repaired()
         yield from self._end_phase(InjectionPoint.REPAIR)
         yield act.BeginPhase(InjectionPoint.ROLLBACK)
         yield act.RecallLocalState(step)
         self._steps.rolled_back(step)
         yield act.RollBack(order)
-        standing.whole_again()
+        step_state.whole_again()
         yield from self._end_phase(InjectionPoint.ROLLBACK)
         return received_bytes
 

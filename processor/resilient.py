@@ -19,15 +19,15 @@ from .injection_points import InjectionPoints
 from .ledger import Ledger
 from .runtime import Runtime
 from .session import Stage
-from .standing import Standing
 from .step_clock import StepClock
+from .step_state import StepState
 from .train_thread import TrainThread
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-    from .lifecycle import Framework
+    from .framework import Framework
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -101,10 +101,8 @@ def resilient(
         def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             runtime = Runtime.current()
             if runtime is None:
-                injection_points, standing = InjectionPoints(0, 0), Standing(clean=True)
-                state.bind(
-                    Ledger(Alone(), state, injection_points, StepClock(None, injection_points, 0), standing=standing)
-                )
+                none_armed, step_state = InjectionPoints(0, 0), StepState(clean=True)
+                state.bind(Ledger(Alone(), state, none_armed, StepClock(None, none_armed, 0), step_state=step_state))
                 return train(*args, **kwargs)
             if runtime.session.stage is not Stage.BOOTING:
                 raise ConfigurationError("a process can call one resilient train function, and only once")

@@ -16,7 +16,7 @@ from collections.abc import Generator
 from typing import Protocol
 
 from ..protocol.errors import Interrupted, ProtocolViolation
-from .standing import Standing
+from .step_state import StepState
 
 
 class Orders(Protocol):
@@ -57,14 +57,14 @@ class StepOrder:
     ranks stop, so that nothing is in flight.
     """
 
-    def __init__(self, standing: Standing, orders: Orders) -> None:
-        self._standing = standing
+    def __init__(self, step_state: StepState, orders: Orders) -> None:
+        self._step_state = step_state
         self._orders = orders
         self.held = self.at_boundary = False
 
     def begin(self) -> int:
         """Begin the next step and return its index. Raises Interrupted where orders come first."""
-        index = self._standing.count
+        index = self._step_state.count
         if self.held or self._orders.interrupted():
             raise Interrupted
         self.at_boundary = not self._orders.begins(index)
@@ -77,14 +77,14 @@ class StepOrder:
 
         Is sent how each went. Raises Interrupted when the step has to be repeated, ProtocolViolation out of turn.
         """
-        standing = self._standing
-        if index != standing.count:
-            raise ProtocolViolation(f"step {index} is updated a second time, or out of turn (at {standing.count}).")
+        step_state = self._step_state
+        if index != step_state.count:
+            raise ProtocolViolation(f"step {index} is updated a second time, or out of turn (at {step_state.count}).")
         if self._orders.interrupted():
             raise Interrupted
         yield Act.FINISH
         yield Act.CAPTURE
-        standing.ready = True
+        step_state.ready = True
         if (yield Act.SWAP) and (yield Act.MEET):
             yield Act.PUBLISH
         else:
@@ -92,15 +92,15 @@ class StepOrder:
             self.held = True
             if not finish:
                 raise Interrupted
-        standing.updating = True
+        step_state.updating = True
 
     def commit(self) -> bool:
         """The update is whole, so the step is committed. Return whether the loop goes on as if nothing had been.
 
         Otherwise orders are waiting, and the update was applied for them: nobody is told, and nothing is saved.
         """
-        standing = self._standing
-        standing.count, standing.ready, standing.updating = standing.count + 1, False, False
+        step_state = self._step_state
+        step_state.count, step_state.ready, step_state.updating = step_state.count + 1, False, False
         return not self.held
 
     def leave(self, *, finished: bool, failed: bool = False) -> Leave:
@@ -109,8 +109,8 @@ class StepOrder:
         An update that has begun by then is torn. What was ordered at the barrier was ordered for a rank that would
         finish it, and for the state of then: after a failure of its own the rank has to report anew.
         """
-        if self._standing.updating:
-            self._standing.update_torn()
+        if self._step_state.updating:
+            self._step_state.update_torn()
             failed = True
         if self.held and not failed:
             return Leave.HELD
@@ -119,5 +119,5 @@ class StepOrder:
 
     def rolled_back(self, step: int) -> None:
         """Everything is as of `step` updates; what was held back is over."""
-        self._standing.rolled_back(step)
+        self._step_state.rolled_back(step)
         self.held = False

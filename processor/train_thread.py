@@ -15,21 +15,21 @@ from ..protocol.messages import RankJoined, StepCommitted
 from ..protocol.types import Activity, InjectionPoint
 from . import rank_actions as act
 from .callbacks import Callbacks, Lifecycle
-from .checkpoint_survey import JOINING_PATIENCE_S, PARKED_PATIENCE_S
-from .checkpoints import Checkpoints
+from .checkpoints.survey import JOINING_PATIENCE_S, PARKED_PATIENCE_S
+from .checkpoints.writer import CheckpointWriter
+from .exception_policy import ExceptionPolicy
 from .exceptions import Reaction
 from .ledger import Ledger
 from .local_state import LocalState
 from .rank_actions import Action, Actions, Ended
 from .rank_loop import RankLoop
-from .rejoining import Rejoining
+from .recovery_phases import RecoveryPhases
 from .runtime import Runtime
 from .session import Order
-from .standing import Standing
-from .verdicts import Verdicts
+from .step_state import StepState
 
 if TYPE_CHECKING:
-    from .lifecycle import Framework
+    from .framework import Framework
 
 Result = TypeVar("Result")
 
@@ -42,14 +42,14 @@ class TrainThread:
     def __init__(self, runtime: Runtime, framework: "Framework", lifecycle: Lifecycle | None = None) -> None:
         self._runtime = runtime
         self._framework = framework
-        self._standing = standing = Standing(clean=runtime.connected)
-        self._ledger = Ledger(self, framework, runtime.injection_points, runtime.step_clock, standing=standing)
-        runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: standing.count)
+        self._step_state = step_state = StepState(clean=runtime.connected)
+        self._ledger = Ledger(self, framework, runtime.injection_points, runtime.step_clock, step_state=step_state)
+        runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: step_state.count)
         self._own = LocalState(framework, runtime.device)
-        self._rejoining = Rejoining(runtime, framework, self._own, standing)
-        self._checkpoints = Checkpoints(runtime, framework)
-        self._verdicts = Verdicts(runtime)
-        self._loop = RankLoop(runtime.session, standing, self._ledger.order, early=runtime.early)
+        self._phases = RecoveryPhases(runtime, framework, self._own, step_state)
+        self._checkpoints = CheckpointWriter(runtime, framework)
+        self._exception_policy = ExceptionPolicy(runtime)
+        self._loop = RankLoop(runtime.session, step_state, self._ledger.order, early=runtime.early)
         self._train_function: Callable[[], Any] | None = None
         self._result: Any = None  # of the train function
         self._ordered_s = self._phase_began_s = runtime.started_s
@@ -116,7 +116,7 @@ class TrainThread:
         """The commit barrier: everybody is here. From now on the update must not end halfway."""
         self._runtime.communicator.barrier()
         self._runtime.shield()
-        self._verdicts.update_begins(index)
+        self._exception_policy.update_begins(index)
 
     def barrier_passed(self) -> None:
         """What every rank wrote for the last checkpoint is there: it can be made complete."""
@@ -144,7 +144,7 @@ class TrainThread:
     # --- what the loop of the rank asks for ----------------------------------------------------------------------
 
     def _ways_to_carry_out(self) -> dict[type[Action], Callable[[Any], object]]:
-        runtime, rejoining, checkpoints = self._runtime, self._rejoining, self._checkpoints
+        runtime, rejoining, checkpoints = self._runtime, self._phases, self._checkpoints
         return {
             act.AwaitOrder: lambda _: self._await_order(),
             act.IgnoreOrder: lambda each: _log.warning(
@@ -159,7 +159,7 @@ class TrainThread:
             act.Join: self._join,
             act.Post: lambda each: runtime.post(each.body),
             act.ReportFault: lambda each: runtime.report_fault(each.kind, each.detail),
-            act.JudgeFailure: lambda each: self._verdicts.on_the_way_back(each.error),
+            act.JudgeFailure: lambda each: self._exception_policy.in_recovery(each.error),
             act.SetActivity: lambda each: runtime.step_clock.doing(each.activity),
             act.BeginPhase: self._begin_phase,
             act.EndPhase: lambda _: time.monotonic() - self._phase_began_s,
@@ -198,7 +198,7 @@ class TrainThread:
             return Ended.INTERRUPTED
         except Exception as error:
             # Only texts are kept: the traceback would keep the dead step's tensors and groups alive.
-            what_now = self._verdicts.in_training(error)
+            what_now = self._exception_policy.in_training(error)
             if what_now is Reaction.LEAVE:
                 self._runtime.flush()
                 raise
@@ -207,7 +207,7 @@ class TrainThread:
 
     def _begin_phase(self, action: act.BeginPhase) -> None:
         self._phase_began_s = time.monotonic()
-        self._runtime.injection_points.reached(action.point, self._standing.count)
+        self._runtime.injection_points.reached(action.point, self._step_state.count)
 
     def _stop(self, reason: str | None) -> None:
         if reason is not None:
@@ -218,7 +218,7 @@ class TrainThread:
 
     def _clean(self) -> list[str]:
         with self._or_leave():
-            return self._rejoining.clean()
+            return self._phases.clean()
 
     @contextmanager
     def _or_leave(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from ..protocol.errors import ChecksumMismatch, RecoveryError, StateLost
 from ..protocol.types import LocalStateTransfer, RepairPart, ShardTransfer
 from . import tree
 from .chunks import Chunk, ShardMemory, cut
-from .lifecycle import Framework, OpenShard
+from .framework import Framework, OpenShard
 
 # Chunks of one transfer under way at once. So many that a busy machine, on which a thread may wait some milliseconds
 # for its core, still has something to send; fewer where each needs host memory beside the device's.

@@ -23,7 +23,7 @@ class FaultKind(enum.StrEnum):
     NODE_LOST = "node_lost"  # the node or its agent is gone
     START_FAILED = "start_failed"  # a replacement process never joined
     DEVICE = "device"  # a detector reported the device
-    MEMORY = "memory"  # device memory was struck: an uncorrectable error
+    MEMORY = "memory"  # an uncorrectable error in device memory
     MEMORY_MULTI_BIT = "memory_multi_bit"  # likewise, several bits of it: known only some time after it was read
     LINK = "link"  # a link between devices failed, and the operator's own retries with it
     OUT_OF_MEMORY = "out_of_memory"

@@ -108,7 +108,7 @@ class StepReport(msgspec.Struct, frozen=True):
     `committed` counts the updates that the rank has fully applied, so the next step's 0-based index is `committed`.
     `ready`: all collectives of that next step are done and its gradients are final. `clean`: what it holds is at
     `committed` (a newcomer's and a half-repaired rank's are not). `needs`: the shards that the rank must hold, whether
-    or not it holds them now. `holds`: those that are whole; a clean rank that lacks some has had its memory struck.
+    or not it holds them now. `holds`: those that are whole; a clean rank lacks those whose memory is corrupted.
     """
 
     committed: Count

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from ..processor.rank_loop import RankLoop
 from ..processor.session import Order, Session
-from ..processor.standing import Standing
 from ..processor.step_order import StepOrder
+from ..processor.step_state import StepState
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import (
     ArmFault,
@@ -55,7 +55,7 @@ class Process(PlayedThread):
         self.harmed = False  # something was done to it, so it may be replaced
         self.lie: Lie | None = None  # what will be wrong with what it says next
         self.memory = Memory(world.shards(self.rank, self.world_size), connected=order.connected)
-        self.standing = Standing(clean=order.connected)
+        self.standing = StepState(clean=order.connected)
         self.steps = StepOrder(self.standing, self)
         self.loop = RankLoop(self.session, self.standing, self.steps, early=order.early)
         self._said: list[RankReady | RankQuiesced] = []

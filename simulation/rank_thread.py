@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..processor import rank_actions as act
-from ..processor.exceptions import fault_on_the_way_back
+from ..processor.exceptions import fault_in_recovery
 from ..processor.rank_actions import Action, Actions, Ended
 from ..processor.session import Order
 from ..protocol.errors import MidstepError
@@ -143,7 +143,7 @@ class RankThread:
 
     def _judge(self, action: act.JudgeFailure) -> None:
         """Report why the way back has failed: always midstep's own error."""
-        process, kind = self._process, fault_on_the_way_back(action.error)
+        process, kind = self._process, fault_in_recovery(action.error)
         assert kind is not None
         process.in_collective = False
         process.harmed = process.harmed or kind is FaultKind.CORRUPTION

@@ -13,8 +13,8 @@ import torch
 
 from ...processor import tree
 from ...processor.optimizer_state import OptimizerState
+from ...processor.prefault import PrefaultedMemory, aligned
 from ...processor.registry import Registry
-from ...processor.room import Room, aligned
 from ...processor.shard import Shard
 from ...protocol.errors import RecoveryError
 
@@ -33,7 +33,7 @@ class ReplicatedState:
         self._registry = registry
         self._synced = synced_buffers
         self._optimizers = {name: OptimizerState(name, item) for name, item in registry.optimizers.items()}
-        self._room: Room | None = None  # from `expect` until `adopt`
+        self._room: PrefaultedMemory | None = None  # from `expect` until `adopt`
 
     def open(self) -> Shard:
         """Open this rank's state as a source. Raises UnsupportedState for what cannot be carried."""
@@ -102,7 +102,7 @@ class ReplicatedState:
 
     def _take_room(self, size_bytes: int) -> None:
         self._leave_room()
-        self._room = Room(size_bytes)
+        self._room = PrefaultedMemory(size_bytes)
 
     def _leave_room(self) -> None:
         if self._room is not None:

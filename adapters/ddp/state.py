@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ...processor import tree
-from ...processor.lifecycle import OpenShard
-from ...processor.passes import fire_in_backward, fire_in_forward
+from ...processor.autograd_hooks import fire_in_backward, fire_in_forward
+from ...processor.framework import OpenShard
 from ...processor.registry import Registry, as_value, by_name
 from ...processor.shard import Shard
 from ...protocol.errors import NotUnderMidstep, RecoveryError

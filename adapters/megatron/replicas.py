@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ...processor.lifecycle import OpenShard
+from ...processor.framework import OpenShard
 from ...processor.shard import Shard
 from ...protocol.errors import ConfigurationError, RecoveryError
 from ...protocol.types import ShardHold

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...processor.lifecycle import OpenShard
-from ...processor.passes import fire_in_backward, fire_in_forward
+from ...processor.autograd_hooks import fire_in_backward, fire_in_forward
+from ...processor.framework import OpenShard
 from ...protocol.types import InjectionPoint, ShardHold
 from .buddy import say
 from .hooks import StepHooks

@@ -14,10 +14,11 @@ import xxhash
 
 from midstep import TrainState
 from midstep.devices.cpu import CpuDevice
-from midstep.processor import checkpoint, tree
-from midstep.processor.fence import MARK, Fence
+from midstep.processor import tree
+from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints.fence import MARK, Fence
+from midstep.processor.checkpoints.manifest import step_directory
 from midstep.processor.local_state import LocalState
-from midstep.processor.manifest import step_directory
 from midstep.protocol.errors import CheckpointError, RecoveryError
 
 from .attack import attack
@@ -114,9 +115,9 @@ class Directory:
         reader: Any = Reader()
         self._reader = LocalState(reader, CpuDevice())
         for step in (OLDER, STEP):
-            checkpoint.save_shard(place, step, "replicated", self.state.open_shard("replicated"))
-            checkpoint.save_local(place, step, 0, LocalState(self.state, CpuDevice()).capture())
-            checkpoint.publish(place, step, world_size=1)
+            store.save_shard(place, step, "replicated", self.state.open_shard("replicated"))
+            store.save_local(place, step, 0, LocalState(self.state, CpuDevice()).capture())
+            store.publish(place, step, world_size=1)
         self.newest = step_directory(place, STEP)
         self._good = {path: path.read_bytes() for path in self.newest.iterdir()}
 
@@ -142,10 +143,10 @@ class Directory:
 
     def load(self, step: int) -> None:
         """Load a checkpoint as a rank does."""
-        checkpoint.world_size_of(self.place, step)
+        store.world_size_of(self.place, step)
         for hold in self.state.shards():
-            checkpoint.load_shard(self.place, step, hold.shard_id, self.state)
-        self._reader.restore(checkpoint.load_local(self.place, step, 0), step)
+            store.load_shard(self.place, step, hold.shard_id, self.state)
+        self._reader.restore(store.load_local(self.place, step, 0), step)
 
 
 @pytest.fixture
@@ -173,7 +174,7 @@ def test_no_manifest_hides_the_checkpoint_before(directory: Directory) -> None:
     chance, passed_over = random.Random(SEED), 0
     for _ in range(CASES):
         directory.spoil("manifest.json", mutated_json(directory.good("manifest.json"), chance))
-        offered = checkpoint.complete_steps(directory.place)
+        offered = store.complete_steps(directory.place)
         assert offered in {(OLDER,), (OLDER, STEP)}
         passed_over += STEP not in offered
         refused(lambda: directory.load(STEP))
@@ -199,7 +200,7 @@ def test_a_changed_part_is_refused_and_marked(directory: Directory, name: str) -
         cases += 1
         directory.spoil(name, data)
         assert refused(lambda: directory.load(STEP))
-        assert checkpoint.complete_steps(directory.place) == (OLDER,)
+        assert store.complete_steps(directory.place) == (OLDER,)
         directory.mend()
     assert cases > CASES // 2
     directory.load(STEP)
@@ -252,25 +253,25 @@ def test_a_damaged_part_record_completes_nothing_wrong(tmp_path: Path) -> None:
     shard = state().open_shard("replicated")
 
     def write() -> Path:
-        checkpoint.save_shard(tmp_path, STEP, "replicated", shard)
-        checkpoint.save_local(tmp_path, STEP, 0, b"own")
+        store.save_shard(tmp_path, STEP, "replicated", shard)
+        store.save_local(tmp_path, STEP, 0, b"own")
         return tmp_path / f"step-{STEP:08d}.tmp-0" / f"{OWN_FILE}.part.json"
 
     record, damaged = write(), 0
     good = record.read_bytes()
     for _ in range(CASES):
         record.write_bytes(mutated_json(good, chance))
-        if not refused(lambda: checkpoint.publish(tmp_path, STEP, world_size=1)):
-            refused(lambda: checkpoint.load_local(tmp_path, STEP, 0))
+        if not refused(lambda: store.publish(tmp_path, STEP, world_size=1)):
+            refused(lambda: store.load_local(tmp_path, STEP, 0))
             shutil.rmtree(tmp_path / f"step-{STEP:08d}")
             write()
             continue
         damaged += 1
-        assert checkpoint.complete_steps(tmp_path) == ()
+        assert store.complete_steps(tmp_path) == ()
     record.write_bytes(good)
-    checkpoint.publish(tmp_path, STEP, world_size=1)
+    store.publish(tmp_path, STEP, world_size=1)
     assert damaged > CASES // 2
-    assert checkpoint.load_local(tmp_path, STEP, 0) == b"own"
+    assert store.load_local(tmp_path, STEP, 0) == b"own"
 
 
 @attack(

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from midstep.processor import checkpoint, tree
-from midstep.processor.checkpoints import Checkpoints
-from midstep.processor.fence import MARK, Fence
+from midstep.processor import tree
+from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints.fence import MARK, Fence
+from midstep.processor.checkpoints.writer import CheckpointWriter
 from midstep.protocol.errors import CheckpointError
 
 from .attack import attack
@@ -43,9 +44,9 @@ def shard() -> Shard:
 def save(directory: Path, step: int, *, ranks: int = 2, attempt: str = "0") -> Path:
     """Write a complete checkpoint."""
     for rank in range(ranks):
-        checkpoint.save_local(directory, step, rank, b"own %d %d" % (rank, step), attempt=attempt)
-    checkpoint.save_shard(directory, step, "replicated", shard(), attempt=attempt)
-    return checkpoint.publish(directory, step, world_size=ranks, attempt=attempt)
+        store.save_local(directory, step, rank, b"own %d %d" % (rank, step), attempt=attempt)
+    store.save_shard(directory, step, "replicated", shard(), attempt=attempt)
+    return store.publish(directory, step, world_size=ranks, attempt=attempt)
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +114,8 @@ def test_one_bad_entry_hides_no_checkpoint(directory: Path, plant: Any, caplog: 
     """It stays where it is, and is said once."""
     plant(directory / "step-00009999")
     for _ in range(2):
-        assert checkpoint.complete_steps(directory) == tuple(range(10, NEWEST + 1, 10))
-    assert checkpoint.prune(directory, keep=2) == tuple(range(10, NEWEST - 10, 10))
+        assert store.complete_steps(directory) == tuple(range(10, NEWEST + 1, 10))
+    assert store.prune(directory, keep=2) == tuple(range(10, NEWEST - 10, 10))
     assert os.path.lexists(directory / "step-00009999")
     assert sum("step-00009999" in record.getMessage() for record in caplog.records) == 1
 
@@ -139,7 +140,7 @@ def test_an_error_at_one_entry_hides_no_other(directory: Path, monkeypatch: pyte
     for name in ("open", "lstat", "stat"):
         monkeypatch.setattr(os, name, broken(getattr(os, name)))
     monkeypatch.setattr(Path, "stat", broken(Path.stat))
-    found = checkpoint.complete_steps(directory)
+    found = store.complete_steps(directory)
     monkeypatch.undo()
     assert found == tuple(step for step in range(10, NEWEST + 1, 10) if step != 50)
 
@@ -175,9 +176,9 @@ def test_a_damaged_manifest_is_not_believed(directory: Path, elsewhere: Path, da
         changes = {"parts": {**manifest["parts"], **changes["parts"]}}
         (directory / f"step-{NEWEST:08d}" / "model.pickle").write_bytes(b"kept")
     path.write_text(json.dumps("manifest" if changes is None else {**manifest, **changes}))
-    assert checkpoint.complete_steps(directory)[-1] == NEWEST - 10
+    assert store.complete_steps(directory)[-1] == NEWEST - 10
     with pytest.raises(CheckpointError):
-        checkpoint.world_size_of(directory, NEWEST)
+        store.world_size_of(directory, NEWEST)
 
 
 @attack(
@@ -189,7 +190,7 @@ def test_a_damaged_manifest_is_not_believed(directory: Path, elsewhere: Path, da
 def test_a_manifest_nested_too_deep_is_damaged(directory: Path, text: bytes) -> None:
     """It ends no process."""
     (directory / f"step-{NEWEST:08d}" / "manifest.json").write_bytes(text)
-    assert checkpoint.complete_steps(directory)[-1] == NEWEST - 10
+    assert store.complete_steps(directory)[-1] == NEWEST - 10
 
 
 @attack(
@@ -205,10 +206,10 @@ def test_a_link_to_elsewhere_is_followed_by_nothing(tmp_path: Path, elsewhere: P
     save(directory, 30)
     (directory / "step-00000010").symlink_to(whole)
     (directory / "step-00000015.tmp-gone").symlink_to(elsewhere.parent)
-    assert checkpoint.complete_steps(directory) == (20, 30)
-    checkpoint.prune(directory, keep=1)
-    assert checkpoint.complete_steps(directory) == (30,)
-    assert checkpoint.complete_steps(outside) == (10,)
+    assert store.complete_steps(directory) == (20, 30)
+    store.prune(directory, keep=1)
+    assert store.complete_steps(directory) == (30,)
+    assert store.complete_steps(outside) == (10,)
     assert elsewhere.read_bytes() == b"kept"
 
 
@@ -223,7 +224,7 @@ def test_nothing_is_written_through_a_planted_link(tmp_path: Path, elsewhere: Pa
     directory.mkdir()
     (directory / "step-00000010.tmp-0").symlink_to(elsewhere.parent)
     with pytest.raises(CheckpointError, match="something else has its name"):
-        checkpoint.save_local(directory, 10, 0, b"overwritten")
+        store.save_local(directory, 10, 0, b"overwritten")
     (directory / f"world.{os.getpid()}.new").symlink_to(elsewhere)
     Fence(directory).take("gpt", 1, "node0")
     assert elsewhere.read_bytes() == b"kept"
@@ -245,9 +246,9 @@ def test_what_midstep_has_not_written_is_not_removed(tmp_path: Path) -> None:
         path.write_text("mine")
     save(tmp_path, 20)
     save(tmp_path, 30)
-    assert checkpoint.complete_steps(tmp_path) == (10, 20, 30)
-    checkpoint.prune(tmp_path, keep=1)
-    assert checkpoint.complete_steps(tmp_path) == (30,)
+    assert store.complete_steps(tmp_path) == (10, 20, 30)
+    store.prune(tmp_path, keep=1)
+    assert store.complete_steps(tmp_path) == (30,)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"mine") == [
         "notes.txt",
         "notes.txt",
@@ -265,7 +266,7 @@ class Writer:
             settings=settings, rank=0, job="gpt", node="node0", generation=1, world_size=1, local_states=local_states
         )
         framework: Any = SimpleNamespace(writes=lambda: ("replicated",), open_shard=lambda shard_id: shard())
-        self.checkpoints = Checkpoints(runtime, framework)
+        self.checkpoints = CheckpointWriter(runtime, framework)
         self.checkpoints.take_over(1)
 
     def write(self, step: int) -> None:
@@ -283,8 +284,8 @@ def test_an_older_job_does_not_cost_the_new_one_its_checkpoints(directory: Path)
     writer = Writer(directory, keep=2)
     for step in (1, 2, 3):
         writer.write(step)
-        assert step in checkpoint.complete_steps(directory)
-    assert checkpoint.complete_steps(directory)[:3] == (2, 3, 10)
+        assert step in store.complete_steps(directory)
+    assert store.complete_steps(directory)[:3] == (2, 3, 10)
 
 
 @pytest.fixture
@@ -304,7 +305,7 @@ def test_what_midstep_makes_can_be_written_to_by_its_user_only(tmp_path: Path) -
     """The folders above that it makes are no exception, nor is what is unfinished."""
     directory = tmp_path / "made" / "by" / "midstep"
     Writer(directory, keep=2).write(10)
-    checkpoint.save_local(directory, 20, 0, b"own")
+    store.save_local(directory, 20, 0, b"own")
     made = [tmp_path / "made", *(tmp_path / "made").rglob("*")]
     assert {path.name for path in made} >= {MARK, "manifest.json", "own-0.bin", "replicated.safetensors"}
     open_to_others = {path.name: oct(path.stat().st_mode) for path in made if path.stat().st_mode & 0o027}
@@ -364,7 +365,7 @@ def test_a_part_may_be_written_by_two_processes_at_once(tmp_path: Path) -> None:
         try:
             for _ in range(200):
                 start.wait(30.0)
-                checkpoint.save_local(tmp_path, 7, 0, b"state" * 1000)
+                store.save_local(tmp_path, 7, 0, b"state" * 1000)
         except CheckpointError as error:
             failures.append(error)
             start.abort()

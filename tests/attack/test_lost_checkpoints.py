@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from midstep.processor import checkpoint
+from midstep.processor.checkpoints import store
 from midstep.protocol.incidents import JobStatus
 
 from ..chaos.jobs import ROOMY, Job
@@ -39,13 +39,13 @@ def resumed(status: JobStatus) -> bool:
 @attack(
     "a stray file lies among ten checkpoints, then all of them are damaged, each time before a restart of all ranks",
     holds="training continues from the newest checkpoint; without any the job stops instead of beginning at step 0",
-    reads="the reason of the stop: the directory, what was found there, and `checkpoint.begin_again`",
+    reads="the reason of the stop: the directory, what was found there, and `store.begin_again`",
 )
 def test_checkpoints_are_used_while_one_is_left_and_training_never_begins_again(job: Job) -> None:
     """Only the user throws away what has been trained."""
     directory = job.directory / "checkpoints"
     job.held_at(FIRST_GATE)
-    assert checkpoint.complete_steps(directory) == tuple(range(EVERY, FIRST_GATE, EVERY))
+    assert store.complete_steps(directory) == tuple(range(EVERY, FIRST_GATE, EVERY))
     (directory / "step-00009999").write_text("not a checkpoint")
     job.rank_process(1).kill()
     job.until(resumed, "the first restart")

@@ -247,7 +247,7 @@ MUTANTS = (
     ),
     Mutant(
         "take a torn update for a whole one",
-        "midstep.processor.standing",
+        "midstep.processor.step_state",
         "self.updating = self.ready = self.clean = False",
         "self.count, self.updating, self.ready = self.count + 1, False, False",
     ),
@@ -283,25 +283,25 @@ MUTANTS = (
     ),
     Mutant(
         "be ready without the gradients",
-        "midstep.processor.standing",
+        "midstep.processor.step_state",
         "        self.ready = False\n",
         "        pass\n",
     ),
     Mutant(
         "report a step too few",
-        "midstep.processor.standing",
+        "midstep.processor.step_state",
         "committed=self.count,",
         "committed=max(0, self.count - 1),",
     ),
     Mutant(
         "stand at another step after the rollback",
-        "midstep.processor.standing",
+        "midstep.processor.step_state",
         "= step, False, False",
         "= step + 1, False, False",
     ),
     Mutant(
         "hand out what is being overwritten",
-        "midstep.processor.standing",
+        "midstep.processor.step_state",
         "            self.clean = False\n",
         "            pass\n",
     ),

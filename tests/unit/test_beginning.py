@@ -13,13 +13,14 @@ from midstep.controller.beginning import why_not_begin
 from midstep.controller.recovery.state import Phase
 from midstep.devices.base import Damage
 from midstep.policies.schema import CheckpointPolicy, Policy
-from midstep.processor import checkpoint, checkpoint_survey
-from midstep.processor.checkpoint_entries import LATEST, set_aside
-from midstep.processor.checkpoint_files import remove_checkpoint
-from midstep.processor.checkpoint_survey import survey
-from midstep.processor.fence import Fence
-from midstep.processor.rejoining import Rejoining
-from midstep.processor.standing import Standing
+from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import survey as checkpoint_survey
+from midstep.processor.checkpoints.entries import LATEST, set_aside
+from midstep.processor.checkpoints.fence import Fence
+from midstep.processor.checkpoints.files import remove_checkpoint
+from midstep.processor.checkpoints.survey import survey
+from midstep.processor.recovery_phases import RecoveryPhases
+from midstep.processor.step_state import StepState
 from midstep.protocol.messages import Rejoin
 from midstep.protocol.types import (
     CheckpointTrace,
@@ -126,9 +127,9 @@ def test_a_job_ends_with_that_reason_unless_the_policy_says_otherwise(begin_agai
 
 def save(directory: Path, step: int) -> Path:
     """Write a complete checkpoint of one rank whose shard is empty."""
-    checkpoint.save_local(directory, step, 0, b"own")
-    checkpoint._save(directory, step, checkpoint.ATTEMPT, "all.safetensors", lambda file: None)
-    return checkpoint.publish(directory, step, world_size=1)
+    store.save_local(directory, step, 0, b"own")
+    store._save(directory, step, store.ATTEMPT, "all.safetensors", lambda file: None)
+    return store.publish(directory, step, world_size=1)
 
 
 def test_a_directory_that_comes_back_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +204,7 @@ def test_where_training_begins_again_older_checkpoints_are_kept_aside(tmp_path: 
         "step-00000040",
     }
     save(tmp_path, 5)
-    assert checkpoint.prune(tmp_path, keep=1, written=5) == ()
+    assert store.prune(tmp_path, keep=1, written=5) == ()
     assert (tmp_path / "step-00000010.aside-gpt-g1" / "own-0.bin").read_bytes() == b"own"
 
 
@@ -213,10 +214,10 @@ def test_what_cannot_be_removed_stops_neither_pruning_nor_going_back(tmp_path: P
         save(tmp_path, step)
     for step in (1, 4):
         (tmp_path / f"step-{step:08d}" / "mine").mkdir()
-    assert checkpoint.prune(tmp_path, keep=3) == (2,)
+    assert store.prune(tmp_path, keep=3) == (2,)
     (tmp_path / "step-00000005" / "manifest.json").write_text("{")
-    checkpoint.forget_after(tmp_path, 3, "gpt-g2")
-    assert checkpoint.complete_steps(tmp_path) == (3,)
+    store.forget_after(tmp_path, 3, "gpt-g2")
+    assert store.complete_steps(tmp_path) == (3,)
     left = {path.name for path in tmp_path.glob("step-*")}
     assert left == {"step-00000001", "step-00000003", "step-00000004", "step-00000005.aside-gpt-g2"}
 
@@ -232,7 +233,7 @@ class Played:
         return lambda *_, **__: None
 
     def clean(self) -> Damage:
-        """Nothing was struck."""
+        """Nothing is corrupted."""
         return Damage.NONE
 
     def run(self, phase: InjectionPoint, generation: int, default: Callable[[], None], step: int) -> None:
@@ -245,7 +246,7 @@ def test_rank_0_leaves_an_earlier_training_behind_where_training_begins(tmp_path
     """Before it is said to be ready."""
     save(tmp_path, 10)
     played: Any = Played(tmp_path, rank)
-    rejoining = Rejoining(played, played, played, Standing(clean=True))
+    rejoining = RecoveryPhases(played, played, played, StepState(clean=True))
     part = RepairPart(0, RestoreSource.REPLICA)
     rejoining.repair(Rejoin(rank, 1, Rendezvous("127.0.0.1", 1, "secret"), connected=True, part=part))
     assert (tmp_path / "step-00000010.aside-gpt-g1").exists() is moved

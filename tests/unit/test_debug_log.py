@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from midstep.processor.debug_log import DebugLog
+from midstep.processor.exception_policy import ExceptionPolicy
 from midstep.processor.exceptions import Reaction
 from midstep.processor.runtime import Runtime
-from midstep.processor.verdicts import Verdicts
 from midstep.protocol.rank_logs import debug_log, show_once
 
 
@@ -37,7 +37,7 @@ def judge(rank: Rank, error: Exception) -> Reaction:
     try:
         raise error
     except type(error) as caught:
-        return Verdicts(cast(Runtime, rank)).in_training(caught)
+        return ExceptionPolicy(cast(Runtime, rank)).in_training(caught)
 
 
 @pytest.mark.parametrize(

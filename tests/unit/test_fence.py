@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.processor.fence import MARK, Fence
+from midstep.processor.checkpoints.fence import MARK, Fence
 from midstep.protocol.errors import CheckpointError
 
 

@@ -5,11 +5,11 @@ from typing import cast
 
 import pytest
 
+from midstep.processor.framework import Framework
 from midstep.processor.injection_points import InjectionPoints
 from midstep.processor.ledger import HISTORY_STEPS, Ledger, Step
-from midstep.processor.lifecycle import Framework
-from midstep.processor.standing import Standing
 from midstep.processor.step_clock import StepClock
+from midstep.processor.step_state import StepState
 from midstep.protocol.blackbox import BlackBox
 from midstep.protocol.errors import CommunicatorAborted, InjectedFault, Interrupted, ProtocolViolation
 from midstep.protocol.types import Activity, ArmedFault, FaultAction, InjectionPoint, RankProgress
@@ -25,7 +25,7 @@ class Journey:
         self.swap_breaks = self.barrier_breaks = False
         self.finish_update = False
         self.device_fails_in = ""
-        self.standing = Standing(clean=True)
+        self.step_state = StepState(clean=True)
 
     def interrupted(self) -> bool:
         return self.stop
@@ -42,11 +42,11 @@ class Journey:
         return step != self.boundary
 
     def keep_local(self, step: int, blob: bytes) -> bytes:
-        self.went.append(f"keep {step} {blob.decode()} ready={self.standing.ready}")
+        self.went.append(f"keep {step} {blob.decode()} ready={self.step_state.ready}")
         return blob
 
     def swap_local(self, step: int, blob: bytes) -> None:
-        self.went.append(f"swap {step} {blob.decode()} ready={self.standing.ready}")
+        self.went.append(f"swap {step} {blob.decode()} ready={self.step_state.ready}")
         if self.swap_breaks:
             raise CommunicatorAborted("the buddy is gone")
 
@@ -56,7 +56,7 @@ class Journey:
             raise CommunicatorAborted("a peer is gone")
 
     def hold_at_barrier(self) -> bool:
-        self.went.append(f"hold at {self.standing.count} ready={self.standing.ready}")
+        self.went.append(f"hold at {self.step_state.count} ready={self.step_state.ready}")
         return self.finish_update
 
     def committed(self, committed: int, median_step_s: float) -> None:
@@ -79,7 +79,7 @@ def ledger_of(journey: Journey, *armed: ArmedFault, clock: Callable[[], float] =
     injection_points = InjectionPoints(0, 1, armed)
     framework = cast(Framework, journey)
     step_clock = StepClock(None, injection_points, 1)
-    return Ledger(journey, framework, injection_points, step_clock, standing=journey.standing, clock=clock)
+    return Ledger(journey, framework, injection_points, step_clock, step_state=journey.step_state, clock=clock)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_step_ends_in_one_order(journey: Journey) -> None:
     ledger = ledger_of(journey)
     for step in ledger.steps(1):
         with step.update():
-            journey.went.append(f"update, count {ledger.count}, updating {journey.standing.updating}")
+            journey.went.append(f"update, count {ledger.count}, updating {journey.step_state.updating}")
     assert journey.went == [
         "capture",
         "keep 1 own ready=False",
@@ -103,7 +103,7 @@ def test_a_step_ends_in_one_order(journey: Journey) -> None:
         "update, count 0, updating True",
         "committed 1",
     ]
-    assert (ledger.count, journey.standing.ready, journey.standing.updating) == (1, False, False)
+    assert (ledger.count, journey.step_state.ready, journey.step_state.updating) == (1, False, False)
 
 
 def test_all_steps_are_counted(journey: Journey) -> None:
@@ -125,7 +125,7 @@ def test_a_broken_barrier_holds_and_repeats_the_step(journey: Journey) -> None:
     with pytest.raises(Interrupted):
         ledger.enter_update(0)
     assert journey.went[-1] == "hold at 0 ready=True"
-    assert (ledger.count, journey.standing.updating) == (0, False)
+    assert (ledger.count, journey.step_state.updating) == (0, False)
 
 
 def test_a_swap_that_breaks_meets_nobody_and_holds(journey: Journey) -> None:
@@ -147,7 +147,7 @@ def test_a_capture_that_raises_whatever_it_raises_begins_no_update(journey: Jour
     journey.capture_local = capture_local  # type: ignore[method-assign]
     with pytest.raises(StopIteration):
         ledger.enter_update(0)
-    assert (journey.standing.ready, journey.standing.updating) == (False, False)
+    assert (journey.step_state.ready, journey.step_state.updating) == (False, False)
 
 
 def test_a_broken_barrier_can_finish_the_update(journey: Journey) -> None:
@@ -159,7 +159,7 @@ def test_a_broken_barrier_can_finish_the_update(journey: Journey) -> None:
         _run(ledger, 5, update=lambda: journey.went.append("update"), after=after.append)
     assert after == [0]
     assert journey.went[-2:] == ["hold at 0 ready=True", "update"]
-    assert (ledger.count, journey.standing.ready, ledger.order.held) == (1, False, True)
+    assert (ledger.count, journey.step_state.ready, ledger.order.held) == (1, False, True)
 
 
 def test_the_last_step_finished_at_a_broken_barrier_ends_the_loop(journey: Journey) -> None:
@@ -190,7 +190,7 @@ def test_an_interruption_before_the_barrier_does_not_enter_it(journey: Journey) 
     with pytest.raises(Interrupted), step.update():
         journey.went.append("update")
     assert journey.went == []
-    assert not journey.standing.ready
+    assert not journey.step_state.ready
 
 
 def test_an_interruption_in_the_update_lets_it_finish(journey: Journey) -> None:
@@ -228,8 +228,8 @@ def test_a_reset_forgets_the_interrupted_step(journey: Journey) -> None:
     ledger.enter_update(0)
     ledger.leave_update(0)
     ledger.order.rolled_back(1)
-    standing = journey.standing
-    assert (standing.count, standing.ready, standing.updating, ledger.order.held) == (1, False, False, False)
+    step_state = journey.step_state
+    assert (step_state.count, step_state.ready, step_state.updating, ledger.order.held) == (1, False, False, False)
 
 
 def test_a_step_without_an_update_is_a_violation(journey: Journey) -> None:
@@ -304,7 +304,8 @@ def _run(
 def test_the_clock_goes_on_after_a_pause_that_raised(journey: Journey) -> None:
     """An evaluation that fails, and is caught, leaves no announced pause behind."""
     injection_points, box = InjectionPoints(1, 1), BlackBox.create(1, 4096)
-    ledger = Ledger(journey, journey, injection_points, StepClock(box, injection_points, 1), standing=journey.standing)  # type: ignore[arg-type]
+    clock = StepClock(box, injection_points, 1)
+    ledger = Ledger(journey, journey, injection_points, clock, step_state=journey.step_state)  # type: ignore[arg-type]
 
     def evaluate() -> None:
         with ledger.paused():
@@ -330,7 +331,7 @@ def test_a_step_is_not_ready_before_the_device_has_done_it(journey: Journey) -> 
     journey.device_fails_in = "step"
     with pytest.raises(RuntimeError, match="UCE"):
         ledger.enter_update(0)
-    assert (journey.standing.ready, journey.standing.updating, journey.went) == (False, False, [])
+    assert (journey.step_state.ready, journey.step_state.updating, journey.went) == (False, False, [])
 
 
 def test_an_update_is_not_committed_before_the_device_has_done_it(journey: Journey) -> None:
@@ -340,7 +341,7 @@ def test_an_update_is_not_committed_before_the_device_has_done_it(journey: Journ
     ledger.enter_update(0)
     with pytest.raises(RuntimeError, match="UCE"):
         ledger.leave_update(0)
-    assert (ledger.count, journey.standing.updating) == (0, True)
+    assert (ledger.count, journey.step_state.updating) == (0, True)
 
 
 def test_a_boundary_is_left_between_two_steps(journey: Journey) -> None:
@@ -349,5 +350,5 @@ def test_a_boundary_is_left_between_two_steps(journey: Journey) -> None:
     journey.boundary = 2
     with pytest.raises(Interrupted):
         _run(ledger, 5)
-    assert (ledger.count, journey.standing.ready) == (2, False)
+    assert (ledger.count, journey.step_state.ready) == (2, False)
     assert journey.went[-1] == "committed 2"

@@ -42,7 +42,7 @@ def test_the_struck_rank_keeps_its_process_and_the_step_is_repeated() -> None:
     decision = cluster.machine.incidents[0].decisions[0]
     assert decision.rung is Rung.RETRY_STEP
     assert decision.reason == (
-        "rank 1 had device memory struck, rank 1 keeps its process and mends it there: the step is repeated, "
+        "rank 1 had an uncorrectable memory error, rank 1 keeps its process and mends it there: the step is repeated, "
         "keeping 4 processes alive"
     )
     for rank in (0, 2, 3):

@@ -14,8 +14,8 @@ from midstep.devices.base import Damage
 from midstep.devices.cpu import CpuDevice
 from midstep.devices.fake_chip import CHIP, Chip
 from midstep.devices.npu import NpuDevice
-from midstep.processor.rejoining import Rejoining
-from midstep.processor.standing import Standing
+from midstep.processor.recovery_phases import RecoveryPhases
+from midstep.processor.step_state import StepState
 from midstep.protocol.errors import ConfigurationError, RecoveryError
 from midstep.protocol.injection import DEVICE_FAULT_ACTIONS, FaultAction
 from midstep.protocol.types import ShardHold
@@ -184,11 +184,11 @@ def test_every_shard_in_corrupted_memory_counts_as_lost(device: NpuDevice) -> No
     settings = SimpleNamespace(checkpoint_directory=None)
     runtime: Any = SimpleNamespace(device=device, connected=True, black_box=box, settings=settings)
     nothing: Any = None
-    standing = Standing(clean=True)
-    rejoining = Rejoining(runtime, cast("Any", framework), nothing, standing)
+    step_state = StepState(clean=True)
+    rejoining = RecoveryPhases(runtime, cast("Any", framework), nothing, step_state)
     CHIP.corrupt(flat[50:])
     device.stop()
-    standing.strike(rejoining.inspect())
+    step_state.mark_corrupted(rejoining.inspect())
     assert [hold.shard_id for hold in rejoining.survey(0.0).holds] == ["apart"]
     assert not device.corrupted([flat])
 

@@ -10,8 +10,8 @@ from midstep.processor import rank_actions as act
 from midstep.processor.rank_actions import Action, Actions, Ended
 from midstep.processor.rank_loop import GIVEN_UP, RankLoop
 from midstep.processor.session import Order, Session, Stage
-from midstep.processor.standing import Standing
 from midstep.processor.step_order import StepOrder
+from midstep.processor.step_state import StepState
 from midstep.processor.train_thread import TrainThread
 from midstep.protocol.errors import CommunicatorAborted, LinkUpFailed, StateLost
 from midstep.protocol.messages import (
@@ -56,9 +56,9 @@ class Rank:
 
     def __init__(self, *orders: Order, early: bool = False) -> None:
         self.session = Session(RANK, incarnation=2, generation=0)
-        self.standing = Standing(clean=True)
-        self.steps = StepOrder(self.standing, self)
-        self.loop = RankLoop(self.session, self.standing, self.steps, early=early)
+        self.step_state = StepState(clean=True)
+        self.steps = StepOrder(self.step_state, self)
+        self.loop = RankLoop(self.session, self.step_state, self.steps, early=early)
         self.orders = list(orders)
         self.asked: list[Action] = []
         self.failure: str | None = None
@@ -66,7 +66,7 @@ class Rank:
         self.boundary = False
         self.raises: dict[type[Action], Exception] = {}
         self.also: dict[type[Action], Callable[[], object]] = {}
-        self.struck: list[str] = []
+        self.corrupted: list[str] = []
 
     def interrupted(self) -> bool:
         return self.session.quiescing
@@ -102,9 +102,9 @@ class Rank:
             act.AwaitOrder: self._order,
             act.Train: lambda: self.ends.pop(0),
             act.FindFailure: lambda: self.failure,
-            act.Inspect: lambda: self.struck,
-            act.Clean: lambda: self.struck,
-            act.Survey: lambda: self.standing.report((), (), (), CheckpointTrace()),
+            act.Inspect: lambda: self.corrupted,
+            act.Clean: lambda: self.corrupted,
+            act.Survey: lambda: self.step_state.report((), (), (), CheckpointTrace()),
             act.EndPhase: lambda: SECONDS,
             act.Repair: lambda: 7,
             act.Save: lambda: ("/checkpoints", "disk full"),
@@ -245,7 +245,7 @@ def test_what_the_process_cannot_go_on_with_ends_it() -> None:
 
 def test_memory_that_was_struck_after_the_report_makes_the_plan_void() -> None:
     rank = started()
-    rank.struck = ["parameters"]
+    rank.corrupted = ["parameters"]
     rank.play()
     judged = [action.error for action in rank.asked if isinstance(action, act.JudgeFailure)]
     assert [type(error) for error in judged] == [StateLost]

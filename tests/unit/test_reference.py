@@ -15,7 +15,7 @@ import pdoc
 import pytest
 
 from midstep import TrainState
-from midstep.processor import lifecycle
+from midstep.processor import framework
 
 OUT = Path(__file__).resolve().parents[2] / "out" / "api"
 
@@ -30,7 +30,7 @@ PUBLIC: dict[str, tuple[str, ...] | None] = {
 # public methods of a public class that only the recovery calls
 INTERNAL = {
     name
-    for protocol in (lifecycle.Framework, lifecycle.Expectant, lifecycle.Rescalable)
+    for protocol in (framework.Framework, framework.Expectant, framework.Rescalable)
     for name in vars(protocol)
     if not name.startswith("_") and name != "audit"
 }

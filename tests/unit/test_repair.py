@@ -309,7 +309,7 @@ def test_a_rank_that_kept_its_process_gets_just_the_shards_that_were_struck() ->
     assert [(move.shard_id, move.source) for move in received(plan, 1)] == [("b", 0)]
     assert [(move.shard_id, move.source) for move in received(plan, 2)] == [("a", 1)]
     assert plan.parts[1].local_states == ()
-    assert "rank 1 keeps the rest and gets 1.0 MB for what was struck: shard b" in plan.reasons
+    assert "rank 1 keeps the rest and gets 1.0 MB for corrupted memory: shard b" in plan.reasons
 
 
 def test_a_rank_with_a_struck_shard_does_not_finish_an_update_that_it_cannot_make() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.processor.standing import Standing
 from midstep.processor.step_order import Act, Leave, StepOrder
+from midstep.processor.step_state import StepState
 from midstep.protocol.errors import Interrupted, ProtocolViolation
 from midstep.protocol.types import CheckpointTrace, RepairPart, RestoreSource, ShardHold, ShardTransfer, StepReport
 
@@ -32,8 +32,8 @@ class Rank:
     """One rank with its order and standing, at an act of its step's end or before it."""
 
     def __init__(self) -> None:
-        self.wishes, self.standing = Wishes(), Standing(clean=True)
-        self.order = StepOrder(self.standing, self.wishes)
+        self.wishes, self.step_state = Wishes(), StepState(clean=True)
+        self.order = StepOrder(self.step_state, self.wishes)
         self.end: Generator[Act, bool, None] | None = None
         self.act: Act | None = None
 
@@ -54,7 +54,7 @@ class Rank:
 
     def report(self) -> StepReport:
         """What it says at barrier one."""
-        return self.standing.report(HOLDS, (), (), CheckpointTrace())
+        return self.step_state.report(HOLDS, (), (), CheckpointTrace())
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_the_end_of_a_step_has_one_order(rank: Rank) -> None:
     rank.to(Act.FINISH)
     seen = []
     while rank.act is not None:
-        seen.append((rank.act, rank.standing.ready, rank.standing.updating))
+        seen.append((rank.act, rank.step_state.ready, rank.step_state.updating))
         rank.answer(well=True)
     assert seen == [
         (Act.FINISH, False, False),
@@ -76,9 +76,9 @@ def test_the_end_of_a_step_has_one_order(rank: Rank) -> None:
         (Act.MEET, True, False),
         (Act.PUBLISH, True, False),
     ]
-    assert rank.standing.updating
+    assert rank.step_state.updating
     assert rank.order.commit()
-    assert (rank.standing.count, rank.standing.ready, rank.standing.updating) == (1, False, False)
+    assert (rank.step_state.count, rank.step_state.ready, rank.step_state.updating) == (1, False, False)
 
 
 def test_who_does_not_get_its_wards_state_meets_nobody(rank: Rank) -> None:
@@ -151,18 +151,18 @@ def test_a_failure_of_its_own_after_a_finished_update_is_reported_before_anythin
 
 def test_gradients_that_were_dropped_can_finish_no_update(rank: Rank) -> None:
     rank.to(Act.SWAP)
-    rank.standing.gradients_dropped()
+    rank.step_state.gradients_dropped()
     assert not rank.report().ready
 
 
 def test_what_was_struck_is_not_held_and_takes_the_gradients_with_it(rank: Rank) -> None:
     rank.to(Act.SWAP)
-    rank.standing.strike(["a"])
-    assert rank.standing.struck_since
+    rank.step_state.mark_corrupted(["a"])
+    assert rank.step_state.corrupted_since_report
     report = rank.report()
-    assert not rank.standing.struck_since
+    assert not rank.step_state.corrupted_since_report
     assert (report.clean, report.ready, [hold.shard_id for hold in report.holds]) == (True, False, ["b"])
-    rank.standing.whole_again()
+    rank.step_state.whole_again()
     assert rank.report().holds == HOLDS
 
 
@@ -178,9 +178,9 @@ def test_what_was_struck_is_not_held_and_takes_the_gradients_with_it(rank: Rank)
     ids=["nothing", "one shard of the same step", "as its source", "another step", "a checkpoint"],
 )
 def test_what_a_repair_overwrites_is_not_whole_meanwhile(part: RepairPart, clean: bool, held: list[str]) -> None:
-    standing = Standing(clean=True)
-    standing.repairing(part, rank=0)
-    report = standing.report(HOLDS, (), (), CheckpointTrace())
+    step_state = StepState(clean=True)
+    step_state.repairing(part, rank=0)
+    report = step_state.report(HOLDS, (), (), CheckpointTrace())
     assert (report.clean, [hold.shard_id for hold in report.holds]) == (clean, held)
 
 
@@ -196,10 +196,10 @@ def test_a_struck_shard_that_has_come_is_there_though_the_rollback_is_not_over(
     part: RepairPart, clean: bool, held: list[str]
 ) -> None:
     """Its source may be lost in between: then this is the only copy."""
-    standing = Standing(clean=True)
-    standing.repairing(part, rank=0)
-    standing.repaired()
-    report = standing.report(HOLDS, (), (), CheckpointTrace())
+    step_state = StepState(clean=True)
+    step_state.repairing(part, rank=0)
+    step_state.repaired()
+    report = step_state.report(HOLDS, (), (), CheckpointTrace())
     assert (report.clean, [hold.shard_id for hold in report.holds]) == (clean, held)
 
 
@@ -215,8 +215,8 @@ class Ranks:
     def turn(self, who: int, *, well: bool) -> None:
         """Have one rank go on by one act, where it can."""
         each = self.all[who]
-        step = each.standing.count
-        if each.standing.updating:
+        step = each.step_state.count
+        if each.step_state.updating:
             each.order.commit()
             each.end = each.act = None
         elif each.end is None:
@@ -230,10 +230,10 @@ class Ranks:
     def _begin(self, each: Rank, who: int) -> None:
         if not self._broken:
             each.to(Act.SWAP)
-            self._swapping.setdefault(each.standing.count, set()).add(who)
+            self._swapping.setdefault(each.step_state.count, set()).add(who)
 
     def _completes(self, each: Rank, who: int) -> bool:
-        size, step = len(self.all), each.standing.count
+        size, step = len(self.all), each.step_state.count
         if each.act is Act.SWAP:
             return (who - 1) % size in self._swapping[step]
         return len(self._meeting[step]) == size
@@ -246,7 +246,7 @@ def test_who_has_not_committed_what_another_has_can_finish_it(size: int, turns: 
     for number, well in turns:
         ranks.turn(number % size, well=well)
     for each in ranks.all:
-        if each.standing.updating:  # who is in its update is let finish it
+        if each.step_state.updating:  # who is in its update is let finish it
             each.order.commit()
     reports = [each.report() for each in ranks.all]
     newest = max(report.committed for report in reports)

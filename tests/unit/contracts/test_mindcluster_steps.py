@@ -302,7 +302,7 @@ def test_exit_without_a_complete_copy_says_that_there_is_no_checkpoint() -> None
 
 
 def struck(job: PlayedJob, rank: int) -> None:
-    """Device memory of a rank was struck: its process lives, and can mend what it lost."""
+    """Device memory of a rank has an error: its process lives, and can mend what it lost."""
     job.processes[rank].clean = False
     job.report(FaultKind.MEMORY, rank, mendable=True, level=FaultLevel.RESTART_BUSINESS)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..protocol.errors import CheckpointError
-from .checkpoint_files import (
+from ...protocol.errors import CheckpointError
+from .files import (
     DAMAGED,
     MANIFEST,
     holds_own_files,

@@ -17,10 +17,10 @@ import msgspec
 import torch
 import xxhash
 
-from ..protocol.errors import CheckpointError, RecoveryError
-from . import tree
-from .checkpoint_files import create, open_regular
-from .lifecycle import OpenShard
+from ...protocol.errors import CheckpointError, RecoveryError
+from .. import tree
+from ..framework import OpenShard
+from .files import create, open_regular
 
 HEADER_KEY = "midstep_header"
 _METADATA = "__metadata__"

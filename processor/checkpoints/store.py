@@ -18,13 +18,14 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from ..protocol.errors import CheckpointError, RecoveryError
-from .checkpoint_entries import complete_steps as complete_steps
-from .checkpoint_entries import forget_after as forget_after
-from .checkpoint_entries import move_aside, note_latest
-from .checkpoint_entries import prune as prune
-from .checkpoint_entries import set_aside as set_aside
-from .checkpoint_files import (
+from ...protocol.errors import CheckpointError, RecoveryError
+from ..framework import Framework, OpenShard
+from .entries import complete_steps as complete_steps
+from .entries import forget_after as forget_after
+from .entries import move_aside, note_latest
+from .entries import prune as prune
+from .entries import set_aside as set_aside
+from .files import (
     DAMAGED,
     MANIFEST,
     MOST_MANIFEST_BYTES,
@@ -39,7 +40,6 @@ from .checkpoint_files import (
     warn_once,
     write_whole,
 )
-from .lifecycle import Framework, OpenShard
 from .manifest import FORMAT, MOST_OWN_BYTES, Manifest, Part, own_name, read_manifest, read_record, step_directory
 from .shard_file import HashedFile, read_shard, write_shard
 

@@ -1,4 +1,4 @@
-"""What an exception in the train thread means for this process, and the report of it."""
+"""Decide what an exception in the train thread means for this process, and report it."""
 
 import logging
 import traceback
@@ -12,7 +12,7 @@ from ..protocol.errors import CallbackFailed
 from ..protocol.rank_logs import show_once
 from ..protocol.types import FaultKind
 from .exception_patterns import patterns_here
-from .exceptions import Finding, Reaction, chain_of, classify, fault_on_the_way_back, reaction
+from .exceptions import Finding, Reaction, chain_of, classify, fault_in_recovery, reaction
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -22,8 +22,8 @@ HISTORY_UPDATES = 10_000
 _log = logging.getLogger("midstep")
 
 
-class Verdicts:
-    """Judges exceptions, in the train thread."""
+class ExceptionPolicy:
+    """Classifies exceptions, and reports the fault behind each. Used by the train thread."""
 
     def __init__(self, runtime: "Runtime") -> None:
         self._runtime = runtime
@@ -31,13 +31,13 @@ class Verdicts:
         self._updates: deque[tuple[int, int]] = deque(maxlen=HISTORY_UPDATES)  # step, and when by the device's clock
 
     def update_begins(self, step: int) -> None:
-        """The update of a step begins: remember when, where the device has a clock that its errors go by."""
+        """Remember when the update of a step begins, if the device time-stamps its errors."""
         now_us = self._runtime.device.now_us()
         if now_us is not None:
             self._updates.append((step, now_us))
 
     def in_training(self, error: Exception) -> Reaction:
-        """Say what an exception of the train function means, and report it if it is news."""
+        """Return what to do about an exception of the train function; report it unless another fault caused it."""
         runtime = self._runtime
         finding, spread = self._with_window(classify(chain_of(error), self._patterns))
         collateral = runtime.interrupted() or runtime.communicator.failed is not None
@@ -50,13 +50,13 @@ class Verdicts:
             runtime.debug_log.note(f"reported, and this process lives on: {finding.text} ({finding.meaning})", error)
         else:
             show_once(error)  # before it is reported: a process that is to be replaced may be killed at once
-        kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep: somebody else's doing
+        kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep
         runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable, trusted_step=spread)
         return what_now
 
-    def on_the_way_back(self, error: Exception) -> None:
-        """Report why rebuild, repair or rollback failed; raise it again if this process cannot go on."""
-        kind = fault_on_the_way_back(error)
+    def in_recovery(self, error: Exception) -> None:
+        """Report why rebuild, repair or rollback failed; raise `error` again if this process has to end."""
+        kind = fault_in_recovery(error)
         if kind is None:
             if self.in_training(error) is Reaction.LEAVE:
                 self._runtime.flush()

@@ -1,4 +1,4 @@
-"""What a recovery does in the train thread: clean, rebuild, repair, rollback, and the report between them."""
+"""The phases of a recovery in the train thread: clean, rebuild, repair and rollback, and the report between them."""
 
 import logging
 from collections import Counter
@@ -10,71 +10,73 @@ from ..devices.base import Damage
 from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import InjectionPoint, RestoreSource, StepReport
-from . import checkpoint
-from .checkpoint_survey import survey
-from .checkpoints import PUBLISHER
-from .lifecycle import Expectant, Rescalable
+from .checkpoints import store
+from .checkpoints.survey import survey
+from .checkpoints.writer import PUBLISHER
+from .framework import Expectant, Rescalable
 from .transfer import run_transfers
 
 if TYPE_CHECKING:
-    from .lifecycle import Framework
+    from .framework import Framework
     from .local_state import LocalState
     from .runtime import Runtime
-    from .standing import Standing
+    from .step_state import StepState
 
 _log = logging.getLogger("midstep")
 
 
 @dataclass
 class _Repaired:
-    """What a repair has brought. Nothing, if a callback of the user's did without midstep's own."""
+    """What a repair has brought; nothing, if a callback of the user did not call midstep's default."""
 
     received_bytes: int = 0
     own: bytes | None = None
 
 
-class Rejoining:
+class RecoveryPhases:
     """Carries out what the loop of the rank asks for between Quiesce and RankReady."""
 
-    def __init__(self, runtime: "Runtime", framework: "Framework", own: "LocalState", standing: "Standing") -> None:
+    def __init__(self, runtime: "Runtime", framework: "Framework", own: "LocalState", step_state: "StepState") -> None:
         self._runtime = runtime
         self._framework = framework
         self._own = own
-        self._standing = standing
+        self._step_state = step_state
         self._arrived: bytes | None = None  # the rank-local state that the repair has brought
 
     def inspect(self) -> list[str]:
-        """Make the device usable again; return the shards that were struck: all, where it is not known which."""
+        """Make the device usable again; return the corrupted shards: all, where it is not known which."""
         device, framework = self._runtime.device, self._framework
         if device.clean() is not Damage.PERSISTENT:
             return []
         ids = sorted(hold.shard_id for hold in framework.shards() if hold.held)
         tensors = {shard_id: framework.open_shard(shard_id).tensors for shard_id in ids}
-        struck = [shard_id for shard_id in ids if device.corrupted(tensors[shard_id])]
-        for shard_id in struck:  # all have been asked: shards can share memory, and it is unlocked as a whole
+        corrupted = [shard_id for shard_id in ids if device.corrupted(tensors[shard_id])]
+        for shard_id in corrupted:  # all have been asked: shards can share memory, and it is unlocked as a whole
             device.mark_safe(tensors[shard_id])  # from here on it counts as lost, until a replica has overwritten it
-        _log.warning("memory was struck: %s", ", ".join(struck) or "in no known place, so nothing is trusted")
-        return struck or ids
+        _log.warning(
+            "device memory is corrupted: %s", ", ".join(corrupted) or "it is not known where, so no shard is trusted"
+        )
+        return corrupted or ids
 
     def clean(self) -> list[str]:
-        """Run **clean**: inspect, and drop what the step has left. Return what was struck."""
-        struck: list[str] = []
+        """Run **clean**: inspect, and drop what the step has left. Return the corrupted shards."""
+        corrupted: list[str] = []
 
         def default() -> None:
-            struck.extend(self.inspect())
+            corrupted.extend(self.inspect())
             self._framework.clean()
 
         self._runtime.callbacks.run(InjectionPoint.CLEAN, self._runtime.generation, default)
-        return struck
+        return corrupted
 
     def survey(self, patience_s: float) -> StepReport:
-        """Say where this rank stands, for barrier one; a checkpoint directory is waited for as long as that."""
+        """Return the report of this rank for barrier one. Wait for the checkpoint directory up to `patience_s`."""
         shards, local_states = self._framework.shards(), self._runtime.black_box.copies()
         checkpoints, trace = survey(self._runtime.settings.checkpoint_directory, patience_s)
-        return self._standing.report(shards, local_states, checkpoints, trace)
+        return self._step_state.report(shards, local_states, checkpoints, trace)
 
     def rebuild(self, order: Rejoin) -> None:
-        """Run **rebuild**, and have memory got ready beside it."""
+        """Run **rebuild**, and have memory prefaulted beside it."""
         self._expect(order)
         self._run(InjectionPoint.REBUILD, order, lambda: self._rebuild(order))
         self._runtime.step_clock.generation(order.generation)
@@ -103,10 +105,10 @@ class Rejoining:
         self._runtime.local_states.swap(step, blob)
 
     def _leave_earlier_training(self, order: Rejoin) -> None:
-        """Where training begins at its first step, no later recovery may take an older checkpoint for one of it."""
+        """Set older checkpoints aside where training begins at its first step: no recovery may load one of them."""
         runtime, directory = self._runtime, self._runtime.settings.checkpoint_directory
         if order.part.target_step == 0 and directory is not None and runtime.rank == PUBLISHER:
-            checkpoint.set_aside(directory, self._label(order))
+            store.set_aside(directory, self._label(order))
 
     def _run(self, phase: InjectionPoint, order: Rejoin, default: Callable[[], None]) -> None:
         self._runtime.callbacks.run(phase, order.generation, default, order.part.target_step)
@@ -119,7 +121,7 @@ class Rejoining:
         self._framework.rebuilt()
 
     def _expect(self, order: Rejoin) -> None:
-        """Have memory got ready for what will arrive, beside the link-up."""
+        """Have memory prefaulted for what will arrive, beside the link-up."""
         if not isinstance(self._framework, Expectant):
             return
         arriving: Counter[str] = Counter()
@@ -151,23 +153,23 @@ class Rejoining:
         directory = runtime.settings.checkpoint_directory
         assert directory is not None
         for hold in framework.shards():
-            checkpoint.load_shard(directory, step, hold.shard_id, framework)
+            store.load_shard(directory, step, hold.shard_id, framework)
         own = self._load_local(directory, step)
-        if runtime.rank == PUBLISHER:  # who writes them takes them away
-            checkpoint.forget_after(directory, step, self._label(order))
+        if runtime.rank == PUBLISHER:  # the rank that publishes them removes them
+            store.forget_after(directory, step, self._label(order))
         return own
 
     def _load_local(self, directory: str, step: int) -> bytes:
         """Return this rank's local state; in a world of another size, what a rank that was not there begins with."""
         rank, framework = self._runtime.rank, self._framework
-        saved = checkpoint.world_size_of(directory, step)
+        saved = store.world_size_of(directory, step)
         if saved == self._runtime.world_size:
-            return checkpoint.load_local(directory, step, rank)
+            return store.load_local(directory, step, rank)
         if not isinstance(framework, Rescalable):
             raise CheckpointError(
                 f"the checkpoint of step {step} was written by {saved} ranks, this world has "
-                f"{self._runtime.world_size}, and a {type(framework).__name__} cannot be divided anew among them"
+                f"{self._runtime.world_size}, and a {type(framework).__name__} cannot be divided again among them"
             )
-        blob = checkpoint.load_local(directory, step, rank % saved)
+        blob = store.load_local(directory, step, rank % saved)
         self._own.adopt(framework, blob, random_numbers=rank < saved)
         return self._own.capture()

@@ -19,8 +19,8 @@ from typing import Annotated
 
 import msgspec
 
-from ..protocol.errors import CheckpointError
-from .checkpoint_files import make_directory, write_whole
+from ...protocol.errors import CheckpointError
+from .files import make_directory, write_whole
 from .manifest import read_record
 
 MARK = "world.json"

@@ -1,6 +1,6 @@
-"""Calls something in the middle of a forward or backward pass, for faults that are armed there.
+"""Hooks that fire in the middle of a forward or backward pass, for faults that are armed there.
 
-Hooks are attached only while a fault is armed, and take themselves away again.
+They are registered only while a fault is armed, and remove themselves.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import torch
 
 
 class _Halfway:
-    """Fires at the middle of the expected calls, or at the latest with the last chance; once."""
+    """Fires once: after half of the expected calls, or when the pass ends."""
 
     def __init__(self, expected: int, fire: Callable[[], None]) -> None:
         self.handles: list[Any] = []
@@ -18,13 +18,13 @@ class _Halfway:
         self._fire: Callable[[], None] | None = fire
 
     def pass_by(self, *_: Any) -> None:
-        """A module or gradient comes by."""
+        """Count one module or gradient."""
         self._left -= 1
         if self._left <= 0:
             self.last_chance()
 
     def last_chance(self, *_: Any) -> None:
-        """The pass ends: fire if that has not happened."""
+        """Fire if that has not happened, and remove the hooks."""
         fire, self._fire = self._fire, None
         for handle in self.handles:
             handle.remove()

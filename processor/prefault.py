@@ -1,9 +1,9 @@
-"""Memory for state that arrives, got from the kernel beside other work.
+"""Prefault memory for state that is about to arrive, beside other work.
 
 What a process has never written to has no memory behind it: the kernel finds and clears a page when it is first
 written. For the optimizer state of a newcomer that costs as much time as its transfer, in pages of 4 KiB; in pages of
-2 MiB it is little. So a thread asks for the memory ahead of whoever writes to it, as soon as the size is known, and in
-big pages for as long as they are found quickly: where free memory is scattered the kernel can take long.
+2 MiB it is little. So a thread prefaults the memory as soon as the size is known, before anything is written to it,
+and in big pages for as long as they are found quickly: where free memory is scattered the kernel can take long.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-class Room:
-    """Memory that is given out once, from front to back."""
+class PrefaultedMemory:
+    """Anonymous memory that a thread prefaults while tensors are allocated in it, from front to back."""
 
     def __init__(self, size_bytes: int) -> None:
-        """Reserve `size_bytes`, and start to get them. The tensors given out may be written to meanwhile."""
+        """Reserve `size_bytes`, and start to prefault them. Tensors may be written to meanwhile."""
         self.size_bytes = size_bytes
         self._used = 0
         self._memory: mmap.mmap | None = None  # lives on as long as a tensor in it does
@@ -40,11 +40,13 @@ class Room:
         self._thread: threading.Thread | None = None
         if size_bytes >= LEAST_BYTES:
             self._memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._thread = threading.Thread(target=self._get, args=(self._memory,), name="midstep-room", daemon=True)
+            self._thread = threading.Thread(
+                target=self._get, args=(self._memory,), name="midstep-prefault", daemon=True
+            )
             self._thread.start()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor with nothing of worth in it; from elsewhere when it does not fit."""
+        """Return an uninitialized CPU tensor; outside of this memory when it does not fit."""
         count = math.prod(shape)
         length = count * dtype.itemsize
         if self._memory is None or not count or self._used + length > self.size_bytes:
@@ -54,23 +56,23 @@ class Room:
         return tensor
 
     def close(self) -> None:
-        """End the thread: what it has not got by now comes when it is written. Tensors given out stay good."""
+        """End the thread. What it has not prefaulted is faulted in when it is written; tensors stay valid."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(_STOP_S)
 
     def _get(self, memory: mmap.mmap) -> None:
-        """Get the memory piece by piece, until all is there, nobody wants it, or the kernel cannot."""
+        """Get the memory piece by piece, until all is there, it is closed, or the kernel refuses."""
         start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
         with contextlib.suppress(OSError):  # a kernel without big pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         quick, left_s = True, _STALLED_S
         for offset in range(0, self.size_bytes, _PIECE_BYTES):
-            # The thread's own time: that others had the core meanwhile says nothing about the pages.
+            # CPU time of this thread: waiting for a core says nothing about the pages.
             began_s = time.thread_time()
             length = min(_PIECE_BYTES, self.size_bytes - offset)
             if self._stopped.is_set() or _madvise(start + offset, length, _MADV_POPULATE_WRITE) != 0:
-                return  # a kernel before 5.14, or no memory: whoever writes first will see
+                return  # a kernel before 5.14, or no memory: the first write will show it
             left_s += _SLOW_S - (time.thread_time() - began_s)
             if quick and left_s < 0 and offset + length < self.size_bytes:
                 quick = False
@@ -78,5 +80,5 @@ class Room:
 
 
 def aligned(length: int) -> int:
-    """Return the room that a tensor of so many bytes takes."""
+    """Return the bytes that a tensor of `length` bytes takes, with its alignment."""
     return -(-length // _ALIGNED_BYTES) * _ALIGNED_BYTES

@@ -8,9 +8,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from ..protocol.errors import CheckpointError
-from ..protocol.types import CheckpointTrace
-from .checkpoint_entries import look_into
+from ...protocol.errors import CheckpointError
+from ...protocol.types import CheckpointTrace
+from .entries import look_into
 from .fence import is_marked
 
 JOINING_PATIENCE_S = 10.0  # a new process, which `deadlines.start_s` waits for

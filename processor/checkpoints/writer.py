@@ -8,21 +8,21 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..protocol.errors import CheckpointError
-from . import checkpoint
-from .checkpoint_files import told, warn_if_open
+from ...protocol.errors import CheckpointError
+from . import store
 from .fence import Fence
+from .files import told, warn_if_open
 
 if TYPE_CHECKING:
-    from .lifecycle import Framework
-    from .runtime import Runtime
+    from ..framework import Framework
+    from ..runtime import Runtime
 
 PUBLISHER = 0
 
 _log = logging.getLogger("midstep")
 
 
-class Checkpoints:
+class CheckpointWriter:
     """This rank's share in the checkpoints of its job. Used by the train thread."""
 
     def __init__(self, runtime: "Runtime", framework: "Framework") -> None:
@@ -73,10 +73,10 @@ class Checkpoints:
             other = self._fence.lost_to()
             if other is not None:
                 _log.error("no checkpoint of step %d: %s has taken over %s", step, other, self._directory)
-                checkpoint.discard(self._directory, step, attempt=attempt)
+                store.discard(self._directory, step, attempt=attempt)
                 return
-            checkpoint.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
-            checkpoint.prune(self._directory, keep=self._settings.checkpoint_keep, written=step)
+            store.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
+            store.prune(self._directory, keep=self._settings.checkpoint_keep, written=step)
         except CheckpointError as error:
             _log.error("%s", error)
 
@@ -95,10 +95,10 @@ class Checkpoints:
             for copy in self._runtime.black_box.copies():
                 blob = self._runtime.local_states.read(copy.rank, copy.step)
                 if copy.step == step and copy.rank != self._runtime.rank and blob is not None:
-                    checkpoint.save_local(self._directory, step, copy.rank, blob, attempt=attempt)
+                    store.save_local(self._directory, step, copy.rank, blob, attempt=attempt)
             if not publish:
                 return self._directory, ""
-            place = checkpoint.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
+            place = store.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
             return str(place), ""
         except CheckpointError as error:
             return self._directory, str(error)
@@ -118,8 +118,6 @@ class Checkpoints:
         if own is None:
             raise CheckpointError(f"rank {self._runtime.rank} has no copy of its local state as of step {step}")
         for shard_id in shards:
-            checkpoint.save_shard(
-                self._directory, step, shard_id, self._framework.open_shard(shard_id), attempt=attempt
-            )
+            store.save_shard(self._directory, step, shard_id, self._framework.open_shard(shard_id), attempt=attempt)
         # Comes last: that all rank-local states are there proves that all shards are, when it is published.
-        checkpoint.save_local(self._directory, step, self._runtime.rank, own, attempt=attempt)
+        store.save_local(self._directory, step, self._runtime.rank, own, attempt=attempt)

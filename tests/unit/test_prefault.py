@@ -6,13 +6,13 @@ import resource
 import pytest
 import torch
 
-from midstep.processor.room import LEAST_BYTES, Room, aligned
+from midstep.processor.prefault import LEAST_BYTES, PrefaultedMemory, aligned
 
 MIB = 1024 * 1024
 
 
 def test_what_is_given_out_can_be_used_apart_from_each_other() -> None:
-    room = Room(LEAST_BYTES)
+    room = PrefaultedMemory(LEAST_BYTES)
     tensors = [room.empty((3, 5), torch.float32), room.empty((7,), torch.int64)]
     tensors += [room.empty((1000,), torch.bfloat16), room.empty((), torch.float64)]
     del room
@@ -28,7 +28,7 @@ def test_what_is_given_out_can_be_used_apart_from_each_other() -> None:
 
 def test_all_that_was_reserved_can_be_given_out() -> None:
     shapes = [(1024, 1023), (5,), (1024, 1025), (0, 3), (1,)]
-    room = Room(sum(aligned(4 * torch.Size(shape).numel()) for shape in shapes))
+    room = PrefaultedMemory(sum(aligned(4 * torch.Size(shape).numel()) for shape in shapes))
     assert room._memory is not None
     tensors = [room.empty(shape, torch.float32) for shape in shapes]
     assert room._used == room.size_bytes
@@ -36,7 +36,7 @@ def test_all_that_was_reserved_can_be_given_out() -> None:
 
 
 def test_what_does_not_fit_is_taken_from_elsewhere() -> None:
-    room = Room(LEAST_BYTES)
+    room = PrefaultedMemory(LEAST_BYTES)
     first, second = room.empty((LEAST_BYTES,), torch.uint8), room.empty((LEAST_BYTES,), torch.uint8)
     first.fill_(1)
     second.fill_(2)
@@ -45,13 +45,13 @@ def test_what_does_not_fit_is_taken_from_elsewhere() -> None:
 
 @pytest.mark.parametrize("size", [0, 1000])
 def test_little_memory_comes_as_ever(size: int) -> None:
-    room = Room(size)
+    room = PrefaultedMemory(size)
     assert room._memory is None
     assert room.empty((2, 2), torch.float32).shape == (2, 2)
 
 
 def test_memory_is_there_before_it_is_written() -> None:
-    room = Room(16 * MIB)
+    room = PrefaultedMemory(16 * MIB)
     assert room._thread is not None
     room._thread.join()
     tensor = room.empty((16 * MIB,), torch.uint8)
@@ -61,7 +61,7 @@ def test_memory_is_there_before_it_is_written() -> None:
 
 
 def test_what_is_written_while_memory_is_being_got_stays() -> None:
-    room = Room(64 * MIB)
+    room = PrefaultedMemory(64 * MIB)
     assert room._thread is not None
     tensors = [room.empty((MIB,), torch.uint8) for _ in range(64)]
     for number, tensor in enumerate(reversed(tensors)):  # towards the thread
@@ -71,7 +71,7 @@ def test_what_is_written_while_memory_is_being_got_stays() -> None:
 
 
 def test_a_closed_room_has_no_thread_and_leaves_its_tensors_good() -> None:
-    room = Room(64 * MIB)
+    room = PrefaultedMemory(64 * MIB)
     tensor = room.empty((64 * MIB,), torch.uint8)
     room.close()
     assert room._thread is not None
@@ -93,9 +93,9 @@ def test_a_kernel_that_is_slow_to_find_big_pages_is_not_asked_again(monkeypatch:
         def madvise(self, *how: int) -> None:
             advice.append(how)
 
-    monkeypatch.setattr("midstep.processor.room.time.thread_time", slow_clock)
-    monkeypatch.setattr("midstep.processor.room.mmap.mmap", Memory)
-    room = Room(16 * MIB)
+    monkeypatch.setattr("midstep.processor.prefault.time.thread_time", slow_clock)
+    monkeypatch.setattr("midstep.processor.prefault.mmap.mmap", Memory)
+    room = PrefaultedMemory(16 * MIB)
     assert room._thread is not None
     room._thread.join()
     assert advice == [(mmap.MADV_HUGEPAGE,), (mmap.MADV_NOHUGEPAGE, 2 * MIB)]

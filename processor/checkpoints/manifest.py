@@ -9,8 +9,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from ..protocol.errors import CheckpointError
-from .checkpoint_files import MANIFEST, MOST_MANIFEST_BYTES, is_part, read_small
+from ...protocol.errors import CheckpointError
+from .files import MANIFEST, MOST_MANIFEST_BYTES, is_part, read_small
 
 FORMAT = 1
 MOST_RANKS = 1 << 20

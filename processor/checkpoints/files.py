@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ..protocol.errors import CheckpointError
+from ...protocol.errors import CheckpointError
 
 FILE_MODE = 0o640
 DIRECTORY_MODE = 0o750
