@@ -23,7 +23,7 @@ from typing import Any
 from midstep.benchmarks.machine import RANKS_PER_NODE, job_of, news_of_a_kill
 
 from midstep.controller.events import Event
-from midstep.controller.journal import Entry, Journal, journal_path
+from midstep.controller.journal import Journal, JournalEntry, journal_path
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
 from midstep.forecast.fault_trace import Model
@@ -55,13 +55,13 @@ def play(job: JobSpec, most: int) -> Record:
     return record[:most]
 
 
-def entries(record: Record) -> Iterator[tuple[Entry, float]]:
+def entries(record: Record) -> Iterator[tuple[JournalEntry, float]]:
     """Number the events as their senders do."""
     numbers: dict[str, int] = {}
     for event, at_s in record:
         sender = sender_of(event)
         numbers[sender] = numbers.get(sender, 0) + 1
-        yield Entry(event, sender, SESSION, numbers[sender]), at_s
+        yield JournalEntry(event, sender, SESSION, numbers[sender]), at_s
 
 
 def sender_of(event: Event) -> str:

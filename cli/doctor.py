@@ -26,7 +26,7 @@ TOY_RANKS, FAKE_RANKS, MOST_RANKS = 2, 4, 8
 REPEATABLE = {"HCCL_DETERMINISTIC": "true"}
 
 
-class Finding(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """One thing that was looked at. `good` None: neither good nor bad."""
 
     what: str
@@ -113,33 +113,33 @@ def _process_scenarios(steps: int, ranks: int) -> tuple[Scenario, ...]:
     )
 
 
-def examine(environment: Mapping[str, str]) -> tuple[list[Finding], int]:
+def examine(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:
     """Return what is found here, and how many NPUs can be used."""
     findings = [_version("torch", needed=True), _version("torch_npu", needed=False)]
     try:
         library: Any = import_module("torch_npu")
     except Exception as error:  # torch-npu without CANN fails in its own ways, all of them news
-        findings.append(Finding("NPU", None, f"torch_npu cannot be imported: {error}"))
+        findings.append(CheckResult("NPU", None, f"torch_npu cannot be imported: {error}"))
         return findings, 0
     from ..devices.npu import NpuDevice
     from ..devices.npu_environment import problems
 
     try:
         NpuDevice(library)
-        findings.append(Finding("calls of torch-npu", True, "all that midstep makes are there"))
+        findings.append(CheckResult("calls of torch-npu", True, "all that midstep makes are there"))
     except ConfigurationError as error:
-        findings.append(Finding("calls of torch-npu", False, str(error)))
+        findings.append(CheckResult("calls of torch-npu", False, str(error)))
     devices = int(library.npu.device_count())
-    findings.append(Finding("NPU", devices > 0, f"{devices} found"))
+    findings.append(CheckResult("NPU", devices > 0, f"{devices} found"))
     wrong = problems(environment, 0.0, library.npu.get_allocator_backend())
-    findings += [Finding("environment", False, line) for line in wrong]
+    findings += [CheckResult("environment", False, line) for line in wrong]
     if not wrong:
-        findings.append(Finding("environment", True, "allows a recovery (`midstep run` sets what is not set)"))
+        findings.append(CheckResult("environment", True, "allows a recovery (`midstep run` sets what is not set)"))
     return findings, devices if devices >= TOY_RANKS else 0
 
 
-def _version(package: str, *, needed: bool) -> Finding:
+def _version(package: str, *, needed: bool) -> CheckResult:
     try:
-        return Finding(package, True, metadata.version(package))
+        return CheckResult(package, True, metadata.version(package))
     except metadata.PackageNotFoundError:
-        return Finding(package, False if needed else None, "not installed")
+        return CheckResult(package, False if needed else None, "not installed")

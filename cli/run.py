@@ -16,7 +16,7 @@ from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
 from .jobs.fault_schedule import load_schedule
 from .jobs.rank_variables import named_variables, variables_of_files
-from .jobs.start import Job, Start, create_job
+from .jobs.start import PreparedJob, Start, create_job
 
 
 class Whole(click.IntRange):
@@ -194,7 +194,7 @@ def command(
         raise click.ClickException(str(error)) from error
 
 
-def launch(job: Job, *, quiet: bool) -> int:
+def launch(job: PreparedJob, *, quiet: bool) -> int:
     """Run a job to its end on this machine and return its exit code; says on stderr what happens to it."""
     from .display.display import Display
     from .supervision.launcher import Launcher

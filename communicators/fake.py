@@ -23,7 +23,7 @@ from . import handshake
 from .background import Disposal
 from .gloo.connections import connect_backend
 from .gloo.group import GLOO_SOURCES
-from .gloo.links import Links
+from .gloo.links import GlooLinks
 from .gloo.work import FuturelessWork, Promise
 from .hccl import HcclCommunicator
 from .hccl_group import CollectiveLibrary
@@ -45,15 +45,15 @@ class FakeLinks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._links: Links | None = None
+        self._links: GlooLinks | None = None
         self._peers: set[tuple[str, int]] = set()
         self._number = 0
 
-    def up(self) -> Links:
+    def up(self) -> GlooLinks:
         """Return the links; open them on first use."""
         with self._lock:
             if self._links is None:
-                self._links = Links(_HERE)
+                self._links = GlooLinks(_HERE)
                 CHIP.cuts.append(self.cut)
             return self._links
 

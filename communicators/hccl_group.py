@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
 from .generation_scope import GenerationScope
-from .process_group import Group
+from .process_group import ReplaceableGroup
 
 if TYPE_CHECKING:
     from .base import CollectiveObserver
@@ -32,7 +32,7 @@ class CollectiveLibrary(NamedTuple):
     device: str
 
 
-class HcclGroup(Group):
+class HcclGroup(ReplaceableGroup):
     """A process group whose collectives a device's collective library does."""
 
     backend_name = BACKEND

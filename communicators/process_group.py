@@ -68,7 +68,7 @@ class GroupOwner(Protocol):
         ...
 
 
-class Group(dist.ProcessGroup):
+class ReplaceableGroup(dist.ProcessGroup):
     """A process group whose backend can be replaced. `start` is the backend's part."""
 
     backend_name = ""
@@ -121,7 +121,7 @@ class Group(dist.ProcessGroup):
 
 
 def _collective(op: str, futureless: bool) -> Callable[..., dist.Work]:
-    def call(self: Group, *args: Any, **kwargs: Any) -> dist.Work:
+    def call(self: ReplaceableGroup, *args: Any, **kwargs: Any) -> dist.Work:
         return self.start(op, futureless, True, args, kwargs)
 
     call.__name__ = op
@@ -131,7 +131,7 @@ def _collective(op: str, futureless: bool) -> Callable[..., dist.Work]:
 
 for _op in WITH_FUTURE + WITHOUT_FUTURE:
     if hasattr(dist.ProcessGroup, _op):
-        setattr(Group, _op, _collective(_op, _op in WITHOUT_FUTURE))
+        setattr(ReplaceableGroup, _op, _collective(_op, _op in WITHOUT_FUTURE))
 
 
 def group_name(members: Sequence[int], ordinal: int) -> str:
@@ -140,7 +140,7 @@ def group_name(members: Sequence[int], ordinal: int) -> str:
     return f"{len(members)}x{digest}.{ordinal}"
 
 
-def group_names(groups: Sequence[Group]) -> list[str]:
+def group_names(groups: Sequence[ReplaceableGroup]) -> list[str]:
     """Name groups such that all ranks that made the same ones in the same order agree."""
     counts: Counter[tuple[int, ...]] = Counter()
     names = []

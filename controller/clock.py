@@ -10,7 +10,7 @@ import msgspec
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Reading(msgspec.Struct, frozen=True):
+class ClockReading(msgspec.Struct, frozen=True):
     """What a job's clock said once, and the machine's monotonic clock then. `boot`: which start of which machine."""
 
     boot: str
@@ -29,7 +29,7 @@ class Clock:
         self._base_s = max(time.time(), floor_s) - time.monotonic()
 
     @classmethod
-    def continuing(cls, last: Reading | None) -> Self:
+    def continuing(cls, last: ClockReading | None) -> Self:
         """Go on with the clock of an earlier controller: exactly on the same machine, and else not behind it."""
         if last is None:
             return cls()
@@ -46,10 +46,10 @@ class Clock:
         """Be at least at `floor_s` from now on."""
         self._base_s = max(self._base_s, floor_s - time.monotonic())
 
-    def reading(self) -> Reading:
+    def reading(self) -> ClockReading:
         """Return what a later controller needs to go on with this clock."""
         monotonic_s = time.monotonic()
-        return Reading(_boot(), monotonic_s, self._base_s + monotonic_s)
+        return ClockReading(_boot(), monotonic_s, self._base_s + monotonic_s)
 
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:

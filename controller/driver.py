@@ -25,7 +25,7 @@ from .endpoints.control_socket import ControlServer
 from .endpoints.discovery_files import Result, write_result
 from .endpoints.request_handler import RequestHandler
 from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
-from .journal import Entry, Journal
+from .journal import Journal, JournalEntry
 from .journal_trouble import JournalTrouble
 from .keepalive import KeepAlive
 from .liveness import Liveness
@@ -188,12 +188,12 @@ class Driver:
             return
         # Admission lets nothing but reports through.
         event: Event = self._taken_in(envelope.body, said_at(envelope, now))  # type: ignore[arg-type]
-        entry = Entry(event, envelope.sender, envelope.session, envelope.number)
+        entry = JournalEntry(event, envelope.sender, envelope.session, envelope.number)
         self._pending.append(Pending(entry, arrival))
 
     def _pend(self, event: Event, answer: Answer | None = None) -> None:
         self._numbers += 1
-        entry = Entry(self._taken_in(event, self._clock.now()), CONTROLLER, self._journal.session, self._numbers)
+        entry = JournalEntry(self._taken_in(event, self._clock.now()), CONTROLLER, self._journal.session, self._numbers)
         self._pending.append(Pending(entry, answer=answer))
 
     def _taken_in(self, event: Event, at_s: float) -> Event:

@@ -37,7 +37,7 @@ JOURNAL_NAME = "journal.sqlite"
 _log = logging.getLogger(__name__)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class JournalEntry(msgspec.Struct, frozen=True):
     """An event and where it came from. `number` 0: not numbered, so it cannot be told from a repetition."""
 
     event: Event
@@ -54,7 +54,7 @@ def journal_path(job_directory: str | Path) -> Path:
     return Path(job_directory) / JOURNAL_NAME
 
 
-class Lock(Protocol):
+class WriterLock(Protocol):
     """What keeps other controllers out while a journal is open."""
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Lock(Protocol):
 class Journal:
     """The journal, open for its one writer. `term` and `session` are higher than those of every earlier opening."""
 
-    def __init__(self, path: Path, lock: Lock, connection: sqlite3.Connection, note: HeadFile | None) -> None:
+    def __init__(self, path: Path, lock: WriterLock, connection: sqlite3.Connection, note: HeadFile | None) -> None:
         """Not for callers: `Journal.open`, `journal_copy.open_copy`."""
         self._path = path
         self._lock = lock
@@ -111,7 +111,7 @@ class Journal:
         if not path.is_file():
             journal_file.open_for_reading(path).close()  # says what is missing, before a lock file is made
         with contextlib.ExitStack() as stack:
-            lock = journal_file.Lock(path.with_name(path.name + ".lock"), wait_s, beat)
+            lock = journal_file.FileLock(path.with_name(path.name + ".lock"), wait_s, beat)
             stack.callback(lock.close)
             connection = journal_file.open_for_writing(path, beat)
             stack.callback(connection.close)
@@ -121,7 +121,7 @@ class Journal:
     def begin(
         cls,
         path: Path,
-        lock: Lock,
+        lock: WriterLock,
         connection: sqlite3.Connection,
         closing: contextlib.ExitStack,
         *,
@@ -165,7 +165,7 @@ class Journal:
         self._lease = lease
         self._note()
 
-    def append(self, entries: Sequence[Entry], at_s: float) -> tuple[bool, ...]:
+    def append(self, entries: Sequence[JournalEntry], at_s: float) -> tuple[bool, ...]:
         """Make events durable, all or none; False marks those that were there already.
 
         `at_s` is the controller's time that the machine is given with them. Raises JournalError when they are not
@@ -176,7 +176,7 @@ class Journal:
         self._note()
         return fresh
 
-    def _append(self, entries: Sequence[Entry], at_s: float) -> tuple[tuple[int, bytes], tuple[bool, ...]]:
+    def _append(self, entries: Sequence[JournalEntry], at_s: float) -> tuple[tuple[int, bytes], tuple[bool, ...]]:
         with journal_file.explained(self._path, "record events"), journal_file.transaction(self._connection):
             if self._files is not None and not self._files.are_there():
                 raise damaged(self._path, "it was deleted or replaced while this controller was writing it")
@@ -196,7 +196,7 @@ class Journal:
                 fresh.append(written is not None)
         return last, tuple(fresh)
 
-    def _insert(self, entry: Entry, at_s: float, last: tuple[int, bytes]) -> tuple[int, bytes] | None:
+    def _insert(self, entry: JournalEntry, at_s: float, last: tuple[int, bytes]) -> tuple[int, bytes] | None:
         """Write an event behind the `last` one; return its number and hash, None when it was there already."""
         kind, payload = type(entry.event).__name__, _encode_event(entry.event)
         columns = (last[0] + 1, self.term, at_s, entry.sender, entry.session, entry.number or None, kind, payload)

@@ -210,7 +210,7 @@ def _identify(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-class Lock:
+class FileLock:
     """The one-writer lock of a journal: an flock, so that the kernel frees it however its holder ends."""
 
     def __init__(self, path: Path, wait_s: float, beat: Callable[[], None] = lambda: None) -> None:

@@ -10,7 +10,7 @@ from ..policies.schema import Policy
 from ..protocol.errors import JournalError
 from ..protocol.types import JobSpec
 from . import journal_file
-from .clock import Reading
+from .clock import ClockReading
 from .events import Event
 from .journal_chain import damaged, link, origin
 from .journal_head import Head
@@ -48,7 +48,7 @@ class Leases(msgspec.Struct, frozen=True):
     term: int
     session: int
     chain: bytes
-    clock: Reading | None
+    clock: ClockReading | None
 
 
 def read_founding(connection: sqlite3.Connection, path: Path) -> tuple[Founding, bytes]:
@@ -78,7 +78,7 @@ def read_leases(connection: sqlite3.Connection, path: Path, first: bytes) -> Lea
             if columns[0] != leases.term + 1 or chain != known:
                 raise damaged(path, f"term {leases.term + 1} is missing, or is not what was written")
             term, session, _, _, boot, monotonic_s, began_s, _ = columns
-            leases = Leases(term, session, known, Reading(boot, monotonic_s, began_s))
+            leases = Leases(term, session, known, ClockReading(boot, monotonic_s, began_s))
     return leases
 
 

@@ -26,7 +26,7 @@ from ..protocol.messages import (
     StoreMoved,
 )
 from ..protocol.types import FaultReport, node_address, rank_address
-from .placement import Placement
+from .placement import PlacementHistory
 from .routes import Routes
 
 NODE_PREFIX = node_address("")
@@ -45,7 +45,7 @@ _OF_A_RANK = (RankJoined, RankQuiesced, RankReady, StepCommitted, RankFinished, 
 _DIGITS = 9  # of a rank
 
 
-def refusal_of_node(envelope: Envelope, placement: Placement) -> str | None:
+def refusal_of_node(envelope: Envelope, placement: PlacementHistory) -> str | None:
     """Return why an agent's own message is not believed; None if it is."""
     body, address = envelope.body, envelope.sender
     if isinstance(body, Ack):
@@ -91,7 +91,7 @@ def ranks_of(body: Message) -> Iterator[int]:
         yield from (rank for rank, _ in _processes_of(body))
 
 
-def _refusal_of_report(report: FaultReport, address: str, placement: Placement) -> str | None:
+def _refusal_of_report(report: FaultReport, address: str, placement: PlacementHistory) -> str | None:
     """An agent reports what it sees itself on its own node: a rank that stalls, a start that fails, a device."""
     if report.seen_by != address:
         return "speaks for another observer"
@@ -106,13 +106,13 @@ def _refusal_of_report(report: FaultReport, address: str, placement: Placement) 
     return None if known else "about a process of another node"
 
 
-def _refusal_of_processes(body: Message, address: str, placement: Placement) -> str | None:
+def _refusal_of_processes(body: Message, address: str, placement: PlacementHistory) -> str | None:
     if all(placement.node_of(rank, incarnation) == address for rank, incarnation in _processes_of(body)):
         return None
     return "about a process of another node"
 
 
-def _refusal_of_own_word(envelope: Envelope, rank: int, identity: str, placement: Placement) -> str | None:
+def _refusal_of_own_word(envelope: Envelope, rank: int, identity: str, placement: PlacementHistory) -> str | None:
     body = envelope.body
     if isinstance(body, FaultReported):
         return _refusal_of_own_report(body.report, rank, envelope, identity)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..protocol.errors import JournalError
 from .endpoints.control_requests import Refused, Reply
-from .journal import Entry
+from .journal import JournalEntry
 from .wire import Arrival
 
 Answer = Callable[[Reply], None]
@@ -15,7 +15,7 @@ Answer = Callable[[Reply], None]
 class Pending:
     """An event on its way into the journal. Then `arrival` is acknowledged, and who asked gets an `answer`."""
 
-    entry: Entry
+    entry: JournalEntry
     arrival: Arrival | None = None
     answer: Answer | None = None
 

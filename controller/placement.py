@@ -12,7 +12,7 @@ from ..protocol.types import node_address
 from .actions import Action, Send
 
 
-class Placement:
+class PlacementHistory:
     """Incarnation -> node, per rank. Nodes are named by the address of their agent (`node_address`)."""
 
     def __init__(self) -> None:

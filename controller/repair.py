@@ -18,14 +18,14 @@ from ..protocol.types import (
     ShardTransfer,
     StepReport,
 )
-from .sources import Place, Sources, distance
+from .sources import Location, Sources, distance
 
 REASONS = 8  # ranks and shards that are named
 
 
 def plan_repair(
     reports: Mapping[int, StepReport],
-    places: Mapping[int, Place],
+    places: Mapping[int, Location],
     restore: Iterable[str] = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT),
     trusted_step: int | None = None,
 ) -> RepairPlan:
@@ -60,7 +60,7 @@ def _trusted(report: StepReport, step: int) -> StepReport:
     return msgspec.structs.replace(report, clean=report.clean and report.committed <= step, checkpoints=checkpoints)
 
 
-def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Place]) -> tuple[RepairPlan | None, str]:
+def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Location]) -> tuple[RepairPlan | None, str]:
     clean = {rank: report for rank, report in reports.items() if report.clean}
     if not clean:
         return None, "no rank holds a clean copy of its state"
@@ -133,7 +133,7 @@ def lost_shards(report: StepReport) -> tuple[str, ...]:
 
 
 def _sources(
-    clean: Mapping[int, StepReport], current: Iterable[int], finishing: Iterable[int], places: Mapping[int, Place]
+    clean: Mapping[int, StepReport], current: Iterable[int], finishing: Iterable[int], places: Mapping[int, Location]
 ) -> Sources:
     """Return who can send each shard as of the target; who has yet to finish its update only where nobody else has it.
 
@@ -155,7 +155,7 @@ def _sources(
 
 
 def _local_states(
-    reports: Mapping[int, StepReport], behind: list[int], target: int, places: Mapping[int, Place]
+    reports: Mapping[int, StepReport], behind: list[int], target: int, places: Mapping[int, Location]
 ) -> tuple[list[LocalStateTransfer], list[int]]:
     """Find a copy of the local state, as of `target`, for each rank that is behind; the second answer: who has none."""
     wanted = set(behind)

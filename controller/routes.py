@@ -10,7 +10,7 @@ from ..protocol.messages import NodeJoined, NodeLost, ProcessStarted, StartProce
 from ..protocol.types import PLATFORM, RunningProcess, node_address, rank_address
 from .actions import Action, Send
 from .events import Event
-from .placement import Placement
+from .placement import PlacementHistory
 
 _NODE_PREFIX = node_address("")
 _RANK_PREFIX = "rank/"
@@ -23,7 +23,7 @@ class Routes:
     """
 
     def __init__(self) -> None:
-        self.placement = Placement()  # who may speak for whom
+        self.placement = PlacementHistory()  # who may speak for whom
         self._hosts: dict[str, tuple[int, str]] = {}  # rank address -> (incarnation, connection)
         self._early: dict[str, tuple[int, str]] = {}  # likewise, of those that wait to take a rank over
         self._void: dict[str, set[int]] = {}  # incarnations that waited in vain; their start may be reported late

@@ -15,14 +15,14 @@ MAX_SOURCES_PER_SHARD = 4
 MIN_STRIPE_BYTES = 8 * 1024 * 1024
 
 
-class Place(msgspec.Struct, frozen=True):
+class Location(msgspec.Struct, frozen=True):
     """Where a rank runs; near sources are preferred."""
 
     node: str
     failure_domain: str
 
 
-def distance(one: Place, other: Place) -> int:
+def distance(one: Location, other: Location) -> int:
     """Return how far apart two places are: 0 on one node, 1 in one failure domain, 2 elsewhere."""
     if one.node == other.node:
         return 0
@@ -32,7 +32,7 @@ def distance(one: Place, other: Place) -> int:
 class Sources:
     """The clean holders of every shard, and how many bytes each has to send by now."""
 
-    def __init__(self, places: Mapping[int, Place]) -> None:
+    def __init__(self, places: Mapping[int, Location]) -> None:
         self._places = places
         self._load: dict[int, int] = {}
         self._sizes: dict[str, int] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..protocol.types import StepReport, StoreEndpoint
 from .rank_states import RankEvent, RankState, after
-from .sources import Place
+from .sources import Location
 
 
 class NodeState(enum.StrEnum):
@@ -177,9 +177,9 @@ class World:
         self._by_node[new] = sorted([*self._by_node.get(new, []), *moved])
         self.nodes[new].state = NodeState.ACTIVE
 
-    def places(self) -> dict[int, Place]:
+    def places(self) -> dict[int, Location]:
         """Return where each rank runs."""
-        return {holder.rank: Place(holder.node, self.nodes[holder.node].failure_domain) for holder in self.holders}
+        return {holder.rank: Location(holder.node, self.nodes[holder.node].failure_domain) for holder in self.holders}
 
     def best_store(self) -> Node | None:
         """Return the node whose store a new generation meets at, None if no store is known.

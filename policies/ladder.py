@@ -17,7 +17,7 @@ from .budgets import Account, budget_use, counts_restarts, failed_before, tried
 from .facts import Facts, Spent
 from .placement import Placement, place
 from .roles import WORLD_RESTARTS, Party, Roles
-from .rule import Case, Rule
+from .rule import Rule, RungQuery
 from .schema import Policy
 from .wording import count
 
@@ -63,12 +63,12 @@ class Ladder:
         names = tuple(party.role for party in parties if party.role)
         skipped: list[SkippedRung] = []
         for rung in self._rungs(parties):
-            case = Case(facts, placement, tuple(skipped))
+            case = RungQuery(facts, placement, tuple(skipped))
             refused = self._refusals(case, rung, parties)
             if not refused:
                 return self._choice(case, rung, parties, names)
             skipped.append(SkippedRung(rung, "; ".join(refused)))
-        return self._choice(Case(facts, placement, tuple(skipped)), Rung.STOP, parties, names)
+        return self._choice(RungQuery(facts, placement, tuple(skipped)), Rung.STOP, parties, names)
 
     def decide(self, facts: Facts) -> Decision:
         """Return the decision alone: what an operator reads."""
@@ -80,11 +80,11 @@ class Ladder:
 
     def course(self, facts: Facts, rung: Rung) -> Course:
         """Return what taking `rung` now comes to, for what is planned."""
-        return self._course(Case(facts, self.placement(facts)), rung, self._parties(facts))
+        return self._course(RungQuery(facts, self.placement(facts)), rung, self._parties(facts))
 
     def refusals(self, facts: Facts, rung: Rung) -> tuple[str, ...]:
         """Return every reason against `rung` now, for what is planned and can wait; empty when it can be taken."""
-        return tuple(self._refusals(Case(facts, self.placement(facts)), rung, self._parties(facts)))
+        return tuple(self._refusals(RungQuery(facts, self.placement(facts)), rung, self._parties(facts)))
 
     def budgets(self, spent: tuple[Spent, ...], now: float) -> tuple[BudgetUse, ...]:
         """Return how much of every limit is spent at `now`, for status."""
@@ -93,11 +93,11 @@ class Ladder:
             uses += () if party.with_job else budget_use(party.ladder, spent, now, party.role)
         return uses
 
-    def _choice(self, case: Case, rung: Rung, parties: tuple[Party, ...], names: tuple[str, ...]) -> Choice:
+    def _choice(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...], names: tuple[str, ...]) -> Choice:
         decision = Decision(rung, _of_roles(names) + RULES[rung].why(case), case.skipped, names)
         return Choice(decision, self._course(case, rung, parties))
 
-    def _course(self, case: Case, rung: Rung, parties: tuple[Party, ...]) -> Course:
+    def _course(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...]) -> Course:
         """Each role pays for its own ranks, and the job for a restart of the world."""
         rule = RULES[rung]
         cost: list[Spent] = []
@@ -116,7 +116,7 @@ class Ladder:
         listed = {entry.rung for party in parties for entry in party.ladder}
         return [rung for rung in Rung if rung in listed and rung is not Rung.STOP]
 
-    def _refusals(self, case: Case, rung: Rung, parties: tuple[Party, ...]) -> list[str]:
+    def _refusals(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...]) -> list[str]:
         """Return every reason against `rung`: what was tried, whether it fits, what its budgets leave."""
         facts = case.facts
         missing = [party.missing(rung) for party in parties if party.entry(rung) is None]
@@ -139,7 +139,7 @@ class Ladder:
             refused.append(misfit)
         return refused + self._spent(case, rung, parties)
 
-    def _spent(self, case: Case, rung: Rung, parties: tuple[Party, ...]) -> list[str]:
+    def _spent(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...]) -> list[str]:
         """Name each budget of `rung`, of whichever party, that has no room left."""
         own, *_ = RULES[rung].cost(case)
         costs = {spent.role: spent for spent in self._divided(own, parties)}

@@ -8,11 +8,11 @@ elsewhere stay alive.
 from ..protocol.types import Rung
 from .facts import Spent
 from .placement import charge
-from .rule import Case, kept, mending_cost, mending_text, nodes_missing, nothing_to_keep
+from .rule import RungQuery, kept, mending_cost, mending_text, nodes_missing, nothing_to_keep
 from .wording import count, faults_text, nodes_text, ranks_text
 
 
-def unfit(case: Case) -> str | None:
+def unfit(case: RungQuery) -> str | None:
     """Fits when there is a spare for every node to be left, and somebody healthy stays."""
     facts, placement = case.facts, case.placement
     if not placement.culprits and not placement.broken:
@@ -29,7 +29,7 @@ def unfit(case: Case) -> str | None:
     return nodes_missing(facts, len(placement.leave))
 
 
-def why(case: Case) -> str:
+def why(case: RungQuery) -> str:
     """Name what happened, who moves where and why, and how many stay."""
     facts, placement = case.facts, case.placement
     spares = facts.usable_spares()[: len(placement.leave)]
@@ -44,18 +44,18 @@ def why(case: Case) -> str:
     )
 
 
-def replaces(case: Case) -> tuple[int, ...]:
+def replaces(case: RungQuery) -> tuple[int, ...]:
     """Return the culprits, and whoever else is on the nodes that are left."""
     placement = case.placement
     return tuple(sorted({*placement.in_place, *placement.moved, *placement.homeless}))
 
 
-def leaves(case: Case) -> tuple[str, ...]:
+def leaves(case: RungQuery) -> tuple[str, ...]:
     """Return the nodes on which the culprits cannot be started anew."""
     return case.placement.leave
 
 
-def cost(case: Case) -> tuple[Spent, ...]:
+def cost(case: RungQuery) -> tuple[Spent, ...]:
     """Once for each rank that moves, each node that is left, and the job.
 
     Culprits that are started in place meanwhile take the budget of `recover_in_place`.

@@ -7,11 +7,11 @@ processes stay alive and hand over the state that was lost.
 from ..protocol.types import Rung
 from .facts import Spent
 from .placement import charge
-from .rule import Case, mending_cost, mending_text, nothing_to_keep
+from .rule import RungQuery, mending_cost, mending_text, nothing_to_keep
 from .wording import count, faults_text, nodes_text, ranks_text
 
 
-def unfit(case: Case) -> str | None:
+def unfit(case: RungQuery) -> str | None:
     """Fits when every culprit's node can start its process again, and somebody healthy is left."""
     placement = case.placement
     if not placement.culprits and not placement.broken:
@@ -24,7 +24,7 @@ def unfit(case: Case) -> str | None:
     return nothing_to_keep(case)
 
 
-def why(case: Case) -> str:
+def why(case: RungQuery) -> str:
     """Name what happened, who is started anew where, and how many stay."""
     facts, culprits = case.facts, case.placement.culprits
     nodes = {facts.nodes[rank] for rank in culprits}
@@ -35,17 +35,17 @@ def why(case: Case) -> str:
     )
 
 
-def replaces(case: Case) -> tuple[int, ...]:
+def replaces(case: RungQuery) -> tuple[int, ...]:
     """Return the culprits."""
     return case.placement.culprits
 
 
-def leaves(case: Case) -> tuple[str, ...]:
+def leaves(case: RungQuery) -> tuple[str, ...]:
     """Return none: all nodes stay."""
     del case
     return ()
 
 
-def cost(case: Case) -> tuple[Spent, ...]:
+def cost(case: RungQuery) -> tuple[Spent, ...]:
     """Once for each culprit, each culprit's node, and the job."""
     return (charge(case.facts, Rung.RECOVER_IN_PLACE, case.placement.culprits), *mending_cost(case))

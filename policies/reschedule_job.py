@@ -6,33 +6,33 @@ The last thing to try: it trusts nothing of the world in which the cheaper rungs
 from ..protocol.types import Rung
 from .facts import Spent
 from .placement import charge
-from .rule import Case
+from .rule import RungQuery
 from .wording import faults_text
 
 
-def unfit(case: Case) -> str | None:
+def unfit(case: RungQuery) -> str | None:
     """Fits when the platform can create nodes."""
     if case.facts.can_create_nodes:
         return None
     return "the platform cannot create nodes, so nodes that are released would not come back"
 
 
-def why(case: Case) -> str:
+def why(case: RungQuery) -> str:
     """Name what happened."""
     seen = faults_text(case.facts.faults) or "no fault is left"
     return f"{seen}: all nodes are released and asked for again, and the job starts from the checkpoint"
 
 
-def replaces(case: Case) -> tuple[int, ...]:
+def replaces(case: RungQuery) -> tuple[int, ...]:
     """Return all ranks."""
     return tuple(sorted(case.facts.nodes))
 
 
-def leaves(case: Case) -> tuple[str, ...]:
+def leaves(case: RungQuery) -> tuple[str, ...]:
     """Return all nodes."""
     return tuple(sorted(set(case.facts.nodes.values())))
 
 
-def cost(case: Case) -> tuple[Spent, ...]:
+def cost(case: RungQuery) -> tuple[Spent, ...]:
     """Once in the job's budget; the culprits are kept for the record."""
     return (charge(case.facts, Rung.RESCHEDULE_JOB, case.placement.culprits),)

@@ -9,12 +9,12 @@ import msgspec
 from ..protocol.types import Rung
 from .facts import Spent
 from .placement import charge
-from .rule import Case, nodes_missing
+from .rule import RungQuery, nodes_missing
 from .scale import nodes_left, shrinks, too_small
 from .wording import count, faults_text, nodes_text
 
 
-def unfit(case: Case) -> str | None:
+def unfit(case: RungQuery) -> str | None:
     """Fits when each broken node can be replaced, by a spare or by the platform."""
     if case.facts.can_create_nodes:
         return None
@@ -23,12 +23,12 @@ def unfit(case: Case) -> str | None:
     return None if small is None else f"{missing}, the platform cannot create nodes, and {small}"
 
 
-def replaces(case: Case) -> tuple[int, ...]:
+def replaces(case: RungQuery) -> tuple[int, ...]:
     """Return all ranks."""
     return tuple(sorted(case.facts.nodes))
 
 
-def leaves(case: Case) -> tuple[str, ...]:
+def leaves(case: RungQuery) -> tuple[str, ...]:
     """Return the closed nodes, and those that failed too often if there are nodes for them, too."""
     placement, facts = case.placement, case.facts
     both = {*placement.closed, *placement.worn}
@@ -36,7 +36,7 @@ def leaves(case: Case) -> tuple[str, ...]:
     return tuple(sorted(both if enough else placement.closed))
 
 
-def why(case: Case) -> str:
+def why(case: RungQuery) -> str:
     """Name what happened, why nobody is kept, and which nodes go."""
     gone = leaves(case)
     worn = [case.placement.worn[node] for node in gone if node in case.placement.worn]
@@ -50,7 +50,7 @@ def why(case: Case) -> str:
     return f"{seen}{because}: all processes are started anew from the checkpoint, {nodes}"
 
 
-def cost(case: Case) -> tuple[Spent, ...]:
+def cost(case: RungQuery) -> tuple[Spent, ...]:
     """Once for each culprit, its node, and the job."""
     spent = charge(case.facts, Rung.RESCHEDULE_POD, case.placement.culprits)
     return (msgspec.structs.replace(spent, nodes=tuple(sorted({*spent.nodes, *case.placement.closed}))),)

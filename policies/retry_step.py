@@ -8,13 +8,13 @@ others. Nothing else is restored.
 from ..protocol.types import FaultKind, Rung
 from .facts import Spent
 from .placement import charge
-from .rule import Case, kept, mending_text, nothing_to_keep
+from .rule import RungQuery, kept, mending_text, nothing_to_keep
 from .wording import count, faults_text, ranks_text
 
 _PASSING = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP, FaultKind.STALL})
 
 
-def unfit(case: Case) -> str | None:
+def unfit(case: RungQuery) -> str | None:
     """Fits when links or collectives failed, or hang, and whoever is at fault can mend itself."""
     facts, placement = case.facts, case.placement
     if placement.culprits:
@@ -30,7 +30,7 @@ def unfit(case: Case) -> str | None:
     return nothing_to_keep(case)
 
 
-def why(case: Case) -> str:
+def why(case: RungQuery) -> str:
     """Name what failed, who mends itself, and how many stay."""
     seen = faults_text(case.facts.faults) or "no fault is left"
     processes = count(len(kept(case)), "process", "processes")
@@ -38,18 +38,18 @@ def why(case: Case) -> str:
     return f"{seen}{whose}: the step is repeated, keeping {processes} alive"
 
 
-def replaces(case: Case) -> tuple[int, ...]:
+def replaces(case: RungQuery) -> tuple[int, ...]:
     """Return none: all processes stay."""
     del case
     return ()
 
 
-def leaves(case: Case) -> tuple[str, ...]:
+def leaves(case: RungQuery) -> tuple[str, ...]:
     """Return none: all nodes stay."""
     del case
     return ()
 
 
-def cost(case: Case) -> tuple[Spent, ...]:
+def cost(case: RungQuery) -> tuple[Spent, ...]:
     """Once in the job's budget, and for each rank that mends itself and its node."""
     return (charge(case.facts, Rung.RETRY_STEP, case.placement.mended),)

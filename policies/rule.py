@@ -10,7 +10,7 @@ from .placement import Placement, charge
 from .wording import count, ranks_text
 
 
-class Case(msgspec.Struct, frozen=True):
+class RungQuery(msgspec.Struct, frozen=True):
     """What a rung is asked about: the facts, where ranks would go, and the cheaper rungs refused so far."""
 
     facts: Facts
@@ -21,33 +21,33 @@ class Case(msgspec.Struct, frozen=True):
 class Rule(Protocol):
     """A rung as pure functions: when it fits, why it is right, whom it replaces, what it leaves, what it costs."""
 
-    def unfit(self, case: Case) -> str | None:
+    def unfit(self, case: RungQuery) -> str | None:
         """Say in words why the rung cannot help here, None when it can. Budgets are counted elsewhere."""
         ...
 
-    def why(self, case: Case) -> str:
+    def why(self, case: RungQuery) -> str:
         """Say in words why the rung is the right one. Only asked when it fits."""
         ...
 
-    def replaces(self, case: Case) -> tuple[int, ...]:
+    def replaces(self, case: RungQuery) -> tuple[int, ...]:
         """Return the ranks whose process is started anew when the rung is taken now, in order."""
         ...
 
-    def leaves(self, case: Case) -> tuple[str, ...]:
+    def leaves(self, case: RungQuery) -> tuple[str, ...]:
         """Return the nodes that no rank stays on when the rung is taken now, in order of name."""
         ...
 
-    def cost(self, case: Case) -> tuple[Spent, ...]:
+    def cost(self, case: RungQuery) -> tuple[Spent, ...]:
         """Return what taking the rung now spends: of its own budgets first, then of other rungs' budgets."""
         ...
 
 
-def kept(case: Case) -> frozenset[int]:
+def kept(case: RungQuery) -> frozenset[int]:
     """Return the ranks whose process can stay: the healthy ones, and those that mend themselves."""
     return case.facts.healthy.difference(case.placement.culprits).union(case.placement.mended)
 
 
-def nothing_to_keep(case: Case) -> str | None:
+def nothing_to_keep(case: RungQuery) -> str | None:
     """Say why no process can be kept alive, None when some can. Rungs that keep processes ask this first."""
     if not case.facts.resilient:
         return "no rank reached a resilient train function, so no process can be kept"
@@ -56,7 +56,7 @@ def nothing_to_keep(case: Case) -> str | None:
     return None
 
 
-def mending_text(case: Case) -> str:
+def mending_text(case: RungQuery) -> str:
     """Name those that keep their process and mend their fault in it, to stand behind other things."""
     mended = case.placement.mended
     if not mended:
@@ -65,7 +65,7 @@ def mending_text(case: Case) -> str:
     return f", {ranks_text(mended)} {does}"
 
 
-def mending_cost(case: Case) -> tuple[Spent, ...]:
+def mending_cost(case: RungQuery) -> tuple[Spent, ...]:
     """Return what those that mend themselves cost beside others that are replaced: it is what `retry_step` does."""
     mended = case.placement.mended
     return (charge(case.facts, Rung.RETRY_STEP, mended),) if mended else ()

@@ -2,17 +2,17 @@
 
 from ..protocol.types import Decision, Rung
 from .facts import Facts, Spent
-from .rule import Case
+from .rule import RungQuery
 from .wording import count
 
 
-def nodes_left(case: Case) -> int:
+def nodes_left(case: RungQuery) -> int:
     """Return how many nodes the world would have without those that cannot be used any more."""
     in_use = set(case.facts.nodes.values()) - case.placement.closed.keys()
     return len(in_use) + len(case.facts.usable_spares())
 
 
-def too_small(case: Case) -> str | None:
+def too_small(case: RungQuery) -> str | None:
     """Say why the world cannot go on with the nodes that are left; None when the policy lets it."""
     least, left = case.facts.min_nodes, nodes_left(case)
     if least is None:
@@ -20,7 +20,7 @@ def too_small(case: Case) -> str | None:
     return None if left >= least else f"{count(left, 'node')} would be left, scale.min_nodes is {least}"
 
 
-def shrinks(case: Case) -> bool:
+def shrinks(case: RungQuery) -> bool:
     """Say whether the world would go on with fewer nodes."""
     facts = case.facts
     return not facts.can_create_nodes and nodes_left(case) < len(set(facts.nodes.values()))

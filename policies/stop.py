@@ -2,17 +2,17 @@
 
 from ..protocol.types import Rung
 from .facts import Spent
-from .rule import Case
+from .rule import RungQuery
 from .wording import faults_text
 
 
-def unfit(case: Case) -> str | None:
+def unfit(case: RungQuery) -> str | None:
     """Return None: stopping is always possible."""
     del case
     return None
 
 
-def why(case: Case) -> str:
+def why(case: RungQuery) -> str:
     """Name what happened and why each cheaper rung was not possible, spent budgets included."""
     seen = faults_text(case.facts.faults) or "no fault is left"
     if not case.skipped:
@@ -21,18 +21,18 @@ def why(case: Case) -> str:
     return f"{seen}: no other rung is possible. {refused}"
 
 
-def replaces(case: Case) -> tuple[int, ...]:
+def replaces(case: RungQuery) -> tuple[int, ...]:
     """Return none: all processes stay."""
     del case
     return ()
 
 
-def leaves(case: Case) -> tuple[str, ...]:
+def leaves(case: RungQuery) -> tuple[str, ...]:
     """Return none: all nodes stay."""
     del case
     return ()
 
 
-def cost(case: Case) -> tuple[Spent, ...]:
+def cost(case: RungQuery) -> tuple[Spent, ...]:
     """Return an entry for the record; no budget limits a stop."""
     return (Spent(Rung.STOP, case.facts.now),)

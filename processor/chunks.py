@@ -16,7 +16,7 @@ DIRECT_BYTES = 256 * 1024  # a piece of a tensor from this size on travels witho
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class TensorRange:
     """Bytes [start, start + length) of one tensor of a shard."""
 
     tensor: int
@@ -28,7 +28,7 @@ class Piece:
 class Chunk:
     """What travels as one message: a piece of a tensor, or several small ones put together."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorRange, ...]
 
     @property
     def length(self) -> int:
@@ -47,13 +47,13 @@ def cut(sizes: Sequence[int], offset: int, length: int) -> list[Chunk]:
             "all ranks hold the same state?"
         )
     chunks: list[Chunk] = []
-    small: list[Piece] = []
+    small: list[TensorRange] = []
     gathered = 0
     for piece in _pieces(sizes, offset, offset + length):
         if piece.length >= DIRECT_BYTES:
             end = piece.start + piece.length
             steps = range(piece.start, end, CHUNK_BYTES)
-            chunks += [Chunk((Piece(piece.tensor, step, min(CHUNK_BYTES, end - step)),)) for step in steps]
+            chunks += [Chunk((TensorRange(piece.tensor, step, min(CHUNK_BYTES, end - step)),)) for step in steps]
             continue
         if gathered + piece.length > CHUNK_BYTES:
             chunks.append(Chunk(tuple(small)))
@@ -65,13 +65,13 @@ def cut(sizes: Sequence[int], offset: int, length: int) -> list[Chunk]:
     return chunks
 
 
-def _pieces(sizes: Sequence[int], begin: int, end: int) -> Iterator[Piece]:
+def _pieces(sizes: Sequence[int], begin: int, end: int) -> Iterator[TensorRange]:
     """Yield what lies of each tensor in bytes [begin, end) of the shard."""
     at = 0
     for index, size in enumerate(sizes):
         low, high = max(at, begin), min(at + size, end)
         if low < high:
-            yield Piece(index, low - at, high - low)
+            yield TensorRange(index, low - at, high - low)
         at += size
 
 
@@ -109,7 +109,7 @@ class ShardMemory:
         for view, part in self._parts(chunk, staging):
             view.copy_(part)
 
-    def _view(self, piece: Piece) -> torch.Tensor:
+    def _view(self, piece: TensorRange) -> torch.Tensor:
         return self._flat[piece.tensor][piece.start : piece.start + piece.length]
 
     def _parts(self, chunk: Chunk, staging: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

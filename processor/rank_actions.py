@@ -53,7 +53,7 @@ class FindFailure(Action):
 
 
 @dataclass(frozen=True)
-class Stop(Action):
+class StopInFlight(Action):
     """End what is in flight. `reason` None: at a step boundary, where peers may yet wait for this rank's last traffic.
 
     Otherwise a checkpoint that is not complete is given up: whether all ranks have written it is not known any more.

@@ -22,7 +22,7 @@ from ..protocol.messages import (
 from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import rank_actions as act
 from .rank_actions import Actions, Ended
-from .session import Order, Session, Stage
+from .session import Order, Session, SessionStage
 from .step_order import Leave, StepOrder
 from .step_state import StepState
 
@@ -52,12 +52,12 @@ class RankLoop:
             elif isinstance(order, Resume):
                 yield from self._train(order)
             elif isinstance(order, Quiesce):
-                if session.stage is Stage.FINISHED:
+                if session.stage is SessionStage.FINISHED:
                     yield from self._stop(asked=True)
                     yield from self._clean()
                 yield from self._park()
             elif isinstance(order, Release):
-                session.reach(Stage.RELEASED)
+                session.reach(SessionStage.RELEASED)
                 yield act.PublishCheckpoint()
                 yield act.SetActivity(Activity.FINISHED)
                 yield act.Flush()
@@ -90,7 +90,7 @@ class RankLoop:
 
     def _join(self) -> Actions[None]:
         yield act.SetActivity(Activity.RECOVERING)
-        self._session.reach(Stage.PARKED)
+        self._session.reach(SessionStage.PARKED)
         while self._early:
             order = yield act.AwaitOrder()
             if isinstance(order, Quiesce):
@@ -109,12 +109,12 @@ class RankLoop:
     def _train(self, order: Resume) -> Actions[None]:
         """Have the train function called once, and follow from how it was left."""
         session = self._session
-        session.reach(Stage.TRAINING)
+        session.reach(SessionStage.TRAINING)
         self._first_step = True
         ended = yield act.Train(order)
         way = self._steps.leave(finished=ended is Ended.RETURNED, failed=ended is Ended.FAILED)
         if way is Leave.FINISHED:
-            session.reach(Stage.FINISHED)
+            session.reach(SessionStage.FINISHED)
             yield act.SetActivity(Activity.FINISHED)
             count = self._step_state.count
             yield act.Post(RankFinished(session.rank, session.generation, session.incarnation, count))
@@ -137,7 +137,7 @@ class RankLoop:
             reason = failed or GIVEN_UP
         self._steps.at_boundary = False  # there, others may still be in the step's end, and rebuild cuts the links
         yield act.BeginPhase(InjectionPoint.STOP)
-        yield act.Stop(reason)
+        yield act.StopInFlight(reason)
         yield from self._end_phase(InjectionPoint.STOP)
         yield act.SetActivity(Activity.RECOVERING)
 
@@ -150,7 +150,7 @@ class RankLoop:
     def _park(self) -> Actions[None]:
         """Say where this rank stands, for barrier one."""
         session = self._session
-        session.reach(Stage.PARKED)
+        session.reach(SessionStage.PARKED)
         report = yield act.Survey()
         yield act.Post(
             RankQuiesced(session.rank, session.generation, session.incarnation, report, dict(self._phases_s))
@@ -159,7 +159,7 @@ class RankLoop:
     def _rejoin(self, order: Rejoin) -> Actions[None]:
         """Do this rank's part of the plan, and report for barrier two; a failure ends the attempt."""
         session = self._session
-        session.reach(Stage.REJOINING)
+        session.reach(SessionStage.REJOINING)
         self._phases_s = {}
         yield act.PublishCheckpoint()  # of a boundary: all ranks have parked there, and have written their parts
         yield act.ClaimCheckpoints(order.generation)
@@ -177,7 +177,7 @@ class RankLoop:
             yield act.Halt()
             self._phases_s = {}
         elif not session.quiescing:
-            session.reach(Stage.READY)
+            session.reach(SessionStage.READY)
             count, phases_s = self._step_state.count, self._phases_s
             ready = RankReady(session.rank, order.generation, session.incarnation, count, phases_s, received_bytes)
             yield act.Post(ready)

@@ -18,7 +18,7 @@ from .group_arguments import UNSET, GroupArguments
 from .injection_points import InjectionPoints
 from .ledger import Ledger
 from .runtime import Runtime
-from .session import Stage
+from .session import SessionStage
 from .step_clock import StepClock
 from .step_state import StepState
 from .train_thread import TrainThread
@@ -104,7 +104,7 @@ def resilient(
                 none_armed, step_state = InjectionPoints(0, 0), StepState(clean=True)
                 state.bind(Ledger(Alone(), state, none_armed, StepClock(None, none_armed, 0), step_state=step_state))
                 return train(*args, **kwargs)
-            if runtime.session.stage is not Stage.BOOTING:
+            if runtime.session.stage is not SessionStage.BOOTING:
                 raise ConfigurationError("a process can call one resilient train function, and only once")
             return TrainThread(runtime, state, lifecycle).run(lambda: train(*args, **kwargs))
 

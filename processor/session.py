@@ -13,7 +13,7 @@ from ..protocol.messages import Quiesce, Rejoin, Release, Resume, SaveCheckpoint
 Order = Quiesce | Rejoin | Resume | Release | SaveCheckpoint
 
 
-class Stage(enum.StrEnum):
+class SessionStage(enum.StrEnum):
     """Where the train thread is."""
 
     BOOTING = "booting"  # in the user's script, before the train function
@@ -34,7 +34,9 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 # In these the train thread may be inside a collective, or about to enter one.
-_ABORTABLE = frozenset({Stage.BOOTING, Stage.TRAINING, Stage.REJOINING, Stage.READY, Stage.FINISHED})
+_ABORTABLE = frozenset(
+    {SessionStage.BOOTING, SessionStage.TRAINING, SessionStage.REJOINING, SessionStage.READY, SessionStage.FINISHED}
+)
 
 
 class Session:
@@ -44,7 +46,7 @@ class Session:
         self.rank = rank
         self.incarnation = incarnation
         self.generation = generation
-        self.stage = Stage.BOOTING
+        self.stage = SessionStage.BOOTING
         self._rejoined = -1  # the generation that it has been let into
         self.boundary: Quiesce | None = None  # a stop that is still some steps ahead
         self._quiesced = -1  # the generation of the last Quiesce that the train thread has taken
@@ -62,10 +64,10 @@ class Session:
         if isinstance(command, Quiesce):
             return self._hear_quiesce(command)
         fitting = {
-            Rejoin: Stage.PARKED,
-            SaveCheckpoint: Stage.PARKED,
-            Resume: Stage.READY,
-            Release: Stage.FINISHED,
+            Rejoin: SessionStage.PARKED,
+            SaveCheckpoint: SessionStage.PARKED,
+            Resume: SessionStage.READY,
+            Release: SessionStage.FINISHED,
         }[type(command)]
         if self.stage is not fitting:
             return Heard(False, why_not=f"{type(command).__name__} while {self.stage}")
@@ -86,7 +88,7 @@ class Session:
         return Heard(True)
 
     def _hear_quiesce(self, command: Quiesce) -> Heard:
-        if self.stage is Stage.RELEASED:
+        if self.stage is SessionStage.RELEASED:
             return Heard(False, why_not="the train function has been left for good")
         if command.after_step is not None:
             return self._hear_boundary(command)
@@ -102,7 +104,7 @@ class Session:
 
     def _hear_boundary(self, command: Quiesce) -> Heard:
         """Take note of a stop some steps ahead. The generation goes on until then."""
-        if command.generation != self.generation or self.stage is not Stage.TRAINING or self.quiescing:
+        if command.generation != self.generation or self.stage is not SessionStage.TRAINING or self.quiescing:
             return Heard(False, why_not=f"a stop at a step boundary while {self.stage}")
         self.boundary = command
         return Heard(True)
@@ -122,8 +124,8 @@ class Session:
             self._quiesced = order.generation
         return order
 
-    def reach(self, stage: Stage) -> None:
+    def reach(self, stage: SessionStage) -> None:
         """The train thread has reached a stage."""
         self.stage = stage
-        if stage is not Stage.TRAINING:
+        if stage is not SessionStage.TRAINING:
             self.boundary = None  # training was over before it

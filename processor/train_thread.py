@@ -152,7 +152,7 @@ class TrainThread:
             ),
             act.Train: lambda _: self._train(),
             act.FindFailure: lambda _: runtime.communicator.failed,
-            act.Stop: lambda each: self._stop(each.reason),
+            act.StopInFlight: lambda each: self._stop(each.reason),
             act.Inspect: lambda _: rejoining.inspect(),
             act.Clean: lambda _: self._clean(),
             act.Survey: lambda each: rejoining.survey(JOINING_PATIENCE_S if each.joining else PARKED_PATIENCE_S),

@@ -46,7 +46,7 @@ class Handle(Protocol):
         ...
 
 
-class Links(Protocol):
+class PeerLinks(Protocol):
     """What a transfer needs of a communicator."""
 
     def isend(self, tensor: torch.Tensor, rank: int) -> Handle:
@@ -67,7 +67,7 @@ class Transferred:
 
 
 def run_transfers(
-    part: RepairPart, *, rank: int, framework: Framework, links: Links, read_local_state: ReadOwnState
+    part: RepairPart, *, rank: int, framework: Framework, links: PeerLinks, read_local_state: ReadOwnState
 ) -> Transferred:
     """Carry out this rank's part of the plan. Runs in repair, in the train thread, on all ranks that have a part.
 
@@ -124,7 +124,7 @@ def _local_states(
 class _Letters:
     """Small messages of unknown length: a first one of fixed size, with length and checksum, and a rest if need be."""
 
-    def __init__(self, rank: int, links: Links) -> None:
+    def __init__(self, rank: int, links: PeerLinks) -> None:
         self._rank = rank
         self._links = links
         self._sent: list[tuple[Handle, torch.Tensor]] = []
@@ -166,7 +166,9 @@ class _Letters:
 class _Range:
     """One transfer under way: its chunks in order, then a message with the checksum over them."""
 
-    def __init__(self, transfer: ShardTransfer, rank: int, links: Links, memory: ShardMemory, in_flight: int) -> None:
+    def __init__(
+        self, transfer: ShardTransfer, rank: int, links: PeerLinks, memory: ShardMemory, in_flight: int
+    ) -> None:
         self.transfer = transfer
         self._in_flight = in_flight
         self.matches = True
@@ -235,7 +237,7 @@ class _Range:
 def _move(
     transfers: Sequence[ShardTransfer],
     rank: int,
-    links: Links,
+    links: PeerLinks,
     opened: dict[str, OpenShard],
     accepted: dict[str, OpenShard],
 ) -> int:

@@ -60,7 +60,7 @@ class RankThread:
         self._at_once: dict[type[Action], Callable[[Any], object]] = {
             act.IgnoreOrder: self._complain,
             act.FindFailure: lambda _: process.failed,
-            act.Stop: self._stop,
+            act.StopInFlight: self._stop,
             act.Inspect: lambda _: process.memory.struck,
             act.Survey: lambda _: self._survey(),
             act.Join: self._join,
@@ -113,7 +113,7 @@ class RankThread:
         what = f"rank {self._process.rank} can do nothing with a {type(action.order).__name__}"
         self._world.fail(Invariant.UNDERSTOOD, what)
 
-    def _stop(self, action: act.Stop) -> None:
+    def _stop(self, action: act.StopInFlight) -> None:
         if action.reason is not None:
             self._train_function.forget_checkpoint()
             self._process.abort(action.reason)

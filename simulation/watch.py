@@ -11,7 +11,7 @@ from ..controller.recovery.check import contradictions
 from ..controller.recovery.state import Phase
 from ..controller.world import Holder, NodeState
 from ..policies.roles import WORLD_RESTARTS
-from ..processor.session import Stage
+from ..processor.session import SessionStage
 from ..protocol.incidents import Outcome
 from ..protocol.messages import Rejoin, Resume, StartProcess, StopProcess
 from ..protocol.types import Decision, RestoreSource, Rung
@@ -76,7 +76,10 @@ class Watch:
             other_stage = other.session.stage
             if other.incarnation != self._holder(other.rank).incarnation:
                 continue
-            if other.session.generation == order.generation and other_stage in {Stage.PARKED, Stage.REJOINING}:
+            if other.session.generation == order.generation and other_stage in {
+                SessionStage.PARKED,
+                SessionStage.REJOINING,
+            }:
                 self._world.fail(
                     Invariant.SAME_STEP, f"rank {process.rank} resumes while rank {other.rank} is {other_stage}"
                 )
@@ -142,7 +145,10 @@ class Watch:
         if not resumes or world.controller.machine.phase is not Phase.RESUMING or len(resumes) < world.size:
             return  # after a restart those that may not have heard are told again
         for process in world.living():
-            there = process.session.generation >= resumes[0].generation and process.session.stage is not Stage.REJOINING
+            there = (
+                process.session.generation >= resumes[0].generation
+                and process.session.stage is not SessionStage.REJOINING
+            )
             if self._is_current(process) and not there and process.seat.agent.is_heard:
                 stage = f"{process.session.stage} in generation {process.session.generation}"
                 world.fail(Invariant.SAME_STEP, f"all resume while rank {process.rank} is {stage}")

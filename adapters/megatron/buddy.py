@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from .peer_copy import PeerCopy
-from .shards import Piece, main_parameters
+from .shards import ShardParts, main_parameters
 
 _RATES = ("lr", "weight_decay")  # of a param group: what a scheduler changes between steps
 _RATE_BYTES = len(_RATES) * 8
@@ -33,7 +33,7 @@ def piece_name(rank: int) -> str:
 class Buddies:
     """Exchanges gradients around the ring: a rank sends its own to its buddy, and receives those of its peer copy."""
 
-    def __init__(self, own: Piece, peer_copy: PeerCopy, rank: int, world_size: int, ranks_per_node: int) -> None:
+    def __init__(self, own: ShardParts, peer_copy: PeerCopy, rank: int, world_size: int, ranks_per_node: int) -> None:
         shift = ranks_per_node % world_size or 1
         self.buddy = (rank + shift) % world_size
         self.copied_rank = (rank - shift) % world_size

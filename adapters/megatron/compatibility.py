@@ -14,7 +14,7 @@ from ...protocol.types import JobSettings
 from .parts import Parts
 
 
-class Refusal(NamedTuple):
+class UnsupportedFeature(NamedTuple):
     """A feature that cannot be recovered: how to see it, and why."""
 
     feature: str
@@ -56,37 +56,37 @@ def _rerun_statistics(_: Parts) -> bool:
 
 
 REFUSALS = (
-    Refusal(
+    UnsupportedFeature(
         "Megatron FSDP (use_megatron_fsdp)",
         lambda parts: bool(_ddp(parts, "use_megatron_fsdp")),
         "its parameters are sharded in other buffers, which this adapter does not know",
     ),
-    Refusal(
+    UnsupportedFeature(
         "overlap_param_gather_with_optimizer_step",
         lambda parts: bool(_optimizer(parts, "overlap_param_gather_with_optimizer_step")),
         "it sends parameters in the middle of the update, which must be free of collectives",
     ),
-    Refusal(
+    UnsupportedFeature(
         "use_precision_aware_optimizer",
         lambda parts: bool(_optimizer(parts, "use_precision_aware_optimizer")),
         "main parameters and moments then live inside a fused optimizer, in forms that are not read yet",
     ),
-    Refusal(
+    UnsupportedFeature(
         "optimizer_cpu_offload",
         lambda parts: bool(_optimizer(parts, "optimizer_cpu_offload")),
         "state moves between host and device behind the recovery's back",
     ),
-    Refusal(
+    UnsupportedFeature(
         "optimizers other than FP32Optimizer, Float16OptimizerWithFloat16Params and DistributedOptimizer",
         lambda parts: not _known_optimizers(parts),
         "what they keep, and where, is not known",
     ),
-    Refusal(
+    UnsupportedFeature(
         "fp8 and fp4",
         lambda parts: bool(_model(parts, "fp8") or _model(parts, "fp4")),
         "scaling histories of Transformer Engine are not captured yet",
     ),
-    Refusal(
+    UnsupportedFeature(
         "CUDA graphs",
         lambda parts: bool(
             _model(parts, "enable_cuda_graph")
@@ -95,12 +95,12 @@ REFUSALS = (
         ),
         "a recorded graph holds communicators of the generation in which it was recorded",
     ),
-    Refusal(
+    UnsupportedFeature(
         "timers with barriers inside the optimizer (timing_log_level above 0 with barrier_with_L1_time)",
         _barriers_in_timers,
         "the update must be free of collectives; set timing_log_level 0 or barrier_with_L1_time False",
     ),
-    Refusal(
+    UnsupportedFeature(
         "the rerun state machine in another mode than disabled",
         _rerun_statistics,
         "it repeats steps by itself, which has not been tried together with a recovery",

@@ -12,7 +12,7 @@ import torch
 from ...processor import tree
 from ...processor.optimizer_state import OptimizerState
 from ...processor.shard import Shard
-from .shards import Piece
+from .shards import ShardParts
 
 _STRETCH_BYTES = 64 << 20  # of parameters that are on the device at once, their state beside them
 _COPY_BYTES, _TRAFFIC_BYTES = 12, 8  # of an element: parameter and moments; gradients that leave and arrive
@@ -25,7 +25,7 @@ class PeerCopy:
 
     first = False
 
-    def __init__(self, own: Piece, device: torch.device) -> None:
+    def __init__(self, own: ShardParts, device: torch.device) -> None:
         self.device = device  # of the model, and of what the owner sends
         self._kinds = {name: type(leaf.optimizer) for name, leaf in own.leaves.items()}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}

@@ -95,14 +95,14 @@ def _any_group(plain: Any) -> Any:
     return create_group
 
 
-class Handle(NamedTuple):
+class HeldGroup(NamedTuple):
     """A process group, and where it is held."""
 
     place: str
     group: Any
 
 
-def held_groups(parts: Parts) -> Iterator[Handle]:
+def held_groups(parts: Parts) -> Iterator[HeldGroup]:
     """Yield every group that Megatron's globals, the model, the optimizer or its configurations hold."""
     from megatron.core import parallel_state
 
@@ -136,12 +136,12 @@ def refuse_stale(parts: Parts) -> int:
     return count
 
 
-def _walk(root: Any, place: str, seen: set[int]) -> Iterator[Handle]:
+def _walk(root: Any, place: str, seen: set[int]) -> Iterator[HeldGroup]:
     stack = [(root, place)]
     while stack:
         item, where = stack.pop()
         if isinstance(item, dist.ProcessGroup):
-            yield Handle(where, item)
+            yield HeldGroup(where, item)
             continue
         if isinstance(item, _LEAVES) or id(item) in seen:
             continue

@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
         return self.tensor * self.context * self.pipeline * self.data
 
 
-class Outcome(enum.Enum):
+class SearchOutcome(enum.Enum):
     """The result of the search for a placement."""
 
     FOUND = enum.auto()
@@ -45,10 +45,10 @@ class Outcome(enum.Enum):
     GIVEN_UP = enum.auto()
 
 
-class Placement(NamedTuple):
+class RankOrder(NamedTuple):
     """Which ranks each node should have; empty unless found."""
 
-    outcome: Outcome
+    outcome: SearchOutcome
     ranks_of: dict[int, Group]
 
 
@@ -77,7 +77,7 @@ def propose_order(sizes: Sizes, node_of: Sequence[int]) -> str | None:
     return next((order for order in _allowed(sizes) if not on_one_node(copies(sizes, order), node_of)), None)
 
 
-def propose_placement(groups: Sequence[Group], together: Sequence[Group], node_of: Sequence[int]) -> Placement:
+def propose_placement(groups: Sequence[Group], together: Sequence[Group], node_of: Sequence[int]) -> RankOrder:
     """Return which ranks each node should have, so that no group is on one node.
 
     `together`: ranks that stay on one node, as far as a node has room for them. Nodes keep as many ranks as they have.
@@ -87,12 +87,12 @@ def propose_placement(groups: Sequence[Group], together: Sequence[Group], node_o
     unit_of = {rank: index for index, unit in enumerate(units) for rank in unit}
     sets = sorted({tuple(sorted({unit_of[rank] for rank in group})) for group in groups})
     if any(len(one) == 1 for one in sets):
-        return Placement(Outcome.IMPOSSIBLE, {})  # one holder only, or all copies among ranks that stay together
+        return RankOrder(SearchOutcome.IMPOSSIBLE, {})  # one holder only, or all copies among ranks that stay together
     outcome, chosen = _search([len(unit) for unit in units], sets, room)
     ranks_of: dict[int, list[int]] = {node: [] for node in room}
     for unit, node in zip(units, chosen, strict=False):
         ranks_of[node] += unit
-    return Placement(outcome, {node: tuple(sorted(ranks)) for node, ranks in ranks_of.items()} if chosen else {})
+    return RankOrder(outcome, {node: tuple(sorted(ranks)) for node, ranks in ranks_of.items()} if chosen else {})
 
 
 def advice(sizes: Sizes, node_of: Sequence[int], *, order: str = MEGATRONS) -> str:
@@ -106,10 +106,10 @@ def advice(sizes: Sizes, node_of: Sequence[int], *, order: str = MEGATRONS) -> s
         told = ", Megatron-LM's --use-tp-pp-dp-mapping" if better == ACROSS else ""
         return f"initialize_model_parallel(order={better!r}){told} puts them on different nodes"
     outcome, ranks_of = propose_placement(copies(sizes, order), neighbours(sizes, order), node_of)
-    if outcome is Outcome.FOUND:
+    if outcome is SearchOutcome.FOUND:
         told = "; ".join(f"{', '.join(map(str, ranks))} on node {node}" for node, ranks in ranks_of.items())
         return f"no order of Megatron's puts them on different nodes; this placement of its ranks would: {told}"
-    if outcome is Outcome.IMPOSSIBLE:
+    if outcome is SearchOutcome.IMPOSSIBLE:
         return "no order of ranks puts them on different nodes while tensor parallel ranks stay together"
     return "no order of ranks was found that puts them on different nodes"
 
@@ -165,7 +165,7 @@ def _groups(ways: dict[str, int], order: str, varied: set[str]) -> list[Group]:
     return [tuple(start + each for each in inner) for start in walk([name for name in names if name not in varied])]
 
 
-def _search(weights: Sequence[int], sets: Sequence[Group], room: dict[int, int]) -> tuple[Outcome, list[int]]:
+def _search(weights: Sequence[int], sets: Sequence[Group], room: dict[int, int]) -> tuple[SearchOutcome, list[int]]:
     """Give each unit a node such that no set is on one node: depth first, the roomiest other node first."""
     sets_of: dict[int, list[Group]] = {index: [] for index in range(len(weights))}
     for one in sets:
@@ -188,9 +188,9 @@ def _search(weights: Sequence[int], sets: Sequence[Group], room: dict[int, int])
         node_of[index] = node
         free[node] -= weights[index]
         if len(node_of) == len(sequence):
-            return Outcome.FOUND, [node_of[each] for each in range(len(weights))]
+            return SearchOutcome.FOUND, [node_of[each] for each in range(len(weights))]
         choices.append(_choices(sequence[len(choices)], weights, sets_of, free, node_of))
-    return (Outcome.GIVEN_UP if choices else Outcome.IMPOSSIBLE), []
+    return (SearchOutcome.GIVEN_UP if choices else SearchOutcome.IMPOSSIBLE), []
 
 
 def _choices(

@@ -28,7 +28,7 @@ class Replica(enum.StrEnum):
 _PEER_COPIES = {Replica.BUDDY_DEVICE: PeerCopy, Replica.BUDDY_HOST: HostPeerCopy}
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """The place of a rank in the job and on its node."""
 
     rank: int
@@ -51,7 +51,7 @@ class _Held(Protocol):
 class Replicas:
     """The shards of this rank: its own, and its peer copy."""
 
-    def __init__(self, parts: Parts, place: Place, wanted: Replica | None) -> None:
+    def __init__(self, parts: Parts, place: RankPlace, wanted: Replica | None) -> None:
         self.kind = _chosen(parts, wanted)
         self._parts = parts
         self._place = place

@@ -7,13 +7,13 @@ from typing import Any, TypeVar, overload
 
 from ...processor.callbacks import Lifecycle
 from ...processor.runtime import Runtime
-from ...processor.session import Stage
+from ...processor.session import SessionStage
 from ...processor.train_thread import TrainThread
 from ...protocol.errors import ConfigurationError
 from .compatibility import check_version, refuse_scaling, refuse_unsupported
 from .parts import ITERATION, find_parts
 from .process_groups import check_default_group, redirect_process_groups, refuse_foreign
-from .replicas import Place, Replica
+from .replicas import RankPlace, Replica
 from .state import MegatronState
 
 Train = TypeVar("Train", bound=Callable[..., Any])
@@ -67,7 +67,7 @@ def resilient(
         runtime = Runtime.current()
         if runtime is None:
             return train(*args, **kwargs)
-        if runtime.session.stage is not Stage.BOOTING:
+        if runtime.session.stage is not SessionStage.BOOTING:
             raise ConfigurationError("a process can call one resilient train function, and only once")
         refuse_scaling(runtime.settings)
         check_default_group()
@@ -77,7 +77,7 @@ def resilient(
         parts = find_parts(train, bound.arguments)
         refuse_unsupported(parts)
         refuse_foreign(parts)
-        place = Place(runtime.rank, runtime.world_size, runtime.ranks_per_node)
+        place = RankPlace(runtime.rank, runtime.world_size, runtime.ranks_per_node)
         state = MegatronState(parts, place, replica=wanted, scheduler_increment=scheduler_increment)
 
         def call() -> Any:

@@ -21,7 +21,7 @@ from .rank_order import Sizes
 from .step_cleanup import bucket_groups
 
 
-class Piece:
+class ShardParts:
     """What one shard consists of: parameters of the model, and optimizers with the parameters that they update.
 
     `first`: of all ranks that hold it, this one writes it into checkpoints.
@@ -89,14 +89,14 @@ class Piece:
             state.adopt(content["optimizers"][name])
 
 
-def find_pieces(parts: Parts, *, alone: str | None) -> dict[str, Piece]:
+def find_pieces(parts: Parts, *, alone: str | None) -> dict[str, ShardParts]:
     """Return the shards that this rank must hold, by name.
 
     `alone`: the name for everything of distributed optimizers, where no other rank holds the same pieces.
     """
     names = {id(p): f"model{i}.{name}" for i, chunk in enumerate(parts.chunks) for name, p in chunk.named_parameters()}
     models = [p for chunk in parts.chunks for p in chunk.parameters()]
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, ShardParts] = {}
     lonely: dict[str, Any] = {}
     for place, expert in ((_dense_place(), False), (_expert_place(), True)):
         leaves = {f"optimizer{i}": leaf for i, leaf in enumerate(parts.leaves) if _is_expert(leaf) is expert}
@@ -107,15 +107,15 @@ def find_pieces(parts: Parts, *, alone: str | None) -> dict[str, Piece]:
             names[id(p)]: p for p in models if (not getattr(p, "allreduce", True)) is expert and id(p) not in covered
         }
         if mine or whole:
-            pieces[place] = Piece(mine, whole, first=_replicas(expert).rank() == 0)
+            pieces[place] = ShardParts(mine, whole, first=_replicas(expert).rank() == 0)
         if alone is not None:
             lonely |= cut
         elif cut:
             leaf = next(iter(cut.values()))
             group, first = leaf.data_parallel_group, leaf.distributed_optimizer_instance_id == 0
-            pieces[f"{place}.piece{group.rank()}of{group.size()}"] = Piece({}, cut, first=first)
+            pieces[f"{place}.piece{group.rank()}of{group.size()}"] = ShardParts({}, cut, first=first)
     if alone is not None and lonely:
-        pieces[alone] = Piece({}, lonely, first=True)
+        pieces[alone] = ShardParts({}, lonely, first=True)
     return pieces
 
 

@@ -11,7 +11,7 @@ from .hooks import StepHooks
 from .parts import Parts
 from .process_groups import refuse_stale
 from .rank_local_state import RankLocalState
-from .replicas import Place, Replica, Replicas
+from .replicas import RankPlace, Replica, Replicas
 from .shards import derive_parameters
 from .step_cleanup import drop_gradients, drop_handles, reset_globals
 
@@ -23,7 +23,7 @@ class MegatronState:
     """The state of one rank of a Megatron job. See Framework for when each method runs."""
 
     def __init__(
-        self, parts: Parts, place: Place, *, replica: Replica | None = None, scheduler_increment: int | None = None
+        self, parts: Parts, place: RankPlace, *, replica: Replica | None = None, scheduler_increment: int | None = None
     ) -> None:
         self._parts = parts
         self._rank_local = RankLocalState(parts, scheduler_increment)

@@ -63,7 +63,7 @@ def main(folder: Path, steps: int, replica: str, size: gpt.Size) -> None:
     taken_s = dict.fromkeys(PARTS, 0.0)
     watch_parts(taken_s)
 
-    def train(job: gpt.Job, data_iterator: Any, iteration: int = 0) -> None:
+    def train(job: gpt.Training, data_iterator: Any, iteration: int = 0) -> None:
         while iteration < steps:
             began_s, cpu_began_s, thread_began_s = time.perf_counter(), time.process_time(), time.thread_time()
             taken_s.update(dict.fromkeys(PARTS, 0.0))

@@ -17,7 +17,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.injection import ArmedFault, FaultAction, InjectionPoint
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ScheduledFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fault: of a rank, or of every rank that starts on a node. `life`: only this process of the rank, from 1."""
 
     do: str
@@ -34,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
-    faults: tuple[Entry, ...]
+    faults: tuple[ScheduledFault, ...]
 
 
 def load_schedule(path: Path, nodes: int, ranks_per_node: int) -> tuple[ArmedFault, ...]:
@@ -52,7 +52,7 @@ def load_schedule(path: Path, nodes: int, ranks_per_node: int) -> tuple[ArmedFau
     return tuple(armed)
 
 
-def _armed(entry: Entry, nodes: int, ranks_per_node: int) -> list[ArmedFault]:
+def _armed(entry: ScheduledFault, nodes: int, ranks_per_node: int) -> list[ArmedFault]:
     action = FaultAction(entry.do.replace("-", "_"))
     point = entry.at
     if entry.operation or entry.group:
@@ -67,7 +67,7 @@ def _armed(entry: Entry, nodes: int, ranks_per_node: int) -> list[ArmedFault]:
     ]
 
 
-def _ranks(entry: Entry, nodes: int, ranks_per_node: int) -> list[int]:
+def _ranks(entry: ScheduledFault, nodes: int, ranks_per_node: int) -> list[int]:
     if (entry.rank is None) == (entry.node is None):
         raise ValueError("name either a rank or a node")
     if entry.rank is not None:

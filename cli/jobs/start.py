@@ -47,7 +47,7 @@ class Start(msgspec.Struct, frozen=True):
     device: DeviceName | None = None  # instead of the policy's, with the communicator that goes with it
 
 
-class Job(msgspec.Struct, frozen=True):
+class PreparedJob(msgspec.Struct, frozen=True):
     """A job that is ready to be started. `held`: its run directory, to be removed by whoever runs the job."""
 
     spec: JobSpec
@@ -62,7 +62,7 @@ class Job(msgspec.Struct, frozen=True):
         return self.held.path
 
 
-def create_job(start: Start) -> Job:
+def create_job(start: Start) -> PreparedJob:
     """Make the directories, the keys and the journal of a new job. Raises ConfigurationError; nothing has run then."""
     name = (
         checked_name(start.job) if start.job is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -122,7 +122,7 @@ def create_job(start: Start) -> Job:
         raise
     _warn_of_writers(directory)
     sources = [*map(Path, policy.faults.sources), *(source.absolute() for source in start.fault_sources)]
-    return Job(spec, policy, directory, held, tuple(dict.fromkeys(sources)))
+    return PreparedJob(spec, policy, directory, held, tuple(dict.fromkeys(sources)))
 
 
 def _warn_of_writers(directory: Path) -> None:

@@ -18,7 +18,7 @@ _SIZE_BYTES = 2048  # within one page, so that a reader sees one notice or the n
 _LAST_CHARACTERS = 500
 
 
-class Stage(enum.StrEnum):
+class ControllerStage(enum.StrEnum):
     """Where the controller is."""
 
     STARTING = "starting"
@@ -29,7 +29,7 @@ class Stage(enum.StrEnum):
 class ControllerNotice(msgspec.Struct, frozen=True):
     """Wall-clock seconds. `last`: how the one before ended. `lost_since_s`: since when training is unguarded."""
 
-    stage: Stage
+    stage: ControllerStage
     since_s: float
     pid: int = 0
     deaths: int = 0
@@ -45,7 +45,7 @@ class NoticeFile:
         """Take the file's space. Raises OSError."""
         self._descriptor = os.open(run_directory / NOTICE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self.write(ControllerNotice(Stage.STARTING, time.time()))
+            self.write(ControllerNotice(ControllerStage.STARTING, time.time()))
         except OSError:
             self.close()
             raise
@@ -80,7 +80,7 @@ def why_no_answer(run_directory: Path, launcher: int | None) -> str | None:
         return None
     if launcher is not None and not psutil.pid_exists(launcher):
         return f"`midstep run` (pid {launcher}) has gone, and the job with it"
-    what = _between_two(notice) if notice.stage is Stage.ENDED else f"(pid {notice.pid}) {_standing(notice)}"
+    what = _between_two(notice) if notice.stage is ControllerStage.ENDED else f"(pid {notice.pid}) {_standing(notice)}"
     if notice.lost_since_s is None:
         return f"its controller {what}"
     end = "" if launcher is None else f". `kill -INT {launcher}` ends the job"
@@ -95,7 +95,7 @@ def _standing(notice: ControllerNotice) -> str:
         return "is stopped by a signal; `midstep run` replaces it before long"
     if not psutil.pid_exists(notice.pid):
         return "has just ended; `midstep run` starts the next one"
-    if notice.stage is Stage.STARTING:
+    if notice.stage is ControllerStage.STARTING:
         before = f"; the one before {notice.last}" if notice.last else ""
         return f"is starting, since {_clock(notice.since_s)}{before}"
     return "lives and does not answer; `midstep run` replaces it if it hangs"

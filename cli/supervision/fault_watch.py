@@ -25,7 +25,7 @@ from ...protocol.discovery import read_endpoint
 from ...protocol.errors import MidstepError
 from ...protocol.keys import JobKeys
 from ...protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
-from ..jobs.start import Job
+from ..jobs.start import PreparedJob
 from .backoff import Backoff, RestartBackoff
 
 NAME = "watch"  # in whose name the launcher reports that nothing watches
@@ -39,7 +39,7 @@ _READ_BYTES = 4096
 _log = logging.getLogger(__name__)
 
 
-async def watch_faults(job: Job) -> None:
+async def watch_faults(job: PreparedJob) -> None:
     """Run the detector of a job's fault sources until cancelled, again and again when it ends."""
     while True:
         try:
@@ -49,7 +49,7 @@ async def watch_faults(job: Job) -> None:
             await asyncio.sleep(BACKOFF.longest_s)
 
 
-async def _watch(job: Job) -> None:
+async def _watch(job: PreparedJob) -> None:
     keys = job.run_directory / KEYS_NAME
     JobKeys.add(keys, detector_address(NAME))
     endpoint = read_endpoint(job.run_directory)
@@ -65,7 +65,7 @@ async def _watch(job: Job) -> None:
 class _FaultWatch:
     """The watch of one job, over all its processes."""
 
-    def __init__(self, job: Job, log: BinaryIO, path: Path, reporter: FaultReporter) -> None:
+    def __init__(self, job: PreparedJob, log: BinaryIO, path: Path, reporter: FaultReporter) -> None:
         self._job = job
         self._log = log
         self._path = path

@@ -14,7 +14,7 @@ from ...controller.endpoints.discovery_files import Result
 from ...platforms.local import LocalOptions, LocalPlatform
 from ...protocol.discovery import read_endpoint
 from ...protocol.errors import PlatformError
-from ..jobs.start import Job
+from ..jobs.start import PreparedJob
 from .fault_watch import watch_faults
 from .stop_signals import StopSignals
 from .supervisor import Supervisor
@@ -28,7 +28,7 @@ STOP_MARGIN_S = 10.0
 class Launcher:
     """Runs one job to its end. Use as `await Launcher(job).run()`."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PreparedJob) -> None:
         self._job = job
         self._platform: LocalPlatform | None = None
 

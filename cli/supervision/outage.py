@@ -11,7 +11,7 @@ STABLE_S = 5.0  # a controller that has served for so long stays up
 STOP_TRIES = 3  # ordinary controllers that are started to stop a job, before the last resort
 
 
-class Attempt(enum.Enum):
+class NextStart(enum.Enum):
     """What is started next."""
 
     ORDINARY = "a controller"
@@ -51,23 +51,23 @@ class Outage:
         """Whether there has been no controller for so long that the policy says what is done."""
         return self.since_s is not None and now - self.since_s >= self._policy.lost_after_s
 
-    def next_attempt(self, now: float) -> Attempt:
+    def next_attempt(self, now: float) -> NextStart:
         """Choose what is started next."""
         if self.stopping:
             return self._next_to_stop()
         if self.is_lost(now) and self._policy.when_lost is WhenLost.STOP and not self._last_resort_tried:
             self._last_resort_tried = True
-            return Attempt.LAST_RESORT
-        return Attempt.ORDINARY
+            return NextStart.LAST_RESORT
+        return NextStart.ORDINARY
 
-    def _next_to_stop(self) -> Attempt:
+    def _next_to_stop(self) -> NextStart:
         if self._tries < STOP_TRIES:
             self._tries += 1
-            return Attempt.STOPPING
+            return NextStart.STOPPING
         if not self._last_resort_tried:
             self._last_resort_tried = True
-            return Attempt.LAST_RESORT
+            return NextStart.LAST_RESORT
         if not self._by_user:  # only the user ends ranks that nothing has saved
             self._tries = 0
             self._last_resort_tried = False
-        return Attempt.NONE if self._by_user else Attempt.STOPPING
+        return NextStart.NONE if self._by_user else NextStart.STOPPING

@@ -20,11 +20,11 @@ from ...controller.journal import read_status
 from ...platforms.log_files import open_log
 from ...protocol.errors import MidstepError, PlatformError
 from ..controller import EXIT_DAMAGED, EXIT_FAILED
-from ..jobs.start import Job
+from ..jobs.start import PreparedJob
 from .backoff import Backoff, RestartBackoff
-from .controller_notice import ControllerNotice, NoticeFile, Stage
+from .controller_notice import ControllerNotice, ControllerStage, NoticeFile
 from .controller_process import ControllerProcess, Ending
-from .outage import STABLE_S, Attempt, Outage
+from .outage import STABLE_S, NextStart, Outage
 from .running_time import TICK_S, RunningTime
 
 CONTROLLER = (sys.executable, "-m", "midstep.cli.main", "controller")
@@ -42,7 +42,7 @@ class Supervisor:
 
     def __init__(
         self,
-        job: Job,
+        job: PreparedJob,
         *,
         guards: Callable[[], bool] = lambda: True,
         program: Sequence[str] = CONTROLLER,
@@ -61,7 +61,7 @@ class Supervisor:
         self._stop_reason: str | None = None
         self._told_to_stop = False  # the present process
         self._hurry = asyncio.Event()
-        self._noted = ControllerNotice(Stage.STARTING, time.time())
+        self._noted = ControllerNotice(ControllerStage.STARTING, time.time())
         self._notice = NoticeFile(job.run_directory)
         self._last = ""
         self._said_s: float | None = None  # that there is no controller
@@ -74,7 +74,7 @@ class Supervisor:
         with open(open_log(self._log_file), "ab", buffering=0) as log:
             while True:
                 attempt = self._outage.next_attempt(self._now())
-                if attempt is Attempt.NONE:
+                if attempt is NextStart.NONE:
                     return self._concluded(INTERRUPTED, self._unsaved())
                 ending = await self._one(attempt, log)
                 result = await self._result(ending)
@@ -113,16 +113,16 @@ class Supervisor:
 
     # --- one controller ---------------------------------------------------------------------------------------------
 
-    async def _one(self, attempt: Attempt, log: IO[bytes]) -> Ending:
+    async def _one(self, attempt: NextStart, log: IO[bytes]) -> Ending:
         """Start a controller and wait for its end."""
         command = [
             *self._program,
             *("--job-dir", str(self._job.job_directory), "--run-dir", str(self._job.run_directory)),
         ]
-        self._told_to_stop = attempt is not Attempt.ORDINARY
+        self._told_to_stop = attempt is not NextStart.ORDINARY
         if self._told_to_stop:
             command += ["--stop", self._stop_reason or self._lost_reason()]
-        if attempt is Attempt.LAST_RESORT:
+        if attempt is NextStart.LAST_RESORT:
             _log.error("the job is to be stopped by a controller of last resort, with a copy of the journal in memory")
             command += ["--in-memory"]
         try:
@@ -135,16 +135,16 @@ class Supervisor:
             )
         except OSError as error:  # no process, no memory, no descriptor is left
             return Ending(None, 0.0, f"could not be started: {error}")
-        self._note(Stage.STARTING, pid=self._process.pid)
+        self._note(ControllerStage.STARTING, pid=self._process.pid)
         ending = await self._process.ended(self._tick)
         self._process = None
         return ending
 
-    def _serves(self, attempt: Attempt) -> None:
+    def _serves(self, attempt: NextStart) -> None:
         assert self._process is not None
-        if attempt is Attempt.LAST_RESORT:
+        if attempt is NextStart.LAST_RESORT:
             self._outage.stopping = True  # what it has begun is not taken back by an ordinary one
-        self._note(Stage.SERVING, pid=self._process.pid)
+        self._note(ControllerStage.SERVING, pid=self._process.pid)
         self.served.set()
         self._tell_to_stop()
 
@@ -178,10 +178,10 @@ class Supervisor:
             return None
         return Result(job.spec.job, status.exit_code, status.reason, status.term, status.at_s)
 
-    def _died(self, attempt: Attempt, ending: Ending) -> None:
+    def _died(self, attempt: NextStart, ending: Ending) -> None:
         self._outage.ended(self._now())
         self._last = ending.how
-        if attempt is Attempt.LAST_RESORT:
+        if attempt is NextStart.LAST_RESORT:
             _log.error(
                 "the job could not be parked and saved: the controller of last resort %s; see %s",
                 ending.how,
@@ -198,7 +198,7 @@ class Supervisor:
 
     async def _pause(self, delay_s: float) -> None:
         """Wait before the next try, unless the user wants the job to be stopped."""
-        self._note(Stage.ENDED, next_s=time.time() + delay_s)
+        self._note(ControllerStage.ENDED, next_s=time.time() + delay_s)
         until_s = self._now() + delay_s
         while (left_s := until_s - self._now()) > 0 and not self._hurry.is_set() and not self._is_deserted():
             with contextlib.suppress(TimeoutError):
@@ -231,7 +231,7 @@ class Supervisor:
             _log.warning("a controller is there again, after %.0f s", now - since_s)
         self._outage.stays_up()
         self._said_s = self._deserted_s = None
-        self._note(Stage.SERVING, pid=process.pid)
+        self._note(ControllerStage.SERVING, pid=process.pid)
 
     def _say_lost(self, now: float) -> None:
         since_s = self._outage.since_s if self._outage.since_s is not None else now
@@ -286,7 +286,7 @@ class Supervisor:
             _log.error("%s", error)
         return result
 
-    def _note(self, stage: Stage, *, pid: int = 0, next_s: float | None = None) -> None:
+    def _note(self, stage: ControllerStage, *, pid: int = 0, next_s: float | None = None) -> None:
         self._noted = ControllerNotice(stage, time.time(), pid, self._backoff.deaths, self._last, next_s)
         self._write_notice()
 

@@ -38,7 +38,7 @@ class Span(msgspec.Struct, frozen=True):
         return self.ended_s - self.began_s
 
 
-class Mark(msgspec.Struct, frozen=True):
+class FaultMark(msgspec.Struct, frozen=True):
     """A fault report as a point in time, in seconds since the incident began."""
 
     kind: FaultKind
@@ -50,13 +50,13 @@ class Mark(msgspec.Struct, frozen=True):
     echo: bool  # it follows from another fault
 
 
-class Timeline(msgspec.Struct, frozen=True):
+class IncidentTimeline(msgspec.Struct, frozen=True):
     """An incident laid out from 0 to `length_s`: the controller's phases, each rank's phases, the faults."""
 
     length_s: float
     phases: tuple[Span, ...]
     lanes: dict[int, tuple[Span, ...]]
-    marks: tuple[Mark, ...]
+    marks: tuple[FaultMark, ...]
 
     @property
     def generations(self) -> tuple[int, ...]:
@@ -82,13 +82,13 @@ def window_of(lanes: Mapping[int, tuple[Span, ...]]) -> tuple[float, float]:
     return min(span.began_s for span in spans), max(span.ended_s for span in spans)
 
 
-def lay_out(incident: Incident, until_s: float | None = None) -> Timeline:
+def lay_out(incident: Incident, until_s: float | None = None) -> IncidentTimeline:
     """Lay an incident out in time. `until_s`: wall-clock seconds up to which an open incident is drawn."""
     end_s = incident_end_s(incident, until_s)
     phases = _controller_spans(incident, end_s)
     lanes = _lanes(incident)
     marks = tuple(
-        Mark(
+        FaultMark(
             kind=report.kind,
             at_s=max(0.0, finite(report.at_s - incident.began_s)),
             rank=report.rank,
@@ -101,7 +101,7 @@ def lay_out(incident: Incident, until_s: float | None = None) -> Timeline:
     )
     points = [finite(end_s - incident.began_s), *(span.ended_s for span in phases), *(mark.at_s for mark in marks)]
     points.extend(span.ended_s for lane in lanes.values() for span in lane)
-    return Timeline(length_s=max(0.0, *points), phases=phases, lanes=lanes, marks=marks)
+    return IncidentTimeline(length_s=max(0.0, *points), phases=phases, lanes=lanes, marks=marks)
 
 
 def finite(seconds: float) -> float:

@@ -15,7 +15,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.incidents import Incident, JobStatus
 from .incident_text import outcome_line
 from .palette import FAULT_COLOUR, PHASE_COLOURS, RANK_LOOKS, phase_colour, rank_look
-from .timeline import Span, Timeline, lay_out, newcomers, window_of
+from .timeline import IncidentTimeline, Span, lay_out, newcomers, window_of
 from .timeline_text import rows_to_show
 from .wording import duration_text
 
@@ -45,7 +45,7 @@ class Panel(msgspec.Struct, frozen=True):
     """One drawing: an incident's timeline from `began_s` to `ended_s`, for some ranks."""
 
     title: str
-    timeline: Timeline
+    timeline: IncidentTimeline
     ranks: tuple[int, ...]
     began_s: float
     ended_s: float

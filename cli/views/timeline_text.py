@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .palette import FAULT_COLOUR, FAULT_LETTER, phase_colour, rank_look
-from .timeline import RANK_PHASES, Mark, Span, Timeline, newcomers, window_of
+from .timeline import RANK_PHASES, FaultMark, IncidentTimeline, Span, newcomers, window_of
 from .wording import ABSENT, duration_text, numbers_text
 
 RANK_ROWS = 16  # of a big world: the newcomers, then the slowest
@@ -31,7 +31,7 @@ class Cell(msgspec.Struct, frozen=True):
     colour: str
 
 
-def timeline_view(timeline: Timeline, width: int) -> RenderableType:
+def timeline_view(timeline: IncidentTimeline, width: int) -> RenderableType:
     """Return the timeline at a width in characters: phases first, then one table of ranks for each attempt."""
     parts: list[RenderableType] = []
     if timeline.phases:
@@ -94,7 +94,7 @@ def _column(at_s: float, window: Window, columns: int) -> int:
     return max(0, min(columns, round((at_s - began_s) / (ended_s - began_s) * columns)))
 
 
-def _phase_table(timeline: Timeline, width: int) -> Table:
+def _phase_table(timeline: IncidentTimeline, width: int) -> Table:
     window = (0.0, timeline.length_s)
     head = ("phase", "generation", "took")
     rows = [(span.name, f"{span.generation}", duration_text(span.length_s)) for span in timeline.phases]
@@ -107,7 +107,7 @@ def _phase_table(timeline: Timeline, width: int) -> Table:
     return table
 
 
-def _rank_table(lanes: Lanes, marks: tuple[Mark, ...], width: int) -> Table:
+def _rank_table(lanes: Lanes, marks: tuple[FaultMark, ...], width: int) -> Table:
     window = window_of(lanes)
     names = _phase_names(lanes)
     new = newcomers(lanes)
@@ -127,7 +127,7 @@ def _rank_table(lanes: Lanes, marks: tuple[Mark, ...], width: int) -> Table:
     return table
 
 
-def _faults(marks: tuple[Mark, ...], rank: int, window: Window) -> list[float]:
+def _faults(marks: tuple[FaultMark, ...], rank: int, window: Window) -> list[float]:
     """When the rank was reported within the window. What came before it is the cause, and is told in words."""
     began_s, ended_s = window
     return [mark.at_s for mark in marks if mark.rank == rank and began_s < mark.at_s < ended_s]

@@ -9,7 +9,7 @@ from typing import Any
 from ...protocol.incidents import Incident, JobStatus
 from .causes import cause_line
 from .incident_data import incident_json
-from .timeline import Span, Timeline, finite, lay_out
+from .timeline import IncidentTimeline, Span, finite, lay_out
 from .wording import date_text, telling_line
 
 MICROSECONDS_PER_S = 1e6
@@ -54,7 +54,7 @@ def _name(what: str, thread: int, arguments: dict[str, Any]) -> Event:
     return {"name": what, "ph": "M", "pid": PROCESS, "tid": thread, "args": arguments}
 
 
-def _incident_events(incident: Incident, timeline: Timeline, offset_s: float, until_s: float) -> list[Event]:
+def _incident_events(incident: Incident, timeline: IncidentTimeline, offset_s: float, until_s: float) -> list[Event]:
     data = incident_json(incident, until_s)
     whole = Span(f"incident {incident.number}", 0, 0.0, timeline.length_s)
     kept = ("number", "outcome", "rung", "cause", "steps_lost", "recovery_s", "excess_s", "reasons")
@@ -81,7 +81,7 @@ def _incident_events(incident: Incident, timeline: Timeline, offset_s: float, un
     return events
 
 
-def _decision_events(incident: Incident, timeline: Timeline, offset_s: float) -> list[Event]:
+def _decision_events(incident: Incident, timeline: IncidentTimeline, offset_s: float) -> list[Event]:
     """Put each decision where its attempt began to quiesce; one that opened no attempt at the end."""
     began = [span.began_s for span in timeline.phases if span.name == DECISION_PHASE]
     events = []

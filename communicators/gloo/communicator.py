@@ -18,7 +18,7 @@ from ..process_group import BackendRegistration, group_name, group_names
 from ..rendezvous import GenerationStore, StoreConnection
 from .connections import Connections, connect_generation, connect_group
 from .group import BACKEND, GlooBackend, GlooGroup
-from .links import Links, cut_connections
+from .links import GlooLinks, cut_connections
 from .neighbours import Neighbours
 
 _TAG = 0x6D73  # apart from the tags that a user's own sends use
@@ -42,7 +42,7 @@ class GlooCommunicator:
         self._scope = GenerationScope(self._cut)
         self._groups: list[GlooGroup] = []  # in the order of their creation
         self._group_counts: Counter[tuple[int, ...]] = Counter()  # by members, in this generation
-        self._links: Links | None = None
+        self._links: GlooLinks | None = None
         self._neighbours: Neighbours | None = None
         self._generation_store: GenerationStore | None = None
         self._store: Rendezvous | None = None
@@ -181,7 +181,7 @@ class GlooCommunicator:
             connection = StoreConnection(endpoint, task.remaining_s())
         store = GenerationStore(connection, endpoint, generation)
         if self._links is None:
-            self._links = Links(endpoint)
+            self._links = GlooLinks(endpoint)
         host, _ = self._links.listener
         neighbours = Neighbours(
             self._rank,

@@ -18,7 +18,7 @@ from ..handshake import GlooMember, Listener
 from ..process_group import group_names
 from ..rendezvous import GenerationStore
 from .group import GlooBackend, GlooGroup
-from .links import Links
+from .links import GlooLinks
 from .neighbours import Neighbours
 
 _WORLD = "world"
@@ -41,7 +41,7 @@ def connect_generation(  # noqa: PLR0917
     store: GenerationStore,
     generation: int,
     groups: Sequence[GlooGroup],
-    links: Links,
+    links: GlooLinks,
     neighbours: Neighbours,
     collective_s: float,
 ) -> Connections:
@@ -70,7 +70,7 @@ def connect_generation(  # noqa: PLR0917
 
 
 def connect_group(
-    store: GenerationStore, name: str, group: GlooGroup, links: Links, *, link_up_s: float, collective_s: float
+    store: GenerationStore, name: str, group: GlooGroup, links: GlooLinks, *, link_up_s: float, collective_s: float
 ) -> GlooBackend:
     """Connect one group of the generation. Raises RuntimeError (torch's)."""
     size = len(group.members)
@@ -79,7 +79,7 @@ def connect_group(
 
 
 def connect_backend(
-    store: Any, name: str, group_rank: int, size: int, links: Links, *, link_up_s: float, collective_s: float
+    store: Any, name: str, group_rank: int, size: int, links: GlooLinks, *, link_up_s: float, collective_s: float
 ) -> GlooBackend:
     """Connect the gloo group `name` of `size` members, all of which do the same. Raises RuntimeError (torch's).
 

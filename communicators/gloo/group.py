@@ -8,7 +8,7 @@ from torch import distributed as dist
 
 from ..generation_scope import GenerationScope
 from ..loopback import Loopback
-from ..process_group import Group, GroupOwner
+from ..process_group import GroupOwner, ReplaceableGroup
 from .work import FuturelessGroupWork, GroupWork
 
 BACKEND = "midstep_gloo"
@@ -26,7 +26,7 @@ class GlooBackend(NamedTuple):
     store: Any
 
 
-class GlooGroup(Group):
+class GlooGroup(ReplaceableGroup):
     """A process group whose collectives gloo does. They can be aborted, and wait no longer than the group's timeout."""
 
     backend_name = BACKEND

@@ -25,7 +25,7 @@ _DEVICE_ATTEMPTS = 5
 _MAPPED = "::ffff:"  # an IPv4 address, as IPv6 writes it
 
 
-class Links:
+class GlooLinks:
     """The gloo device that all groups of this process share, and its connections."""
 
     def __init__(self, store: StoreEndpoint) -> None:

@@ -25,7 +25,7 @@ class Size(NamedTuple):
 TINY = Size(layers=2, width=64, heads=4, context=64)
 
 
-class Job(NamedTuple):
+class Training(NamedTuple):
     """What a train function works with."""
 
     model: Any
@@ -54,7 +54,7 @@ def start(*, tensor: int = 1, instances: int = 1) -> None:
     model_parallel_cuda_manual_seed(1)
 
 
-def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1, size: Size = TINY) -> Job:
+def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1, size: Size = TINY) -> Training:
     """Build model, optimizer and learning rate scheduler."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.models.gpt import GPTModel
@@ -118,7 +118,7 @@ def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1, siz
     )
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
-    return Job(model, optimizer, scheduler, size)
+    return Training(model, optimizer, scheduler, size)
 
 
 def batches(consumed_samples: int, context: int = TINY.context) -> Iterator[Any]:
@@ -149,7 +149,7 @@ def forward_step(data_iterator: Iterator[Any], model: Any) -> Any:
     return model(tokens, positions, mask, labels=labels), loss
 
 
-def train_step(job: Job, data_iterator: Any) -> float:
+def train_step(job: Training, data_iterator: Any) -> float:
     """Do one step: forward, backward, update, learning rate. Returns the loss."""
     from megatron.core.num_microbatches_calculator import get_current_running_global_batch_size, get_num_microbatches
     from megatron.core.pipeline_parallel import get_forward_backward_func

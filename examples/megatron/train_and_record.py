@@ -19,7 +19,7 @@ TENSOR = 2
 
 
 @resilient
-def train(job: gpt.Job, data_iterator: Any, directory: Path, steps: int, iteration: int = 0) -> None:
+def train(job: gpt.Training, data_iterator: Any, directory: Path, steps: int, iteration: int = 0) -> None:
     """Train until `steps`, and write each loss down."""
     while iteration < steps:
         loss = gpt.train_step(job, data_iterator)

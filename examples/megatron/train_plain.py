@@ -10,7 +10,7 @@ from midstep.examples.megatron import gpt
 STEPS, TENSOR = 60, 2
 
 
-def train(job: gpt.Job, data_iterator: Iterator[Any], iteration: int = 0) -> None:
+def train(job: gpt.Training, data_iterator: Iterator[Any], iteration: int = 0) -> None:
     """Train until STEPS."""
     while iteration < STEPS:
         loss = gpt.train_step(job, data_iterator)

@@ -12,7 +12,7 @@ STEPS, TENSOR = 60, 2
 
 
 @resilient
-def train(job: gpt.Job, data_iterator: Iterator[Any], iteration: int = 0) -> None:
+def train(job: gpt.Training, data_iterator: Iterator[Any], iteration: int = 0) -> None:
     """Train until STEPS."""
     while iteration < STEPS:
         loss = gpt.train_step(job, data_iterator)

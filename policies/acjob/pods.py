@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from .manifest import Field, Mistakes
-from .settings import ACTION_TIME_LIMIT, INT32_MOST, MAX_ACTION_S, MIN_ACTION_S, RECOVER_POLICY_PATH, Setting
+from .settings import ACTION_TIME_LIMIT, INT32_MOST, MAX_ACTION_S, MIN_ACTION_S, RECOVER_POLICY_PATH, AcjobValue
 
 # Environment variables that have a say in MindCluster's recovery, and none in midstep's.
 _VARIABLES = frozenset(
@@ -24,7 +24,7 @@ _VARIABLES = frozenset(
 )
 
 
-def recover_policy_path(document: Field, mistakes: Mistakes) -> Setting | None:
+def recover_policy_path(document: Field, mistakes: Mistakes) -> AcjobValue | None:
     """Return the setting that keeps a job from being rescheduled as a whole, wherever it stands."""
     templates = [document, *_templates(document)]
     whole = document.get("spec", "template")
@@ -33,31 +33,31 @@ def recover_policy_path(document: Field, mistakes: Mistakes) -> Setting | None:
             field = each.get("metadata", kind, RECOVER_POLICY_PATH)
             value = mistakes.choice(field, ("pod",))
             if field is not None and value is not None:
-                return Setting(RECOVER_POLICY_PATH, field.line, value)
+                return AcjobValue(RECOVER_POLICY_PATH, field.line, value)
     return None
 
 
-def grace_period(document: Field, mistakes: Mistakes) -> Setting | None:
+def grace_period(document: Field, mistakes: Mistakes) -> AcjobValue | None:
     """Return the longest terminationGracePeriodSeconds."""
     key = "terminationGracePeriodSeconds"
     found = [
         (each.get("spec", key), mistakes.number(each.get("spec", key), 0, INT32_MOST)) for each in _templates(document)
     ]
     settings = [
-        Setting(key, field.line, str(value)) for field, value in found if field is not None and value is not None
+        AcjobValue(key, field.line, str(value)) for field, value in found if field is not None and value is not None
     ]
     return max(settings, key=lambda each: each.number, default=None)
 
 
-def action_limit(document: Field, mistakes: Mistakes) -> Setting | None:
+def action_limit(document: Field, mistakes: Mistakes) -> AcjobValue | None:
     """Return the longest time that MindIO allows to one action."""
     fields = [value for name, value in _variables(document) if name == ACTION_TIME_LIMIT]
     found = [(field, mistakes.quoted_number(field, MIN_ACTION_S, MAX_ACTION_S)) for field in fields]
-    settings = [Setting(ACTION_TIME_LIMIT, field.line, value) for field, value in found if value is not None]
+    settings = [AcjobValue(ACTION_TIME_LIMIT, field.line, value) for field, value in found if value is not None]
     return max(settings, key=lambda each: each.number, default=None)
 
 
-def without_effect(document: Field) -> Iterator[Setting]:
+def without_effect(document: Field) -> Iterator[AcjobValue]:
     """Yield, once each, what the templates say about recovery that nothing in midstep reads."""
     seen: set[str] = set()
     restarts = [
@@ -67,7 +67,7 @@ def without_effect(document: Field) -> Iterator[Setting]:
         usual = field.text == "Never" if name == "restartPolicy" else name not in _VARIABLES
         if not usual and name not in seen:
             seen.add(name)
-            yield Setting(name, field.line, field.shown if field.text is None else field.text)
+            yield AcjobValue(name, field.line, field.shown if field.text is None else field.text)
 
 
 def size(document: Field) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from ...protocol.errors import PolicyError
 from ..yaml_text import refuse_lines
 from . import pods
 from .manifest import Field, Mistakes, documents, meant
-from .settings import API_VERSION, INT32_MOST, KIND, MAX_WAIT_S, MIN_WAIT_S, AscendJob, Setting, Strategy
+from .settings import API_VERSION, INT32_MOST, KIND, MAX_WAIT_S, MIN_WAIT_S, AcjobValue, AscendJob, Strategy
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "fault-scheduling": ("grace", "force", "off"),
@@ -82,7 +82,9 @@ def _read(document: Field, mistakes: Mistakes) -> AscendJob:
         recover_strategy=_setting(document, "annotations", _STRATEGY, strategy),
         strategies=_strategies(_at(document, "annotations", _STRATEGY), strategy, mistakes),
         wait_reschedule=_setting(document, "annotations", _WAIT, wait),
-        backoff_limit=None if backoff is None or limit is None else Setting("backoffLimit", backoff.line, str(limit)),
+        backoff_limit=None
+        if backoff is None or limit is None
+        else AcjobValue("backoffLimit", backoff.line, str(limit)),
         recover_policy_path=pods.recover_policy_path(document, mistakes),
         grace_period=pods.grace_period(document, mistakes),
         action_limit=pods.action_limit(document, mistakes),
@@ -97,9 +99,9 @@ def _at(document: Field, home: str, key: str) -> Field | None:
     return document.get("metadata", home, key)
 
 
-def _setting(document: Field, home: str, key: str, value: str | None) -> Setting | None:
+def _setting(document: Field, home: str, key: str, value: str | None) -> AcjobValue | None:
     field = _at(document, home, key)
-    return None if field is None or value is None else Setting(key, field.line, value)
+    return None if field is None or value is None else AcjobValue(key, field.line, value)
 
 
 def _text(field: Field, *keys: str) -> str | None:

@@ -28,7 +28,7 @@ class Strategy(enum.StrEnum):
     EXIT = "exit"
 
 
-class Setting(msgspec.Struct, frozen=True):
+class AcjobValue(msgspec.Struct, frozen=True):
     """One value of the document: its key's path, the line it stands on, and itself."""
 
     path: str
@@ -54,25 +54,25 @@ class AscendJob(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     line: int
-    fault_scheduling: Setting | None = None
-    fault_retry_times: Setting | None = None
-    pod_rescheduling: Setting | None = None
-    process_recover: Setting | None = None
-    sub_healthy: Setting | None = None
-    recover_strategy: Setting | None = None
+    fault_scheduling: AcjobValue | None = None
+    fault_retry_times: AcjobValue | None = None
+    pod_rescheduling: AcjobValue | None = None
+    process_recover: AcjobValue | None = None
+    sub_healthy: AcjobValue | None = None
+    recover_strategy: AcjobValue | None = None
     strategies: frozenset[Strategy] = frozenset()
-    wait_reschedule: Setting | None = None
-    backoff_limit: Setting | None = None
-    recover_policy_path: Setting | None = None
-    grace_period: Setting | None = None
-    action_limit: Setting | None = None
-    others: tuple[Setting, ...] = ()
+    wait_reschedule: AcjobValue | None = None
+    backoff_limit: AcjobValue | None = None
+    recover_policy_path: AcjobValue | None = None
+    grace_period: AcjobValue | None = None
+    action_limit: AcjobValue | None = None
+    others: tuple[AcjobValue, ...] = ()
     typos: tuple[str, ...] = ()
     nodes: int = 0
     ranks_per_node: int = 0
 
     @property
-    def retries(self) -> Setting | None:
+    def retries(self) -> AcjobValue | None:
         """The setting that limits restarts of the world: the lower of the two, as in MindCluster; None: no limit."""
         limits = [each for each in (self.fault_retry_times, self.backoff_limit) if each is not None and each.number > 0]
         return min(limits, key=lambda each: each.number, default=None)
@@ -93,7 +93,7 @@ class AscendJob(msgspec.Struct, frozen=True, kw_only=True):
         return not self.left_alone and not self.paused and Strategy.ELASTIC_TRAINING in self.strategies
 
     @property
-    def stop_grace(self) -> Setting | None:
+    def stop_grace(self) -> AcjobValue | None:
         """How long a stopped process may take, where that has a meaning."""
         graceful = self.fault_scheduling is not None and self.fault_scheduling.value == "grace"
         return self.grace_period if graceful else None

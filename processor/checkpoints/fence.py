@@ -30,7 +30,7 @@ _NONCE_BYTES = 8
 _Line = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f]*$")]  # it is said in the log
 
 
-class Mark(msgspec.Struct, frozen=True):
+class WorldMark(msgspec.Struct, frozen=True):
     """Who trains: for people to read, except for the nonce, which no other world has."""
 
     job: _Line
@@ -54,7 +54,7 @@ class Fence:
 
     def __init__(self, directory: str | Path) -> None:
         self._path = Path(directory) / MARK
-        self._mine: Mark | None = None
+        self._mine: WorldMark | None = None
         self._written = False
 
     def take(self, job: str, generation: int, node: str) -> None:
@@ -63,11 +63,11 @@ class Fence:
         Raises CheckpointError when the file system refuses; `lost_to` tries again then.
         """
         since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        self._mine = Mark(job, generation, node, os.getpid(), since, secrets.token_hex(_NONCE_BYTES))
+        self._mine = WorldMark(job, generation, node, os.getpid(), since, secrets.token_hex(_NONCE_BYTES))
         self._written = False
         self._write()
 
-    def lost_to(self) -> Mark | None:
+    def lost_to(self) -> WorldMark | None:
         """Return the mark of a world that has taken over since; None where checkpoints of this one count.
 
         Raises CheckpointError when that cannot be told.
@@ -77,7 +77,7 @@ class Fence:
             return None
         with self._told("read"):
             try:
-                found = read_record(self._path, Mark, MOST_MARK_BYTES)
+                found = read_record(self._path, WorldMark, MOST_MARK_BYTES)
             except FileNotFoundError:  # somebody has cleared the directory
                 self._write()
                 return None

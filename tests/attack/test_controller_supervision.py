@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.cli.jobs.start import Job
+from midstep.cli.jobs.start import PreparedJob
 from midstep.cli.supervision import controller_process
 from midstep.cli.supervision import supervisor as supervision
 from midstep.cli.supervision.backoff import Backoff
@@ -24,7 +24,7 @@ from midstep.cli.supervision.controller_notice import read_notice, why_no_answer
 from midstep.cli.supervision.supervisor import Supervisor
 from midstep.controller.endpoints.discovery_files import Result, read_result
 from midstep.controller.events import StopRequested
-from midstep.controller.journal import Entry, Journal, journal_path, read_status
+from midstep.controller.journal import Journal, JournalEntry, journal_path, read_status
 from midstep.controller.journal_copy import open_copy
 from midstep.policies.schema import ControllerPolicy, Policy, WhenLost, job_settings
 from midstep.protocol.errors import JournalError, PlatformError
@@ -90,7 +90,7 @@ class Watch:
         spec = JobSpec("played", ("t.py",), False, False, {}, directory, directory, 2, 2, 1, 0, 0, settings)
         Journal.create(journal_path(self.job_directory), spec, whole)
         self.supervisor = Supervisor(
-            Job(spec, whole, self.job_directory, held),
+            PreparedJob(spec, whole, self.job_directory, held),
             guards=guards,
             program=(sys.executable, "-S", "-E", str(script)),
             backoff=QUICK,
@@ -335,7 +335,7 @@ def test_a_job_that_has_ended_is_not_started_again_because_its_result_could_not_
         async with watching(tmp_path, ControllerPolicy(), lives=["serve", "code"]) as watch:
             await asyncio.wait_for(watch.supervisor.served.wait(), PATIENCE_S)
             with Journal.open(journal_path(watch.job_directory)) as journal:
-                journal.append([Entry(StopRequested("enough"), CONTROLLER, journal.session, 1)], time.time())
+                journal.append([JournalEntry(StopRequested("enough"), CONTROLLER, journal.session, 1)], time.time())
             notice = read_notice(watch.run_directory)
             assert notice is not None
             os.kill(notice.pid, signal.SIGKILL)
@@ -370,7 +370,7 @@ def founded(root: Path) -> Path:
     path = journal_path(root)
     Journal.create(path, spec, Policy())
     with Journal.open(path) as journal:
-        journal.append([Entry(StopRequested("enough"), CONTROLLER, journal.session, 1)], 5.0)
+        journal.append([JournalEntry(StopRequested("enough"), CONTROLLER, journal.session, 1)], 5.0)
     return path
 
 
@@ -387,7 +387,7 @@ def test_a_journal_that_cannot_be_written_is_copied_into_memory(tmp_path: Path) 
         with open_copy(path) as copy:
             assert copy.term == 2
             assert [event for event, _ in copy.replay()] == [StopRequested("enough")]
-            assert copy.append([Entry(StopRequested("again"), CONTROLLER, copy.session, 1)], 6.0) == (True,)
+            assert copy.append([JournalEntry(StopRequested("again"), CONTROLLER, copy.session, 1)], 6.0) == (True,)
             assert len(list(copy.replay())) == 2
     with Journal.open(path) as journal:
         assert (journal.term, len(list(journal.replay()))) == (2, 1)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from midstep.cli import run
-from midstep.cli.jobs.start import Job, Start, create_job
+from midstep.cli.jobs.start import PreparedJob, Start, create_job
 from midstep.controller.endpoints.discovery_files import Result
 
 from .attack import attack
@@ -30,7 +30,7 @@ class Played:
 
     logs: ClassVar[dict[str, bytes]] = {}
 
-    def __init__(self, job: Job, look: Any = None) -> None:
+    def __init__(self, job: PreparedJob, look: Any = None) -> None:
         self._job = job
         self._look = look or (lambda: None)
 
@@ -45,7 +45,7 @@ class Played:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PreparedJob]:
     """A job that has been job and whose launcher is played; the display looks at it for real."""
     script = tmp_path / "train.py"
     script.write_text("")
@@ -68,7 +68,7 @@ def output_on(descriptor: int, name: str, monkeypatch: pytest.MonkeyPatch, encod
     os.close(descriptor)
 
 
-def ended(job: Job) -> int:
+def ended(job: PreparedJob) -> int:
     """Run the job to its end and return its exit code as the launcher gives it."""
     return run.launch(job, quiet=False)
 
@@ -80,7 +80,7 @@ def ended(job: Job) -> int:
     reads="midstep: standard output is gone (Broken pipe): the job continues, and what its ranks print is in ...",
 )
 def test_a_reader_that_goes_away_ends_nothing(
-    job: Job, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: PreparedJob, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is the job's, and the other output says so."""
     reader, writer = os.pipe()
@@ -101,7 +101,9 @@ def test_a_reader_that_goes_away_ends_nothing(
     holds="the job continues to its end, with its own exit code",
     reads="midstep: 12 lines could not be written here: No space left on device, as soon as there is space",
 )
-def test_a_full_disk_behind_an_output_ends_nothing(job: Job, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_behind_an_output_ends_nothing(
+    job: PreparedJob, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """/dev/full is a disk that is full."""
     with output_on(os.open("/dev/full", os.O_WRONLY), name, monkeypatch):
         assert ended(job) == EXIT_CODE
@@ -113,7 +115,7 @@ def test_a_full_disk_behind_an_output_ends_nothing(job: Job, name: str, monkeypa
     reads="midstep: job ... in /data/gr\\\\xfc\\\\xdfe",
 )
 def test_an_output_that_knows_only_ascii_ends_nothing(
-    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    job: PreparedJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Neither a rank's output nor a reason."""
     monkeypatch.setattr(Played, "logs", {"rank-0.1.log": "grüße\n".encode() + b"\xff\xfe\n"})
@@ -130,7 +132,7 @@ def test_an_output_that_knows_only_ascii_ends_nothing(
     reads="midstep: standard output is not read: 1048576 bytes or more are not shown; they are in ...",
 )
 def test_a_reader_that_does_not_read_stops_nothing(
-    job: Job, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: PreparedJob, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The job runs on while the write blocks, and its end is not held up either."""
     monkeypatch.setattr("midstep.cli.display.poller.STUCK_S", 0.3, raising=False)
@@ -156,7 +158,7 @@ def test_a_reader_that_does_not_read_stops_nothing(
     holds="it is not shown; the others are",
 )
 def test_what_is_no_log_is_not_shown(
-    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: PreparedJob, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """To open the pipe would take for ever."""
     logs = job.job_directory / "logs"
@@ -171,7 +173,7 @@ def test_what_is_no_log_is_not_shown(
     "a reason with square brackets, which a library for colours would take for its own: `ValueError: [/x]`",
     holds="it is shown as it is; nothing that is shown can end the launcher",
 )
-def test_a_text_is_no_markup(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_text_is_no_markup(job: PreparedJob, capfd: pytest.CaptureFixture[str]) -> None:
     """Neither a reason nor a line of the launcher's own log."""
     assert ended(job) == EXIT_CODE
     shown = capfd.readouterr().err
@@ -185,7 +187,7 @@ def test_a_text_is_no_markup(job: Job, capfd: pytest.CaptureFixture[str]) -> Non
     reads="midstep: something of the job cannot be shown (RecursionError: ...); the job continues",
 )
 def test_whatever_the_display_raises_ends_nothing(
-    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: PreparedJob, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Said once, and not at every look."""
 
@@ -203,7 +205,7 @@ def test_whatever_the_display_raises_ends_nothing(
     holds="a bounded number waits; the rest is dropped and counted",
     reads="midstep: 4000 lines were not shown: there were too many at once",
 )
-def test_what_waits_to_be_shown_is_bounded(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_waits_to_be_shown_is_bounded(job: PreparedJob, capfd: pytest.CaptureFixture[str]) -> None:
     """The launcher's own log is among it."""
     from midstep.cli.display.display import MAX_WAITING, Display
 
@@ -218,7 +220,7 @@ def test_what_waits_to_be_shown_is_bounded(job: Job, capfd: pytest.CaptureFixtur
 
 
 def test_all_of_a_long_log_is_shown_to_a_reader_that_reads(
-    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: PreparedJob, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Also what comes in the last moment, and a last line without an end."""
     lines = [f"{number:07} {'x' * 90}" for number in range(40_000)]

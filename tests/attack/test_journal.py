@@ -11,7 +11,7 @@ import pytest
 from midstep.cli.jobs.start import Start, create_job
 from midstep.controller import file_system
 from midstep.controller.events import StopRequested
-from midstep.controller.journal import Entry, Journal, journal_path, read_status
+from midstep.controller.journal import Journal, JournalEntry, journal_path, read_status
 from midstep.controller.journal_head import HEAD_NAME
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import ConfigurationError, JournalDamaged, JournalError
@@ -44,7 +44,7 @@ class Place:
 
     def write(self, journal: Journal, first: int = 1, count: int = EVENTS) -> None:
         for number in range(first, first + count):
-            journal.append([Entry(StopRequested(f"event {number}"), "node/a", 1, number)], float(number))
+            journal.append([JournalEntry(StopRequested(f"event {number}"), "node/a", 1, number)], float(number))
 
     def kill_over(self, journal: Journal) -> None:
         """Leave the files as a controller leaves them that is killed: the log is not folded into the journal."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, StopRequested
-from midstep.controller.journal import Entry, Journal, journal_path, read_status
+from midstep.controller.journal import Journal, JournalEntry, journal_path, read_status
 from midstep.controller.journal_head import HEAD_NAME
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import JournalError
@@ -156,7 +156,7 @@ def good(place: Path) -> Path:
         journal = Journal.open(journal_path(job), head=head)
         for number in range(20):
             event = EVENTS[number % len(EVENTS)]
-            journal.append([Entry(event, "node/a", term + 1, number)], 100.0 + number)
+            journal.append([JournalEntry(event, "node/a", term + 1, number)], 100.0 + number)
         if term:
             shutil.copytree(job, kept)
         journal.close()

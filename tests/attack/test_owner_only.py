@@ -16,7 +16,7 @@ import pytest
 
 from midstep.cli.jobs import start as job_start
 from midstep.cli.jobs.run_directory import place_for
-from midstep.cli.jobs.start import Job, Start, create_job
+from midstep.cli.jobs.start import PreparedJob, Start, create_job
 from midstep.cli.supervision import launcher
 from midstep.controller.endpoints.discovery_files import Result
 from midstep.protocol.errors import ConfigurationError
@@ -126,7 +126,7 @@ class Platform:
 class Supervisor:
     """Stands for the supervisor of a controller that ends the job at once."""
 
-    def __init__(self, job: Job, **_: Any) -> None:
+    def __init__(self, job: PreparedJob, **_: Any) -> None:
         """Its controller serves already."""
         self._job = job
         self.served = asyncio.Event()
@@ -179,7 +179,7 @@ def test_a_watch_over_fault_sources_that_fails_is_not_the_job_s_end(
     async def close(_: Platform) -> None:
         """End nothing."""
 
-    async def fail(_: Job) -> None:
+    async def fail(_: PreparedJob) -> None:
         raise RuntimeError("not foreseen")
 
     monkeypatch.setattr(Platform, "close", close)

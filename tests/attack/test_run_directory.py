@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.cli.jobs.start import Job, Start, create_job
+from midstep.cli.jobs.start import PreparedJob, Start, create_job
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack
@@ -70,10 +70,10 @@ class Starter:
     def __init__(self, root: Path, place: Path) -> None:
         self._root = root
         self._place = place
-        self.jobs: list[Job] = []
+        self.jobs: list[PreparedJob] = []
         (root / "train.py").touch()
 
-    def __call__(self, name: str) -> Job:
+    def __call__(self, name: str) -> PreparedJob:
         directory = self._root / f"job-{len(self.jobs)}"
         job = create_job(Start(command=(str(self._root / "train.py"),), job=name, job_directory=directory))
         self.jobs.append(job)

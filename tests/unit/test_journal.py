@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, InjectRequested, StopRequested
-from midstep.controller.journal import Entry, Journal, journal_path, read_status
+from midstep.controller.journal import Journal, JournalEntry, journal_path, read_status
 from midstep.controller.journal_chain import link
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import JournalError, JournalSuperseded
@@ -63,8 +63,8 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def entry(event: Event, number: int, sender: str = "node/node0", session: int = 5) -> Entry:
-    return Entry(event, sender, session, number)
+def entry(event: Event, number: int, sender: str = "node/node0", session: int = 5) -> JournalEntry:
+    return JournalEntry(event, sender, session, number)
 
 
 def test_replay_returns_every_event_with_its_time_in_order(path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from midstep.adapters.megatron import peer_copy
 from midstep.adapters.megatron.peer_copy import HostPeerCopy, PeerCopy
-from midstep.adapters.megatron.shards import Piece
+from midstep.adapters.megatron.shards import ShardParts
 
 CPU = torch.device("cpu")
 SHAPES = ((5, 3), (7,), (2, 2, 2))
@@ -28,13 +28,13 @@ class Leaf:
         self.parameters = parameters
 
 
-def owner(kind: type[torch.optim.Optimizer], **options: Any) -> tuple[Leaf, Piece]:
+def owner(kind: type[torch.optim.Optimizer], **options: Any) -> tuple[Leaf, ShardParts]:
     """Return an optimizer and the shard that it is."""
     leaf = Leaf(kind, **options)
-    return leaf, Piece({}, {"optimizer0": leaf}, first=True)
+    return leaf, ShardParts({}, {"optimizer0": leaf}, first=True)
 
 
-def copied(piece: Piece, copy: PeerCopy) -> None:
+def copied(piece: ShardParts, copy: PeerCopy) -> None:
     """Hand the piece over as a transfer does."""
     source = piece.open()
     room = copy.accept(source.header)

@@ -9,7 +9,7 @@ import pytest
 from midstep.processor import rank_actions as act
 from midstep.processor.rank_actions import Action, Actions, Ended
 from midstep.processor.rank_loop import GIVEN_UP, RankLoop
-from midstep.processor.session import Order, Session, Stage
+from midstep.processor.session import Order, Session, SessionStage
 from midstep.processor.step_order import StepOrder
 from midstep.processor.step_state import StepState
 from midstep.processor.train_thread import TrainThread
@@ -144,7 +144,7 @@ def test_a_rank_trains_and_is_released() -> None:
     assert [type(body) for body in rank.said] == [RankQuiesced, RankReady, RankFinished]
     assert rank.said[-1] == RankFinished(RANK, 1, 2, STEP)
     assert rank.kinds(since=act.AwaitOrder) == [act.PublishCheckpoint, act.SetActivity, act.Flush]
-    assert rank.session.stage is Stage.RELEASED
+    assert rank.session.stage is SessionStage.RELEASED
 
 
 def test_the_way_back_has_one_order() -> None:
@@ -177,7 +177,7 @@ def test_a_rank_that_is_interrupted_stops_cleans_and_reports() -> None:
     assert asked[:8] == [
         act.FindFailure(),
         act.BeginPhase(InjectionPoint.STOP),
-        act.Stop(GIVEN_UP),
+        act.StopInFlight(GIVEN_UP),
         act.EndPhase(),
         act.SetActivity(Activity.RECOVERING),
         act.BeginPhase(InjectionPoint.CLEAN),
@@ -193,7 +193,7 @@ def test_at_a_boundary_nothing_is_aborted_and_nobody_blamed() -> None:
     rank.failure = "connection closed by peer"
     rank.also[act.Train] = lambda: setattr(rank.steps, "at_boundary", True)
     rank.play()
-    assert act.Stop(None) in rank.asked
+    assert act.StopInFlight(None) in rank.asked
     assert act.ReportFault not in rank.kinds()
     assert not rank.steps.at_boundary
 
@@ -206,7 +206,7 @@ def test_why_the_communicators_have_failed_is_told_unless_this_process_has_said_
     rank.failure = "connection closed by peer"
     rank.play()
     assert rank.asked.count(act.ReportFault(FaultKind.COMMUNICATION, rank.failure)) == told
-    assert act.Stop(rank.failure) in rank.asked
+    assert act.StopInFlight(rank.failure) in rank.asked
 
 
 def test_a_rank_that_has_finished_blames_nobody_when_it_is_stopped() -> None:
@@ -216,7 +216,7 @@ def test_a_rank_that_has_finished_blames_nobody_when_it_is_stopped() -> None:
     rank.play()
     assert act.ReportFault not in rank.kinds()
     assert [type(body) for body in rank.said[-2:]] == [RankFinished, RankQuiesced]
-    assert act.Clean in rank.kinds(since=act.Stop)
+    assert act.Clean in rank.kinds(since=act.StopInFlight)
 
 
 @pytest.mark.parametrize("where", [act.Rebuild, act.Repair, act.RecallLocalState, act.RollBack])
@@ -257,7 +257,7 @@ def test_who_is_stopped_on_the_way_back_does_not_say_that_it_is_ready() -> None:
     rank.also[act.RollBack] = lambda: rank.session.hear(Quiesce(RANK, 2))
     rank.play()
     assert [type(body) for body in rank.said] == [RankQuiesced]
-    assert rank.session.stage is Stage.REJOINING
+    assert rank.session.stage is SessionStage.REJOINING
 
 
 @pytest.mark.parametrize("finish", [True, False])
@@ -274,7 +274,7 @@ def test_who_holds_at_the_broken_barrier_follows_the_order_from_there(finish: bo
     rank.play()
     assert held == [finish]
     kinds = rank.kinds()
-    assert kinds.count(act.Stop) == 1
+    assert kinds.count(act.StopInFlight) == 1
     assert kinds.count(act.Inspect) == 3  # held with its gradients, and in both ways back
     assert kinds.count(act.Clean) == 1  # when they are not needed any more
     assert [type(body) for body in rank.said] == [RankQuiesced, RankReady, RankQuiesced, RankReady]

@@ -12,7 +12,7 @@ from midstep.adapters.megatron.rank_order import (
     ACROSS,
     MEGATRONS,
     ORDERS,
-    Outcome,
+    SearchOutcome,
     Sizes,
     advice,
     copies,
@@ -96,7 +96,7 @@ def test_a_proposed_placement_keeps_copies_apart_and_neighbours_together(seed: i
     draw.shuffle(node_of)
     groups, together = copies(world, MEGATRONS), neighbours(world, MEGATRONS)
     outcome, ranks_of = propose_placement(groups, together, node_of)
-    if outcome is not Outcome.FOUND:
+    if outcome is not SearchOutcome.FOUND:
         assert not ranks_of
         return
     placed = {rank: node for node, ranks in ranks_of.items() for rank in ranks}
@@ -111,7 +111,10 @@ def test_a_thousand_ranks_are_placed_without_a_long_search() -> None:
     world = Sizes(1, 1, 64, 16, 1, 1, 16, 0)
     node_of = [rank // 16 for rank in range(world.world)]
     assert len(on_one_node(copies(world, MEGATRONS), node_of)) == 64
-    assert propose_placement(copies(world, MEGATRONS), neighbours(world, MEGATRONS), node_of).outcome is Outcome.FOUND
+    assert (
+        propose_placement(copies(world, MEGATRONS), neighbours(world, MEGATRONS), node_of).outcome
+        is SearchOutcome.FOUND
+    )
 
 
 @pytest.mark.parametrize("order", [MEGATRONS, ACROSS])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstep.controller.repair import plan_repair
-from midstep.controller.sources import MAX_SOURCES_PER_SHARD, MIN_STRIPE_BYTES, Place
+from midstep.controller.sources import MAX_SOURCES_PER_SHARD, MIN_STRIPE_BYTES, Location
 from midstep.protocol.errors import StateLost
 from midstep.protocol.types import LocalStateCopy, RepairPlan, RestoreSource, ShardHold, ShardTransfer, StepReport
 
@@ -34,14 +34,14 @@ def newcomer(*, own: tuple[LocalStateCopy, ...] = (), checkpoints: tuple[int, ..
     return StepReport(0, ready=False, clean=False, needs=("s",), local_states=own, checkpoints=checkpoints)
 
 
-def near(count: int) -> dict[int, Place]:
+def near(count: int) -> dict[int, Location]:
     """All ranks on one node."""
-    return {rank: Place("a", "a") for rank in range(count)}
+    return {rank: Location("a", "a") for rank in range(count)}
 
 
-def spread(*nodes: str) -> dict[int, Place]:
+def spread(*nodes: str) -> dict[int, Location]:
     """One rank on each named node."""
-    return {rank: Place(node, node) for rank, node in enumerate(nodes)}
+    return {rank: Location(node, node) for rank, node in enumerate(nodes)}
 
 
 def received(plan: RepairPlan, rank: int) -> list[ShardTransfer]:
@@ -103,7 +103,7 @@ def test_sources_on_the_same_node_come_first() -> None:
 def test_the_same_failure_domain_comes_before_another() -> None:
     """A rack is nearer than the hall."""
     reports = {0: report(5, wards=(2,)), 1: report(5), 2: newcomer()}
-    places = {0: Place("n0", "rack2"), 1: Place("n1", "rack1"), 2: Place("n2", "rack1")}
+    places = {0: Location("n0", "rack2"), 1: Location("n1", "rack1"), 2: Location("n2", "rack1")}
     assert {transfer.source for transfer in received(plan_repair(reports, places), 2)} == {1}
 
 
@@ -208,7 +208,7 @@ def test_nothing_trained_and_nothing_allowed_starts_fresh() -> None:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[dict[int, StepReport], dict[int, Place]]:
+def worlds(draw: st.DrawFn) -> tuple[dict[int, StepReport], dict[int, Location]]:
     """Any mixture of survivors and newcomers, replicated or sharded, near or far, with every local state somewhere."""
     count = draw(st.integers(1, 10))
     shards = draw(st.integers(1, 3))
@@ -229,10 +229,10 @@ def worlds(draw: st.DrawFn) -> tuple[dict[int, StepReport], dict[int, Place]]:
             local_states=copies if clean or kind == "torn" else (),
         )
     nodes = st.sampled_from("abc")
-    return reports, {rank: Place(draw(nodes), draw(nodes)) for rank in range(count)}
+    return reports, {rank: Location(draw(nodes), draw(nodes)) for rank in range(count)}
 
 
-def _plan(reports: Mapping[int, StepReport], places: Mapping[int, Place]) -> RepairPlan | None:
+def _plan(reports: Mapping[int, StepReport], places: Mapping[int, Location]) -> RepairPlan | None:
     try:
         return plan_repair(reports, places)
     except StateLost:
@@ -240,7 +240,7 @@ def _plan(reports: Mapping[int, StepReport], places: Mapping[int, Place]) -> Rep
 
 
 @given(worlds())
-def test_every_byte_arrives_once_from_a_clean_holder(world: tuple[dict[int, StepReport], dict[int, Place]]) -> None:
+def test_every_byte_arrives_once_from_a_clean_holder(world: tuple[dict[int, StepReport], dict[int, Location]]) -> None:
     """Each destination gets each byte of each shard that it needs exactly once; sources are clean and at the target
     when they send."""
     reports, places = world
@@ -268,7 +268,7 @@ def test_every_byte_arrives_once_from_a_clean_holder(world: tuple[dict[int, Step
 
 
 @given(worlds())
-def test_both_ends_know_of_every_move(world: tuple[dict[int, StepReport], dict[int, Place]]) -> None:
+def test_both_ends_know_of_every_move(world: tuple[dict[int, StepReport], dict[int, Location]]) -> None:
     """A transfer stands in the parts of its source and its destination, and in no other."""
     plan = _plan(*world)
     if plan is None:
@@ -283,7 +283,7 @@ def test_both_ends_know_of_every_move(world: tuple[dict[int, StepReport], dict[i
 
 @given(worlds())
 def test_with_clean_copies_alive_no_committed_step_is_lost(
-    world: tuple[dict[int, StepReport], dict[int, Place]],
+    world: tuple[dict[int, StepReport], dict[int, Location]],
 ) -> None:
     """Where every shard has a clean holder at the newest step, that step is the target."""
     reports, places = world

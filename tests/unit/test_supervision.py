@@ -9,12 +9,12 @@ import pytest
 from midstep.cli.supervision.backoff import Backoff, RestartBackoff
 from midstep.cli.supervision.controller_notice import (
     ControllerNotice,
+    ControllerStage,
     NoticeFile,
-    Stage,
     read_notice,
     why_no_answer,
 )
-from midstep.cli.supervision.outage import STOP_TRIES, Attempt, Outage
+from midstep.cli.supervision.outage import STOP_TRIES, NextStart, Outage
 from midstep.cli.supervision.running_time import TICK_S, RunningTime
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import ControllerPolicy, WhenLost
@@ -76,14 +76,14 @@ def test_an_outage_is_a_loss_only_after_the_time_that_the_policy_gives() -> None
 
 def test_by_default_a_controller_is_tried_again_for_ever() -> None:
     outage = Outage(CONTINUE, 0.0)
-    assert {outage.next_attempt(now) for now in (0.0, 40.0, 4000.0)} == {Attempt.ORDINARY}
+    assert {outage.next_attempt(now) for now in (0.0, 40.0, 4000.0)} == {NextStart.ORDINARY}
 
 
 def test_with_when_lost_stop_the_last_resort_is_tried_once_and_then_the_training_is_left_alone() -> None:
     outage = Outage(STOP, 0.0)
-    assert outage.next_attempt(29.0) is Attempt.ORDINARY
-    assert outage.next_attempt(31.0) is Attempt.LAST_RESORT
-    assert [outage.next_attempt(now) for now in (40.0, 400.0)] == [Attempt.ORDINARY] * 2
+    assert outage.next_attempt(29.0) is NextStart.ORDINARY
+    assert outage.next_attempt(31.0) is NextStart.LAST_RESORT
+    assert [outage.next_attempt(now) for now in (40.0, 400.0)] == [NextStart.ORDINARY] * 2
 
 
 @pytest.mark.parametrize("policy", [STOP, CONTINUE])
@@ -91,19 +91,19 @@ def test_a_user_who_stops_the_job_gets_some_tries_the_last_resort_and_then_an_en
     outage = Outage(policy, 0.0)
     outage.ask_to_stop()
     attempts = [outage.next_attempt(float(now)) for now in range(STOP_TRIES + 3)]
-    assert attempts == [Attempt.STOPPING] * STOP_TRIES + [Attempt.LAST_RESORT, Attempt.NONE, Attempt.NONE]
+    assert attempts == [NextStart.STOPPING] * STOP_TRIES + [NextStart.LAST_RESORT, NextStart.NONE, NextStart.NONE]
 
 
 def test_without_the_users_wish_ranks_are_never_ended_unsaved() -> None:
     """A controller of last resort has begun to park and save, and has died: it is tried again."""
     outage = Outage(STOP, 0.0)
-    assert outage.next_attempt(31.0) is Attempt.LAST_RESORT
+    assert outage.next_attempt(31.0) is NextStart.LAST_RESORT
     outage.stopping = True
     attempts = [outage.next_attempt(40.0 + number) for number in range(200)]
-    assert Attempt.NONE not in attempts
-    assert attempts.count(Attempt.LAST_RESORT) > 10
+    assert NextStart.NONE not in attempts
+    assert attempts.count(NextStart.LAST_RESORT) > 10
     outage.ask_to_stop()
-    assert Attempt.NONE in [outage.next_attempt(400.0 + number) for number in range(STOP_TRIES + 2)]
+    assert NextStart.NONE in [outage.next_attempt(400.0 + number) for number in range(STOP_TRIES + 2)]
 
 
 def test_a_controller_that_stayed_up_while_it_stopped_the_job_gives_the_tries_back() -> None:
@@ -113,20 +113,20 @@ def test_a_controller_that_stayed_up_while_it_stopped_the_job_gives_the_tries_ba
         outage.next_attempt(float(now))
     outage.stays_up()
     outage.ended(1000.0)
-    assert outage.next_attempt(1000.0) is Attempt.STOPPING
+    assert outage.next_attempt(1000.0) is NextStart.STOPPING
 
 
 def test_the_notice_is_rewritten_in_place_and_read_back(tmp_path: Path) -> None:
     file = NoticeFile(tmp_path)
     size = (tmp_path / "controller.json").stat().st_size
-    notice = ControllerNotice(Stage.ENDED, 1.0, 0, 7, "ended with exit status 70" * 100, 5.0, 2.0)
+    notice = ControllerNotice(ControllerStage.ENDED, 1.0, 0, 7, "ended with exit status 70" * 100, 5.0, 2.0)
     file.write(notice)
     file.close()
     file.close()
     assert (tmp_path / "controller.json").stat().st_size == size
     read = read_notice(tmp_path)
     assert read is not None
-    assert (read.stage, read.deaths, read.lost_since_s) == (Stage.ENDED, 7, 2.0)
+    assert (read.stage, read.deaths, read.lost_since_s) == (ControllerStage.ENDED, 7, 2.0)
     assert read.last.startswith("ended with exit status 70")
 
 
@@ -140,11 +140,20 @@ def test_a_notice_that_cannot_be_read_says_nothing(tmp_path: Path, content: byte
 @pytest.mark.parametrize(
     ("notice", "expected"),
     [
-        (ControllerNotice(Stage.SERVING, 1.0, os.getpid()), "lives and does not answer"),
-        (ControllerNotice(Stage.SERVING, 1.0, 2**22 + 1), "has just ended"),
-        (ControllerNotice(Stage.STARTING, 1.0, os.getpid(), 1, "ended with signal 9"), "the one before ended with sig"),
-        (ControllerNotice(Stage.ENDED, 1.0, 0, 3, "ended with exit status 70", 0.0), "70, 3 times in a row; the next"),
-        (ControllerNotice(Stage.ENDED, 1.0, 0, 9, "ended with exit status 70", 0.0, 1.0), "training is unguarded"),
+        (ControllerNotice(ControllerStage.SERVING, 1.0, os.getpid()), "lives and does not answer"),
+        (ControllerNotice(ControllerStage.SERVING, 1.0, 2**22 + 1), "has just ended"),
+        (
+            ControllerNotice(ControllerStage.STARTING, 1.0, os.getpid(), 1, "ended with signal 9"),
+            "the one before ended with sig",
+        ),
+        (
+            ControllerNotice(ControllerStage.ENDED, 1.0, 0, 3, "ended with exit status 70", 0.0),
+            "70, 3 times in a row; the next",
+        ),
+        (
+            ControllerNotice(ControllerStage.ENDED, 1.0, 0, 9, "ended with exit status 70", 0.0, 1.0),
+            "training is unguarded",
+        ),
     ],
 )
 def test_a_status_without_an_answer_says_what_has_become_of_the_controller(
@@ -166,7 +175,7 @@ def test_a_status_says_when_the_launcher_itself_has_gone(tmp_path: Path) -> None
 
 def test_a_wait_for_the_next_try_is_told_as_it_stands_now(tmp_path: Path) -> None:
     file = NoticeFile(tmp_path)
-    file.write(ControllerNotice(Stage.ENDED, 1.0, 0, 1, "ended with signal 9", time.time() + 1000.0))
+    file.write(ControllerNotice(ControllerStage.ENDED, 1.0, 0, 1, "ended with signal 9", time.time() + 1000.0))
     file.close()
     said = why_no_answer(tmp_path, None) or ""
     assert "started in 1000 s" in said or "started in 99" in said

@@ -3,7 +3,7 @@
 import pytest
 
 from midstep.controller.rank_states import NEXT, RankEvent, RankState
-from midstep.controller.sources import Place
+from midstep.controller.sources import Location
 from midstep.controller.world import NodeState, World
 from midstep.protocol.types import StepReport, StoreEndpoint
 
@@ -81,8 +81,8 @@ def test_places_name_the_failure_domain(world: World) -> None:
     """A node that names none is its own."""
     world.add_node("far", NodeState.SPARE, failure_domain="rack9")
     world.move("node1", "far")
-    assert world.places()[0] == Place("node0", "node0")
-    assert world.places()[2] == Place("far", "rack9")
+    assert world.places()[0] == Location("node0", "node0")
+    assert world.places()[2] == Location("far", "rack9")
 
 
 def test_a_new_node_gets_a_name_that_none_has_had(world: World) -> None:

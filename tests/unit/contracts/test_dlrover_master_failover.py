@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.events import DeadlinePassed
-from midstep.controller.journal import Entry, Journal, journal_path
+from midstep.controller.journal import Journal, JournalEntry, journal_path
 from midstep.controller.journal_trouble import JournalTrouble
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
@@ -98,7 +98,7 @@ def test_manager_save_load(tmp_path: Path) -> None:
     Journal.create(path, job.spec, default_policy())
     with Journal.open(path) as journal:
         for number, (event, at_s) in enumerate(job.journal, start=1):
-            journal.append([Entry(event, "controller", 1, number)], at_s)
+            journal.append([JournalEntry(event, "controller", 1, number)], at_s)
 
     with Journal.open(path) as journal:
         loaded = journal.founding.machine()
