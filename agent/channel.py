@@ -27,7 +27,7 @@ class Preload(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModulesImported(msgspec.Struct, frozen=True, tag=True):
-    """From the fork server: it has imported what it was told to. More than one thread makes a fork unsafe."""
+    """From the fork server: it has imported its modules. More than one thread makes a fork unsafe."""
 
     threads: int
     failed: tuple[str, ...] = ()  # what could not be imported, and why

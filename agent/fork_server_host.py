@@ -35,7 +35,7 @@ class _Phase(enum.Enum):
 class ForkServerHost:
     """Keeps one fork server of a node. Belongs to the running loop.
 
-    `on_up` is called when a server has imported what it was told to, `on_stop` when one is ended on purpose: what was
+    `on_up` is called when a server has imported its modules, `on_stop` when one is ended on purpose: what was
     forked from it is then out of date.
     """
 

@@ -23,7 +23,7 @@ class RankProcess:
         self.slot = slot
         self.running = running
         self.watched: WatchedProcess | None = None
-        self.expected = False  # its exit is: it has been told to end
+        self.expected = False  # its exit is: it has been ordered to end
         self.early = early  # it gets ready while another process holds the rank, and has not been announced
 
     def clock(self) -> RankProgress | None:

@@ -75,7 +75,7 @@ class Clocks:
             setattr(owner, method, self._timed(name, getattr(owner, method)))
 
     def take(self) -> dict[str, float]:
-        """Return the sums of the step that is over, in seconds, and begin anew."""
+        """Return the sums of the step that is over, in seconds, and begin again."""
         sums, self._now = dict(self._now), defaultdict(float)
         return sums
 

@@ -9,7 +9,7 @@ import click
 from ..protocol.errors import JournalDamaged, MidstepError
 from .display.plain import echo, log_to_stderr
 
-EXIT_FAILED = 70  # the controller could not go on; the job is not over (there is no result.json)
+EXIT_FAILED = 70  # the controller failed; the job is not over (there is no result.json)
 EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
 
 
@@ -76,9 +76,9 @@ def command(
 ) -> None:
     """Run the controller of a job. You need this only to start one by hand; `midstep run` does it for you.
 
-    It replays the job's journal, takes over with a new term, and goes on where the last controller ended. When the job
-    is over, its exit code is this command's. Exit code 70: the controller could not go on, and the job may be running;
-    start another one. Exit code 65: the journal is damaged, and no controller can go on. Logs go to stderr.
+    It replays the job's journal, takes over with a new term, and continues where the last controller ended. When the
+    job is over, its exit code is this command's. Exit code 70: the controller failed, and the job may be running; start
+    another one. Exit code 65: the journal is damaged, and no controller can continue. Logs go to stderr.
     """
     from ..controller.keepalive import KeepAlive
     from ..controller.service import KEYS_NAME, Term, serve

@@ -79,7 +79,7 @@ def command(
     the gradients) and gather (of the parameters), too. Injection points of a recovery, for faults that come while
     another one is repaired: stop, clean, join, rebuild, repair, rollback.
 
-    A device fault is reported as a detector would, and lasts until it is told to --recover: docs/faults.md has the
+    A device fault is reported as a detector would, and lasts until --recover ends it: docs/faults.md has the
     levels and what they lead to.
 
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.

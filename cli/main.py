@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 class Lazy(click.Group):
-    """A group whose commands live in a module each."""
+    """A group of commands, each in a module of its own."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of COMMANDS."""

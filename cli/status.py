@@ -24,7 +24,7 @@ ASK_S = 2.0
 @click.command("status")
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line each time.")
-@click.option("--watch", is_flag=True, help="Go on showing it until the job has ended, or Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh it until the job has ended, or Ctrl-C.")
 @click.option(
     "--every",
     "every_s",
@@ -46,7 +46,7 @@ def command(job: str | None, as_json: bool, watch: bool, every_s: float) -> None
     \b
     Examples:
       midstep status                  the latest job
-      midstep status demo --watch     go on looking
+      midstep status demo --watch     refresh until the job ends
       midstep status --json | jq .phase
     """
     try:

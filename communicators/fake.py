@@ -189,7 +189,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         store = PrefixStore(name, self._store)
         limits = {"link_up_s": self._timeout_s, "collective_s": self._timeout_s}
         gloo = connect_backend(store, name, self._group_rank, self._size, links, **limits)
-        if task.over:  # abandoned: the others may have been told to build another
+        if task.over:  # abandoned: the others may have been ordered to build another
             raise RuntimeError(ABORTED)
         return gloo.process_group
 

@@ -89,7 +89,7 @@ class ReplaceableGroup(dist.ProcessGroup):
         raise NotImplementedError
 
     def abort(self) -> None:
-        """End all collectives of this process: a broken group cannot be told from a broken link."""
+        """End all collectives of this process: a broken group looks like a broken link."""
         self._owner.abort(f"abort of group {self._name} was asked for")
 
     def shutdown(self) -> None:
@@ -141,7 +141,7 @@ def group_name(members: Sequence[int], ordinal: int) -> str:
 
 
 def group_names(groups: Sequence[ReplaceableGroup]) -> list[str]:
-    """Name groups such that all ranks that made the same ones in the same order agree."""
+    """Return names for groups on which all ranks agree that made the same ones in the same order."""
     counts: Counter[tuple[int, ...]] = Counter()
     names = []
     for group in groups:

@@ -14,7 +14,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """Stop resending to a receiver: what was for it is void, or nobody is there any more."""
+    """Stop resending to a receiver: what was for it is void, or it is gone."""
 
     receiver: str
 

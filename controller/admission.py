@@ -1,10 +1,10 @@
-"""Who may say what to the controller: the check between decoding a message and believing it.
+"""Admission of messages: the check between decoding a message and believing it.
 
 The transport proves which agent or platform is at the other end of a connection. What comes through that connection is
-still only believed where it is about its sender: an agent speaks of its own node and of the processes that it was told
-to start, a rank of itself, over the connection of the node that its process was ordered to start on. A node that was
-given back may only say what still runs there, so that it can be stopped. How big anything may be was checked when the
-message was decoded (`protocol/bounds.py`).
+still only believed where it is about its sender: an agent speaks of its own node and of the processes that it was
+ordered to start, a rank of itself, over the connection of the node that its process was ordered to start on. A node
+that was given back may only say what still runs there, so that it can be stopped. How big anything may be was checked
+when the message was decoded (`protocol/bounds.py`).
 """
 
 from ..policies.fault_codes import DETECTABLE
@@ -53,7 +53,7 @@ def _refusal_of_platform(envelope: Envelope) -> str | None:
 
 
 def _refusal_of_detector(envelope: Envelope) -> str | None:
-    """A detector speaks of hardware, in its own name, and of nothing else."""
+    """Refuse what a detector may not report: it reports faults of hardware, under its own name."""
     body = envelope.body
     if isinstance(body, Ack):
         return None

@@ -26,7 +26,7 @@ def why_not_begin(
 
     Runs at barrier one, in the controller, when a plan leads to step 0. `marked_before`: this job has trained before,
     and marked the checkpoint directory then. Where a directory cannot be listed, `begin_again` does not help: what is
-    there could not be told from later checkpoints.
+    there could not be distinguished from later checkpoints.
     """
     where = next((report.trace.directory for report in reports.values() if report.trace.directory), "the directory")
     unlisted = {rank: report.trace.unlisted for rank, report in reports.items() if report.trace.unlisted}
@@ -51,7 +51,7 @@ def _found(reports: Mapping[int, StepReport], *, restore: tuple[str, ...], trust
         rank, steps = next(iter(readers.items()))
         there = f"rank {rank}{_others(readers)} can read the checkpoint of step {max(steps)} in {where}"
         if RestoreSource.CHECKPOINT not in restore:
-            return f"{there}, and restore is without checkpoint. Add it to go on from there"
+            return f"{there}, and restore is without checkpoint. Add it to continue from there"
         if trusted_step is not None and min(steps) > trusted_step:
             return f"{there}, and no state of more than {trusted_step} updates can be trusted. Bring an older one back"
         blind = [rank for rank, report in reports.items() if not report.checkpoints]

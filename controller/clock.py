@@ -1,4 +1,4 @@
-"""The controller's time: one clock for a whole job, whoever is its controller."""
+"""The controller's time: one clock for a whole job, across its controllers."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ class Clock:
 
     @classmethod
     def continuing(cls, last: ClockReading | None) -> Self:
-        """Go on with the clock of an earlier controller: exactly on the same machine, and else not behind it."""
+        """Continue the clock of an earlier controller: exactly on the same machine, and else not behind it."""
         if last is None:
             return cls()
         made = cls(last.at_s)
@@ -47,7 +47,7 @@ class Clock:
         self._base_s = max(self._base_s, floor_s - time.monotonic())
 
     def reading(self) -> ClockReading:
-        """Return what a later controller needs to go on with this clock."""
+        """Return what a later controller needs to continue this clock."""
         monotonic_s = time.monotonic()
         return ClockReading(_boot(), monotonic_s, self._base_s + monotonic_s)
 

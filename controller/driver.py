@@ -2,7 +2,7 @@
 
 The machine decides and has no clock, socket or file; the driver has all three and decides nothing. One turn takes in
 what is there, makes it durable in one transaction, hands it to the machine, and does what the machine wants. While the
-journal cannot be written nothing is handled, acknowledged or sent; operators are told, and it is tried again.
+journal cannot be written nothing is handled, acknowledged or sent; operators are warned, and it is tried again.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Driver:
         alive: KeepAlive | None = None,
         stop: str | None = None,
     ) -> None:
-        """Nothing happens before `run`. `codes`: what codes of faults mean to this job. `stop`: why it is to end."""
+        """Start nothing before `run`. `codes`: what codes of faults mean to this job. `stop`: why it is to end."""
         self._machine = machine
         self._journal = journal
         self._wire = wire
@@ -260,7 +260,7 @@ class Driver:
             self._perform(actions, now)
 
     def _suffer(self, error: JournalError, now: float) -> None:
-        """Nothing follows from what is not durable: keep what was reported, refuse what was asked, try again later."""
+        """Keep reports and refuse requests while the journal cannot be written; try again later."""
         for pending in self._pending:
             if pending.answer is not None:
                 pending.answer(regret(error))
@@ -270,7 +270,7 @@ class Driver:
     def _learn(self, event: Event, actions: list[Action], now: float) -> None:
         """Take in what events and orders say about routes and liveness; the same in a replay as when it happens."""
         if isinstance(event, NodeLost):
-            self._wire.forget(node_address(event.node))  # nobody is there to acknowledge
+            self._wire.forget(node_address(event.node))  # its agent is gone, and acknowledges nothing
         self._routes.learn(event, actions)
         self._liveness.learn(event, now)
         for action in actions:

@@ -77,7 +77,7 @@ class FaultBook:
         return report.device is None or 0 <= report.device < self._devices
 
     def passing(self, node: str, device: int) -> FaultReport | None:
-        """Return a fault for whose end a process that is started on the device has to wait."""
+        """Return a fault that has to end before a process is started on the device."""
         return next(iter(self.on(node, frozenset({Treatment.RESTART}), device)), None)
 
     def standing(self) -> tuple[StandingFault, ...]:
@@ -122,7 +122,7 @@ class FaultBook:
 
 
 def _raised(report: FaultReport) -> bool:
-    """A level that counting has raised stays until the fault recovers, whatever its detector repeats."""
+    """Keep a level that counting has raised until the fault recovers, whatever its detector repeats."""
     return report.level is FaultLevel.MANUALLY_SEPARATE_NPU
 
 

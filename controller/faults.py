@@ -1,11 +1,11 @@
-"""Who is to blame: pure functions from what was seen to the ranks at fault."""
+"""Fault attribution: pure functions from what was seen to the ranks at fault."""
 
 import signal
 from collections.abc import Iterable
 
 from ..protocol.types import Activity, FaultKind, RankProgress
 
-# Something is wrong, and the rank that says so is most likely not the one at fault: those who wait for a dead or
+# Something is wrong, and the rank that says so is most likely not the one at fault: ranks that wait for a dead or
 # stalled rank report first.
 SUSPICIONS = frozenset({FaultKind.COMMUNICATION, FaultKind.STALL, FaultKind.LINK_UP})
 
@@ -21,7 +21,7 @@ def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = (), li
     A rank that the kernel has stopped is at fault, and so is one of a node that does not answer (`silent`). Otherwise
     those that are furthest behind, if they are not waiting in a collective themselves and have been at what they do
     for longer than `limit_s` (the age of their step would hold against them that they had to wait in it). Empty:
-    nobody can be blamed.
+    no rank can be blamed.
     """
     clocks = list(clocks)
     certain = {clock.rank for clock in clocks if clock.suspended} | set(silent)
@@ -47,7 +47,7 @@ def nobody_waits(clocks: Iterable[RankProgress]) -> bool:
 def moved_on(clocks: Iterable[RankProgress], limit_s: float) -> bool:
     """Say whether those that all others wait for are at work again, since less than `limit_s`.
 
-    Who is furthest behind in a world that runs is nobody's fault.
+    In a world that runs, the rank that is furthest behind is not at fault for that.
     """
     clocks = list(clocks)
     if any(clock.suspended for clock in clocks):

@@ -1,6 +1,6 @@
 """The truth about a job: every event that its recovery machine was given, durable before anything follows from it.
 
-A controller that was killed opens the same journal, folds the events into a new machine, and goes on in the phase in
+A controller that was killed opens the same journal, folds the events into a new machine, and continues in the phase in
 which its predecessor died. Each opening is a new *term*, which fences the commands of all earlier ones. A journal that
 is not what was written is refused: to act on an older world would kill healthy ranks.
 """
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """An event and where it came from. `number` 0: not numbered, so it cannot be told from a repetition."""
+    """An event and where it came from. `number` 0: not numbered, so it cannot be distinguished from a repetition."""
 
     event: Event
     sender: str
@@ -188,7 +188,7 @@ class Journal:
                 )
             last = journal_records.last_event(self._connection, self._origin)
             if latest != self.term or last != self._last:
-                raise damaged(self._path, f"after event {self._last[0]} it was changed by somebody else")
+                raise damaged(self._path, f"after event {self._last[0]} it was changed by another process")
             fresh = []
             for entry in entries:
                 written = self._insert(entry, at_s, last)
@@ -241,7 +241,7 @@ class Journal:
 
 
 def read_status(job_directory: str | Path) -> JobStatus:
-    """Return the job's status as of its last event, from the journal alone: nobody has to be alive.
+    """Return the job's status as of its last event, from the journal alone, without any process.
 
     May be called beside a running controller; nothing is changed. Raises JournalError.
     """

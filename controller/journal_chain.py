@@ -14,7 +14,7 @@ Column = int | float | str | bytes | None
 _encode = msgspec.msgpack.Encoder().encode
 
 ADVICE = (
-    "It may tell of an older world, so no controller acts on it. The ranks that train go on, without recovery. Let "
+    "It may tell of an older world, so no controller acts on it. The ranks that train continue, without recovery. Let "
     "them finish or end the job, and start it in another job directory; keep this one to look at."
 )
 

@@ -43,7 +43,7 @@ CREATE TABLE events (
     at_s REAL NOT NULL,
     sender TEXT NOT NULL,
     session INTEGER NOT NULL,
-    number INTEGER,  -- NULL: sent without a number, cannot be told from a repetition
+    number INTEGER,  -- NULL: sent without a number, not distinguishable from a repetition
     kind TEXT NOT NULL,
     payload BLOB NOT NULL,
     chain BLOB NOT NULL,
@@ -85,7 +85,7 @@ def explained(path: Path, doing: str) -> Iterator[None]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """One transaction: durable when the block has been left, undone when anything in it raises."""
+    """Run a block as one transaction: durable when it has ended, undone when anything in it raises."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -24,7 +24,7 @@ class JournalTrouble:
         self.retry_s = 0.0
 
     def blocks(self, now: float) -> bool:
-        """Whether it is too early to try again."""
+        """Return whether it is too early to try again."""
         return self.error is not None and now < self.retry_s
 
     def suffer(self, error: JournalError, now: float, waiting: int) -> None:

@@ -1,4 +1,4 @@
-"""Which nodes have gone silent, and whose silence that is: theirs, or the controller's own.
+"""Which nodes have gone silent, and whether the fault is theirs or of the controller's own network.
 
 A controller that is cut off sees what it would see if all nodes had died, and must not act on it: the ranks train on.
 So while more than a share of the nodes owe their heartbeats at the same time, their silence is held for a while.
@@ -42,13 +42,13 @@ class Liveness:
     """When each node was last heard, and what follows from its silence."""
 
     def __init__(self, policy: HeartbeatPolicy) -> None:
-        """A node is silent after `missed` intervals without a word."""
+        """Take a node for silent after `missed` intervals without a message."""
         self._policy = policy
         self._silent_s = policy.interval_s * policy.missed
         quiet_s = max(QUIET_SHARE * self._silent_s, QUIET_INTERVALS * policy.interval_s)
         self._quiet_s = min(self._silent_s, quiet_s)
         self._heard: dict[str, float] = {}  # nodes that are watched
-        self._lost: dict[str, float] = {}  # nodes that were given up, and when their return was last told
+        self._lost: dict[str, float] = {}  # nodes that were given up, and when their return was last reported
         self._checked_s: float | None = None
         self._deaf_since_s: float | None = None  # most nodes are quiet
         self._hears_from_s = 0.0  # most nodes were quiet before, and what they said may still be on its way
@@ -86,7 +86,7 @@ class Liveness:
         return True
 
     def start(self, now: float, found_s: float = 0.0) -> None:
-        """A controller begins to listen: what happened before it did is no node's silence.
+        """Begin to listen: the time before is no node's silence.
 
         Neither are the first `found_s`, in which nodes look for it. A node that has found it is watched as always.
         """

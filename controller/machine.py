@@ -76,7 +76,7 @@ class RecoveryMachine:
         return actions
 
     def next_deadline(self) -> float | None:
-        """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nobody is waited for."""
+        """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nothing is waited for."""
         state = self._state
         planned = (state.plans.due_s, state.plans.grow_due_s) if state.phase is Phase.RUNNING else ()
         if state.has_put_off:
@@ -96,7 +96,7 @@ class RecoveryMachine:
 
     @property
     def state(self) -> JobState:
-        """The machine's memory, to be read by tests and the simulator, and written by nobody."""
+        """The machine's memory, to be read by tests and the simulator, and not to be written."""
         return self._state
 
     @property

@@ -1,6 +1,6 @@
 """What a node may say, and the ranks that it relays: of its own processes, and of nothing else.
 
-Which processes are whose follows from what was ordered (`placement.py`), never from what a node says of itself.
+Which node has which process follows from what was ordered (`placement.py`), never from what a node says of itself.
 """
 
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def ranks_of(body: Message) -> Iterator[int]:
 
 
 def _refusal_of_report(report: FaultReport, address: str, placement: PlacementHistory) -> str | None:
-    """An agent reports what it sees itself on its own node: a rank that stalls, a start that fails, a device."""
+    """Refuse what an agent may not report: it reports ranks, starts and devices of its own node."""
     if report.seen_by != address:
         return "speaks for another observer"
     if report.node is None or node_address(report.node) != address:
@@ -127,7 +127,7 @@ def _refusal_of_own_word(envelope: Envelope, rank: int, identity: str, placement
 
 
 def _refusal_of_own_report(report: FaultReport, rank: int, envelope: Envelope, identity: str) -> str | None:
-    """A process reports only what it has met itself."""
+    """Refuse what a process may not report: it reports only its own faults."""
     if report.seen_by != envelope.sender:
         return "speaks for another observer"
     if report.node is not None and node_address(report.node) != identity:

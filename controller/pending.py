@@ -1,4 +1,4 @@
-"""An event that waits to be durable, and whom it concerns: who sent it, and who wants to know what follows."""
+"""An event that waits to be durable, with its sender and with the request that waits for the answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Answer = Callable[[Reply], None]
 
 @dataclass
 class Pending:
-    """An event on its way into the journal. Then `arrival` is acknowledged, and who asked gets an `answer`."""
+    """An event on its way into the journal. Then `arrival` is acknowledged, and the request gets an `answer`."""
 
     entry: JournalEntry
     arrival: Arrival | None = None
@@ -21,5 +21,5 @@ class Pending:
 
 
 def regret(error: JournalError) -> Refused:
-    """Return the answer to who asked for what cannot be made durable."""
+    """Return the answer to a request that cannot be made durable."""
     return Refused(f"nothing was done, because the journal cannot be written: {error}")

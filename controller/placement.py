@@ -47,7 +47,7 @@ class PlacementHistory:
         return any(node == address for _, node in self._moves.get(rank, ()))
 
     def is_given_back(self, address: str) -> bool:
-        """Say whether the platform was told to end the node, and not to create it again since."""
+        """Return whether the platform was ordered to end the node, and not to create it again since."""
         return address in self._given_back
 
     def _ordered(self, rank: int, incarnation: int, address: str) -> None:

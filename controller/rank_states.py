@@ -1,7 +1,7 @@
 """Where the process of a rank can stand in the way of a fault, and what takes it from one state to the next.
 
-The table is the only way by which a rank changes its state: `World.take` goes by it, and keeps who stands where. A test
-holds it against what simulated jobs reach.
+The table is the only way by which a rank changes its state: `World.take` goes by it, and keeps the ranks of each state.
+A test holds it against what simulated jobs reach.
 """
 
 import enum
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 class RankState(enum.StrEnum):
     """Where the process of a rank stands."""
 
-    ABSENT = "absent"  # nobody holds the rank
-    STARTING = "starting"  # told to start, has not reached its train function
+    ABSENT = "absent"  # no process holds the rank
+    STARTING = "starting"  # ordered to start, has not reached its train function
     JOINED = "joined"  # new, parked in front of its train function
     TRAINING = "training"
     QUIESCING = "quiescing"
     QUIESCED = "quiesced"  # a survivor, parked
     REJOINING = "rejoining"
     READY = "ready"
-    RESUMING = "resuming"  # told to train, has not committed its first step
+    RESUMING = "resuming"  # ordered to train, has not committed its first step
     FINISHED = "finished"  # train function returned, parked
     RELEASED = "released"
     EXITED = "exited"  # ended well
@@ -31,7 +31,7 @@ class RankState(enum.StrEnum):
 
 
 class RankEvent(enum.StrEnum):
-    """What can happen to a rank: what its process was told, and what has come of it."""
+    """What can happen to a rank: what its process was ordered, and what followed."""
 
     START_ORDERED = "start ordered"
     JOINED = "joined"

@@ -1,8 +1,8 @@
-"""Where the world goes after a fault, and who hands what to whom: a pure function of the reports of barrier one.
+"""The repair plan: the step with which all resume, and which rank sends what to which. Pure, from step reports.
 
-The consistent step (`docs/architecture.md`): if any clean rank has committed step s, everybody passed the commit
-barrier of s, all gradients of s are final, and the target is s. If nobody has, s is repeated. Only ranks that lost
-state receive any; nobody else reloads.
+The consistent step (`docs/architecture.md`): if any clean rank has committed step s, all ranks passed the commit
+barrier of s, all gradients of s are final, and the target is s. If none has, s is repeated. Only ranks that lost
+state receive any; no other rank reloads.
 """
 
 from collections.abc import Iterable, Mapping
@@ -72,7 +72,7 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Locat
             f"nothing has been trained yet in this world, and a checkpoint of step {on_disk} is there",
         )
     current = {rank for rank, report in clean.items() if report.committed == target}
-    # Who finishes the update locally must hold all that is updated.
+    # A rank that finishes the update locally must hold all that is updated.
     finishing = {
         rank
         for rank, report in clean.items()
@@ -122,7 +122,7 @@ def _common_checkpoint(reports: Mapping[int, StepReport]) -> int:
 
 
 def _unlisted(reports: Mapping[int, StepReport]) -> str:
-    """Name a rank that could not list the directory: that none was found there does not mean that there is none."""
+    """Return which rank could not list the directory: it may hold a checkpoint all the same."""
     return next((f" (rank {rank}: {each.trace.unlisted})" for rank, each in reports.items() if each.trace.unlisted), "")
 
 
@@ -135,9 +135,9 @@ def lost_shards(report: StepReport) -> tuple[str, ...]:
 def _sources(
     clean: Mapping[int, StepReport], current: Iterable[int], finishing: Iterable[int], places: Mapping[int, Location]
 ) -> Sources:
-    """Return who can send each shard as of the target; who has yet to finish its update only where nobody else has it.
+    """Return the ranks that can send each shard as of the target.
 
-    It does that before it sends.
+    A rank that has to finish its update before it sends is a source only of shards that no other rank has.
     """
     sources = Sources(places)
     for rank in sorted(current):
@@ -157,7 +157,7 @@ def _sources(
 def _local_states(
     reports: Mapping[int, StepReport], behind: list[int], target: int, places: Mapping[int, Location]
 ) -> tuple[list[LocalStateTransfer], list[int]]:
-    """Find a copy of the local state, as of `target`, for each rank that is behind; the second answer: who has none."""
+    """Find a copy of the local state as of `target` for each rank that is behind; return the ranks without one, too."""
     wanted = set(behind)
     copies: dict[int, list[int]] = {}
     for holder in sorted(reports):

@@ -19,24 +19,24 @@ _RANK_PREFIX = "rank/"
 class Routes:
     """Rank -> connection of its agent. A higher incarnation of a rank beats a lower one.
 
-    A process that was started early is reached only when the one that holds the rank has been told to end.
+    A process that was started early is reached only when the one that holds the rank has been ordered to end.
     """
 
     def __init__(self) -> None:
-        self.placement = PlacementHistory()  # who may speak for whom
+        self.placement = PlacementHistory()  # which node may speak for which process
         self._hosts: dict[str, tuple[int, str]] = {}  # rank address -> (incarnation, connection)
-        self._early: dict[str, tuple[int, str]] = {}  # likewise, of those that wait to take a rank over
+        self._early: dict[str, tuple[int, str]] = {}  # the same, of those that wait to take a rank over
         self._void: dict[str, set[int]] = {}  # incarnations that waited in vain; their start may be reported late
 
     def connection(self, receiver: str) -> str | None:
-        """Return the identity of the connection that leads to `receiver`; None while nobody hosts it."""
+        """Return the identity of the connection that leads to `receiver`; None while no node hosts it."""
         if receiver == PLATFORM or receiver.startswith(_NODE_PREFIX):
             return receiver
         host = self._hosts.get(receiver)
         return None if host is None else host[1]
 
     def learn(self, event: Event, actions: Iterable[Action]) -> None:
-        """Take in what an event and the orders that followed from it say about who hosts whom."""
+        """Update the routes from an event and the commands that followed from it."""
         actions = tuple(actions)
         self.placement.learn(actions)
         if isinstance(event, NodeJoined):
@@ -47,7 +47,7 @@ class Routes:
             gone = node_address(event.node)
             self._hosts = {rank: host for rank, host in self._hosts.items() if host[1] != gone}
             for rank, (incarnation, host) in list(self._early.items()):
-                if host == gone:  # the node may come back, with a process that nobody waits for any more
+                if host == gone:  # the node may come back, with a process that is not waited for any more
                     del self._early[rank]
                     self._void.setdefault(rank, set()).add(incarnation)
         for action in actions:
@@ -59,7 +59,7 @@ class Routes:
                 self._stopped(rank_address(action.body.rank), action.body.incarnation)
 
     def relayed(self, sender: str, connection: str) -> None:
-        """A rank was heard through `connection`: believed where nothing better is known."""
+        """Note that a rank was heard through `connection`: believed where nothing better is known."""
         if sender.startswith(_RANK_PREFIX) and sender not in self._hosts:
             self._hosts[sender] = (0, connection)
 
@@ -72,7 +72,7 @@ class Routes:
             self._void.pop(rank, None)
 
     def _stopped(self, rank: str, incarnation: int) -> None:
-        """The holder of a rank ends, so who waits for its place gets it; or that one ends."""
+        """Route a rank to the process that waits for its place when its holder ends, or drop that one when it ends."""
         waiting = self._early.get(rank)
         if waiting is None:
             return

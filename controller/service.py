@@ -159,7 +159,7 @@ def _signals(loop: asyncio.AbstractEventLoop, driver: Driver) -> Iterator[None]:
 
 
 def _allow_many_connections() -> None:
-    """A router at its limit of descriptors spins without an error, so take all that the system grants."""
+    """Raise the limit of descriptors as far as allowed: a router at its limit spins without an error."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Who sends a lost shard: near holders first, each with about as many bytes as the others.
+"""The ranks that send a lost shard: near holders first, each with about as many bytes as the others.
 
 Plain bookkeeping for `repair.py`. Holders are kept by node and by failure domain, the least loaded at hand, so that a
 choice among ten thousand costs no more than one among ten.

@@ -76,7 +76,7 @@ class Node:
     store: StoreEndpoint | None = None
     failed_link_ups: int = 0  # at this store, since all ranks last met there
     note: str = ""  # why it is not used
-    given_back: bool = False  # the platform has been told to end it
+    given_back: bool = False  # the platform has been ordered to end it
 
 
 @dataclass
@@ -109,7 +109,7 @@ class World:
         holder.pid, holder.started_s, holder.connected, holder.early = 0, 0.0, False, False
 
     def resize(self, size: int) -> None:
-        """Have another number of ranks. Who comes back later goes on with the numbers of its processes."""
+        """Change the number of ranks. A rank that comes back later continues its incarnation numbers."""
         for holder in self.holders[size:]:
             self.lose(holder)
             if holder.node:

@@ -52,7 +52,7 @@ class FileDetector:
         """Prepare to watch.
 
         Args:
-            name: The detector's, in whose name it reports.
+            name: The name of the detector under which it reports.
             sources: Files and directories.
             state: File in which a restarted detector finds what it has reported.
             serials: Nodes of machines that a document may name by their serial number.

@@ -1,7 +1,7 @@
 """The resilient training with two callbacks of its own: what midstep does not know of takes part in a recovery.
 
 Batches come from a thread of the script's own, and rank 0 keeps a log of losses. When something breaks, `stop` ends the
-thread, so that nobody waits for a batch for ever; `rollback` sets both back to the step that will be repeated, so that
+thread, so that nothing waits for a batch for ever; `rollback` sets both back to the step that will be repeated, so that
 the log has each step exactly once. Start it with `midstep run examples/train_with_callbacks.py LOG`.
 """
 
@@ -37,7 +37,7 @@ class Feed:
         threading.Thread(target=self._fill, args=(step, self._batches, self._ended), daemon=True).start()
 
     def stop(self) -> None:
-        """End the thread, and wake whoever waits for a batch. Any thread; may be called again."""
+        """End the thread, and wake a thread that waits for a batch. Any thread; may be called again."""
         self._ended.set()
         while not self._batches.empty():  # makes room for the word that wakes
             self._batches.get()
@@ -92,7 +92,7 @@ def main() -> None:
             batch = feed.next()
             loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
             loss.backward()
-            if rank == 0:  # before the update: a step that anybody has committed has its line by then
+            if rank == 0:  # before the update: a step that any rank has committed has its line by then
                 with log.open("a") as lines:
                     lines.write(json.dumps({"step": step.index, "loss": loss.item()}) + "\n")
             with step.update():

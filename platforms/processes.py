@@ -86,7 +86,7 @@ class ChildReaper:
     """Reaps every child of this process that no WatchedProcess waits for, so that no zombie stays.
 
     An agent becomes the parent of all processes below it whose own parent has exited: of forked idle processes, and of
-    what a killed rank had started. While a child is expected whose pid is not known yet, no unknown child is reaped.
+    what a killed rank had started. While a child is expected and its pid is not known yet, no unknown child is reaped.
     Belongs to the running loop.
     """
 
@@ -110,7 +110,7 @@ class ChildReaper:
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
-        """Reap no unknown child within: one is coming whose pid is not known yet."""
+        """Reap no unknown child within: a child is coming and its pid is not known yet."""
         self._expected += 1
         try:
             yield

@@ -52,7 +52,7 @@ class Account:
         self._by_node = Counter(node for spent in self._within for node in set(spent.nodes))
 
     def over(self, cost: Spent) -> list[str]:
-        """Name each budget that has no room left for `cost`, with the ranks or nodes; empty when all have."""
+        """Return each budget that has no room left for `cost`, with the ranks or nodes; empty when all have."""
         if counts_restarts(self._facts) and self._entry.rung in WORLD_RESTARTS:
             return _restarts_spent(self._facts)
         budget = self._entry.budget
@@ -67,7 +67,7 @@ class Account:
 
 
 def counts_restarts(facts: Facts) -> bool:
-    """Whether `--max-restarts` holds in place of the policy's limits on restarts of the world."""
+    """Return whether `--max-restarts` holds in place of the policy's limits on restarts of the world."""
     return not facts.resilient and facts.max_restarts is not None
 
 
@@ -84,7 +84,7 @@ def in_window(spent: Iterable[Spent], entry: RungPolicy, now: float, role: str =
 def budget_use(
     ladder: Iterable[RungPolicy], spent: tuple[Spent, ...], now: float, role: str = ""
 ) -> tuple[BudgetUse, ...]:
-    """Return how much of each limit is spent; for limits per rank and per node, by whoever spent most."""
+    """Return how much of each limit is spent; for limits per rank and per node, by the one that spent most."""
     uses = []
     prefix = f"role {role}: " if role else ""
     for rung in ladder:
@@ -108,7 +108,7 @@ def failures_by_node(failures: Iterable[NodeFailure], policy: NodePolicy, now: f
 
 
 def worn_out(node: str, failures: int, policy: NodePolicy) -> str | None:
-    """Say that a node has failed too often to go on with, None when it has not."""
+    """Return why a node is not used any longer: it has failed too often. None when it has not."""
     if policy.failures is None or failures <= policy.failures:
         return None
     window = _window(policy.window_s)
@@ -116,7 +116,7 @@ def worn_out(node: str, failures: int, policy: NodePolicy) -> str | None:
 
 
 def _used_up(who: Iterable[_Who], used: Mapping[_Who, int], limit: int | None) -> dict[int, list[_Who]]:
-    """Return those of `who` that have used up `limit`, by how much they have used."""
+    """Return the members of `who` that have used up `limit`, by how much they have used."""
     over: dict[int, list[_Who]] = {}
     for each in who if limit is not None else ():
         if limit is not None and used.get(each, 0) >= limit:

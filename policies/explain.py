@@ -80,7 +80,7 @@ def parse_fault(text: str) -> FaultReport:
     fallback = FaultLevel.NODE if kind is FaultKind.NODE_LOST else FaultLevel.SOFTWARE
     mendable = _member(text, "mendable", values.get("mendable", "false"), _BOOLEANS)
     if mendable and rank is None:
-        raise ConfigurationError(f"--fault {text!r}: mendable=true needs a rank=..., whose process mends it")
+        raise ConfigurationError(f"--fault {text!r}: mendable=true needs a rank=...: its process mends the fault")
     level = fallback if level_name is None else _member(text, "level", level_name, levels)
     return FaultReport(
         kind=kind,
@@ -98,7 +98,8 @@ def parse_fault(text: str) -> FaultReport:
 def suppose(faults: Iterable[FaultReport], world: SupposedWorld, policy: Policy | None = None) -> Facts:
     """Make the facts of `faults` happening together in `world`, as the machine would for the ladder of `policy`.
 
-    Faults for which it would not ask the ladder are left out. Raises ConfigurationError for who is not in the world.
+    Faults for which it would not ask the ladder are left out. Raises ConfigurationError for a rank or node that is not
+    in the world.
     """
     policy = policy or default_policy()
     node_of = world.node_of
@@ -137,7 +138,7 @@ def suppose(faults: Iterable[FaultReport], world: SupposedWorld, policy: Policy 
 def answer(policy: Policy, supposition: Supposition) -> tuple[Decision | None, tuple[str, ...]]:
     """Return what is decided, in the machine's own words, and what is to be said of faults that no rung is taken for.
 
-    No decision: no process is touched. Raises ConfigurationError for who is not in the supposed world.
+    No decision: no process is touched. Raises ConfigurationError for a rank or node that is not in the supposed world.
     """
     world, ladder = supposition.world, Ladder(policy)
     facts = suppose(supposition.faults, world, policy)
@@ -169,7 +170,7 @@ def typical(world: SupposedWorld) -> tuple[Supposition, ...]:
         case("rank 0 raises an exception", "kind=exception,rank=0"),
         case(f"the process of rank {last} is killed", f"kind=exit,rank={last}"),
         case(f"rank {last} stands still", f"kind=stall,rank={last}"),
-        case("a collective fails, nobody is at fault", "kind=communication"),
+        case("a collective fails, no rank is at fault", "kind=communication"),
         case("the communicators cannot be built", "kind=link_up"),
         case("a device asks for its process to be restarted", "level=RestartRequest,rank=0"),
         case("a device must be reset", "level=RestartNPU,rank=0"),
@@ -191,7 +192,7 @@ def typical(world: SupposedWorld) -> tuple[Supposition, ...]:
 
 
 def _asks(fault: FaultReport, policy: Policy) -> bool:
-    """Whether the machine asks the ladder about a fault; others are noted, close a node, or are waited out."""
+    """Return whether the machine asks the ladder about a fault; others are noted, close a node, or are waited out."""
     treatment = TREATMENTS[fault.level]
     if treatment is Treatment.WATCH:
         return policy.sub_health is SubHealthAction.LEAVE_NOW
@@ -201,7 +202,7 @@ def _asks(fault: FaultReport, policy: Policy) -> bool:
 def _said(fault: FaultReport, policy: Policy) -> str:
     """Say what is done about a fault for which the ladder is not asked."""
     if TREATMENTS[fault.level] is Treatment.CLOSE and fault.node is not None:
-        return f"{closed_text(fault.node, fault.level, _what(fault))}; what runs there goes on until it fails"
+        return f"{closed_text(fault.node, fault.level, _what(fault))}; what runs there stays until it fails"
     if TREATMENTS[fault.level] is Treatment.WATCH:
         return f"node {fault.node} is not well, sub_health is {policy.sub_health}"
     return f"{fault.level} asks for nothing: it is shown in midstep status"
@@ -221,7 +222,7 @@ def _what(fault: FaultReport) -> str:
 
 
 def _spent(policy: Policy, world: SupposedWorld, at_fault: tuple[int, ...]) -> tuple[Spent, ...]:
-    """Make the record of what was taken before, for those at fault and charged to whom it is charged."""
+    """Make the record of the rungs that were taken before, for the ranks at fault and charged to their party."""
     node_of, entries = world.node_of, []
     for party, ranks in Ladder(policy).roles.divide(at_fault) or ((None, []),):
         nodes = tuple(sorted({node_of[rank] for rank in ranks}))

@@ -1,4 +1,4 @@
-"""What the ladder is told when it has to choose: everything it may look at, and nothing else.
+"""The facts from which the ladder chooses: everything it may look at, and nothing else.
 
 The recovery machine fills a `Facts` from its world and its fault book each time that an incident needs a
 decision: at its beginning, and again after every new fault or missed deadline in it. The answer depends on
@@ -14,7 +14,7 @@ class Spent(msgspec.Struct, frozen=True):
     """A rung that was taken, as its budget counts it.
 
     `at_s` is on the clock of `Facts.now`. `ranks` are the ranks whose processes it replaced because they, or
-    their nodes, were at fault; `nodes` are the nodes that these were on. `role`: whose budgets it counts
+    their nodes, were at fault; `nodes` are the nodes that these were on. `role`: the role whose budgets it counts
     against; empty: the job's.
     """
 
@@ -53,9 +53,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     budgets hold. A job that was resilient once, and is caught while it starts, gets None; so does a fault of
     hardware, which is not the script's doing.
 
-    `closed`: nodes in use on which no new process is to be started, with the reason; what runs there goes on.
+    `closed`: nodes in use on which no new process is to be started, with the reason; what runs there stays.
 
-    `min_nodes`: with how few nodes the world may go on where lost ones cannot be replaced; None: with no fewer.
+    `min_nodes`: with how few nodes the world may continue where lost ones cannot be replaced; None: with no fewer.
 
     `taken`: the rungs taken so far in this incident, in order; `failed`: those of them that failed by
     themselves (a rung that another rank's fault cut short has not failed). `spent`: what was taken in the

@@ -2,7 +2,7 @@
 
 Detectors name a code, a level, or both. Which level holds is decided here, once, before the report is journaled: the
 job's own word on the code comes first, then the level that the detector named (its cluster may have been configured),
-then the table that comes along (`configs/fault_codes.yaml`), then the policy's level for codes that nobody knows.
+then the table that comes along (`configs/fault_codes.yaml`), then the policy's level for codes that neither has.
 """
 
 import re

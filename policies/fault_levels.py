@@ -15,8 +15,8 @@ class Treatment(enum.StrEnum):
 
     NOTE = "note"  # nothing; it is shown
     WATCH = "watch"  # sub-healthy: the policy's `sub_health` says what is done
-    CLOSE = "close"  # no new process there; what runs there goes on until it fails
-    RESTART = "restart"  # the process is started anew on the same device, when the device is well again
+    CLOSE = "close"  # no new process there; what runs there stays until it fails
+    RESTART = "restart"  # the process is restarted on the same device, when the device is well again
     LEAVE = "leave"  # the node is left, at once
 
 

@@ -34,7 +34,7 @@ RULES: dict[Rung, Rule] = {
 class Course(msgspec.Struct, frozen=True):
     """What taking a rung comes to.
 
-    `replace`: the ranks whose process is started anew; `leave`: the nodes that no rank stays on; `cost`: what it adds
+    `replace`: the ranks whose process is restarted; `leave`: the nodes that no rank stays on; `cost`: what it adds
     to `Facts.spent`.
     """
 
@@ -75,7 +75,7 @@ class Ladder:
         return self.choose(facts).decision
 
     def placement(self, facts: Facts) -> Placement:
-        """Return who mends itself, which culprits may restart in place, which ranks would move, which nodes be left."""
+        """Return which ranks mend themselves, may restart in place, or would move, and which nodes are left."""
         return place(facts, self.roles, self.policy.node)
 
     def course(self, facts: Facts, rung: Rung) -> Course:
@@ -98,7 +98,7 @@ class Ladder:
         return Choice(decision, self._course(case, rung, parties))
 
     def _course(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...]) -> Course:
-        """Each role pays for its own ranks, and the job for a restart of the world."""
+        """Return the course of a rung: each role pays for its own ranks, and the job for a restart of the world."""
         rule = RULES[rung]
         cost: list[Spent] = []
         for spent in rule.cost(case):
@@ -112,7 +112,7 @@ class Ladder:
 
     @staticmethod
     def _rungs(parties: Iterable[Party]) -> list[Rung]:
-        """Return the rungs of all parties' ladders, from the cheapest; the stop is everybody's."""
+        """Return the rungs of all parties' ladders, from the cheapest; the stop is on all of them."""
         listed = {entry.rung for party in parties for entry in party.ladder}
         return [rung for rung in Rung if rung in listed and rung is not Rung.STOP]
 
@@ -140,7 +140,7 @@ class Ladder:
         return refused + self._spent(case, rung, parties)
 
     def _spent(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...]) -> list[str]:
-        """Name each budget of `rung`, of whichever party, that has no room left."""
+        """Return each budget of `rung`, of any party, that has no room left."""
         own, *_ = RULES[rung].cost(case)
         costs = {spent.role: spent for spent in self._divided(own, parties)}
         if rung in WORLD_RESTARTS and "" not in costs:
@@ -155,7 +155,7 @@ class Ladder:
         return list(dict.fromkeys(refused))
 
     def _divided(self, cost: Spent, parties: tuple[Party, ...]) -> list[Spent]:
-        """Divide a cost over those who pay: each for its own ranks, the first for ranks that only stand beside."""
+        """Divide a cost among parties: each pays for its own ranks, the first one for healthy neighbours."""
         payers = list(dict.fromkeys(party.charged for party in parties))
         if len(payers) == 1:
             return [msgspec.structs.replace(cost, role=payers[0])]

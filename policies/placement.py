@@ -1,7 +1,7 @@
 """Where the ranks at fault go: nowhere, because their process can mend itself; back to their node; or away from it.
 
 One incident can have all three: a rank with a memory error stays with its process, one whose script raised is
-started anew where it is, and the ranks of a broken node move. What is wrong with a node or a device comes first, then
+restarted where it is, and the ranks of a broken node move. What is wrong with a node or a device comes first, then
 what the policy still allows.
 """
 
@@ -33,8 +33,8 @@ class Placement(msgspec.Struct, frozen=True):
     nodes of `leave`, healthy neighbours included. `misfits` say why a culprit cannot be restarted in place because of
     what is wrong with it, `obstacles` why the policy does not allow it, `unmended` why one that could mend itself may
     not. `broken` are the nodes of `leave` on which nothing may stay, whatever the rung; `closed` are these and those
-    that only get no new process, for rungs that start every process anew; `worn` are nodes that have failed too often
-    and can be replaced. `homeless` are culprits whose node nobody knows.
+    that only get no new process, for rungs that restart every process; `worn` are nodes that have failed too often
+    and can be replaced. `homeless` are culprits whose node is not known.
     """
 
     culprits: tuple[int, ...] = ()
@@ -124,7 +124,7 @@ def _worn_nodes(facts: Facts, roles: Roles, policy: NodePolicy, broken: dict[str
 
 
 def _leaves_nodes(party: Party) -> bool:
-    """Whether a ladder has a rung that replaces a node."""
+    """Return whether a ladder has a rung that replaces a node."""
     return any(party.entry(rung) for rung in (Rung.RECOVER, *WORLD_RESTARTS))
 
 

@@ -1,6 +1,6 @@
 """Checks plain YAML values against the policy's structs, and finds every mistake at once.
 
-A user who made three mistakes is told of three, each with its key, what was found, what is allowed, and the
+All mistakes are reported at once, each with its key, what was found, what is allowed, and the
 name that was probably meant. The structs of `schema.py` are the only description of the file; nothing is
 listed twice.
 """

@@ -13,7 +13,7 @@ from .wording import count, faults_text, nodes_text, ranks_text
 
 
 def unfit(case: RungQuery) -> str | None:
-    """Fits when there is a spare for every node to be left, and somebody healthy stays."""
+    """Return why it does not fit: it needs a spare for every node to be left, and a healthy rank."""
     facts, placement = case.facts, case.placement
     if not placement.culprits and not placement.broken:
         return "no rank is known to be at fault, so there is no node to leave"
@@ -30,7 +30,7 @@ def unfit(case: RungQuery) -> str | None:
 
 
 def why(case: RungQuery) -> str:
-    """Name what happened, who moves where and why, and how many stay."""
+    """Return what happened, which ranks move where and why, and how many stay."""
     facts, placement = case.facts, case.placement
     spares = facts.usable_spares()[: len(placement.leave)]
     stay = len(facts.healthy.difference(placement.moved))
@@ -45,13 +45,13 @@ def why(case: RungQuery) -> str:
 
 
 def replaces(case: RungQuery) -> tuple[int, ...]:
-    """Return the culprits, and whoever else is on the nodes that are left."""
+    """Return the culprits, and all other ranks on the nodes that are left."""
     placement = case.placement
     return tuple(sorted({*placement.in_place, *placement.moved, *placement.homeless}))
 
 
 def leaves(case: RungQuery) -> tuple[str, ...]:
-    """Return the nodes on which the culprits cannot be started anew."""
+    """Return the nodes on which the culprits cannot be restarted."""
     return case.placement.leave
 
 

@@ -1,4 +1,4 @@
-"""`recover_in_place`: only the processes at fault are started anew, on the nodes where they were.
+"""`recover_in_place`: only the processes at fault are restarted, on the nodes where they were.
 
 For software faults, and for device faults of the levels RestartRequest and RestartBusiness. The healthy
 processes stay alive and hand over the state that was lost.
@@ -12,10 +12,10 @@ from .wording import count, faults_text, nodes_text, ranks_text
 
 
 def unfit(case: RungQuery) -> str | None:
-    """Fits when every culprit's node can start its process again, and somebody healthy is left."""
+    """Return why it does not fit: each culprit's node has to start its process again, and a healthy rank to be left."""
     placement = case.placement
     if not placement.culprits and not placement.broken:
-        return "no rank is known to be at fault, so there is nobody to start anew"
+        return "no rank is known to be at fault, so there is no process to restart"
     blocked = placement.misfits or placement.broken or placement.worn
     if blocked:
         reasons = list(dict.fromkeys(blocked.values()))
@@ -25,12 +25,12 @@ def unfit(case: RungQuery) -> str | None:
 
 
 def why(case: RungQuery) -> str:
-    """Name what happened, who is started anew where, and how many stay."""
+    """Return what happened, which ranks are restarted where, and how many stay."""
     facts, culprits = case.facts, case.placement.culprits
     nodes = {facts.nodes[rank] for rank in culprits}
     who, where = ranks_text(culprits), nodes_text(nodes)
     return (
-        f"{faults_text(facts.faults)}: {who} can be started anew on {where}{mending_text(case)}, "
+        f"{faults_text(facts.faults)}: {who} can be restarted on {where}{mending_text(case)}, "
         f"keeping {count(len(facts.healthy), 'healthy rank')} alive"
     )
 

@@ -11,14 +11,14 @@ from .wording import faults_text
 
 
 def unfit(case: RungQuery) -> str | None:
-    """Fits when the platform can create nodes."""
+    """Return why it does not fit: the platform has to be able to create nodes."""
     if case.facts.can_create_nodes:
         return None
     return "the platform cannot create nodes, so nodes that are released would not come back"
 
 
 def why(case: RungQuery) -> str:
-    """Name what happened."""
+    """Return what happened."""
     seen = faults_text(case.facts.faults) or "no fault is left"
     return f"{seen}: all nodes are released and asked for again, and the job starts from the checkpoint"
 

@@ -1,6 +1,6 @@
-"""`reschedule_pod`: every process is started anew from the checkpoint; only broken nodes are replaced.
+"""`reschedule_pod`: every process is restarted from the checkpoint; only broken nodes are replaced.
 
-For a world that is not resilient, for one in which nobody healthy is left, and for whatever the rungs that
+For a world that is not resilient, for one in which no healthy rank is left, and for what the rungs that
 keep processes could not mend. After a fault of software the node stays.
 """
 
@@ -15,7 +15,7 @@ from .wording import count, faults_text, nodes_text
 
 
 def unfit(case: RungQuery) -> str | None:
-    """Fits when each broken node can be replaced, by a spare or by the platform."""
+    """Return why it does not fit: each broken node has to be replaced, by a spare or by the platform."""
     if case.facts.can_create_nodes:
         return None
     missing = nodes_missing(case.facts, len(case.placement.closed))
@@ -37,7 +37,7 @@ def leaves(case: RungQuery) -> tuple[str, ...]:
 
 
 def why(case: RungQuery) -> str:
-    """Name what happened, why nobody is kept, and which nodes go."""
+    """Return what happened, why no process is kept, and which nodes are replaced."""
     gone = leaves(case)
     worn = [case.placement.worn[node] for node in gone if node in case.placement.worn]
     nodes = f"{nodes_text(gone)} replaced" if gone else "every node stays"
@@ -47,7 +47,7 @@ def why(case: RungQuery) -> str:
         nodes = f"with {nodes_left(case)} of {count(before, 'node')}, as none takes the place of {nodes_text(gone)}"
     seen = faults_text(case.facts.faults) or "no fault is left"
     because = "" if case.facts.resilient else "; no rank reached a resilient train function, so no process can be kept"
-    return f"{seen}{because}: all processes are started anew from the checkpoint, {nodes}"
+    return f"{seen}{because}: all processes are restarted from the checkpoint, {nodes}"
 
 
 def cost(case: RungQuery) -> tuple[Spent, ...]:

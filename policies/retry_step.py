@@ -1,6 +1,6 @@
-"""`retry_step`: everybody stays alive; new communicators, and the step once more.
+"""`retry_step`: all processes stay alive; communicators are reconnected, and the step is repeated.
 
-For collectives that failed or hang, or links that did not come up, with nobody at fault: a network that
+For collectives that failed or hang, or links that did not come up, with no rank at fault: a network that
 hiccuped. And for faults that the process which has them can mend itself: it stays, and what it lost is brought from
 others. Nothing else is restored.
 """
@@ -15,12 +15,12 @@ _PASSING = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP, FaultKind.STAL
 
 
 def unfit(case: RungQuery) -> str | None:
-    """Fits when links or collectives failed, or hang, and whoever is at fault can mend itself."""
+    """Return why it does not fit: it is for links and collectives, and for ranks that can mend their fault."""
     facts, placement = case.facts, case.placement
     if placement.culprits:
         reasons = list(dict.fromkeys(placement.unmended.values()))
         because = f" ({reasons[0]})" if reasons else ""
-        return f"{ranks_text(placement.culprits)} must be replaced{because}, and this rung replaces nobody"
+        return f"{ranks_text(placement.culprits)} must be replaced{because}, and this rung replaces no process"
     if placement.broken:
         return next(iter(placement.broken.values()))
     mended = set(placement.mended)
@@ -31,10 +31,10 @@ def unfit(case: RungQuery) -> str | None:
 
 
 def why(case: RungQuery) -> str:
-    """Name what failed, who mends itself, and how many stay."""
+    """Return what failed, which ranks mend themselves, and how many stay."""
     seen = faults_text(case.facts.faults) or "no fault is left"
     processes = count(len(kept(case)), "process", "processes")
-    whose = mending_text(case) or ", and nobody is at fault"
+    whose = mending_text(case) or ", and no rank is at fault"
     return f"{seen}{whose}: the step is repeated, keeping {processes} alive"
 
 

@@ -13,7 +13,7 @@ import msgspec
 from ..protocol.types import Rung
 from .schema import Policy, RungPolicy, entry_for
 
-# Rungs after which every process has been started anew.
+# Rungs after which every process has been restarted.
 WORLD_RESTARTS = (Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB)
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
@@ -31,7 +31,7 @@ class Party(msgspec.Struct, frozen=True):
 
     @property
     def charged(self) -> str:
-        """Whose budgets it spends: its role's, or (empty) the job's."""
+        """The owner of the budgets that it spends: its role, or (empty) the job."""
         return "" if self.with_job else self.role
 
     @property
@@ -79,7 +79,7 @@ class Roles:
 
     @property
     def job(self) -> Party:
-        """The ranks without a role, and what is nobody's fault."""
+        """The ranks without a role, and faults of no rank."""
         return self._job
 
     @property
@@ -107,7 +107,7 @@ class Roles:
         )
 
     def parties(self, ranks: Iterable[int]) -> tuple[Party, ...]:
-        """Return the parties of `ranks`. What is nobody's fault is the job's."""
+        """Return the parties of `ranks`. A fault of no rank is the job's."""
         return tuple(party for party, _ in self.divide(ranks)) or (self._job,)
 
 

@@ -19,7 +19,7 @@ class RungQuery(msgspec.Struct, frozen=True):
 
 
 class Rule(Protocol):
-    """A rung as pure functions: when it fits, why it is right, whom it replaces, what it leaves, what it costs."""
+    """A rung as pure functions: when it fits, why it is right, what it replaces, what it leaves, what it costs."""
 
     def unfit(self, case: RungQuery) -> str | None:
         """Say in words why the rung cannot help here, None when it can. Budgets are counted elsewhere."""
@@ -30,7 +30,7 @@ class Rule(Protocol):
         ...
 
     def replaces(self, case: RungQuery) -> tuple[int, ...]:
-        """Return the ranks whose process is started anew when the rung is taken now, in order."""
+        """Return the ranks whose process is restarted when the rung is taken now, in order."""
         ...
 
     def leaves(self, case: RungQuery) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def nothing_to_keep(case: RungQuery) -> str | None:
 
 
 def mending_text(case: RungQuery) -> str:
-    """Name those that keep their process and mend their fault in it, to stand behind other things."""
+    """Return a clause about the ranks that keep their process and mend their fault in it."""
     mended = case.placement.mended
     if not mended:
         return ""

@@ -59,7 +59,7 @@ def _scale_problems(policy: Policy) -> list[Problem]:
     if policy.roles:
         problems.append(Problem("scale.min_nodes", "found with roles, whose ranks a smaller world may not have"))
     if policy.rung(Rung.RESCHEDULE_POD) is None:
-        problems.append(Problem("scale.min_nodes", "needs reschedule_pod on the ladder, which starts everybody anew"))
+        problems.append(Problem("scale.min_nodes", "needs reschedule_pod on the ladder, which restarts all processes"))
     return problems
 
 
@@ -88,7 +88,7 @@ def _budget_notes(ladder: tuple[RungPolicy, ...], path: str) -> list[str]:
 
 
 def _node_notes(path: str, ladder: tuple[RungPolicy, ...], node: NodePolicy) -> list[str]:
-    """Name budgets per node that the count of the node's failures makes unreachable."""
+    """Return budgets per node that the count of the node's failures makes unreachable."""
     if node.failures is None or not any(entry.rung in {Rung.RECOVER, *WORLD_RESTARTS} for entry in ladder):
         return []
     return [
@@ -146,7 +146,7 @@ def _role_problems(policy: Policy) -> list[Problem]:
 
 
 def _gaps(policy: Policy) -> list[str]:
-    """Name the ranks below the highest one with a role that have none."""
+    """Return the ranks below the highest one with a role that have none."""
     spans = sorted(span for role in policy.roles.values() for span in parse_ranks(role.ranks))
     gaps, expected = [], 0
     for first, last in spans:

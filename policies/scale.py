@@ -1,4 +1,4 @@
-"""When a world goes on with fewer nodes than it has, and when it grows again."""
+"""Decide when a world continues with fewer nodes, and when it grows again."""
 
 from ..protocol.types import Decision, Rung
 from .facts import Facts, Spent
@@ -13,7 +13,7 @@ def nodes_left(case: RungQuery) -> int:
 
 
 def too_small(case: RungQuery) -> str | None:
-    """Say why the world cannot go on with the nodes that are left; None when the policy lets it."""
+    """Return why the world cannot continue with the nodes that are left; None when the policy lets it."""
     least, left = case.facts.min_nodes, nodes_left(case)
     if least is None:
         return "scale.min_nodes allows no smaller world"
@@ -21,20 +21,20 @@ def too_small(case: RungQuery) -> str | None:
 
 
 def shrinks(case: RungQuery) -> bool:
-    """Say whether the world would go on with fewer nodes."""
+    """Return whether the world would continue with fewer nodes."""
     facts = case.facts
     return not facts.can_create_nodes and nodes_left(case) < len(set(facts.nodes.values()))
 
 
 def question(now: float, nodes: dict[int, str], spent: tuple[Spent, ...]) -> Facts:
-    """Return the facts by which the ladder is asked whether everybody may start anew now, for a world that grows."""
+    """Return the facts by which the ladder is asked whether all ranks may restart now, for a world that grows."""
     return Facts(now=now, nodes=nodes, healthy=frozenset(nodes), can_create_nodes=True, spent=spent)
 
 
 def decide(before: int, after: int, asked: int) -> Decision:
     """Return the decision to let the world grow from `before` to `after` nodes."""
     reason = (
-        f"the world grows from {before} to {count(after, 'node')} of the {asked} that the job asked for: everybody "
-        "stops between two steps, writes a checkpoint, and all processes are started anew from it"
+        f"the world grows from {before} to {count(after, 'node')} of the {asked} that the job asked for: all ranks "
+        "stop between two steps and write a checkpoint, and all processes are restarted from it"
     )
     return Decision(Rung.RESCHEDULE_POD, reason)

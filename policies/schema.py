@@ -105,7 +105,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     orders_s: Seconds = 600.0  # a parked process waits for the controller
     finish_s: Seconds = 600.0  # first rank finished to last
     stop_grace_s: SecondsOrZero = 5.0  # SIGTERM to SIGKILL when a job ends
-    device_s: SecondsOrZero = 15.0  # a device becomes well again, before its process is started anew on it
+    device_s: SecondsOrZero = 15.0  # a device becomes well again, before its process is restarted on it
 
 
 class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,7 +191,7 @@ class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     codes: dict[str, CodeRule] = {}
     codes_file: str | None = None
-    unknown_code: LevelName = LevelName.NOT_HANDLE_FAULT  # of codes that nobody knows, when no level comes along
+    unknown_code: LevelName = LevelName.NOT_HANDLE_FAULT  # of unknown codes, when no level comes along
     in_place_age_s: Seconds = 60.0  # what has stood for longer is not mended by a new process
     too_often: tuple[TooOften, ...] = (TooOften(codes=("80E18005",), times=3, window_s=86400.0),)
     sources: tuple[str, ...] = ()  # files and directories with documents of detectors
@@ -207,7 +207,7 @@ class SubHealthAction(enum.StrEnum):
 
 
 class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether a job goes on with fewer nodes where one is lost and none takes its place (null: it does not).
+    """Whether a job continues with fewer nodes where one is lost and none takes its place (null: it does not).
 
     It grows again, up to what it asked for, when nodes come, but not within `min_interval_s` of the last change.
     """

@@ -13,7 +13,7 @@ def unfit(case: RungQuery) -> str | None:
 
 
 def why(case: RungQuery) -> str:
-    """Name what happened and why each cheaper rung was not possible, spent budgets included."""
+    """Return what happened and why each cheaper rung was not possible, spent budgets included."""
     seen = faults_text(case.facts.faults) or "no fault is left"
     if not case.skipped:
         return f"{seen}: the policy has no other rung"

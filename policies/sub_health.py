@@ -1,6 +1,6 @@
 """When a node that is not well is drained: its ranks move to a spare node between two steps, and nothing is repeated.
 
-A drain is a `recover` that nobody had to wait for, so it takes that rung's budget. It is never forced: what speaks
+A drain is a `recover` ahead of a fault, so it takes that rung's budget. It is never forced: what speaks
 against it is written down, and the node stays in use.
 """
 
@@ -34,7 +34,7 @@ def obstacle(policy: Policy, refused: tuple[str, ...], spares: int) -> str | Non
     if policy.sub_health is SubHealthAction.IGNORE:
         return "sub_health is ignore: it stays in use"
     if RestoreSource.REPLICA not in policy.restore:
-        return "restore is without replica, so everybody would go back to a checkpoint: it stays in use"
+        return "restore is without replica, so all ranks would go back to a checkpoint: it stays in use"
     if refused:
         return f"recover cannot be taken: {'; '.join(refused)}: it stays in use"
     return None if spares else "no spare node to take its place: it is drained when one comes"
@@ -51,5 +51,5 @@ def decide(node: str, spare: str, ranks: tuple[int, ...], stay: int, report: Fau
 
 
 def stays(node: str, why_not: str) -> str:
-    """Say that a drain turned out to be impossible at the last moment."""
-    return f"{nodes_text([node])} is not left: {why_not}; everybody goes on where it is"
+    """Return that a drain turned out to be impossible after newcomers were started."""
+    return f"{nodes_text([node])} is not left: {why_not}; all ranks stay where they are"

@@ -47,7 +47,7 @@ def nodes_text(nodes: Iterable[str]) -> str:
 
 
 def faults_text(faults: Iterable[FaultReport]) -> str:
-    """Return what happened to whom, each sort once: `rank 3 ended; node a went away`."""
+    """Return what happened to which ranks, each sort once: `rank 3 ended; node a went away`."""
     seen: dict[tuple[FaultKind, str], set[int | str]] = {}
     for fault in faults:
         who = fault.rank if fault.rank is not None else fault.node

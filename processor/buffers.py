@@ -1,7 +1,8 @@
 """Which module buffers change while training, found out soundly and cheaply.
 
 Running statistics, codebooks and histories change in a forward pass, so they belong to what is captured at each commit.
-Masks and position tables do not, and would be dead weight there. Nobody says which is which, so it is watched:
+Masks and position tables do not, and would be dead weight there. The script does not say which is which, so the buffers
+are watched:
 
 - Buffers of layers that track running statistics count as changing from the start.
 - Any other buffer counts as constant until its object, its version counter or its content differs from what it was at

@@ -1,8 +1,8 @@
 """The five callbacks of a recovery, each of which a user can replace alone: stop, clean, rebuild, repair, rollback.
 
 midstep has a default for each. A callback of the user's stands in its place and can call it, before, after or between
-what it does itself. What only the recovery knows (where a rank stands, what it holds, what it has told the controller)
-is kept around the callback and not in it, so that a replacement cannot lose it.
+what it does itself. What only the recovery knows (where a rank stands, what it holds, what it has reported to the
+controller) is kept around the callback and not in it, so that a replacement cannot lose it.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from ..protocol.types import InjectionPoint
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a callback is told.
+    """The argument of a lifecycle callback.
 
     Attributes:
         phase: Which of the five callbacks is called.

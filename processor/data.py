@@ -1,4 +1,4 @@
-"""A DataLoader that knows where it is, and can go on from there.
+"""A DataLoader with a position that can be saved and restored.
 
 A plain DataLoader cannot be continued in the middle of an epoch, and each new iterator of it draws from the global
 random generator, so that a run that continued would no longer draw the numbers of one that did not. Here the order of
@@ -37,17 +37,17 @@ _RANKS = "ranks"
 class ResumableBatches(Iterable[Any]):
     """The batches of a DataLoader over a map-style dataset, from any epoch and batch.
 
-    `for batch in batches` goes through what is left of the current epoch, and moves on to the next; `endless()` goes on
-    through epochs. The position counts batches that were handed out, not those that workers have prefetched. Register
-    it as `data` of the train state.
+    `for batch in batches` goes through what is left of the current epoch, and moves on to the next; `endless()`
+    continues through epochs. The position counts batches that were handed out, not those that workers have prefetched.
+    Register it as `data` of the train state.
 
     With a DistributedSampler the position is one in the global order of the epoch's samples. If the world has another
-    size when it goes on (`scale` in the policy), what is left of the epoch is divided again: each sample is
+    size after a recovery (`scale` in the policy), what is left of the epoch is divided again: each sample is
     handed out once, up to what the sampler repeats or drops at an epoch's end to give all ranks the same number.
 
     Args:
         loader: A DataLoader over a map-style dataset with a batch size.
-        sampler: Told the epoch by `set_epoch`; by default the loader's own. A sampler with a `generator`
+        sampler: Its `set_epoch` is called at each epoch; by default the loader's own. A sampler with a `generator`
             (RandomSampler) gets one that follows from `seed` and epoch; any other must give the same order for the
             same epoch.
         seed: From which the order of random samplers and the random numbers of workers follow.
@@ -87,7 +87,7 @@ class ResumableBatches(Iterable[Any]):
         return self._batch
 
     def __len__(self) -> int:
-        """The batches of a whole epoch."""
+        """Return the number of batches of a whole epoch."""
         return len(self._batches)
 
     @property
@@ -107,13 +107,13 @@ class ResumableBatches(Iterable[Any]):
             yield batch
             if life != self._lives:
                 raise RecoveryError(
-                    "an iterator of ResumableBatches was used after the position was set anew or another iterator was "
+                    "an iterator of ResumableBatches was used after the position was set again or another iterator was "
                     "made. Make a new one, with iter() or endless(), at the start of the train function"
                 )
         self._epoch, self._batch, self._start = self._epoch + 1, 0, 0
 
     def endless(self) -> Iterator[Any]:
-        """Go on through epochs, for a loop that counts steps."""
+        """Iterate over epochs without end, for a loop that counts steps."""
         if len(self) == 0:
             raise ConfigurationError("the loader has no batches; is the dataset smaller than one batch (drop_last)?")
         while True:
@@ -136,7 +136,7 @@ class ResumableBatches(Iterable[Any]):
             if size is None or not isinstance(self._sampler, DistributedSampler):
                 raise RecoveryError(
                     f"the data position was saved by {ranks} ranks, this world has {self._ranks}. What is left of the "
-                    "epoch can be divided anew with a DistributedSampler and a batch size; for data of your own, give "
+                    "epoch can be divided again with a DistributedSampler and a batch size; for data of your own, give "
                     "an object whose load_state_dict does it"
                 )
             self._start, self._batch = self._start + ranks * size * self._batch, 0
@@ -159,7 +159,7 @@ class ResumableBatches(Iterable[Any]):
         return int(self._sampler.num_replicas) if isinstance(self._sampler, DistributedSampler) else 1
 
     def _divided(self) -> Iterator[list[int]]:
-        """This rank's batches of the epoch, from where the present division begins."""
+        """Return this rank's batches of the epoch, from where the present division begins."""
         sampler = self._sampler
         if not self._start or not isinstance(sampler, DistributedSampler):
             return iter(self._batches)

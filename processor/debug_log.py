@@ -1,7 +1,7 @@
-"""What a training process notes for whoever looks into an incident, and not for the operator.
+"""A debug log beside the log of a rank, for developers and not for operators.
 
 Every survivor of a fault gets an exception out of its collective. That is how it is stopped, and no news: the incident
-is told once, by the launcher. So tracebacks of survivors go into a file beside the rank's log, which nobody is shown
+is reported once, by the launcher. So tracebacks of survivors go into a file beside the rank's log, which is not shown
 unasked.
 """
 
@@ -17,7 +17,7 @@ class DebugLog:
     """Appends to one file, from any thread. A file that cannot be written costs lines, and never a step."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is opened before there is something to note."""
+        """Open nothing before there is something to note."""
         self._path = path
 
     def note(self, text: str, error: BaseException | None = None) -> None:
@@ -34,5 +34,5 @@ class DebugLog:
                 os.write(descriptor, "".join(lines).encode(errors="backslashreplace"))
             finally:
                 os.close(descriptor)
-        except OSError:  # the controller has been told what matters; a full disk must not become a fault of the rank
+        except OSError:  # what matters is reported to the controller; a full disk must not become a fault of the rank
             return

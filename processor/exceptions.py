@@ -1,7 +1,7 @@
 """From an exception to the fault behind it: pure, by patterns that are data (`configs/exceptions.yaml`).
 
 The same RuntimeError can mean that this process was stopped on purpose, that its memory is damaged, that a link broke
-or that somebody else failed. What follows differs: nothing, a repair in the living process, another try, a replacement.
+or that another rank failed. What follows differs: nothing, a repair in the living process, another try, a replacement.
 Whatever no pattern knows stays what it is, an exception of the train function, and its text goes into the report.
 """
 
@@ -39,7 +39,7 @@ class Link(msgspec.Struct, frozen=True):
 class Reaction(enum.Enum):
     """What the train thread does about an exception of the train function."""
 
-    WAIT = "wait"  # a consequence of somebody else's fault, or of being stopped: wait for orders, blame nobody
+    WAIT = "wait"  # a consequence of another rank's fault, or of being stopped: wait for orders, report nothing
     REPORT = "report"  # report it, stay alive, and wait for orders
     LEAVE = "leave"  # report it, and end with the exception: this process is to be replaced
 
@@ -107,8 +107,8 @@ def classify(chain: Sequence[Link], patterns: Sequence[Pattern]) -> Finding:
 def reaction(finding: Finding, *, collateral: bool) -> Reaction:
     """Say what follows from an exception.
 
-    `collateral`: this process was told to stop, or its communicators had failed before. Then an exception is taken for
-    a consequence, unless it names something of this process's own: its memory, its links.
+    `collateral`: this process was ordered to stop, or its communicators had failed before. Then an exception is taken
+    for a consequence, unless it names something of this process's own: its memory, its links.
     """
     if finding.mendable:
         return Reaction.REPORT
@@ -152,7 +152,7 @@ def _fits(pattern: Pattern, link: Link) -> _Fit | None:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # a user's class may fail to describe itself; the fault must be told nevertheless
+    except Exception:  # a user's class may fail to describe itself; the fault must be reported nevertheless
         return f"{type(error).__name__} without a readable text"
 
 

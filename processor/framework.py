@@ -37,15 +37,15 @@ class Framework(Protocol):
         ...
 
     def audit(self) -> tuple[str, ...]:
-        """Name what is mutable and not registered, one sentence each. Runs once, before the first step."""
+        """Return what is mutable and not registered, one sentence each. Runs once, before the first step."""
         ...
 
     def shards(self) -> "tuple[ShardHold, ...]":
-        """Name the shards that this rank must hold, with their sizes now. Runs for barrier one."""
+        """Return the shards that this rank must hold, with their present sizes. Runs for barrier one."""
         ...
 
     def writes(self) -> tuple[str, ...]:
-        """Name the shards that this rank writes into a checkpoint: of all ranks that hold a shard, one does."""
+        """Return the ids of the shards that this rank writes into a checkpoint: of its holders one rank does."""
         ...
 
     def capture_local(self) -> bytes:
@@ -61,7 +61,7 @@ class Framework(Protocol):
         ...
 
     def rebuilt(self) -> None:
-        """The communicators are seated for a new generation: refresh what was derived from them. After rebuild."""
+        """Refresh what was derived from the communicators: they are connected in a new generation. After rebuild."""
         ...
 
     def open_shard(self, shard_id: str) -> OpenShard:
@@ -81,7 +81,7 @@ class Framework(Protocol):
         ...
 
     def rolled_back(self, step: int) -> None:
-        """All state is as of `step` committed updates: reset what the framework keeps beside it. End of rollback."""
+        """Reset what the framework keeps beside its state, which is as of `step` committed updates. End of rollback."""
         ...
 
     def fire_in(self, point: "InjectionPoint", fire: Callable[[], None]) -> None:
@@ -94,7 +94,7 @@ class Expectant(Protocol):
     """A framework that can get memory for a shard before the shard's source is there."""
 
     def expect_shard(self, shard_id: str, size_bytes: int) -> None:
-        """A shard of so many bytes will arrive: start to get the memory that is not there yet, and return at once.
+        """Start to prefault memory for a shard that will arrive, and return at once.
 
         In rebuild, at a destination, while the links come up.
         """
@@ -103,7 +103,7 @@ class Expectant(Protocol):
 
 @runtime_checkable
 class Rescalable(Protocol):
-    """A framework whose state does not depend on the number of ranks, so that a world can go on with fewer or more."""
+    """A framework with state that does not depend on the number of ranks, so that a world can change its size."""
 
     def adopt_local(self, blob: bytes, *, random_numbers: bool) -> None:
         """Put back what `capture_local` gave in a world of another size. In repair, from a checkpoint.

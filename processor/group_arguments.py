@@ -1,9 +1,9 @@
 """What a script passes to `init_process_group`, checked against the job that runs it. Pure.
 
 Scripts bring the arguments of `torch.distributed.init_process_group` with them. Under `midstep run` the job has decided
-most of them already: who takes part, where the ranks meet, and what their collectives run on. An argument that says
-the same is accepted, one that says something else is refused in words: to ignore it would train in another world than
-the script's author thinks.
+most of them already: which ranks take part, where the ranks meet, and what their collectives run on. An argument that
+says the same is accepted, one that says something else is refused in words: to ignore it would train in another world
+than the script's author thinks.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class GroupArguments(msgspec.Struct, frozen=True):
 
     @property
     def naming_peers(self) -> "GroupArguments":
-        """Only those that say who takes part and where they meet."""
+        """Only those that say which ranks take part and where they meet."""
         return GroupArguments(
             init_method=self.init_method, world_size=self.world_size, rank=self.rank, store=self.store
         )

@@ -31,7 +31,7 @@ class InjectionPoints:
         armed: Iterable[ArmedFault] = (),
         harm: Callable[[FaultAction], None] = _cannot,
     ) -> None:
-        """`harm` causes a fault of the device; it may raise what the device would raise."""
+        """Arm faults. `harm` causes a fault of the device; it may raise what the device would raise."""
         self._rank = rank
         self._incarnation = incarnation
         self._harm = harm

@@ -36,7 +36,7 @@ class Surroundings(Orders, Protocol):
         ...
 
     def update_done(self) -> None:
-        """Likewise for the update: until then its last operators may still fail."""
+        """Return when the device has done the update: until then its last operators may still fail."""
         ...
 
     def keep_local(self, step: int, blob: bytes) -> bytes:
@@ -52,15 +52,15 @@ class Surroundings(Orders, Protocol):
         ...
 
     def hold_at_barrier(self) -> bool:
-        """The commit barrier has broken: report, wait for orders, and say whether to apply the update."""
+        """Report that the commit barrier broke, wait for orders, and return whether to apply the update."""
         ...
 
     def committed(self, committed: int, median_step_s: float) -> None:
-        """An update has been applied."""
+        """Note that an update has been applied."""
         ...
 
     def barrier_passed(self) -> None:
-        """Every rank has everything of the step before."""
+        """Note that every rank has everything of the step before."""
         ...
 
 
@@ -189,7 +189,7 @@ class Ledger:
         self._injection_points.reached(InjectionPoint.UPDATE, index)
 
     def leave_update(self, index: int) -> None:
-        """The update is applied: the step is committed."""
+        """Commit the step: its update is applied."""
         self._surroundings.update_done()
         goes_on = self.order.commit()
         count = self._step_state.count

@@ -75,7 +75,7 @@ class RandomState:
 
 
 def _capture_numpy() -> tuple[_Numpy | None, bytes]:
-    numpy = sys.modules.get("numpy")  # whoever has not imported it has drawn nothing from it
+    numpy = sys.modules.get("numpy")  # a process that has not imported it has drawn nothing from it
     if numpy is None:
         return None, b""
     state: dict[str, Any] = numpy.random.get_state(legacy=False)

@@ -57,7 +57,7 @@ class StopInFlight(Action):
     """End what is in flight. `reason` None: at a step boundary, where peers may yet wait for this rank's last traffic.
 
     Otherwise a checkpoint that is not complete is given up: whether all ranks have written it is not known any more.
-    Raises where the process cannot go on, after it has been reported.
+    Raises where the process has to end, after that has been reported.
     """
 
     reason: str | None
@@ -104,7 +104,7 @@ class ReportFault(Action):
 
 @dataclass(frozen=True)
 class JudgeFailure(Action):
-    """Report why rebuild, repair or rollback has failed. Raises it again where the process cannot go on."""
+    """Report why rebuild, repair or rollback has failed. Raises it again where the process has to end."""
 
     error: Exception
 
@@ -161,7 +161,7 @@ class RollBack(Action):
 
 @dataclass(frozen=True)
 class Halt(Action):
-    """Stop the device: nothing of an attempt that has failed may go on behind the next one."""
+    """Stop the device: nothing of a failed attempt may still run during the next one."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class RankLoop:
                 yield from self._save(order)
 
     def hold(self) -> Actions[bool]:
-        """The commit barrier broke while this rank held final gradients: report, and return whether to apply them."""
+        """Report that the commit barrier broke while this rank held final gradients; return whether to apply them."""
         yield from self._stop()
         yield act.BeginPhase(InjectionPoint.CLEAN)
         self._step_state.mark_corrupted((yield act.Inspect()))  # and nothing is dropped: the update may yet be applied
@@ -82,7 +82,7 @@ class RankLoop:
                 yield from self._save(order)
 
     def commits_first_step(self) -> bool:
-        """Whether the step that was just committed is the first since the last Resume. Each is told once."""
+        """Return whether the step that was just committed is the first since the last Resume. True once for each."""
         first, self._first_step = self._first_step, False
         return first
 
@@ -126,7 +126,7 @@ class RankLoop:
     def _stop(self, *, reported: bool = False, asked: bool = False) -> Actions[None]:
         """Drop everything in flight. Say why the communicators have failed, unless that is known already.
 
-        `reported`: this process has said what is wrong. `asked`: the controller has told it to stop.
+        `reported`: this process has reported a fault. `asked`: the controller has ordered the stop.
         """
         self._phases_s = {}
         reason = None

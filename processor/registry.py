@@ -1,9 +1,9 @@
-"""What of a training script is mutable and has been registered, and which part of it belongs to whom.
+"""The registry of a script's mutable state, and which part of it is replicated or rank-local.
 
 A recovery can only bring back what it knows of. The registry holds the script's objects by name, in two parts:
 the replicated part (parameters, optimizer state, schedulers, scaler, values that are the same everywhere), which every
 rank holds and which a lost rank copies from another one; and a rank's own part (random numbers, data position, buffers
-that change, other values), which is captured at every commit because nobody else has it.
+that change, other values), which is captured at every commit because no other rank has it.
 """
 
 import collections
@@ -180,7 +180,7 @@ class Registry:
             tree.flatten(value.get(), name)
 
     def audit(self) -> tuple[str, ...]:
-        """Name what is mutable and not registered, one sentence each. Runs at start."""
+        """Return what is mutable and not registered, one sentence each. Runs at start."""
         return (*self._loose_parameters(), *self._module_findings(), *self._scheduler_findings())
 
     def _loose_parameters(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Everything of midstep in one training process: who it is, what it holds, and how orders reach the train thread.
+"""All of midstep in one training process: its identity, what it holds, and how orders reach the train thread.
 
 Made once, by the first call into midstep, from the environment that the agent has set.
 """
@@ -96,7 +96,7 @@ class Runtime:
 
     @classmethod
     def current(cls) -> "Runtime | None":
-        """Return this process's runtime, or None where nobody started it under `midstep run`."""
+        """Return this process's runtime, or None where it was not started by `midstep run`."""
         if cls._current is None and env.JOB in os.environ:
             missing = [name for name in ("RANK", "WORLD_SIZE", env.AGENT_SOCKET) if name not in os.environ]
             if missing:
@@ -154,7 +154,7 @@ class Runtime:
             self._shielded = True
 
     def unshield(self) -> None:
-        """The update is over; the device may be stopped again."""
+        """Allow the device to be stopped again: the update is over."""
         with self._stopping:
             self._shielded = False
 
@@ -177,11 +177,11 @@ class Runtime:
         self.device.stop()
 
     def interrupted(self) -> bool:
-        """Whether the controller wants the train thread to stop."""
+        """Return whether the controller wants the train thread to stop."""
         return self.session.quiescing
 
     def begins(self, step: int) -> bool:
-        """Whether the train thread may begin a step; False at a boundary at which all ranks stop."""
+        """Return whether the train thread may begin a step; False at a boundary at which all ranks stop."""
         if self.session.boundary is None:  # asked before every step: the lock is for the rare case
             return True
         with self._changed:
@@ -190,7 +190,7 @@ class Runtime:
     def wait_order(self) -> Order:
         """Wait, in the train thread, for the controller's next order.
 
-        Raises OrdersOverdue after `orders_s`: nobody will come any more, and the process should not stay for ever.
+        Raises OrdersOverdue after `orders_s`: a process without a controller should not stay for ever.
         """
         deadline = time.monotonic() + self.settings.orders_s
         with self._changed:
@@ -235,7 +235,7 @@ class Runtime:
         self.post(FaultReported(report))
 
     def report_not_stopped(self, error: Exception) -> None:
-        """Report why stop or clean has failed: this process cannot go on."""
+        """Report why stop or clean has failed: this process has to end."""
         if isinstance(error, CallbackFailed):
             _log.error("%s", error, exc_info=error)
             self.report_fault(FaultKind.EXCEPTION, str(error))
@@ -259,7 +259,7 @@ class Runtime:
             self._client.close()
 
     def _hear(self, envelope: Envelope) -> None:
-        """A command has arrived (control thread)."""
+        """Take in a command (control thread)."""
         body = envelope.body
         if isinstance(body, ArmFault):
             self.injection_points.arm(body.fault)

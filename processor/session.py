@@ -94,7 +94,7 @@ class Session:
             return self._hear_boundary(command)
         if command.generation == self._rejoined:  # sent twice, and answered long ago
             return Heard(False, why_not=f"generation {command.generation} has been joined already")
-        if command.generation == self._quiesced:  # likewise; waiting here, it would keep the Rejoin out
+        if command.generation == self._quiesced:  # repeated, too; waiting here, it would keep the Rejoin out
             return Heard(False, why_not=f"the train thread has stopped for generation {command.generation} already")
         self.boundary = None
         abort = self.stage in _ABORTABLE
@@ -103,7 +103,7 @@ class Session:
         return Heard(True, abort=abort)
 
     def _hear_boundary(self, command: Quiesce) -> Heard:
-        """Take note of a stop some steps ahead. The generation goes on until then."""
+        """Note a stop some steps ahead. The generation continues until then."""
         if command.generation != self.generation or self.stage is not SessionStage.TRAINING or self.quiescing:
             return Heard(False, why_not=f"a stop at a step boundary while {self.stage}")
         self.boundary = command
@@ -125,7 +125,7 @@ class Session:
         return order
 
     def reach(self, stage: SessionStage) -> None:
-        """The train thread has reached a stage."""
+        """Note that the train thread has reached a stage."""
         self.stage = stage
         if stage is not SessionStage.TRAINING:
             self.boundary = None  # training was over before it

@@ -34,30 +34,30 @@ class StepClock:
         self._write(self._step_began_s, 0.0)
 
     def generation(self, generation: int) -> None:
-        """A generation begins: collectives are counted from 0 again, on all ranks alike."""
+        """Begin a generation: count collectives from 0 again, on all ranks alike."""
         with self._lock:
             self._generation, self._collectives, self._outstanding = generation, 0, 0
 
     def begin_step(self, step: int, median_step_s: float) -> None:
-        """The train thread starts a step."""
+        """Note that the train thread starts a step."""
         with self._lock:
             self._step, self._activity = step, Activity.COMPUTING
             self._step_began_s = now_s = time.monotonic()
             self._write(now_s, median_step_s)
 
     def committed(self, step: int, median_step_s: float) -> None:
-        """`step` updates are applied; the next step's clock starts."""
+        """Note that `step` updates are applied, and start the clock of the next step."""
         self.begin_step(step, median_step_s)
 
     def doing(self, activity: Activity) -> None:
-        """The train thread does something else now."""
+        """Note what the train thread does now."""
         with self._lock:
             self._activity = activity
             if self._black_box is not None:
                 self._black_box.set_activity(activity, time.monotonic())
 
     def entered(self, op: str, group: tuple[int, ...] = ()) -> None:
-        """A collective of the training starts."""
+        """Note that a collective of the training starts."""
         self._injection_points.reached(InjectionPoint.COLLECTIVE, self._step, op, group)
         with self._lock:
             self._collectives += 1
@@ -68,7 +68,7 @@ class StepClock:
                     self._black_box.set_activity(Activity.COLLECTIVE, time.monotonic())
 
     def left(self, op: str) -> None:
-        """A collective of the training is over."""
+        """Note that a collective of the training is over."""
         with self._lock:
             self._outstanding = max(0, self._outstanding - 1)
             if self._outstanding == 0 and self._black_box is not None:

@@ -4,9 +4,9 @@ A step ends in this order: all its collectives, then `ready`, then the commit ba
 then it is committed. So at any fault all survivors have committed step s, or hold its final gradients, or are still
 computing it; there is never more than one step of skew, and never half an update.
 
-With the commit barrier each rank's local state (random numbers, data position) goes to a buddy on another node. Nobody
-commits before everybody has entered the barrier, and none enters before its peer copy is here; so whoever dies,
-the state that was his alone is at hand for the step that will be repeated.
+With the commit barrier each rank's local state (random numbers, data position) goes to a buddy on another node. No rank
+commits before all have entered the barrier, and none enters before its peer copy is here; so if a rank is lost,
+the state that was its alone is at hand for the step that will be repeated.
 
 The ledger of a training process goes by it (`ledger.py`), and so does each process of the simulation.
 """
@@ -23,11 +23,11 @@ class Orders(Protocol):
     """What is known of the controller's wishes, without waiting."""
 
     def interrupted(self) -> bool:
-        """Whether the controller wants the train thread to stop."""
+        """Return whether the controller wants the train thread to stop."""
         ...
 
     def begins(self, step: int) -> bool:
-        """Whether the step may be begun; False where all ranks are to stop between two steps."""
+        """Return whether the step may be begun; False where all ranks are to stop between two steps."""
         ...
 
 
@@ -37,7 +37,7 @@ class Act(enum.Enum):
     FINISH = "finish"  # the device does all that was queued: until then a collective may still fail
     CAPTURE = "capture"  # the rank-local state is taken down, and kept where it outlives the process
     SWAP = "swap"  # the rank-local state is handed to the buddy; the peer copy is here
-    MEET = "meet"  # everybody has come so far
+    MEET = "meet"  # all ranks have come so far
     HOLD = "hold"  # swap or meeting broke: report, wait for orders; the answer is whether to apply the update
     PUBLISH = "publish"  # every rank has everything of the step before: its checkpoint can be made complete
 
@@ -95,9 +95,9 @@ class StepOrder:
         step_state.updating = True
 
     def commit(self) -> bool:
-        """The update is whole, so the step is committed. Return whether the loop goes on as if nothing had been.
+        """Commit the step: its update is whole. Return whether the loop continues as in an undisturbed run.
 
-        Otherwise orders are waiting, and the update was applied for them: nobody is told, and nothing is saved.
+        Otherwise orders are waiting, and the update was applied for them: nothing is reported, and nothing is saved.
         """
         step_state = self._step_state
         step_state.count, step_state.ready, step_state.updating = step_state.count + 1, False, False
@@ -107,7 +107,7 @@ class StepOrder:
         """Say how the train function is left: `finished` when it has returned, `failed` when this process reports why.
 
         An update that has begun by then is torn. What was ordered at the barrier was ordered for a rank that would
-        finish it, and for the state of then: after a failure of its own the rank has to report anew.
+        finish it, and for the state of then: a rank with a failure of its own has to report again.
         """
         if self._step_state.updating:
             self._step_state.update_torn()
@@ -118,6 +118,6 @@ class StepOrder:
         return Leave.FINISHED if finished and not failed and not self._orders.interrupted() else Leave.STOP
 
     def rolled_back(self, step: int) -> None:
-        """Everything is as of `step` updates; what was held back is over."""
+        """Note that all state is as of `step` updates, and leave the broken barrier."""
         self._step_state.rolled_back(step)
         self.held = False

@@ -37,7 +37,7 @@ _log = logging.getLogger("midstep")
 
 
 class TrainThread:
-    """The train thread's life under midstep: one object per resilient call."""
+    """Runs one resilient call in the train thread."""
 
     def __init__(self, runtime: Runtime, framework: "Framework", lifecycle: Lifecycle | None = None) -> None:
         self._runtime = runtime
@@ -86,7 +86,7 @@ class TrainThread:
     # --- what the ledger asks for ------------------------------------------------------------------------------
 
     def interrupted(self) -> bool:
-        """Whether the controller wants the train thread to stop."""
+        """Return whether the controller wants the train thread to stop."""
         return self._runtime.interrupted()
 
     def step_done(self) -> None:
@@ -99,31 +99,31 @@ class TrainThread:
         self._runtime.unshield()
 
     def begins(self, step: int) -> bool:
-        """Whether a step may be begun; False at a boundary at which all ranks stop."""
+        """Return whether a step may be begun; False at a boundary at which all ranks stop."""
         return self._runtime.begins(step)
 
     def keep_local(self, step: int, blob: bytes) -> bytes:
-        """The rank-local state, with the device's part, goes to the black box."""
+        """Write the rank-local state, with the device's part, to the black box."""
         whole = self._own.whole(blob)
         self._runtime.local_states.keep(step, whole)
         return whole
 
     def swap_local(self, step: int, blob: bytes) -> None:
-        """The rank-local state goes to the buddy, the peer copy is kept."""
+        """Send the rank-local state to the buddy, and keep the peer copy."""
         self._runtime.local_states.swap(step, blob)
 
     def meet(self, index: int) -> None:
-        """The commit barrier: everybody is here. From now on the update must not end halfway."""
+        """Pass the commit barrier with all ranks. From then on the update must not end halfway."""
         self._runtime.communicator.barrier()
         self._runtime.shield()
         self._exception_policy.update_begins(index)
 
     def barrier_passed(self) -> None:
-        """What every rank wrote for the last checkpoint is there: it can be made complete."""
+        """Complete the last checkpoint: every rank has written its part."""
         self._checkpoints.publish_pending()
 
     def committed(self, committed: int, median_step_s: float) -> None:
-        """A step is committed: report the first after a resume, write a checkpoint where one is due."""
+        """Report the first step after a resume, and write a checkpoint where one is due."""
         runtime = self._runtime
         if self._loop.commits_first_step():
             runtime.post(
@@ -138,7 +138,7 @@ class TrainThread:
             runtime.step_clock.doing(Activity.COMPUTING)
 
     def hold_at_barrier(self) -> bool:
-        """The commit barrier broke while this rank held final gradients: report, and ask whether to apply them."""
+        """Report that the commit barrier broke while this rank held final gradients; return whether to apply them."""
         return self._drive(self._loop.hold())
 
     # --- what the loop of the rank asks for ----------------------------------------------------------------------

@@ -6,7 +6,7 @@ sent from, and received into, the tensor's own memory.
 
 Why it cannot deadlock: everything small (headers, local states) is sent first, and no rank waits before it has sent all
 of its own. The ranges then move in rounds: in round k each rank goes through its transfers in the one global order,
-waits for chunk k and posts chunk k + n, where n is how many it has under way. Whoever waits for another rank is
+waits for chunk k and posts chunk k + n, where n is how many it has under way. A rank that waits for another one is
 therefore ahead of it by more rounds than that rank's n, which cannot hold around a circle; and two transfers between
 one pair are posted in the same order at both ends, as a rank has one n for all of its transfers.
 
@@ -79,7 +79,7 @@ def run_transfers(
     local_states = sorted(part.local_states, key=lambda t: (t.rank, t.source))
     letters = _Letters(rank, links)
     opened = {t.shard_id: framework.open_shard(t.shard_id) for t in transfers if t.source == rank}
-    # The header comes from whoever sends the first byte; a part holds this rank's transfers only, so it must be a rule.
+    # The header comes with the first byte; a part holds only this rank's transfers, so it is a rule.
     headers = [t for t in transfers if t.offset_bytes == 0]
     for transfer in headers:
         if transfer.source == rank:
@@ -227,7 +227,7 @@ class _Range:
         self._pending[index] = (start(buffer, self._peer), buffer)
 
     def _stage(self, index: int, chunk: Chunk) -> torch.Tensor:
-        place = index % self._in_flight  # who had it is done when this one is posted
+        place = index % self._in_flight  # its last user is done when this one is posted
         held = self._staging.get(place)
         if held is None or held.numel() < chunk.length:
             held = self._staging[place] = torch.empty(chunk.length, dtype=torch.uint8)

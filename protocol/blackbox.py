@@ -112,7 +112,7 @@ class BlackBox:
         return self._fd
 
     def close(self) -> None:
-        """Unmap the memory and close the descriptor. It lives on as long as somebody else has it open.
+        """Unmap the memory and close the descriptor. It exists as long as another process has it open.
         Idempotent.
         """
         if self._fd < 0:
@@ -162,7 +162,7 @@ class BlackBox:
         self._words[_SEQUENCE] = sequence + 1
 
     def set_activity(self, activity: Activity, now_s: float) -> None:
-        """The train thread does something else from `now_s` (monotonic) on."""
+        """Write what the train thread does from `now_s` (monotonic) on."""
         sequence = self._words[_SEQUENCE] | 1
         self._words[_SEQUENCE] = sequence
         self._words[_ACTIVITY] = _ACTIVITY_CODES[activity]
@@ -170,7 +170,7 @@ class BlackBox:
         self._words[_SEQUENCE] = sequence + 1
 
     def set_collectives(self, count: int) -> None:
-        """The train thread has entered `count` collectives in this generation."""
+        """Write how many collectives the train thread has entered in this generation."""
         self._words[_COLLECTIVES] = count
 
     def read_progress(self, now_s: float) -> RankProgress | None:
@@ -229,5 +229,5 @@ class BlackBox:
         return self._slots.read(PEER_SLOTS, rank, step)
 
     def copies(self) -> tuple[LocalStateCopy, ...]:
-        """Name the rank-local states that can be read here whole, this rank's and the peer copy. For barrier one."""
+        """Return which rank-local states can be read here whole, this rank's and the peer copy. For barrier one."""
         return self._slots.copies()

@@ -2,7 +2,7 @@
 
 The decoders check these bounds, so that nothing behind them ever sees a number that is none, a time in milliseconds, or
 megabytes where a name belongs. They are far above what any job has, and far below what could do harm. What a process
-makes itself is not checked until somebody decodes it.
+makes itself is not checked until it is decoded.
 """
 
 from typing import Annotated

@@ -36,7 +36,7 @@ def encode(envelope: Envelope) -> bytes:
     cut to what a receiver takes: no fault report is lost for either.
 
     Raises:
-        OversizedMessage: the bytes would exceed `MAX_MESSAGE_BYTES`; nobody would take them.
+        OversizedMessage: the bytes would exceed `MAX_MESSAGE_BYTES`, which no receiver accepts.
         MalformedMessage: a field holds what the format cannot carry.
     """
     try:

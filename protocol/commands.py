@@ -12,7 +12,7 @@ class WelcomeNode(msgspec.Struct, frozen=True, tag=True):
 
 
 class IntroduceNode(msgspec.Struct, frozen=True, tag=True):
-    """To an agent that was given up for lost: say who you are and what runs on your node (NodeJoined)."""
+    """Report the node and its processes again (NodeJoined). To an agent that was given up for lost."""
 
 
 class StartProcess(msgspec.Struct, frozen=True, tag=True):

@@ -26,7 +26,7 @@ class Connection:
         self.address = address
         self.began_s = self.heard_s = now
         self.handshake = handshake  # None: nothing is left to prove
-        self.identity: str | None = None  # whose key it used
+        self.identity: str | None = None  # of the key that it used
         self.carried_bytes = 0  # from the client, since it was let in
         self.paused_until_s = 0.0
         self.to_router = b""

@@ -1,4 +1,4 @@
-"""Where sockets listen: TCP anywhere, unix sockets only where nobody else can reach them.
+"""Where sockets listen: TCP anywhere, unix sockets only where no other user can reach them.
 
 A unix socket has no keys: the permissions of its directory and file are what keeps others out.
 """
@@ -39,7 +39,7 @@ def ipc_path(endpoint: str) -> Path | None:
 
 
 def prepare_ipc(path: Path) -> None:
-    """Make sure that nobody else can reach a socket file: its directory is the owner's alone."""
+    """Check that no other user can reach a socket file: its directory is the owner's alone."""
     folder = path.parent
     try:
         folder.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def prepare_ipc(path: Path) -> None:
             f"{folder} is open to others (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}): "
             "a socket in it would be too. chmod 700 it, or choose another run directory."
         )
-    # Binding takes the path away from whoever has it; only a dead process's leftover may be taken.
+    # Binding takes the path from the process that has it: only that of a dead process may be taken.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
         try:

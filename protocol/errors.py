@@ -16,13 +16,13 @@
     |   +-- JournalSuperseded       a later term has begun: this controller is no longer the active one
     +-- PlatformError               nodes could not be had or released
     +-- YamlError                   YAML text is refused; carries line and column
-    +-- DocumentError               what a detector left or sent cannot be understood; it is skipped and told of
+    +-- DocumentError               what a detector left or sent cannot be understood; it is skipped and reported
     +-- AgentError                  a process could not be started or watched
     +-- CommunicatorError           collectives
-    |   +-- CommunicatorAborted     aborted on purpose; the recovery goes on
+    |   +-- CommunicatorAborted     aborted on purpose; the recovery continues
     |   +-- LinkUpFailed            communicators could not be built in time
     |   +-- CommunicatorFailed      a peer went away in the middle of a collective
-    +-- RecoveryError               the recovery itself cannot go on in this process
+    +-- RecoveryError               the recovery itself cannot continue in this process
     |   +-- ChecksumMismatch
     |   +-- StateLost               no clean copy is left
     |   +-- ProtocolViolation       the user's loop broke the order of the consistent step
@@ -111,7 +111,7 @@ class CommunicatorError(MidstepError):
 
 
 class CommunicatorAborted(CommunicatorError):
-    """The communicators were aborted on purpose; the recovery goes on."""
+    """The communicators were aborted on purpose; the recovery continues."""
 
 
 class CommunicatorFailed(CommunicatorError):
@@ -123,7 +123,7 @@ class LinkUpFailed(CommunicatorError):
 
 
 class RecoveryError(MidstepError):
-    """The recovery cannot go on in this process; the controller is told and decides."""
+    """The recovery cannot continue in this process; that is reported, and the controller decides."""
 
 
 class ChecksumMismatch(RecoveryError):

@@ -20,7 +20,7 @@ from .connection_limits import Allowance, ConnectionLimits
 from .errors import MidstepError
 from .handshake import Handshake
 
-Proof = Callable[[], tuple[int, str | None]]  # how many asked to be let in, and who the last of them was, if admitted
+Proof = Callable[[], tuple[int, str | None]]  # how many asked for admission, and the identity of the last, if admitted
 
 _BACKLOG = 4096
 _ACCEPTS_AT_ONCE = 64
@@ -109,7 +109,7 @@ class Front:
             self._listener.close()
 
     def _carry_the_last(self) -> None:
-        """The router has closed its ends: what it had sent before is still on its way."""
+        """Carry what the router had sent before it closed its ends."""
         self._listen(False)
         self._selector.unregister(self._closing_r)
         for connection in [each for each in self._connections if each.router is None]:
@@ -203,7 +203,7 @@ class Front:
             connection.paused_until_s = self._allowance(connection.identity).spend(count, now)
 
     def _next_turn(self) -> None:
-        """Let one client at a time ask the authenticator: so it is known whom it has answered."""
+        """Let one client at a time ask the authenticator, so that its answer belongs to that client."""
         while self._turn is None and self._asking and self._proof is not None:
             connection = self._asking.popleft()
             if connection not in self._connections:

@@ -1,4 +1,4 @@
-"""Who may connect: answers libzmq's question whose CURVE key this is.
+"""Admission of connections: answers libzmq whether a CURVE key may connect, and as which identity.
 
 libzmq asks it (ZAP, RFC 27) of one handler per context, during each handshake. The answer binds the key to an
 identity, which then comes with every message of the connection. A thread of its own, because handshakes must not
@@ -23,7 +23,7 @@ _FIXED_FRAMES = 6  # version, request, domain, address, identity, mechanism; the
 
 
 class Gatekeeper:
-    """The one authenticator of a zmq context; whoever made it closes it before the context.
+    """The one authenticator of a zmq context; its maker closes it before the context.
 
     Raises ConfigurationError when the context has an authenticator already.
     """
@@ -87,14 +87,14 @@ class Gatekeeper:
         return [_VERSION, request, b"200", b"", identity.encode(), b""]
 
     def _identity(self, frames: list[bytes]) -> str | None:
-        """Say who asks for admission, or count why nobody does."""
+        """Return the identity that asks for admission, or count why there is none."""
         if len(frames) != _FIXED_FRAMES + 1 or frames[0] != _VERSION or frames[5] != _CURVE:
             self._refused["no CURVE handshake"] += 1
             return None
         try:
             identity = self._keys.identity_of(frames[6])
         except (OSError, ValueError) as error:
-            # The list of clients cannot be read. Nobody is let in on that account, and nobody is thrown out.
+            # The list of clients cannot be read. No client is admitted for that reason, and none is disconnected.
             self._refused[f"client list unreadable: {type(error).__name__}"] += 1
             return None
         if identity is None:

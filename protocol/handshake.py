@@ -1,4 +1,4 @@
-"""How far a ZMTP handshake has come, as far as somebody can see who only carries its bytes.
+"""Follow a ZMTP handshake by the bytes that are relayed, without taking part in it.
 
 The front of a router (`front.py`) has to know when a connection is authenticated, and when it asks to be. Greeting and
 commands of a handshake are framed in clear text (RFC 23, RFC 26); what they hold is libzmq's business alone.

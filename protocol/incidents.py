@@ -42,7 +42,7 @@ class Incident(msgspec.Struct, frozen=True):
 
     `began_s` is when the first fault was reported by its observer, and `resumed_s` when the last rank had committed the
     first new step: both on the controller's clock. `pids_before` and `pids_after` map rank to process id; `replaced`
-    names the ranks whose process was meant to be replaced.
+    names the ranks whose process was to be replaced.
     """
 
     number: int
@@ -149,7 +149,7 @@ class HoldRecord(msgspec.Struct, frozen=True):
 class JobStatus(msgspec.Struct, frozen=True):
     """The answer to `midstep status`: the machine's view at `at_s`.
 
-    `ranks_asked`: how many the job asked for, where it may go on with fewer; `ranks` are those of the present world.
+    `ranks_asked`: how many the job asked for, where it may continue with fewer; `ranks` are those of the present world.
     `holding` says what is held while most nodes are silent, and `holds` are those that have ended.
     """
 

@@ -18,7 +18,7 @@ class InjectionPoint(enum.StrEnum):
     REDUCTION = "reduction"  # of the gradients, where the framework has a place for it (Megatron)
     BARRIER = "barrier"
     UPDATE = "update"
-    GATHER = "gather"  # of parameters after the update, likewise
+    GATHER = "gather"  # of parameters after the update, where the framework has a place for it
     CHECKPOINT = "checkpoint"
     STOP = "stop"
     CLEAN = "clean"
@@ -44,10 +44,10 @@ class FaultAction(enum.StrEnum):
     SUSPECT_MEMORY = "suspect_memory"  # an alarm, and nothing is found
     MULTI_BIT = "multi_bit"  # several bits of a parameter, noticed at once
     MULTI_BIT_LATE = "multi_bit_late"  # noticed after an update that may have used them
-    UNSAFE_TENSOR = "unsafe_tensor"  # a tensor that nobody repaired is used
+    UNSAFE_TENSOR = "unsafe_tensor"  # a tensor is used that no repair has overwritten
     OUT_OF_MEMORY = "out_of_memory"
     LINK_DOWN = "link_down"  # a collective's own retries failed; the link is up again afterwards
-    LINK_BROKEN = "link_broken"  # likewise, and it comes up only when the communicators are rebuilt
+    LINK_BROKEN = "link_broken"  # the same, and the link is up again only when the communicators are rebuilt
     LINK_UP_FAILS = "link_up_fails"  # the next communicator that is built does not come up
     REMOTE = "remote"  # this device suspects another
     HANG_COLLECTIVE = "hang_collective"  # the next collective never ends
@@ -62,7 +62,7 @@ class ArmedFault(msgspec.Struct, frozen=True):
 
     rank: Rank
     action: FaultAction = msgspec.field(name="injury")  # the name that journals and requests have
-    point: InjectionPoint | None = msgspec.field(default=None, name="moment")  # likewise; None: now
+    point: InjectionPoint | None = msgspec.field(default=None, name="moment")  # None: now
     step: Count | None = None  # index of the step, 0-based; None: any
     incarnation: Count | None = None  # only this incarnation of the rank; None: any
     operation: Name = ""  # only this collective, as torch's process groups name it; "": any. Then `point` is COLLECTIVE

@@ -1,4 +1,4 @@
-"""The CURVE keys of one job: who may talk to its controller, and as whom.
+"""The CURVE keys of one job: which processes may connect to its controller, and as which identity.
 
 Made once per job by the launcher. A key stands for one identity, so a node cannot speak for another one::
 
@@ -43,7 +43,7 @@ class ServerKeys(msgspec.Struct, frozen=True):
         return f"ServerKeys(public={self.public!r}, clients={self.clients!r})"
 
     def identity_of(self, public_key: bytes) -> str | None:
-        """Return whose key the 32 raw bytes are; None: nobody's that is admitted. Reads one small file."""
+        """Return the identity to which a key of 32 raw bytes belongs; None: not admitted. Reads one small file."""
         try:
             return (Path(self.clients) / public_key.hex()).read_text("utf-8") or None
         except FileNotFoundError:
@@ -51,7 +51,7 @@ class ServerKeys(msgspec.Struct, frozen=True):
 
 
 class ClientKeys(msgspec.Struct, frozen=True):
-    """A client's key pair, whose it is, and the public key by which it knows the controller. Z85 text."""
+    """A client's key pair, its identity, and the public key of the controller. Z85 text."""
 
     identity: str
     public: str
@@ -158,9 +158,9 @@ def _check_keys(path: Path, *keys: str) -> None:
         try:
             raw = z85.decode(key.encode("ascii"))
         except (ValueError, KeyError, OverflowError, ArithmeticError) as error:
-            raise ConfigurationError(f"{path} holds no Z85 key: {error}. Make the job's keys anew.") from error
+            raise ConfigurationError(f"{path} holds no Z85 key: {error}. Create the job's keys again.") from error
         if len(key) != _KEY_BYTES or len(raw) != 32:
-            raise ConfigurationError(f"{path} holds a key of the wrong length. Make the job's keys anew.")
+            raise ConfigurationError(f"{path} holds a key of the wrong length. Create the job's keys again.")
 
 
 def _make_private(folder: Path) -> None:
@@ -172,7 +172,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _check_private(path: Path) -> None:
-    """Refuse what is missing, somebody else's, or open to others."""
+    """Refuse a file that is missing, of another owner, or open to others."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -187,7 +187,7 @@ def _check_private(path: Path) -> None:
         wanted = DIRECTORY_MODE if stat.S_ISDIR(status.st_mode) else FILE_MODE
         raise ConfigurationError(
             f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o}): chmod {wanted:o} it; "
-            "if others may have read it, delete the keys and start the job anew."
+            "if others may have read it, delete the keys and restart the job."
         )
 
 
@@ -197,7 +197,7 @@ def _read(path: Path, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read as keys: {error}. Make the job's keys anew.") from error
+        raise ConfigurationError(f"{path} cannot be read as keys: {error}. Create the job's keys again.") from error
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -76,7 +76,7 @@ class ControllerLink:
         self._schedule()
 
     def forward(self, data: bytes) -> None:
-        """Send bytes of somebody else's envelope on, unchanged."""
+        """Forward the bytes of another sender's envelope, unchanged."""
         if not self._closed:
             self._socket.send(data)
 
@@ -154,7 +154,7 @@ class ControllerLink:
         for envelope in self.mailbox.due(now):
             self._send(envelope)
         for envelope in self.mailbox.undeliverable(now):
-            _log.error("nobody took a %s in; it is given up", type(envelope.body).__name__)
+            _log.error("a %s was not acknowledged, and is not sent any more", type(envelope.body).__name__)
         self._schedule()
 
     def _schedule(self) -> None:

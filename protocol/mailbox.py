@@ -1,6 +1,6 @@
 """What makes a lossy wire reliable: numbers, acknowledgements, resends, and each message at most once.
 
-One mailbox per process. It holds no clock and does no I/O: time is an argument, and whoever owns the socket sends
+One mailbox per process. It holds no clock and does no I/O: time is an argument, and the owner of the socket sends
 what comes out and hands in what arrived. So losses, duplicates and reorderings can be tried out exactly, from a seed.
 
 Numbers run per receiver, without gaps: that is what lets a receiver tell every new message from every repeated one
@@ -31,7 +31,7 @@ class Refusal(enum.StrEnum):
     WRONG_VERSION = "wrong version"
     WRONG_JOB = "wrong job"
     WRONG_RECEIVER = "wrong receiver"
-    OWN_ADDRESS = "own address"  # somebody else uses the name of this process
+    OWN_ADDRESS = "own address"  # another process uses the name of this one
     NEGATIVE = "negative number"
     OLD_TERM = "old term"
     STALE_SESSION = "stale session"
@@ -54,7 +54,7 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class _Outgoing:
-    """A message that nobody has acknowledged yet."""
+    """A message that is not acknowledged yet."""
 
     __slots__ = ("due_s", "envelope", "give_up_s", "posted_s", "sent_s", "wait_s")
 
@@ -167,7 +167,7 @@ class Mailbox:
         return min(self._timetable[0][0], self._give_up_from_s) if self._timetable else self._give_up_from_s
 
     def undeliverable(self, now: float) -> list[Envelope]:
-        """Return, once, what nobody has acknowledged for `give_up_s`; it is not sent any more."""
+        """Return, once, what was not acknowledged for `give_up_s`; it is not sent any more."""
         if now < self._give_up_from_s:
             return []
         given_up = []
@@ -188,7 +188,7 @@ class Mailbox:
             self._hurry(receiver, now)
 
     def forget(self, receiver: str) -> None:
-        """Drop what is unacknowledged for a receiver that is gone. Its numbers go on where they were."""
+        """Drop what is unacknowledged for a receiver that is gone. Its numbers continue where they were."""
         self._outstanding -= len(self._outgoing.pop(receiver, {}))
 
     # --- receiving ----------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class Mailbox:
         return Taken(False, new_session=new_session)
 
     def _hurry(self, receiver: str, now: float) -> None:
-        """Start the waits for a receiver anew: it has just appeared, and may have missed everything before."""
+        """Start the waits for a receiver again: it has just appeared, and may have missed everything before."""
         for outgoing in self._outgoing.get(receiver, {}).values():
             outgoing.wait_s = self._retry_s
             due_s = max(now, outgoing.sent_s + self._retry_s)

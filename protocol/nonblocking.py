@@ -6,8 +6,8 @@ receiving can use that change up. Waiting on the bare descriptor therefore hangs
 - asyncio: `socket.attach(loop, callback)`. The callback gets what arrived; sending re-checks by itself.
 - a plain thread: `wait(sockets, descriptors, timeout_s)`, then `receive()`. What is left is found by the next `wait`.
 
-Who adds the descriptor to a loop by hand calls `receive()` after every event *and after every send*, and again
-while `pending` is True.
+A caller that adds the descriptor to a loop by hand calls `receive()` after every event *and after every send*, and
+again while `pending` is True.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """One message. `identity`: whose connection it is, "" at a dealer. `user_id`: whose key it used, if any."""
+    """One message. `identity`: of the connection, "" at a dealer. `user_id`: the identity of the key, if any."""
 
     identity: str
     user_id: str | None
@@ -150,7 +150,7 @@ class NonblockingSocket:
             if received:
                 self._callback(received)
         finally:
-            # Also when the callback failed: the edge is used up, and nobody would come back for the rest.
+            # Also when the callback failed: the edge is used up, and no later event would come for the rest.
             if not self._socket.closed and self.pending:
                 self._check_soon()
 

@@ -1,6 +1,6 @@
 """Files and directories that are for their owner only, whatever the umask.
 
-Who can write a job's policy, result or log can change what the job did, and who can read them may find secrets in them.
+Write access to a job's policy, result or log can change what the job did, and read access may show secrets in them.
 A umask of 002 gives both to the user's group. So the mode is named where a file is made, and the umask is left alone:
 it is the user's, for the files that training writes.
 """

@@ -24,7 +24,7 @@ def mount_of(folder: int) -> _Mount:
     """Return what tells apart the mounts that open directories are in: a bind mount has the device of its source."""
     try:
         lines = Path(f"/proc/self/fdinfo/{folder}").read_text().splitlines()
-    except OSError:  # without /proc, file systems are told apart all the same
+    except OSError:  # without /proc, file systems are distinguished all the same
         lines = []
     return os.fstat(folder).st_dev, next((line for line in lines if line.startswith("mnt_id:")), "")
 

@@ -65,7 +65,7 @@ class ProcessExited(msgspec.Struct, frozen=True, tag=True):
     process: RunningProcess
     status: ExitStatus
     at_s: Seconds
-    expected: bool  # the agent had been told to end it
+    expected: bool  # the agent had been ordered to end it
     last: RankProgress | None = None  # where its step clock stood, from the black box that outlives it
     out_of_memory: bool = False  # the kernel killed it for lack of memory
 

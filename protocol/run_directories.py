@@ -1,4 +1,4 @@
-"""The directory of a running job's sockets and keys: who holds it, and when it may be removed.
+"""The directory of a running job's sockets and keys: which launcher holds it, and when it may be removed.
 
 A launcher holds its directory by a lock on a file in it, the mark. The kernel gives the lock up when the launcher ends,
 whatever ends it, and knows it in every container that shares the directory, where process ids mean nothing. Only
@@ -103,7 +103,7 @@ def open_base(base: Path) -> int:
     if status.st_uid != os.getuid() or status.st_mode & _OTHERS:
         os.close(folder)
         raise ConfigurationError(
-            f"{base} belongs to somebody else or is open to others (owner {status.st_uid}, mode "
+            f"{base} belongs to another user or is open to others (owner {status.st_uid}, mode "
             f"{stat.S_IMODE(status.st_mode):o}). {remedy}"
         )
     return folder
@@ -169,7 +169,7 @@ def _clear(base: int, path: Path, end_leftovers: Callable[[Path], None] = lambda
             try:
                 if not _locked(lock):
                     return Fate.IN_USE
-                # Who had the lock before may have removed it all, and another launcher may have made it again.
+                # The holder of the lock before may have removed it all, and another launcher may have made it again.
                 if not _same(folder, name, base) or not _same(lock, MARK_NAME, folder):
                     return Fate.IN_USE
                 end_leftovers(path)
@@ -199,7 +199,7 @@ def _new_mark(base: int, name: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         lock = os.open(MARK_NAME, flags, _MARK_MODE, dir_fd=folder)
     try:
-        # Locked before it says what it is: without its text it is nothing that anybody removes.
+        # Locked before the text is written: without the text no launcher removes it.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(lock, MARK)
     except OSError:

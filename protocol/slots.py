@@ -54,7 +54,7 @@ class Slots:
         self._bytes.release()
 
     def copies(self) -> tuple[LocalStateCopy, ...]:
-        """Name the rank-local states that can be read here whole."""
+        """Return which rank-local states can be read here whole."""
         found = []
         for slot in LOCAL_SLOTS + PEER_SLOTS:
             header = self._header(slot)

@@ -5,7 +5,7 @@ can reach. How to wait for them, in asyncio or in a thread: see `nonblocking`.
 
 A client names itself by its routing id: its identity, a zero byte and a nonce. The router takes the newest
 connection of an identity as the valid one and no longer hears the others, so a restarted process takes over at
-once. zmq would hand a routing id over to whoever claims it, before its key is looked at; the nonce, which nobody
+once. zmq would hand a routing id over to any peer that claims it, before its key is looked at; the nonce, which no peer
 else knows, makes such a claim worthless. With CURVE the identity must also be the key's.
 """
 
@@ -225,7 +225,7 @@ class DealerSocket(NonblockingSocket):
                 self._socket.curve_secretkey = curve.secret.encode()
                 self._socket.curve_publickey = curve.public.encode()
             self._socket.setsockopt(zmq.ROUTING_ID, name + b"\0" + secrets.token_bytes(_NONCE_BYTES))
-            # An empty message on every connection tells the router who is there. With IMMEDIATE this holds for
+            # An empty message on every connection shows the router which peers are there. With IMMEDIATE this holds for
             # reconnections too, and what was queued for a router that is gone does not reach the next one.
             self._socket.setsockopt(zmq.PROBE_ROUTER, 1)
             self._socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -296,7 +296,7 @@ def _require_keys(endpoint: str, curve: ClientKeys | ServerKeys | None) -> None:
 
 
 def _user_id(frame: zmq.Frame) -> str | None:
-    """Return whose key the connection used, as the authenticator said."""
+    """Return the identity of the key that the connection used, as the authenticator said."""
     try:
         user_id = frame.get("User-Id")
     except zmq.ZMQError:

@@ -173,8 +173,8 @@ class StoreEndpoint(msgspec.Struct, frozen=True):
 class Rendezvous(StoreEndpoint, frozen=True):
     """Where the members of a generation meet, and the secret with which they know each other there.
 
-    Whoever can connect can read and write a store. So names and values are sealed with the secret, which is another one
-    in every generation and reaches the members by the controller's authenticated line only.
+    Every process that can connect can read and write a store. So names and values are sealed with the secret, which is
+    another one in every generation and reaches the members by the controller's authenticated line only.
     """
 
     secret: str
@@ -243,7 +243,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     communicator: str = "gloo"
     device: str = "cpu"
     restore: tuple[str, ...] = ("replica", "checkpoint")
-    resizes: bool = False  # the world may go on with fewer nodes
+    resizes: bool = False  # the world may continue with fewer nodes
 
 
 class SkippedRung(msgspec.Struct, frozen=True):
@@ -259,7 +259,7 @@ class Decision(msgspec.Struct, frozen=True):
     rung: Rung
     reason: str
     skipped: tuple[SkippedRung, ...] = ()
-    roles: tuple[str, ...] = ()  # whose ranks were at fault; empty: ranks without a role, or nobody
+    roles: tuple[str, ...] = ()  # of the ranks at fault; empty: ranks without a role, or none at fault
 
     def in_words(self) -> list[str]:
         """Say why each cheaper rung was not taken, and then why this one was, a line each."""

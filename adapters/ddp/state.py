@@ -111,7 +111,7 @@ class TrainState:
         return self._bound("step").count
 
     def audit(self) -> tuple[str, ...]:
-        """Name what is mutable and not registered. Runs at start, and warns in the rank's log.
+        """Return what is mutable and not registered. Runs at start, and warns in the rank's log.
 
         Returns:
             One sentence for each object that a lost rank would not get back.

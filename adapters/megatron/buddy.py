@@ -1,7 +1,7 @@
 """A copy of another rank's optimizer piece, kept up to date by doing that rank's updates a second time.
 
-A distributed optimizer with one instance has each piece of its state (main parameters, both moments) once. So each
-rank keeps a peer copy: the piece of the rank one node back, whose buddy it is. In each step the final gradients are
+A distributed optimizer with one instance has each piece of its state (main parameters, both moments) once. So each rank
+keeps a peer copy: the piece of the rank one node back, of which it is the buddy. In each step the final gradients are
 sent, not the state, which is three times as large: they arrive before the commit barrier, and a rank that passes it
 applies its own update and the peer copy's. So a copy is always of the step that its holder has committed, and nothing
 has to be kept twice. On one kind of device the same update of the same numbers gives the same bits.

@@ -121,7 +121,7 @@ REFUSED_ELSEWHERE = (
 
 
 def refuse_scaling(settings: JobSettings) -> None:
-    """Raise ConfigurationError when the policy would let the job go on with fewer ranks. Before the first step."""
+    """Raise ConfigurationError when the policy would let the job continue with fewer ranks. Before the first step."""
     if settings.resizes:
         raise ConfigurationError(
             f"{SCALING} is not possible with Megatron: which parameters and optimizer pieces a rank holds, and how "

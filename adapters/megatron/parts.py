@@ -57,7 +57,7 @@ def find_parts(train: Callable[..., Any], arguments: Mapping[str, Any]) -> Parts
         missing.append(f"at most one learning rate scheduler (there are {len(schedulers)})")
     first = arguments.get(ITERATION)
     if not isinstance(first, int):
-        missing.append(f"an argument `{ITERATION}` (int): where the function begins, and goes on after a recovery")
+        missing.append(f"an argument `{ITERATION}` (int): where the function begins, also after a recovery")
     if missing:
         raise ConfigurationError(
             f"{train.__name__}({', '.join(arguments)}) cannot be made resilient. Among its arguments there must be: "

@@ -235,7 +235,7 @@ def _check_iterators(iterators: dict[str, Any]) -> None:
             if not (hasattr(inner, "state_dict") and hasattr(inner, "load_state_dict")):
                 raise ConfigurationError(
                     f"argument `{name}` is a {type(inner).__name__}, which cannot be put back to the sample where "
-                    "training goes on. Give midstep.adapters.megatron.FromSample(build), where build(consumed_samples) "
+                    "training resumes. Give midstep.adapters.megatron.FromSample(build), where build(consumed_samples) "
                     "returns the iterator, or an object with state_dict and load_state_dict"
                 )
 

@@ -71,7 +71,7 @@ class JobFollower:
 
 
 def _same_course(before: Decision, decision: Decision) -> bool:
-    """Whether a decision only has more reports behind it than the one before: what is done stays the same.
+    """Return whether a decision only has more reports behind it than the one before: what is done stays the same.
 
     A reason says what was seen, a colon, and what is done about it.
     """

@@ -1,6 +1,6 @@
 """Follows what the training processes print, as it comes.
 
-The logs are the buffer: whoever shows the lines may be as slow as it likes, and no line is held in memory for it.
+The logs are the buffer: their reader may be as slow as it likes, and no line is held in memory for it.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class LogFollower:
 
     def _look_at(self, rank: int, path: Path, file: BinaryIO) -> bool:
         read = self._read.get(path, 0)
-        if os.fstat(file.fileno()).st_size < read:  # somebody has cut it off
+        if os.fstat(file.fileno()).st_size < read:  # it was truncated
             read = 0
         file.seek(read)
         data = file.read(_MOST_BYTES)

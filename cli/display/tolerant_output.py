@@ -62,7 +62,7 @@ class TolerantOutput:
         while left:
             try:
                 taken = os.write(self._descriptor, left)
-            except BlockingIOError:  # another process has made it non-blocking for all who share it
+            except BlockingIOError:  # another process has made it non-blocking for all that share it
                 _await_room(self._descriptor)
                 continue
             except OSError:

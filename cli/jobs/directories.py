@@ -106,7 +106,7 @@ def _listing(base: Path) -> str:
 
 
 def _written_s(directory: Path) -> float:
-    """When the journal was last written: while a job runs, that shows on the write-ahead log beside it only."""
+    """Return when the journal was last written: while a job runs, only the write-ahead log beside it shows that."""
     times = []
     for name in (JOURNAL_FILE, f"{JOURNAL_FILE}-wal"):
         try:

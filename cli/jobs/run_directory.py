@@ -88,7 +88,7 @@ def _runtime_directory() -> Path | None:
 
 
 def outlives_the_login(runtime_directory: Path, lingering: Path) -> bool:
-    """Whether a job under `nohup` keeps its sockets when its user has logged out.
+    """Return whether a job under `nohup` keeps its sockets when its user has logged out.
 
     systemd removes a directory of its own then, unless the user has been allowed to linger. `lingering`: where it has a
     file for each such user.

@@ -48,7 +48,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class PreparedJob(msgspec.Struct, frozen=True):
-    """A job that is ready to be started. `held`: its run directory, to be removed by whoever runs the job."""
+    """A job that is ready to be started. `held`: its run directory, which the launcher removes at the end."""
 
     spec: JobSpec
     policy: Policy

@@ -28,7 +28,7 @@ from ...protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, det
 from ..jobs.start import PreparedJob
 from .backoff import Backoff, RestartBackoff
 
-NAME = "watch"  # in whose name the launcher reports that nothing watches
+NAME = "watch"  # the name under which the launcher reports that nothing watches
 FAULT_ID = "fault-watch"
 KEYS_NAME = "keys"
 BACKOFF = Backoff(first_s=0.5)  # one that ends at once must not take a core

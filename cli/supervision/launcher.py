@@ -102,7 +102,7 @@ class Launcher:
 
 
 async def _cancelled(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task and wait for it. The error of one that has failed is for whoever waits for its result."""
+    """Cancel a task and wait for it. The error of a failed task belongs to the code that waits for its result."""
     if not task.done():
         task.cancel()
         await asyncio.wait([task])

@@ -24,7 +24,7 @@ class Outage:
     """The time since the last controller that stayed up, and what has been tried in it."""
 
     def __init__(self, policy: ControllerPolicy, now: float) -> None:
-        """At its beginning a job has no controller yet."""
+        """Begin without a controller."""
         self._policy = policy
         self._tries = 0
         self._last_resort_tried = False
@@ -33,22 +33,22 @@ class Outage:
         self.stopping = False  # every further controller is to stop the job
 
     def ended(self, now: float) -> None:
-        """A controller has ended, and the job is not over."""
+        """Note that a controller has ended, and the job is not over."""
         if self.since_s is None:
             self.since_s = now
 
     def stays_up(self) -> None:
-        """A controller has served for STABLE_S."""
+        """Note that a controller has served for STABLE_S."""
         self.since_s = None
         self._tries = 0
         self._last_resort_tried = False
 
     def ask_to_stop(self) -> None:
-        """The user wants the job to end: with a controller, or without one if there is no other way."""
+        """End the job for the user: with a controller, or without one if there is no other way."""
         self.stopping = self._by_user = True
 
     def is_lost(self, now: float) -> bool:
-        """Whether there has been no controller for so long that the policy says what is done."""
+        """Return whether there has been no controller for so long that the policy decides."""
         return self.since_s is not None and now - self.since_s >= self._policy.lost_after_s
 
     def next_attempt(self, now: float) -> NextStart:

@@ -1,4 +1,4 @@
-"""Time in which this process itself ran. Whoever watches others by the clock must not blame them for its own pauses.
+"""Time in which this process itself ran. A process that watches others by the clock must not count its own pauses.
 
 Pure: the clock's reading is an argument.
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-# A terminal that is closed sends SIGHUP, and its shell may send another: neither is a user who will not wait.
+# A terminal that is closed sends SIGHUP, and its shell may send another: neither means that a user is impatient.
 INSISTING = frozenset({signal.SIGINT, signal.SIGTERM})
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -21,7 +21,7 @@ class StopSignals:
     """
 
     def __init__(self, stop: Callable[[str], None]) -> None:
-        """`stop` is called once, with the reason, and sees to it that the job hears of it."""
+        """Call `stop` once, with the reason, when a signal arrives."""
         self.insisted = asyncio.Event()
         self.asked = False
         self._stop = stop

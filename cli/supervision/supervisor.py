@@ -225,7 +225,7 @@ class Supervisor:
                 self._write_notice()
 
     def _recovered(self, process: ControllerProcess, now: float) -> None:
-        """A controller has stayed up."""
+        """Note that a controller has stayed up."""
         since_s = self._outage.since_s
         if self._said_s is not None and since_s is not None:
             _log.warning("a controller is there again, after %.0f s", now - since_s)
@@ -295,7 +295,7 @@ class Supervisor:
         try:
             self._notice.write(msgspec.structs.replace(self._noted, lost_since_s=lost_s))
         except OSError as error:
-            _log.error("`midstep status` cannot be told about the controller: %s", error)
+            _log.error("`midstep status` cannot show the state of the controller: %s", error)
 
 
 def _clock(at_s: float) -> str:

@@ -136,7 +136,7 @@ def _group(reports: list[FaultReport]) -> ReportGroup:
 
 
 def _belongs_to(report: FaultReport, root: FaultReport) -> bool:
-    """Whether the report is about the same loss: a process of the lost node, or the same life of the same rank."""
+    """Return whether the report is about the same loss: a process of the lost node, or the same incarnation."""
     if root.kind is FaultKind.NODE_LOST:
         return report.node == root.node
     return report.rank == root.rank and report.incarnation == root.incarnation and report.rank is not None

@@ -1,4 +1,4 @@
-"""One incident in words, for the operator who is called at night: outcome first, then cause, decision, state, time."""
+"""One incident in words, for operators: outcome first, then cause, decision, state, time."""
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding

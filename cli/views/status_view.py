@@ -1,4 +1,4 @@
-"""`midstep status`: where the job stands now, who holds which rank, what is left of the budgets."""
+"""`midstep status`: the state of the job, the process of each rank, what is left of the budgets."""
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -110,7 +110,7 @@ def node_table(nodes: tuple[NodeStatus, ...]) -> RenderableType:
 
 
 def fault_table(faults: tuple[StandingFault, ...], at_s: float) -> RenderableType:
-    """Return a line per fault that stands, the worst first: where, what, since when, and who says so."""
+    """Return a line per fault that stands, the worst first: where, what, since when, and reported by what."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("standing fault", "code", "where", "for", "seen by", "meaning"):
         table.add_column(name, overflow="fold")

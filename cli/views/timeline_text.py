@@ -48,7 +48,7 @@ def timeline_view(timeline: IncidentTimeline, width: int) -> RenderableType:
 def legend() -> tuple[Text, Text]:
     """Return what the phases' names and the letters in the ranks' bars mean."""
     phases = Text(
-        "phases: detecting = fault to first report; suspecting = who is at fault?\n"
+        "phases: detecting = fault to first report; suspecting = which rank is at fault?\n"
         "        quiescing = stop, clean, join; rejoining = rebuild, repair, rollback\n"
         "        resuming = up to the first new step of all ranks",
         style="dim",
@@ -128,7 +128,7 @@ def _rank_table(lanes: Lanes, marks: tuple[FaultMark, ...], width: int) -> Table
 
 
 def _faults(marks: tuple[FaultMark, ...], rank: int, window: Window) -> list[float]:
-    """When the rank was reported within the window. What came before it is the cause, and is told in words."""
+    """Return when the rank was reported within the window. What came before it is the cause, and is shown as text."""
     began_s, ended_s = window
     return [mark.at_s for mark in marks if mark.rank == rank and began_s < mark.at_s < ended_s]
 

@@ -40,7 +40,7 @@ class GlooLinks:
             if len(new) == 1:
                 self.listener: Endpoint = new.pop()
                 break
-            # Another thread opened a listener at the same moment; which one is the device's cannot be told.
+            # Another thread opened a listener at the same moment; which one is the device's is not known.
         else:
             raise CommunicatorError(
                 f"cannot tell which listening socket is gloo's, after {_DEVICE_ATTEMPTS} attempts; "

@@ -104,7 +104,7 @@ class GroupWork(dist.Work):
         future.add_done_callback(lambda _: call())
 
     def _done(self) -> bool:
-        # Gloo completes the future a moment before the work itself; a caller that was woken must not be told otherwise.
+        # Gloo completes the future a moment before the work itself; a caller that was woken must not see another state.
         return self._inner.is_completed() or (self._backend_future is not None and self._backend_future.done())
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -175,7 +175,7 @@ class GroupWork(dist.Work):
         failure, value = None, None
         try:
             value = completed.value()
-        except Exception as error:  # the backend's; the reducer's thread is told which collective failed
+        except Exception as error:  # the backend's; the reducer's thread gets the collective that failed
             failure = self._scope.fail(self._op, error)
         if observer is not None:
             self._observer = None

@@ -61,7 +61,7 @@ class ControlServer:
         return Counter(at_the_socket) + Counter({"control request of another version": self._malformed})
 
     def requests(self) -> Iterator[tuple[str, Request]]:
-        """Yield a bounded number of requests, with whom to answer. Bytes that are none are answered and counted."""
+        """Yield a bounded number of requests, with the connection to answer. Other bytes are answered and counted."""
         for received in self._socket.receive(limit=REQUESTS_PER_TURN):
             try:
                 request = _decode_request(received.data)

@@ -1,7 +1,7 @@
 """The detectors' socket: a unix socket in the run directory that takes fault reports, one JSON object a line.
 
-Open to the job's owner only, like the control socket: the directory and the file say so, and the kernel is asked who is
-at the other end. Each line is answered by one, after what it says is durable. docs/faults.md describes both.
+Open to the job's owner only, like the control socket: the directory and the file say so, and the kernel is asked which
+user is at the other end. Each line is answered by one, after what it says is durable. docs/faults.md describes both.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ SOCKET_NAME = "detectors.sock"
 DEFAULT_NAME = "socket"
 MAX_CONNECTIONS = 64
 IDLE_S = 3600.0  # a connection over which nothing comes for so long is closed; sooner where others need the room
-ANSWER_S = 60.0  # a journal that cannot be written for so long: the program is told to try again
+ANSWER_S = 60.0  # a journal that cannot be written for so long: the program is asked to try again
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 _log = logging.getLogger(__name__)
@@ -45,14 +45,14 @@ class LineServer:
     """The controller's end. `take` gets each report, and answers when it is durable."""
 
     def __init__(self, run_directory: Path, take: TakeReport) -> None:
-        """Nothing listens before `open`."""
+        """Open no socket before `open`."""
         self._path = run_directory.resolve() / SOCKET_NAME
         self._take = take
         self._connections: dict[asyncio.StreamWriter, float] = {}  # when each was last heard
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Listen. Raises ConfigurationError when the run directory is not the owner's alone, or somebody listens."""
+        """Listen. Raises ConfigurationError when the run directory is open to others, or another process listens."""
         prepare_ipc(self._path)
         self._path.unlink(missing_ok=True)
         try:

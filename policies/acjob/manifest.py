@@ -1,5 +1,5 @@
 """Kubernetes YAML as fields that know where they stand, so that a mistake, or a comment, can name path and line;
-and the mistakes, collected so that all are told at once.
+and the mistakes, collected so that all are reported at once.
 
 A file may hold several documents, and lists of them as `kubectl get -o yaml` prints. Values are looked up, not built:
 what is not asked for costs nothing, however often anchors repeat it.

@@ -7,7 +7,7 @@ import msgspec
 from ...protocol.types import Rung
 from ..schema import Policy
 from ..wording import one_line
-from .settings import ACTION_TIME_LIMIT, PODS_ANEW, WAITS_FOR_PROCESSES, AscendJob, Strategy
+from .settings import ACTION_TIME_LIMIT, PODS_RESTARTED, WAITS_FOR_PROCESSES, AscendJob, Strategy
 
 KEEPS_PROCESSES = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
 
@@ -64,7 +64,7 @@ def _about_processes(job: AscendJob, rungs: list[Rung]) -> list[str]:
     if Rung.RECOVER in kept:
         texts.append(
             "recover takes a spare node that is there already (`midstep run --spares`), and waits for none; "
-            "without one the ladder goes on."
+            "without one the ladder continues."
         )
     if job.fault_retry_times is None or job.fault_retry_times.number == 0:
         texts.append(
@@ -95,7 +95,7 @@ def _about_scale(policy: Policy) -> list[str]:
     if policy.scale.min_nodes is None:
         return []
     return [
-        "elastic-training: whole nodes leave, and all processes start anew from a checkpoint of the last step; in "
+        "elastic-training: whole nodes leave, and all processes restart from a checkpoint of the last step; in "
         "MindCluster the healthy ones stay. Set scale.min_nodes to the fewest nodes that the job can train on."
     ]
 
@@ -103,7 +103,7 @@ def _about_scale(policy: Policy) -> list[str]:
 def _about_restarts(job: AscendJob, rungs: list[Rung]) -> list[str]:
     texts = []
     restarts = [rung for rung in rungs if rung in (Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB)]
-    limited = [rung for rung in rungs if rung in PODS_ANEW]
+    limited = [rung for rung in rungs if rung in PODS_RESTARTED]
     if job.retries is not None and len(limited) > 1:
         texts.append(
             f"{job.retries} limits each of {', '.join(limited)} by itself, over the whole job; in MindCluster all "
@@ -139,7 +139,7 @@ def _without_counterpart(job: AscendJob, policy: Policy) -> list[Note]:
 
 def _why_idle(key: str) -> str:
     if key == "restartPolicy":
-        return "Processes are started anew by midstep's agents; a pod that restarts by itself is a lost node to them."
+        return "Processes are restarted by midstep's agents; a pod that restarts by itself is a lost node to them."
     if key == "TTP_PORT":
         return "midstep chooses its ports."
     if key == "MINDIO_WAIT_MINDX_TIME":

@@ -118,7 +118,7 @@ def _check_version(document: Field, mistakes: Mistakes) -> None:
 
 
 def _check_homes(document: Field, mistakes: Mistakes) -> None:
-    """Labels among the annotations, and the other way round, would go unseen by MindCluster."""
+    """Check for labels among the annotations, and the other way round, which MindCluster would not see."""
     for home, other in (("labels", "annotations"), ("annotations", "labels")):
         place = document.get("metadata", home)
         mistakes.mapping(place)
@@ -141,7 +141,7 @@ def _strategies(field: Field | None, value: str | None, mistakes: Mistakes) -> f
 
 
 def _typos(document: Field) -> Iterator[str]:
-    """Keys are free in Kubernetes, so one that is nearly MindCluster's is no error, and worth a word."""
+    """Warn about keys that are nearly MindCluster's. They are no error, since keys are free in Kubernetes."""
     for home, keys in _HOMES.items():
         place = document.get("metadata", home)
         for field in place.fields() if place is not None else ():

@@ -13,7 +13,7 @@ MIN_ACTION_S, MAX_ACTION_S = 30, 1800  # of TTP_NORMAL_ACTION_TIME_LIMIT
 RECOVER_POLICY_PATH = "huawei.com/recover_policy_path"
 ACTION_TIME_LIMIT = "TTP_NORMAL_ACTION_TIME_LIMIT"
 INT32_MOST = 2**31 - 1
-PODS_ANEW = (Rung.RECOVER, Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB)  # rungs for which MindCluster starts pods anew
+PODS_RESTARTED = (Rung.RECOVER, Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB)  # rungs for which MindCluster restarts pods
 WAITS_FOR_PROCESSES = frozenset({"graceExit", "hotSwitch"})  # of subHealthyStrategy: those that do not kill at once
 
 
@@ -89,7 +89,7 @@ class AscendJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def elastic(self) -> bool:
-        """Whether it may go on with fewer nodes."""
+        """Whether it may continue with fewer nodes."""
         return not self.left_alone and not self.paused and Strategy.ELASTIC_TRAINING in self.strategies
 
     @property

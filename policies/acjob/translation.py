@@ -11,7 +11,7 @@ from ..schema import DEFAULT_LADDER, Budget, Deadlines, Policy, RungPolicy, Scal
 from .commented import render_commented
 from .notes import Note, notes_about
 from .reading import read_acjob
-from .settings import PODS_ANEW, AscendJob, Strategy
+from .settings import PODS_RESTARTED, AscendJob, Strategy
 
 _RUNGS = {
     Strategy.RETRY: Rung.RETRY_STEP,
@@ -78,7 +78,7 @@ def _ladder(job: AscendJob) -> tuple[tuple[RungPolicy, ...], dict[str, str]]:
         origins[f"ladder.{rung}"] = why[rung]
         budget = default[rung].budget
         origins[f"ladder.{rung}.budget"] = _OURS
-        if limit is not None and rung in PODS_ANEW:
+        if limit is not None and rung in PODS_RESTARTED:
             budget = Budget(per_job=min(limit.number, _MOST), window_s=0)
             origins[f"ladder.{rung}.budget"] = f"{limit}"
         rungs.append(RungPolicy(rung, attempts=default[rung].attempts, budget=budget))
@@ -151,7 +151,7 @@ def _sub_health(job: AscendJob, ladder: tuple[RungPolicy, ...]) -> tuple[SubHeal
 
 
 def _scale(job: AscendJob, ladder: tuple[RungPolicy, ...]) -> tuple[ScalePolicy, dict[str, str]]:
-    """Return whether the job may go on with fewer nodes, and where that comes from."""
+    """Return whether the job may continue with fewer nodes, and where that comes from."""
     if not job.elastic or not any(entry.rung is Rung.RESCHEDULE_POD for entry in ladder):
         return ScalePolicy(), {}
     line = job.recover_strategy.line if job.recover_strategy is not None else 0

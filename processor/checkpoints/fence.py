@@ -1,9 +1,8 @@
-"""Whose checkpoints count: those of the world that was led into training last, by a mark in the checkpoint directory.
+"""A fence for the checkpoint directory: only the world that was led into training last completes checkpoints.
 
-A world that was given up because nobody heard of it may train on: no message reaches it. The directory does, and each
-world that writes checkpoints as it trains marks it before its state is brought back. Who finds the mark of another
-world makes nothing complete there any more. So it is for two jobs that were given one directory by mistake: the later
-one has it.
+A world that was given up for lost may train on: no message reaches it. The directory does, and each world that writes
+checkpoints as it trains marks it before its state is brought back. A rank that finds the mark of another world makes
+nothing complete there any more. So it is for two jobs that were given one directory by mistake: the later one has it.
 
 The mark is looked at right before a checkpoint gets its name. Between the two a world that takes over is not seen; what
 comes of that is a whole checkpoint of the world before it, as any that it wrote earlier.
@@ -31,7 +30,7 @@ _Line = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f]
 
 
 class WorldMark(msgspec.Struct, frozen=True):
-    """Who trains: for people to read, except for the nonce, which no other world has."""
+    """The mark of one world. For people to read, except for the nonce, which no other world has."""
 
     job: _Line
     generation: int
@@ -45,7 +44,7 @@ class WorldMark(msgspec.Struct, frozen=True):
 
 
 def is_marked(directory: str | Path) -> bool:
-    """Whether some world has marked a directory."""
+    """Return whether a world has marked a directory."""
     return os.path.lexists(Path(directory) / MARK)
 
 
@@ -70,7 +69,7 @@ class Fence:
     def lost_to(self) -> WorldMark | None:
         """Return the mark of a world that has taken over since; None where checkpoints of this one count.
 
-        Raises CheckpointError when that cannot be told.
+        Raises CheckpointError when the mark cannot be read.
         """
         if not self._written:
             self._write()
@@ -78,7 +77,7 @@ class Fence:
         with self._told("read"):
             try:
                 found = read_record(self._path, WorldMark, MOST_MARK_BYTES)
-            except FileNotFoundError:  # somebody has cleared the directory
+            except FileNotFoundError:  # the directory was cleared
                 self._write()
                 return None
             except CheckpointError as error:

@@ -53,7 +53,7 @@ def told(doing: str) -> Iterator[None]:
 
 
 def is_part(name: str) -> bool:
-    """Whether a file of a checkpoint can have this name: that of a shard or of a rank's local state."""
+    """Return whether a file of a checkpoint can have this name: that of a shard or of a rank-local state."""
     return _PART_NAME.fullmatch(name) is not None
 
 
@@ -78,7 +78,9 @@ def warn_if_open(directory: str | Path) -> None:
     """Say so where others can write to a directory that the user has named. Raises OSError."""
     mode = Path(directory).stat().st_mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        warn_once(f"{directory} has mode {stat.S_IMODE(mode):o}: whoever can write there can replace checkpoints")
+        warn_once(
+            f"{directory} has mode {stat.S_IMODE(mode):o}: every user that can write there can replace checkpoints"
+        )
 
 
 def make_own_directory(path: Path) -> None:
@@ -128,7 +130,7 @@ def read_small(path: Path, most_bytes: int) -> bytes:
 
 
 def holds_own_files(place: Path) -> bool:
-    """Whether a directory has a file that only midstep writes. Raises OSError."""
+    """Return whether a directory has a file that only midstep writes. Raises OSError."""
     return any(_ONLY_OURS.fullmatch(name) for name in os.listdir(place))
 
 

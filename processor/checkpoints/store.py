@@ -5,7 +5,7 @@
 disk; the folder gets its name when all of them are there. So a folder with the plain name is complete, whatever died
 in between. Nothing that is read here can run code.
 
-Who does what: at a step's end each rank calls `save_own`, one of them `save_shard` for each shard; when all have done
+At a step's end each rank calls `save_local`, one of them `save_shard` for each shard; when all have done
 so (a barrier), one calls `publish`, then `prune`. All of one attempt use the same `attempt` text.
 """
 

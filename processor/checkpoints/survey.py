@@ -18,7 +18,7 @@ PARKED_PATIENCE_S = 1.0  # a survivor, which `deadlines.quiesce_s` waits for, an
 MOST_REPORTED = 1000  # the newest; a report is one message
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
-_NAMED = 3  # traces that are told of one by one
+_NAMED = 3  # traces that are reported one by one
 _MOST_CHARACTERS = 300  # of each
 
 _log = logging.getLogger("midstep")

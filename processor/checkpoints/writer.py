@@ -1,4 +1,4 @@
-"""When checkpoints are written in training, by whom, and when they count.
+"""Write checkpoints in training: when, which rank writes what, and when a checkpoint counts.
 
 At a step boundary each rank writes its local state, and of the ranks that hold a shard one writes it. The checkpoint
 is made complete after the next commit barrier: passing it proves that every rank has written its part.
@@ -33,7 +33,7 @@ class CheckpointWriter:
         self._fence: Fence | None = None  # where this rank makes checkpoints complete
 
     def take_over(self, generation: int) -> None:
-        """From here on the checkpoints of this generation count, and those of worlds before it no longer.
+        """Mark the directory: from here on checkpoints of this generation count, and no others.
 
         At the start of the way back. A failure is logged, and tried again when the first checkpoint is complete.
         """
@@ -49,12 +49,12 @@ class CheckpointWriter:
             _log.error("%s", error)
 
     def due(self, committed: int) -> bool:
-        """Whether a checkpoint is to be written after this many updates."""
+        """Return whether a checkpoint is to be written after this many updates."""
         every = self._settings.checkpoint_every_steps
         return every > 0 and committed % every == 0 and self._settings.checkpoint_directory is not None
 
     def save(self, step: int) -> None:
-        """Write this rank's part. A failure (full disk, say) is logged and training goes on without this checkpoint."""
+        """Write this rank's part. A failure (full disk, say) is logged, and training continues without it."""
         attempt = self._attempt(self._runtime.generation)
         try:
             self._write(step, attempt, self._framework.writes())
@@ -81,7 +81,7 @@ class CheckpointWriter:
             _log.error("%s", error)
 
     def forget_pending(self) -> None:
-        """A recovery has begun: whether everybody has written is not known any more."""
+        """Drop the checkpoint that is waiting: after a fault it is not known whether all parts are written."""
         self._pending = None
 
     def save_emergency(self, step: int, generation: int, *, publish: bool, shards: Sequence[str]) -> tuple[str, str]:

@@ -154,7 +154,7 @@ def test_a_controller_whose_journal_is_taken_away_stops_deciding(
 @attack(
     "somebody else writes into the journal of a running controller",
     holds="the controller decides nothing more",
-    reads="after event 41 it was changed by somebody else. ...",
+    reads="after event 41 it was changed by another process. ...",
 )
 def test_a_controller_whose_journal_is_written_by_another_stops_deciding(place: Place) -> None:
     """Rows that are added or removed show, as the controller knows what its last one was."""
@@ -163,7 +163,7 @@ def test_a_controller_whose_journal_is_written_by_another_stops_deciding(place: 
         with sqlite3.connect(place.path) as stranger:
             stranger.execute("DELETE FROM events WHERE seq > 10")
         stranger.close()
-        with pytest.raises(JournalDamaged, match="changed by somebody else"):
+        with pytest.raises(JournalDamaged, match="changed by another process"):
             place.write(journal, first=EVENTS + 2)
 
 

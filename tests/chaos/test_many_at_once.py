@@ -59,7 +59,7 @@ def test_ranks_killed_at_once_are_replaced_at_once(incidents: dict[str, dict[str
 
 
 def test_without_any_copy_left_the_checkpoint_is_used(incidents: dict[str, dict[str, Any]]) -> None:
-    """All ranks killed: all start anew from the last complete checkpoint, and the report says so and why."""
+    """All ranks killed: all restart from the last complete checkpoint, and the report says so and why."""
     incident = incidents["all"]
     assert incident["outcome"] == "resumed"
     assert incident["rung"] == "reschedule_pod"

@@ -145,7 +145,7 @@ def undisturbed(options: dict[str, Any]) -> str:
 
 
 def disturbed(options: dict[str, Any], alone: Any) -> str:
-    """Train; at each step of options["at"] interrupt all ranks in backward, and build the victim anew from nothing."""
+    """Train; at each step of options["at"] interrupt all ranks in backward, and build the victim again from nothing."""
     rank = dist.get_rank()
     script = Script(options, seed=7)
     torch.manual_seed(100 + rank)

@@ -1,4 +1,4 @@
-"""A DDP run that was interrupted, with one rank built anew from nothing, ends where an undisturbed plain DDP run "
+"""A DDP run that was interrupted, with one rank built again from nothing, ends where an undisturbed plain DDP run "
 "ends."""
 
 import json

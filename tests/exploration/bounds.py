@@ -50,6 +50,6 @@ LARGE = (
 
 
 def without_checkpoints() -> Policy:
-    """Return the default policy, in which all begin anew where no copy of the state is left."""
+    """Return the default policy, in which all begin again where no copy of the state is left."""
     policy = default_policy()
     return msgspec.structs.replace(policy, checkpoint=msgspec.structs.replace(policy.checkpoint, every_steps=0))

@@ -92,7 +92,7 @@ class Exploration:
         frontier, seen = msgspec.msgpack.decode(path.read_bytes(), type=tuple[Frontier, bytes])
         self.seen = {seen[at : at + DIGEST_BYTES] for at in range(0, len(seen), DIGEST_BYTES)}
         if frontier.bound != self.name or key_of(self.start) not in self.seen:
-            raise OtherBound(f"{path} is of {frontier.bound!r} or of another machine; remove it to begin anew")
+            raise OtherBound(f"{path} is of {frontier.bound!r} or of another machine; remove it to begin again")
         self.moves, self.deepest, self.ends = frontier.moves, frontier.deepest, Counter(frontier.ends)
         self.levels = []
         cluster = self.start
@@ -101,7 +101,7 @@ class Exploration:
             if 0 < taken <= len(self.levels[-1].moves):
                 cluster, _ = self.levels[-1].moves[taken - 1].make()
             if key_of(cluster) not in self.seen:
-                raise OtherBound(f"{path} is of another version of the machine; remove it to begin anew")
+                raise OtherBound(f"{path} is of another version of the machine; remove it to begin again")
 
     def _take(self, cluster: Cluster, move: Move) -> None:
         after, actions = move.make()

@@ -43,7 +43,9 @@ def main() -> int:
     """Explore the bounds, one on each core; the exit status is 1 when a rule is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of names; all without")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where frontiers are kept; remove it to begin anew")
+    parser.add_argument(
+        "--folder", type=Path, default=FOLDER, help="where frontiers are kept; remove it to begin again"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     bounds = (*SMALL, *LARGE)

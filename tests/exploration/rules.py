@@ -101,7 +101,7 @@ def _wrong_part(
         if own.rank == process.rank and source and copy not in source.local_states(cluster.size.ranks):
             yield f"4 same numbers: {process.name} gets its local state from rank {own.source}, which lacks it"
     if part.restore is RestoreSource.NOTHING and survivors and part.target_step > 0:
-        yield f"3 nothing lost: {process.name} begins anew with survivors"
+        yield f"3 nothing lost: {process.name} begins again with survivors"
 
 
 def _killed_for_nothing(before: Cluster, after: Cluster, starts: list[StartProcess]) -> Iterator[str]:

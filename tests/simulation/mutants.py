@@ -4,7 +4,7 @@
     python tests/simulation/mutants.py NAME...  some
 
 A mutant is a piece of a module's text and what stands in its place. It is applied in memory: the module is compiled
-anew, and its functions get the new code for a while. Nothing is written to any file.
+again, and its functions get the new code for a while. Nothing is written to any file.
 """
 
 import argparse
@@ -45,7 +45,7 @@ class Caught(NamedTuple):
 
 
 class TextGone(Exception):
-    """The text of a mutant is no longer in its module: write the mutant anew."""
+    """The text of a mutant is no longer in its module: write the mutant again."""
 
 
 MUTANTS = (

@@ -30,7 +30,7 @@ def test_a_broken_machine_is_caught(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_text_of_every_mutant_is_still_there(mutant: Mutant) -> None:
-    """When this fails the machine has changed: write the mutant anew, so that it breaks the same thing."""
+    """When this fails the machine has changed: write the mutant again, so that it breaks the same thing."""
     with applied(mutant):
         pass
 

@@ -13,7 +13,7 @@ from midstep.protocol.messages import ArmFault, Command, IntroduceNode, KillNode
 from midstep.simulation.campaign import run_seeds
 
 SEEDS = range(4)  # for each phase that the faults wait for
-# A process that should not run is ended when its agent, welcomed anew, tells of it; the others are an operator's.
+# A process that should not run is ended when its agent, welcomed again, tells of it; the others are an operator's.
 ASKED_ANEW = (StopProcess, IntroduceNode, KillNode, ArmFault)
 
 

@@ -1,4 +1,4 @@
-"""Ranks that die or hang while an emergency checkpoint is written: the others begin anew, if they hold everything."""
+"""Ranks that die or hang while an emergency checkpoint is written: the others begin again, if they hold everything."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ def taken(directory: Path, *, job: str = "gpt", generation: int = 1, node: str =
 
 
 def test_a_world_that_nobody_has_replaced_keeps_the_directory(tmp_path: Path) -> None:
-    """Also over its own recoveries, each of which marks the directory anew."""
+    """Also over its own recoveries, each of which marks the directory again."""
     fence = taken(tmp_path / "checkpoints")
     assert fence.lost_to() is None
     fence.take("gpt", 2, "node0")

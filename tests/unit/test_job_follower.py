@@ -11,7 +11,7 @@ from midstep.controller.endpoints.control_requests import StatusReply
 from midstep.protocol.incidents import Incident, JobStatus, Outcome
 from midstep.protocol.types import Decision, Rung
 
-STARTED = "rank 1 can be started anew on node node0, keeping 3 healthy ranks alive"
+STARTED = "rank 1 can be restarted on node node0, keeping 3 healthy ranks alive"
 
 
 def status_of(*incidents: Incident) -> JobStatus:
@@ -33,8 +33,8 @@ def test_a_decision_with_more_reports_behind_it_is_not_said_again(monkeypatch: p
     """That collectives of survivors fail, too, is no news to an operator; another rung, or another rank, is."""
     kill = Decision(Rung.RECOVER_IN_PLACE, f"rank 1 ended: {STARTED}", ())
     wider = Decision(Rung.RECOVER_IN_PLACE, f"rank 1 ended; ranks 2, 3 had a collective fail: {STARTED}", ())
-    two = Decision(Rung.RECOVER_IN_PLACE, "ranks 1, 2 ended: ranks 1, 2 can be started anew", ())
-    coarser = Decision(Rung.RESCHEDULE_POD, "ranks 1, 2 ended: all processes are started anew", ())
+    two = Decision(Rung.RECOVER_IN_PLACE, "ranks 1, 2 ended: ranks 1, 2 can be restarted", ())
+    coarser = Decision(Rung.RESCHEDULE_POD, "ranks 1, 2 ended: all processes are restarted", ())
     opened = [Incident(1, 5.0, decisions=(kill, wider, two, coarser)[:some]) for some in (1, 2, 4)]
     over = Incident(1, 5.0, decisions=opened[-1].decisions, outcome=Outcome.DISMISSED, ended_reason="it was nothing")
 
@@ -42,8 +42,8 @@ def test_a_decision_with_more_reports_behind_it_is_not_said_again(monkeypatch: p
 
     assert said == [
         f"incident 1: recover_in_place - rank 1 ended: {STARTED}",
-        "incident 1: recover_in_place - ranks 1, 2 ended: ranks 1, 2 can be started anew",
-        "incident 1: reschedule_pod - ranks 1, 2 ended: all processes are started anew",
+        "incident 1: recover_in_place - ranks 1, 2 ended: ranks 1, 2 can be restarted",
+        "incident 1: reschedule_pod - ranks 1, 2 ended: all processes are restarted",
         "incident 1: dismissed: it was nothing",
     ]
 

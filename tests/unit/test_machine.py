@@ -325,7 +325,7 @@ def test_a_plain_script_that_always_fails_is_restarted_exactly_as_often_as_allow
 
 
 def test_all_ranks_dead_starts_the_world_from_its_checkpoint(cluster: Cluster) -> None:
-    """With every replica gone the whole world is started anew, seated."""
+    """With every replica gone the whole world is restarted, seated."""
     for rank in range(3):
         cluster.feed(cluster.exited(rank))
     bodies = cluster.feed(cluster.exited(3))
@@ -457,7 +457,7 @@ def test_a_restarted_controller_asks_again_for_nodes() -> None:
 
 
 def test_nothing_begins_anew_from_a_half_repaired_process(cluster: Cluster) -> None:
-    """Its source died while it copied, and nobody else holds anything: all start anew, from what their script makes."""
+    """Its source died while it copied, and nobody else holds anything: all restart, from what their script makes."""
     cluster.feed(cluster.exited(1))
     cluster.feed(*(cluster.quiesced(rank, 5, wards=[1]) for rank in (0, 2, 3)), cluster.joined(1))
     assert cluster.machine.phase is Phase.REJOINING

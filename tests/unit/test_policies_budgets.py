@@ -203,7 +203,7 @@ def test_no_budget_is_ever_overdrawn_in_a_whole_job(policy: Policy, incidents: l
 
 
 def assert_within(entry: RungPolicy, spent: tuple[Spent, ...], now: float) -> None:
-    """Count anew, by the words of the documentation, what the window holds."""
+    """Count again, by the words of the documentation, what the window holds."""
     budget = entry.budget
     counted = [
         one for one in spent if one.rung is entry.rung and (budget.window_s == 0 or now - one.at_s < budget.window_s)

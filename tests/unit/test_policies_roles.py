@@ -91,7 +91,7 @@ def test_a_role_that_names_a_rank_which_the_job_has_not_is_found_before_the_star
 def test_a_role_recovers_by_its_own_ladder_and_the_reason_names_it() -> None:
     decision = LADDER.decide(killed(0))
     assert (decision.rung, decision.roles) == (Rung.RECOVER_IN_PLACE, ("trainer",))
-    assert decision.reason.startswith("role trainer: rank 0 ended: rank 0 can be started anew on node n0")
+    assert decision.reason.startswith("role trainer: rank 0 ended: rank 0 can be restarted on node n0")
     assert Rung.RETRY_STEP not in [skipped.rung for skipped in decision.skipped]
 
 

@@ -107,7 +107,7 @@ def test_paused_process_recovery_is_not_translated_and_that_is_said() -> None:
 def test_the_lower_limit_of_restarts_holds_over_the_whole_job(
     retry_times: str | None, backoff: int | None, limit: int
 ) -> None:
-    """Zero and less are no limit, as in MindCluster; rungs that start no pods anew keep midstep's own limits."""
+    """Zero and less are no limit, as in MindCluster; rungs that start no pods again keep midstep's own limits."""
     labels = "fault-scheduling: grace" + (f', fault-retry-times: "{retry_times}"' if retry_times else "")
     rest = "" if backoff is None else f"spec: {{runPolicy: {{backoffLimit: {backoff}}}}}\n"
     found = small(labels, "recover-strategy: 'recover,recover-in-place'", rest)

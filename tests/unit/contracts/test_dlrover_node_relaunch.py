@@ -1,4 +1,4 @@
-"""DLRover Unified, "Node Relaunch": a node on which too much failed is replaced, once, and its count begins anew.
+"""DLRover Unified, "Node Relaunch": a node on which too much failed is replaced, once, and its count begins again.
 
 The per-node count is `node.failures`, or the budget `per_node` of a rung; the relaunch is `recover` onto a spare node,
 or `reschedule_pod` with a node that the platform creates.

@@ -32,7 +32,7 @@ def test_worker_of_a_role_with_sub_master_fails_over_with_its_role() -> None:
 
 
 def test_worker_of_a_role_without_sub_master_fails_over_with_the_job() -> None:
-    """Everything starts anew, other roles too, and the reason says that the role has no ladder of its own."""
+    """Everything restarts, other roles too, and the reason says that the role has no ladder of its own."""
     job = PlayedJob(ROLES).start()
     job.checkpoints = (5,)
     before = job.pids_now()

@@ -2,7 +2,7 @@
 
 A worker with a sub-master is a rank of a resilient job: the failure is dealt with where it happened. One without is a
 rank of a script that knows nothing of midstep, or of a role without a ladder (`test_dlrover_roles.py`): the job starts
-anew as a whole.
+again as a whole.
 """
 
 import pytest
@@ -28,7 +28,7 @@ def test_worker_with_sub_master_is_restarted_without_the_job() -> None:
 
 
 def test_worker_without_sub_master_restarts_the_job() -> None:
-    """Nobody can be kept, so everybody is started anew, and it counts as one restart of the job."""
+    """Nobody can be kept, so everybody is restarted, and it counts as one restart of the job."""
     job = PlayedJob(resilient=False, max_restarts=3).start()
     before = job.pids_now()
 
@@ -185,7 +185,7 @@ def test_comm_fault_of_one_node_again_and_again_is_not_retried_for_ever() -> Non
 
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_sub_master_failover_is_a_stateless_retry(restarts: int) -> None:
-    """A controller that comes anew, also several times, takes up the running job: nobody is told to do anything."""
+    """A controller that comes again, also several times, takes up the running job: nobody is told to do anything."""
     job = PlayedJob().start()
     before = job.pids_now()
     sent = len(job.sent)

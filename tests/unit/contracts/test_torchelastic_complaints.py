@@ -172,7 +172,7 @@ def test_others_do_not_run_on_when_one_fails() -> None:
 
 
 def test_ranks_do_not_change_places() -> None:
-    """DLRover #450: after a restart ranks are dealt out anew, in any order."""
+    """DLRover #450: after a restart ranks are dealt out again, in any order."""
     job = PlayedJob(resilient=False, max_restarts=5, nodes=3).start()
     before = {rank: process.node for rank, process in job.processes.items()}
 

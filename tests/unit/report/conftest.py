@@ -238,7 +238,7 @@ def node_lost() -> Incident:
 
 
 def failed_rung() -> Incident:
-    """Recovering in place failed, no spare was left: all start anew from the checkpoint, seven steps are lost."""
+    """Recovering in place failed, no spare was left: all restart from the checkpoint, seven steps are lost."""
     began_s = START_S + 300
     everybody = {rank: 4900 + rank for rank in PIDS}
     return Incident(
@@ -265,7 +265,7 @@ def failed_rung() -> Incident:
             ),
             Decision(
                 Rung.RESCHEDULE_POD,
-                "the platform creates a node in place of node-0; all processes start anew from the checkpoint",
+                "the platform creates a node in place of node-0; all processes restart from the checkpoint",
                 (
                     SkippedRung(Rung.RETRY_STEP, "the process of rank 1 is gone"),
                     SkippedRung(Rung.RECOVER_IN_PLACE, "it failed in this incident"),
