@@ -55,7 +55,7 @@ class _History:
         self.reports = 0
 
     def follow(self, progress: RankProgress) -> None:
-        """Take in where the rank is now."""
+        """Note where the rank is now."""
         if progress.generation != self.generation or progress.step < self.step:
             self._begin_generation(progress)
         elif progress.step > self.step:

@@ -1,6 +1,6 @@
 """Interface of a device: what a recovery needs of it to stop, clean, inspect and restart it.
 
-A device can be stuck in an operator, or hold resources of one, long after its process was told to stop. Its memory can
+A device can be stuck in an operator, or hold resources of one, long after its process was to stop. Its memory can
 be damaged while the process lives. What it has queued may fail after the call that queued it has returned. These hooks
 deal with that; everything else about a device is left to the framework.
 """

@@ -1,4 +1,4 @@
-"""Counting: how often a rung was taken, and whether it may be taken once more.
+"""Budgets: how often a rung was taken, and whether it may be taken once more.
 
 A budget is a limit over a sliding window of the job's history. What an incident has already tried limits a
 rung too: a rung that failed is not taken again in the same incident, and one that was cut short again and

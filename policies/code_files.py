@@ -1,4 +1,4 @@
-"""Reads tables of fault codes: the one that comes along, a job's own, and the files that clusters have already.
+"""Read tables of fault codes: the one that comes along, a job's own, and the files that clusters have already.
 
 Three forms are understood: midstep's (`version: 1` and `codes:`), and, as MindCluster's components have them,
 `<Level>Codes: [code, ...]` at the top (faultCode.json, SwitchFaultCode.json) or one floor down (`publicFaultCode`,

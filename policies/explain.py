@@ -1,4 +1,4 @@
-"""Answers "what would this policy do?" for faults that have not happened.
+"""Explain what a policy would do, for faults that have not happened.
 
 It makes the facts that the recovery machine would make and asks the same ladder, so the reasons are word for
 word those that status, report and log would show.

@@ -32,7 +32,7 @@ RULES: dict[Rung, Rule] = {
 
 
 class Course(msgspec.Struct, frozen=True):
-    """What taking a rung comes to.
+    """What taking a rung replaces, leaves and costs.
 
     `replace`: the ranks whose process is restarted; `leave`: the nodes that no rank stays on; `cost`: what it adds
     to `Facts.spent`.

@@ -1,8 +1,7 @@
-"""Checks plain YAML values against the policy's structs, and finds every mistake at once.
+"""Check plain YAML values against the policy's structs, and report every mistake at once.
 
-All mistakes are reported at once, each with its key, what was found, what is allowed, and the
-name that was probably meant. The structs of `schema.py` are the only description of the file; nothing is
-listed twice.
+Each is reported with its key, what was found, what is allowed, and the name that was probably meant. The structs of
+`schema.py` are the only description of the file; nothing is listed twice.
 """
 
 import difflib

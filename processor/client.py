@@ -167,7 +167,7 @@ class Client:
         socket.send(data)
 
     def _take(self, socket: DealerSocket, data: bytes) -> None:
-        """Take in one message. What it causes, of whatever kind, must not make this rank deaf to the next one."""
+        """Handle one message. No error that it causes may keep this rank from the next one."""
         try:
             envelope = decode(data)
         except WireError as error:

@@ -53,7 +53,7 @@ class ResumableBatches(Iterable[Any]):
         seed: From which the order of random samplers and the random numbers of workers follow.
 
     Raises:
-        ConfigurationError: The loader cannot be continued.
+        ConfigurationError: The loader has no positions: an iterable dataset, or no batch size.
     """
 
     def __init__(self, loader: "DataLoader[Any]", sampler: Any = None, *, seed: int = 0) -> None:
@@ -98,7 +98,14 @@ class ResumableBatches(Iterable[Any]):
         return sum(1 for _ in self._divided()) - self._batch
 
     def __iter__(self) -> Iterator[Any]:
-        """Go through the rest of the current epoch."""
+        """Iterate over the rest of the current epoch.
+
+        Yields:
+            What the loader's `collate_fn` makes of a batch: tensors on the CPU by default, pinned as in the loader.
+
+        Raises:
+            RecoveryError: The position was set, or another iterator was made, since this one began.
+        """
         self._lives += 1
         life = self._lives
         self._generator.manual_seed(self._derived(self._epoch, 0))
@@ -113,20 +120,35 @@ class ResumableBatches(Iterable[Any]):
         self._epoch, self._batch, self._start = self._epoch + 1, 0, 0
 
     def endless(self) -> Iterator[Any]:
-        """Iterate over epochs without end, for a loop that counts steps."""
+        """Iterate over epochs without end, for a loop that counts steps.
+
+        Yields:
+            Batches, as `__iter__` does.
+
+        Raises:
+            ConfigurationError: The loader has no batches.
+        """
         if len(self) == 0:
             raise ConfigurationError("the loader has no batches; is the dataset smaller than one batch (drop_last)?")
         while True:
             yield from self
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position. Cheap: it is captured at every step."""
+        """Return the position. Cheap: it is captured at every step.
+
+        Returns:
+            Epoch, batches handed out, where the present division begins, and among how many ranks it divides.
+        """
         return {_EPOCH: self._epoch, _BATCH: self._batch, _START: self._start, _RANKS: self._ranks}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Set the position; iterators made before are at their end.
 
-        Raises RecoveryError when it was saved by a world of another size, and the sampler has no global order.
+        Args:
+            state: What `state_dict` has returned, on this rank or on another one.
+
+        Raises:
+            RecoveryError: It was saved by a world of another size, and the sampler has no global order.
         """
         self._epoch, self._batch, self._start = state[_EPOCH], state[_BATCH], state.get(_START, 0)
         self._lives += 1

@@ -1,4 +1,4 @@
-"""What a framework must be able to do for a recovery, as one protocol.
+"""The protocol that a framework adapter implements for a recovery.
 
 The processor drives a recovery; it knows nothing of modules, optimizers or reducers. An adapter (plain PyTorch,
 Megatron, ...) implements `Framework`; the five lifecycle callbacks of a recovery end in its methods, in the order in
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 
 
 class OpenShard(Protocol):
-    """A shard as one run of bytes: a small header and the tensors behind it, in an order that all replicas share."""
+    """A shard as one run of bytes: a small header, and the tensors behind it in an order that all replicas share."""
 
     @property
     def header(self) -> bytes:
-        """Everything of the shard that is no tensor (param groups, scheduler, ...), pickle-free; and tensor shapes."""
+        """Shapes and dtypes of the tensors, and everything else of the shard (param groups, ...), without pickle."""
         ...
 
     @property
     def tensors(self) -> Sequence["torch.Tensor"]:
-        """The tensors in order, contiguous on the CPU or the device; the transfer reads or writes their memory."""
+        """The tensors in order: any shape and dtype, contiguous, on the CPU or the device of the job.
+
+        The transfer reads and writes their memory as it is, without a copy.
+        """
         ...
 
 
@@ -33,7 +36,11 @@ class Framework(Protocol):
     """The framework's side of a recovery. All methods run in the train thread unless they say otherwise."""
 
     def bind(self, ledger: "Ledger") -> None:
-        """Take the ledger that `steps` goes by. Runs once, when the resilient function is called."""
+        """Set the step ledger. Runs once, when the resilient function is called.
+
+        Args:
+            ledger: What the loop of the script takes its steps from.
+        """
         ...
 
     def audit(self) -> tuple[str, ...]:
@@ -49,10 +56,16 @@ class Framework(Protocol):
         ...
 
     def capture_local(self) -> bytes:
-        """Capture the small state that is this rank's alone: RNG, data position, buffers, user values.
+        """Capture the rank-local state: random numbers, data position, changing buffers, values.
 
-        Runs at `ready(s)`, right before the commit barrier; the answer is the local state after `s + 1` updates. It is
-        also called once before the first step. Must be cheap: it is on the path of every step.
+        Runs at `ready(s)`, right before the commit barrier, and once before the first step. Must be cheap: it is on the
+        path of every step.
+
+        Returns:
+            The state as of `s + 1` updates, as bytes that `restore_local` takes.
+
+        Raises:
+            RecoveryError: The state cannot be captured.
         """
         ...
 
@@ -65,19 +78,52 @@ class Framework(Protocol):
         ...
 
     def open_shard(self, shard_id: str) -> OpenShard:
-        """Open a shard that this rank holds, to send from it. In repair, at a source."""
+        """Open a shard that this rank holds, to send from it. In repair, at a source.
+
+        Args:
+            shard_id: One of those that `shards` returns.
+
+        Returns:
+            The live tensors of the shard, not copied.
+
+        Raises:
+            RecoveryError: This rank has no such shard.
+        """
         ...
 
     def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
-        """Make room for a shard that arrives, as its header says. In repair, at a destination."""
+        """Allocate the tensors of a shard that arrives. In repair, at a destination.
+
+        Args:
+            shard_id: One of those that `shards` returns.
+            header: The header of the shard at its source, with shapes and dtypes.
+
+        Returns:
+            Tensors to receive into, on the device of the job or the CPU: the live ones where they fit.
+
+        Raises:
+            RecoveryError: The shard does not fit the model of this rank.
+        """
         ...
 
     def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
-        """Make the shard that has arrived (its checksum was right) the state of this rank. In repair."""
+        """Make a received shard, whose checksums were right, the state of this rank. In repair.
+
+        Args:
+            shard_id: One of those that `shards` returns.
+            shard: What `accept_shard` has returned, with the received bytes in it.
+        """
         ...
 
     def restore_local(self, blob: bytes) -> None:
-        """Put back the rank-local state that `capture_local` gave. In rollback, on every rank, survivors included."""
+        """Restore the rank-local state that `capture_local` has returned. In rollback, on every rank.
+
+        Args:
+            blob: As of the target step, captured here, by an earlier process of this rank, or read from a checkpoint.
+
+        Raises:
+            RecoveryError: The bytes are no such state, or of another model.
+        """
         ...
 
     def rolled_back(self, step: int) -> None:
@@ -85,18 +131,27 @@ class Framework(Protocol):
         ...
 
     def fire_in(self, point: "InjectionPoint", fire: Callable[[], None]) -> None:
-        """Call `fire` once, in the middle of the next forward or backward pass: a fault is armed there."""
+        """Call `fire` once, in the middle of the next forward or backward pass, to inject a fault there.
+
+        Args:
+            point: FORWARD or BACKWARD, or another injection point that the framework has.
+            fire: What raises or ends the process.
+        """
         ...
 
 
 @runtime_checkable
 class Expectant(Protocol):
-    """A framework that can get memory for a shard before the shard's source is there."""
+    """A framework that can allocate memory for a shard before the source of the shard is connected."""
 
     def expect_shard(self, shard_id: str, size_bytes: int) -> None:
         """Start to prefault memory for a shard that will arrive, and return at once.
 
         In rebuild, at a destination, while the links come up.
+
+        Args:
+            shard_id: One of those that `shards` returns.
+            size_bytes: The size of the shard at its source.
         """
         ...
 
@@ -106,8 +161,13 @@ class Rescalable(Protocol):
     """A framework with state that does not depend on the number of ranks, so that a world can change its size."""
 
     def adopt_local(self, blob: bytes, *, random_numbers: bool) -> None:
-        """Put back what `capture_local` gave in a world of another size. In repair, from a checkpoint.
+        """Restore what `capture_local` has returned in a world of another size. In repair, from a checkpoint.
 
-        `random_numbers`: it is this rank's; otherwise another rank's, and this one keeps the numbers of its own start.
+        Args:
+            blob: The rank-local state of this rank or, where it had none in that world, of another one.
+            random_numbers: Whether it is this rank's. Otherwise this rank keeps the random numbers of its own start.
+
+        Raises:
+            RecoveryError: The bytes are no such state, or of another model.
         """
         ...

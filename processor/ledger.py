@@ -26,7 +26,7 @@ HISTORY_STEPS = 31
 
 
 class Surroundings(Orders, Protocol):
-    """What the ledger needs of its process. The runtime is one; a script without midstep around it has another."""
+    """What the ledger needs of its process: the train thread under `midstep run`, and `Alone` otherwise."""
 
     def step_done(self) -> None:
         """Return when the device has done all that was queued: until then a collective may still fail.
@@ -65,7 +65,7 @@ class Surroundings(Orders, Protocol):
 
 
 class Step:
-    """One step of the loop, as `TrainState.steps` yields it.
+    """One step of the training loop, as `TrainState.steps` yields it.
 
     Attributes:
         index: Number of the step, from 0.
@@ -80,6 +80,12 @@ class Step:
 
         Entering passes the commit barrier, so every collective of the step has to come before. Inside the block no
         collective is allowed. Leaving it commits the step.
+
+        Returns:
+            A context manager, to be used once.
+
+        Raises:
+            ProtocolViolation: On entering: the step was updated before, or is not the current one.
         """
         return Update(self._ledger, self.index)
 

@@ -41,7 +41,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class RandomState:
-    """Captures and restores the global generators of this process. That of its device is `own_parts.py`'s business."""
+    """Captures and restores the global generators of this process. That of its device is in `local_state.py`."""
 
     def capture(self) -> bytes:
         """Return the state of all generators (about 10 KB). Runs at each commit, in the train thread."""

@@ -49,7 +49,7 @@ class Train(Action):
 
 @dataclass(frozen=True)
 class FindFailure(Action):
-    """Outcome: why the communicators have failed; None where they have not."""
+    """Ask why the communicators have failed. Outcome: the reason; None where they have not."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Inspect(Action):
 
 @dataclass(frozen=True)
 class Clean(Action):
-    """Inspect, and drop what the interrupted step has left. Outcome and exceptions: as those of Inspect and Stop."""
+    """Inspect, and drop what the interrupted step has left. Outcome as that of Inspect. Raises as StopInFlight does."""
 
 
 @dataclass(frozen=True)
 class Survey(Action):
-    """Outcome: the StepReport of this rank. `joining`: a new process waits longer for the checkpoint directory."""
+    """Make the StepReport of this rank. Outcome: it. `joining`: wait longer for checkpoints, as a newcomer."""
 
     joining: bool = False
 
@@ -96,7 +96,7 @@ class Post(Action):
 
 @dataclass(frozen=True)
 class ReportFault(Action):
-    """Report something wrong in this rank."""
+    """Report a fault of this rank."""
 
     kind: FaultKind
     detail: str
@@ -118,14 +118,14 @@ class SetActivity(Action):
 
 @dataclass(frozen=True)
 class BeginPhase(Action):
-    """A phase of the recovery begins: its time is taken, and a fault that is armed for it fires."""
+    """Begin a phase of the recovery: take its time, and fire a fault that is armed for it."""
 
     point: InjectionPoint
 
 
 @dataclass(frozen=True)
 class EndPhase(Action):
-    """The phase that began last is over. Outcome: its seconds."""
+    """End the phase that began last. Outcome: its seconds."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class PublishCheckpoint(Action):
 
 @dataclass(frozen=True)
 class ClaimCheckpoints(Action):
-    """From now on the checkpoints of this generation count, and not those of worlds before it."""
+    """Mark the checkpoint directory: checkpoints of this generation count, and no others."""
 
     generation: int
 

@@ -1,4 +1,4 @@
-"""The loop of a rank from joining its world to its release: pure. It says what comes next; others do it, and wait.
+"""The loop of a rank from joining its world to its release: pure. It yields actions; a driver carries them out.
 
 Train; when something breaks stop and clean, report, park; do as ordered; train again from the interrupted step.
 
@@ -30,7 +30,7 @@ GIVEN_UP = "the step is given up"
 
 
 class RankLoop:
-    """The loop of one process. `early`: another process holds the rank, and speaks for it, up to the first Quiesce."""
+    """The loop of one process. `early`: another process holds the rank, and reports for it, up to the first Quiesce."""
 
     def __init__(self, session: Session, step_state: StepState, steps: StepOrder, *, early: bool = False) -> None:
         self._session = session

@@ -1,7 +1,7 @@
 """`@midstep.resilient` and `midstep.init_process_group`: what a training script calls.
 
-Under `midstep run` they hand over to the train thread's loop; started otherwise, a script runs as if they were not
-there.
+Under `midstep run` they hand over to the loop of the train thread. Started otherwise, a script runs as it does without
+them.
 """
 
 import functools
@@ -44,7 +44,7 @@ def init_process_group(  # noqa: PLR0917 - torch's own signature
     pg_options: Any = None,
     device_id: "torch.device | int | None" = None,
 ) -> None:
-    """Make torch.distributed's default process group, one that survives the loss of a peer.
+    """Initialize the default process group of torch.distributed as one that survives the loss of a peer.
 
     Takes the place of `torch.distributed.init_process_group`, with the same arguments in the same order. Under
     `midstep run` none is needed, as the job knows all of them; what is passed is compared with the job. Otherwise the
@@ -79,8 +79,8 @@ def init_process_group(  # noqa: PLR0917 - torch's own signature
     options = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not None}
     if device_id is None:
         options.setdefault("backend", "gloo")
-    meets_nobody = "RANK" not in os.environ and init_method is None and store is None
-    if meets_nobody and rank in {UNSET, 0} and world_size in {UNSET, 1}:
+    is_alone = "RANK" not in os.environ and init_method is None and store is None
+    if is_alone and rank in {UNSET, 0} and world_size in {UNSET, 1}:
         options.update(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     dist.init_process_group(**options)
 
@@ -90,10 +90,23 @@ def resilient(
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Make a train function resilient: after a fault it is called again, and repeats the interrupted step.
 
-    `state` holds everything that training changes (`midstep.TrainState` for plain PyTorch). The function must take its
-    steps from `state.steps(total)`, and must not keep progress of its own between calls. It returns when all ranks have
-    finished. `lifecycle`: callbacks of your own in place of midstep's, one by one. Outside `midstep run` the function
-    is called once, as it is, and no callback is.
+    The function must take its steps from `state.steps(total)`, and must not keep progress of its own between calls. The
+    decorated one returns when all ranks have finished. Outside `midstep run` the function is called once, as it is, and
+    no callback is.
+
+    Args:
+        state: Everything that training changes: `midstep.TrainState` for plain PyTorch. Its tensors may be of any shape
+            and dtype, on the CPU or on the device of the job. They are restored in place.
+        lifecycle: Callbacks in place of midstep's, one by one.
+
+    Returns:
+        A decorator for the train function. The decorated function returns what the train function returns.
+
+    Raises:
+        ConfigurationError: When the function is called: the process has called a resilient function before, or the
+            state does not suit the job.
+        RecoveryError: When the function is called: the rank-local state does not fit the black box, or this process
+            cannot take part in a recovery.
     """
 
     def decorate(train: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -114,7 +127,7 @@ def resilient(
 
 
 class Alone:
-    """What a ledger asks for, in a script that was not started under midstep: no orders, no barrier, no copies."""
+    """The surroundings of a ledger in a script that was started without midstep: no orders, no barrier, no copies."""
 
     def interrupted(self) -> bool:
         """Return False: there is no controller to interrupt the step."""

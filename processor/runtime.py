@@ -140,7 +140,7 @@ class Runtime:
 
     @property
     def generation(self) -> int:
-        """The generation that this process has last heard of."""
+        """The latest generation that this process knows."""
         return self.session.generation
 
     def shield(self) -> None:
@@ -218,7 +218,7 @@ class Runtime:
         mendable: bool = False,
         trusted_step: int | None = None,
     ) -> None:
-        """Report something wrong in this rank. `mendable`: this process lives on and can mend it. See FaultReport."""
+        """Report a fault of this rank. `mendable`: this process stays alive and can mend it. See FaultReport."""
         report = FaultReport(
             kind=kind,
             at_s=time.time(),

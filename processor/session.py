@@ -26,7 +26,7 @@ class SessionStage(enum.StrEnum):
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """What became of a command: taken or refused (with why), and whether the communicators must be aborted now."""
+    """The result of a command: taken or refused (with why), and whether the communicators must be aborted now."""
 
     taken: bool
     abort: bool = False
@@ -40,7 +40,7 @@ _ABORTABLE = frozenset(
 
 
 class Session:
-    """One process's part in the recoveries of its job."""
+    """The state of one process in the recoveries of its job."""
 
     def __init__(self, rank: int, incarnation: int, generation: int) -> None:
         self.rank = rank

@@ -1,4 +1,4 @@
-"""The step clock: what the train thread is doing, written where its agent can read it without asking.
+"""The step clock: what the train thread is doing, written where the agent reads it without a message.
 
 It also counts collectives: of two ranks that stand still, the one that has entered fewer is the one the other waits
 for.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StepClock:
-    """Writes one rank's progress to its black box; also the communicator's observer."""
+    """Writes the progress of a rank to its black box. It is also the communicator's observer."""
 
     def __init__(self, black_box: "BlackBox | None", injection_points: "InjectionPoints", incarnation: int) -> None:
         self._black_box = black_box

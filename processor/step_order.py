@@ -1,4 +1,4 @@
-"""The order of a step, and where it may be left: pure. It says what comes next; others do it, and wait for it.
+"""The order of a step, and where it may be left: pure. It yields acts; a driver carries them out.
 
 A step ends in this order: all its collectives, then `ready`, then the commit barrier, then the purely local update,
 then it is committed. So at any fault all survivors have committed step s, or hold its final gradients, or are still
@@ -20,7 +20,7 @@ from .step_state import StepState
 
 
 class Orders(Protocol):
-    """What is known of the controller's wishes, without waiting."""
+    """The controller's orders as far as they are known, without waiting."""
 
     def interrupted(self) -> bool:
         """Return whether the controller wants the train thread to stop."""
@@ -51,7 +51,7 @@ class Leave(enum.Enum):
 
 
 class StepOrder:
-    """One rank's way through its steps.
+    """The order of one rank's steps.
 
     `held`: the commit barrier broke, and orders were taken there. `at_boundary`: left between two steps, where all
     ranks stop, so that nothing is in flight.

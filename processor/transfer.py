@@ -1,4 +1,4 @@
-"""Carries lost state from the ranks that have it to those that need it, by the controller's plan.
+"""Transfer lost state from the ranks that have it to those that need it, by the repair plan.
 
 A shard is one run of bytes: its tensors, one behind the other. A transfer moves a range of it in chunks, several under
 way at once, so that hashing and copying one chunk overlaps with the flight of the next. A chunk inside one tensor is
@@ -39,7 +39,7 @@ ReadOwnState = Callable[[int, int], bytes | None]
 
 
 class Handle(Protocol):
-    """An operation under way."""
+    """A send or receive under way."""
 
     def wait(self) -> Any:
         """Return when it is done; raises when it failed or was aborted."""
@@ -60,7 +60,7 @@ class PeerLinks(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Transferred:
-    """What came in: bytes of shards and rank-local states, and this rank's local state if the plan had it brought."""
+    """What was received: the bytes of all, and this rank's local state if the plan brings it."""
 
     bytes_received: int
     local_state: bytes | None

@@ -1,4 +1,4 @@
-"""How big a value may be that comes from outside, for all messages in one place.
+"""Bounds of values that come from outside, for all messages in one place.
 
 The decoders check these bounds, so that nothing behind them ever sees a number that is none, a time in milliseconds, or
 megabytes where a name belongs. They are far above what any job has, and far below what could do harm. What a process

@@ -1,4 +1,4 @@
-"""How an envelope becomes bytes and bytes become an envelope.
+"""Encode and decode envelopes: the wire format, its version and its size limit.
 
 One place for the format, its version and its size limit, so that whatever arrives is either a well-formed
 `Envelope` or one of two errors. Nothing of a message is ever executed.

@@ -1,4 +1,4 @@
-"""What goes down from the controller: what agents, processors and platforms are to do, in the imperative."""
+"""Commands of the controller to agents, processors and platforms, in the imperative."""
 
 import msgspec
 
@@ -45,7 +45,7 @@ class StopProcess(msgspec.Struct, frozen=True, tag=True):
 
 
 class Quiesce(msgspec.Struct, frozen=True, tag=True):
-    """Stop and clean: drop what is in flight, keep what is committed, and say where you stand.
+    """Stop, clean and park: drop what is in flight, keep what is committed, and report the step.
 
     `after_step`: not now, but when so many updates are committed, between two steps, in the present generation. All
     ranks then stop by themselves at one place, nothing is in flight, and no step has to be repeated.
@@ -75,7 +75,7 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """All ranks have finished: let the train function return to the user's script."""
+    """Let the train function return to the user's script: all ranks have finished."""
 
     rank: int
     generation: int

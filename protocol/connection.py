@@ -1,4 +1,4 @@
-"""One connection from outside, and the router's end that its bytes are carried to and from."""
+"""One client connection of the front, and its counterpart at the router."""
 
 import errno
 import socket
@@ -11,7 +11,7 @@ _AGAIN = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR})
 
 
 class ConnectionClosed(Exception):
-    """The other end of a connection is gone, or said what no handshake holds. Carries why, "" for an ordinary end."""
+    """The peer of a connection is gone, or has sent what no handshake has. Carries why, "" for an ordinary end."""
 
 
 class Connection:
@@ -27,7 +27,7 @@ class Connection:
         self.began_s = self.heard_s = now
         self.handshake = handshake  # None: nothing is left to prove
         self.identity: str | None = None  # of the key that it used
-        self.carried_bytes = 0  # from the client, since it was let in
+        self.carried_bytes = 0  # from the client, since it was admitted
         self.paused_until_s = 0.0
         self.to_router = b""
         self.to_client = b""
@@ -39,7 +39,7 @@ class Connection:
 
     @property
     def asks(self) -> bool:
-        """Whether the client waits to be let in."""
+        """Whether the client waits for admission."""
         return self.handshake is not None and self.handshake.asks
 
     def read_client(self, connect: Callable[[], socket.socket]) -> int:

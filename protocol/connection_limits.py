@@ -1,4 +1,4 @@
-"""How many connections a listener holds, and what each of them may cost before it is closed."""
+"""Limits of a listener: how many connections it holds, and what each may cost before it is closed."""
 
 import os
 import resource

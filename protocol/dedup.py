@@ -1,4 +1,4 @@
-"""Which numbers of a sender were taken before, exactly, in a few hundred bytes per sender.
+"""Exact deduplication of numbered messages, in a few hundred bytes per sender.
 
 A sender never has two messages to one receiver in flight whose numbers lie `WINDOW` or more apart. So a number that
 is that far behind the highest one is old news, and one bit for each of the others is enough.

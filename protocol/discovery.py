@@ -1,4 +1,4 @@
-"""Where the controller of a job listens now, for those that talk to it and may outlive it.
+"""The discovery file: the endpoint of a job's controller, for processes that may outlive it.
 
 A controller that takes over may have to listen elsewhere. Agents and the platform therefore ask a `Lookup` for its
 present endpoint. On one machine that is a file in the run directory; nothing else here depends on this.

@@ -1,4 +1,4 @@
-"""Where sockets listen: TCP anywhere, unix sockets only where no other user can reach them.
+"""Endpoints of sockets: TCP anywhere, unix sockets only where no other user can reach them.
 
 A unix socket has no keys: the permissions of its directory and file are what keeps others out.
 """

@@ -56,7 +56,7 @@ class UnsupportedState(ConfigurationError):
 
 
 class WireError(MidstepError):
-    """Bytes that are refused. They are counted and dropped; the connection lives on."""
+    """Bytes that are refused. They are counted and dropped; the connection stays open."""
 
 
 class MalformedMessage(WireError):
@@ -80,11 +80,11 @@ class JournalDamaged(JournalError):
 
 
 class JournalSuperseded(JournalError):
-    """A later term has begun: this controller is no longer the active one and must leave."""
+    """A later term has begun: this controller is no longer the active one and has to end."""
 
 
 class PlatformError(MidstepError):
-    """Nodes could not be had or released."""
+    """The platform could not create or release nodes."""
 
 
 class YamlError(MidstepError):
@@ -107,7 +107,7 @@ class AgentError(MidstepError):
 
 
 class CommunicatorError(MidstepError):
-    """Something about collectives."""
+    """A collective or its connections failed. The base class of the errors below."""
 
 
 class CommunicatorAborted(CommunicatorError):

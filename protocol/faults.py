@@ -1,4 +1,4 @@
-"""What can be wrong, how the field ranks it, and the report of one observation of it.
+"""Fault kinds, fault levels, and the report of one observation of a fault.
 
 Import these from `protocol.types`, with the other nouns.
 """
@@ -36,7 +36,7 @@ class FaultKind(enum.StrEnum):
 
 
 class FaultLevel(enum.StrEnum):
-    """How the field ranks a fault; the device levels carry MindCluster's names."""
+    """How severe a fault is; the levels of devices have MindCluster's names."""
 
     SOFTWARE = "Software"
     NOT_HANDLE = "NotHandleFault"
@@ -60,7 +60,7 @@ class Assertion(enum.StrEnum):
 
 
 class FaultReport(msgspec.Struct, frozen=True):
-    """One observation of something wrong.
+    """One observation of a fault.
 
     `at_s` is when it was said: the controller sets it, on its own clock, when it takes the report in. `age_s` is how
     long the fault had stood then, as its observer says. `generation` and `incarnation` say which life of the rank it is

@@ -1,4 +1,4 @@
-"""The front of a router: accepts connections within limits, and carries to the router only what keeps to them.
+"""The front of a router: a proxy that accepts connections within limits, and closes those that exceed them.
 
 libzmq accepts whatever comes, until the process has no descriptors left. Then it spins, and ends the process where it
 needs one itself. It limits neither connections nor the parts of a message. So it listens on a private socket only, and
@@ -166,7 +166,7 @@ class Front:
             self._drop(min(self._connections, key=lambda each: each.heard_s), "too many connections")
 
     def _drop_one_of(self, connections: list[Connection], reason: str) -> None:
-        """Close the oldest that has not asked to be let in: strangers never get so far. Else the last that came."""
+        """Close the oldest that has not asked for admission, which clients without a key never do. Else the newest."""
         self._drop(next((each for each in connections if not each.asks), connections[-1]), reason)
 
     def _serve(self, connection: Connection, from_client: bool, events: int) -> None:

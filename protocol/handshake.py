@@ -15,7 +15,7 @@ _READY = b"\x05READY"
 
 
 class Handshake:
-    """The handshake of one connection with CURVE: HELLO, WELCOME, INITIATE, and READY if it is let in."""
+    """The handshake of one connection with CURVE: HELLO, WELCOME, INITIATE, and READY if it is admitted."""
 
     def __init__(self) -> None:
         self._held = bytearray()  # from the client, not passed on yet
@@ -37,7 +37,7 @@ class Handshake:
 
     @property
     def asks(self) -> bool:
-        """Whether the client has sent all of INITIATE, with which it asks to be let in."""
+        """Whether the client has sent all of INITIATE, with which it asks for admission."""
         return self._passed > _GREETING_BYTES and next(_frames(self._held), None) is not None
 
     def initiate(self) -> bytes:
@@ -45,7 +45,7 @@ class Handshake:
         return self._pass(len(self._held))
 
     def from_router(self, data: bytes) -> bool | None:
-        """Take in bytes of the router; return whether it let the client in, None while it has not said so.
+        """Take in bytes of the router; return whether it admitted the client, None while that is open.
 
         Raises ValueError when they are too many for a handshake.
         """

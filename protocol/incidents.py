@@ -1,4 +1,4 @@
-"""What is remembered of an incident: enough to tell an operator what happened, when, where and why.
+"""Records of incidents and of the job's status, for reports: what happened, when, where and why.
 
 The recovery machine writes these records; status, report, demo and benchmarks read them.
 """

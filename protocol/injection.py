@@ -1,4 +1,4 @@
-"""Faults on purpose: what happens to a rank, and when. Tests, the demo and `midstep inject` share them."""
+"""Fault injection: injection points, fault actions, and faults that are armed. For tests, demo and `midstep inject`."""
 
 import enum
 from typing import Annotated

@@ -1,6 +1,6 @@
 """The CURVE keys of one job: which processes may connect to its controller, and as which identity.
 
-Made once per job by the launcher. A key stands for one identity, so a node cannot speak for another one::
+Made once per job by the launcher. A key stands for one identity, so a node cannot report for another one::
 
     <directory>/server/server.json          the controller's key pair
     <directory>/server/clients/<hex key>    one file per admitted public key, holding its identity

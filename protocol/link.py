@@ -1,4 +1,4 @@
-"""An asyncio end of the wire to the controller: one mailbox, one dealer socket, one timer.
+"""The asyncio client of the controller: one mailbox, one dealer socket, one timer.
 
 Agents and platforms are built on it. They post reports and are handed commands; numbers, resends and
 acknowledgements happen here.

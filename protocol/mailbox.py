@@ -1,4 +1,4 @@
-"""What makes a lossy wire reliable: numbers, acknowledgements, resends, and each message at most once.
+"""Reliable messages over a lossy wire: numbers, acknowledgements, resends, and each message at most once.
 
 One mailbox per process. It holds no clock and does no I/O: time is an argument, and the owner of the socket sends
 what comes out and hands in what arrived. So losses, duplicates and reorderings can be tried out exactly, from a seed.
@@ -228,7 +228,7 @@ class Mailbox:
         return self._ack(envelope)
 
     def remember(self, sender: str, session: int, number: int) -> None:
-        """Note that a message was taken in by an earlier life of this process. For a restart, from the journal."""
+        """Note that a message was taken in by an earlier process in its place. For a restart, from the journal."""
         known = self._senders.get(sender)
         if known is None or known.session < session:
             known = self._senders[sender] = SenderMemory(session)

@@ -1,4 +1,4 @@
-"""A zmq socket that never blocks and never misses that something has come.
+"""A zmq socket that never blocks, and never misses an arrival.
 
 A zmq file descriptor is edge-triggered: it becomes readable when something *changes*, and both sending and
 receiving can use that change up. Waiting on the bare descriptor therefore hangs now and then. Two ways that do not:

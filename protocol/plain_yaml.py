@@ -1,4 +1,4 @@
-"""The only reader of YAML that people and other programs write: it knows JSON's types, and its work is bounded.
+"""The only reader of YAML from users and other programs: JSON's types only, and bounded work.
 
 PyYAML's safe loader builds whatever a tag asks for, and raises whatever the builder raises; it reads `1:30` as 90, and
 a few lines of aliases as billions of values. Here values are built from the parser's events, without recursion: null,

@@ -1,4 +1,4 @@
-"""The logs of a training process: what it prints, and, in a second file, what helps to debug an incident.
+"""The logs of a training process: what it prints, and, in a second file, what is for debugging.
 
 The first file is shown at the terminal of `midstep run` as it grows, so it holds what the script prints and nothing of
 a recovery that went well.

@@ -1,4 +1,4 @@
-"""Removes directories name by name, so that no link and no mount leads the removal out of them.
+"""Remove directories name by name, so that no link and no mount leads the removal out of them.
 
 `shutil.rmtree` goes into whatever is mounted below. Here everything is relative to open directories of one mount, and a
 name that is replaced by a link while it is being looked at is unlinked, never followed.

@@ -1,4 +1,4 @@
-"""What goes up to the controller: what agents, processors and platforms have seen, in the past tense.
+"""Reports to the controller: what agents, processors and platforms have seen, in the past tense.
 
 A report is also an event of the recovery machine, and goes into its journal as it is.
 """
@@ -71,13 +71,13 @@ class ProcessExited(msgspec.Struct, frozen=True, tag=True):
 
 
 class FaultReported(msgspec.Struct, frozen=True, tag=True):
-    """One observation of something wrong."""
+    """One observation of a fault."""
 
     report: FaultReport
 
 
 class RankJoined(msgspec.Struct, frozen=True, tag=True):
-    """A process has reached its train function and waits to be let in. `join_s`: since its start."""
+    """A process has reached its train function and waits for Rejoin. `join_s`: since its start."""
 
     rank: Rank
     generation: Count

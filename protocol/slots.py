@@ -1,4 +1,4 @@
-"""Four slots of a rank's black box: copies of rank-local states, written so that half a one is never taken for whole.
+"""Four slots of a rank's black box: copies of rank-local states, of which no torn one is ever read.
 
 A slot's header is written after its data and carries the checksum: a write that was cut short is never taken for a
 copy. Of two slots, the one that is worth less is given up.

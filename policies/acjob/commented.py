@@ -1,4 +1,4 @@
-"""Writes a policy as YAML with a comment behind each key that says where it comes from."""
+"""Write a policy as YAML with a comment behind each key that says where it comes from."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""What a reader of a translated policy should know: where midstep differs, and what has no counterpart in it."""
+"""Notes on a translated policy: where midstep differs, and what has no counterpart in it."""
 
 import enum
 
@@ -20,7 +20,7 @@ class NoteKind(enum.StrEnum):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What a reader of the policy should know, in words."""
+    """One note on a translated policy, in words."""
 
     kind: NoteKind
     text: str

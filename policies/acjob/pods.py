@@ -1,4 +1,4 @@
-"""Reads the pod templates of an AscendJob: how large the job is, and the few values in them that steer recovery."""
+"""Read the pod templates of an AscendJob: how large the job is, and the few values in them that steer recovery."""
 
 from collections.abc import Iterator
 

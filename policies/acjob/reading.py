@@ -1,4 +1,4 @@
-"""Reads what an AscendJob says about recovery, and refuses what is wrong.
+"""Read what an AscendJob says about recovery, and refuse what is wrong.
 
 Strict where MindCluster is lenient: it takes a value that it does not know for "off", so a typing error switches
 recovery off without a word. Here it is an error with the key, the line and what is allowed.

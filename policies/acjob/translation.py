@@ -1,4 +1,4 @@
-"""Translates what an AscendJob (MindCluster's acjob) says about recovery into a policy, key by key.
+"""Translate what an AscendJob (MindCluster's acjob) says about recovery into a policy, key by key.
 
 The table with the reasons is in `docs/acjob.md`. Nothing is dropped in silence: what has no counterpart, and what
 midstep does differently, comes along as notes, also in the policy's own comments.
