@@ -254,7 +254,7 @@ MUTANTS = (
     Mutant(
         "follow after a torn update what was ordered before",
         "midstep.processor.step_order",
-        "        if self._standing.updating:\n",
+        "        if self._step_state.updating:\n",
         "        if False:\n",
     ),
     Mutant(
@@ -278,7 +278,7 @@ MUTANTS = (
     Mutant(
         "never be ready",
         "midstep.processor.step_order",
-        "        standing.ready = True\n",
+        "        step_state.ready = True\n",
         "",
     ),
     Mutant(
@@ -326,7 +326,7 @@ MUTANTS = (
     Mutant(
         "clean nothing",
         "midstep.processor.rank_loop",
-        "        self._standing.strike((yield act.Clean()))\n",
+        "        self._step_state.mark_corrupted((yield act.Clean()))\n",
         "        yield act.Inspect()\n",
     ),
     Mutant(
