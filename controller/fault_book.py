@@ -55,8 +55,8 @@ class FaultBook:
         return report, True
 
     def clear(self, report: FaultReport) -> StandingFault | None:
-        """Strike out what has recovered, and return it; None when the book does not have it."""
-        return self._strike(_key(report))
+        """Remove what has recovered, and return it; None when the book does not have it."""
+        return self._remove(_key(report))
 
     def on(self, node: str, treatments: frozenset[Treatment], device: int | None = None) -> list[FaultReport]:
         """Return what stands on a node and is to be treated so; with `device`, what concerns that one.
@@ -86,16 +86,16 @@ class FaultBook:
 
     def _stand(self, key: Key, fault: StandingFault) -> None:
         """Enter a fault as the latest, and strike out the oldest where there are too many."""
-        self._strike(key)
+        self._remove(key)
         self._standing[key] = fault
         of_one = self._keys.setdefault(key[0], {})
         of_one[key] = None
         if len(of_one) > MAX_OF_ONE:
-            self._strike(next(iter(of_one)))
+            self._remove(next(iter(of_one)))
         if len(self._standing) > MAX_STANDING:
-            self._strike(next(iter(self._standing)))
+            self._remove(next(iter(self._standing)))
 
-    def _strike(self, key: Key) -> StandingFault | None:
+    def _remove(self, key: Key) -> StandingFault | None:
         fault = self._standing.pop(key, None)
         if fault is not None:
             del self._keys[key[0]][key]

@@ -69,6 +69,8 @@ RETIRED = {
     "seats": Retired("connections, or places of ranks"),
     "standbys": Retired("warm pool"),
     "strikes": Retired("injected faults", ("simulation",)),
+    "strike": Retired("corrupt, or inject", ("forecast", "simulation")),
+    "struck": Retired("corrupted", ("simulation",)),
     "verdicts": Retired("exception policy"),
     "waiters": Retired("completion threads"),
     "ward": Retired("peer copy", ("simulation",)),
@@ -101,9 +103,16 @@ RETIRED_MODULES = {
 
 # words of a docstring, in any spelling
 RETIRED_PROSE = {
-    "anew": Retired("again", ("controller", "policies", "processor", "protocol", "simulation")),
+    "anew": Retired("again", ("controller", "simulation")),
+    "anybody": Retired("any rank, any process", ("controller",)),
     "comes to nothing": Retired("fails, or has no effect"),
-    "likewise": Retired("the same, said in full", ("processor",)),
+    "everybody": Retired("all ranks, all processes", ("controller", "forecast", "simulation")),
+    "goes on": Retired("continues", ("controller", "simulation")),
+    "is told": Retired("gets, or is ordered", ("controller", "forecast", "simulation")),
+    "likewise": Retired("the same, said in full"),
+    "nobody": Retired("no rank, no process", ("controller", "simulation")),
+    "somebody": Retired("another process, another user", ("controller", "forecast", "simulation")),
+    "whoever": Retired("the process that", ("controller", "forecast", "simulation")),
 }
 
 # names of two public classes: remove one when its rename has landed
