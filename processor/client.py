@@ -141,7 +141,7 @@ class Client:
         for envelope in self._mailbox.due(now):
             self._send(socket, envelope)
         for envelope in self._mailbox.undeliverable(now):
-            _log.error("no controller took %s in time", type(envelope.body).__name__)
+            _log.error("no controller acknowledged %s in time", type(envelope.body).__name__)
         if self._mailbox.next_due() is None and self._outbox.empty():
             self._quiet.set()
 

@@ -10,7 +10,7 @@ from ..devices.base import Damage
 from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import InjectionPoint, RestoreSource, StepReport
-from .checkpoints import store
+from .checkpoints import archive
 from .checkpoints.survey import survey
 from .checkpoints.writer import PUBLISHER
 from .framework import Expectant, Rescalable
@@ -108,7 +108,7 @@ class RecoveryPhases:
         """Set older checkpoints aside where training begins at its first step: no recovery may load one of them."""
         runtime, directory = self._runtime, self._runtime.settings.checkpoint_directory
         if order.part.target_step == 0 and directory is not None and runtime.rank == PUBLISHER:
-            store.set_aside(directory, self._label(order))
+            archive.set_aside(directory, self._label(order))
 
     def _run(self, phase: InjectionPoint, order: Rejoin, default: Callable[[], None]) -> None:
         self._runtime.callbacks.run(phase, order.generation, default, order.part.target_step)
@@ -153,23 +153,23 @@ class RecoveryPhases:
         directory = runtime.settings.checkpoint_directory
         assert directory is not None
         for hold in framework.shards():
-            store.load_shard(directory, step, hold.shard_id, framework)
+            archive.load_shard(directory, step, hold.shard_id, framework)
         own = self._load_local(directory, step)
         if runtime.rank == PUBLISHER:  # the rank that publishes them removes them
-            store.forget_after(directory, step, self._label(order))
+            archive.forget_after(directory, step, self._label(order))
         return own
 
     def _load_local(self, directory: str, step: int) -> bytes:
         """Return this rank's local state; in a world of another size, what a rank that was not there begins with."""
         rank, framework = self._runtime.rank, self._framework
-        saved = store.world_size_of(directory, step)
+        saved = archive.world_size_of(directory, step)
         if saved == self._runtime.world_size:
-            return store.load_local(directory, step, rank)
+            return archive.load_local(directory, step, rank)
         if not isinstance(framework, Rescalable):
             raise CheckpointError(
                 f"the checkpoint of step {step} was written by {saved} ranks, this world has "
                 f"{self._runtime.world_size}, and a {type(framework).__name__} cannot be divided again among them"
             )
-        blob = store.load_local(directory, step, rank % saved)
+        blob = archive.load_local(directory, step, rank % saved)
         self._own.adopt(framework, blob, random_numbers=rank < saved)
         return self._own.capture()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...protocol.errors import CheckpointError
-from . import store
+from . import archive
 from .fence import Fence
 from .files import told, warn_if_open
 
@@ -73,10 +73,10 @@ class CheckpointWriter:
             other = self._fence.lost_to()
             if other is not None:
                 _log.error("no checkpoint of step %d: %s has taken over %s", step, other, self._directory)
-                store.discard(self._directory, step, attempt=attempt)
+                archive.discard(self._directory, step, attempt=attempt)
                 return
-            store.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
-            store.prune(self._directory, keep=self._settings.checkpoint_keep, written=step)
+            archive.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
+            archive.prune(self._directory, keep=self._settings.checkpoint_keep, written=step)
         except CheckpointError as error:
             _log.error("%s", error)
 
@@ -95,10 +95,10 @@ class CheckpointWriter:
             for copy in self._runtime.black_box.copies():
                 blob = self._runtime.local_states.read(copy.rank, copy.step)
                 if copy.step == step and copy.rank != self._runtime.rank and blob is not None:
-                    store.save_local(self._directory, step, copy.rank, blob, attempt=attempt)
+                    archive.save_local(self._directory, step, copy.rank, blob, attempt=attempt)
             if not publish:
                 return self._directory, ""
-            place = store.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
+            place = archive.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
             return str(place), ""
         except CheckpointError as error:
             return self._directory, str(error)
@@ -118,6 +118,6 @@ class CheckpointWriter:
         if own is None:
             raise CheckpointError(f"rank {self._runtime.rank} has no copy of its local state as of step {step}")
         for shard_id in shards:
-            store.save_shard(self._directory, step, shard_id, self._framework.open_shard(shard_id), attempt=attempt)
+            archive.save_shard(self._directory, step, shard_id, self._framework.open_shard(shard_id), attempt=attempt)
         # Comes last: that all rank-local states are there proves that all shards are, when it is published.
-        store.save_local(self._directory, step, self._runtime.rank, own, attempt=attempt)
+        archive.save_local(self._directory, step, self._runtime.rank, own, attempt=attempt)

@@ -15,7 +15,7 @@ import xxhash
 from midstep import TrainState
 from midstep.devices.cpu import CpuDevice
 from midstep.processor import tree
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 from midstep.processor.checkpoints.fence import MARK, Fence
 from midstep.processor.checkpoints.manifest import step_directory
 from midstep.processor.local_state import LocalState
@@ -115,9 +115,9 @@ class Directory:
         reader: Any = Reader()
         self._reader = LocalState(reader, CpuDevice())
         for step in (OLDER, STEP):
-            store.save_shard(place, step, "replicated", self.state.open_shard("replicated"))
-            store.save_local(place, step, 0, LocalState(self.state, CpuDevice()).capture())
-            store.publish(place, step, world_size=1)
+            archive.save_shard(place, step, "replicated", self.state.open_shard("replicated"))
+            archive.save_local(place, step, 0, LocalState(self.state, CpuDevice()).capture())
+            archive.publish(place, step, world_size=1)
         self.newest = step_directory(place, STEP)
         self._good = {path: path.read_bytes() for path in self.newest.iterdir()}
 
@@ -143,10 +143,10 @@ class Directory:
 
     def load(self, step: int) -> None:
         """Load a checkpoint as a rank does."""
-        store.world_size_of(self.place, step)
+        archive.world_size_of(self.place, step)
         for hold in self.state.shards():
-            store.load_shard(self.place, step, hold.shard_id, self.state)
-        self._reader.restore(store.load_local(self.place, step, 0), step)
+            archive.load_shard(self.place, step, hold.shard_id, self.state)
+        self._reader.restore(archive.load_local(self.place, step, 0), step)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_no_manifest_hides_the_checkpoint_before(directory: Directory) -> None:
     chance, passed_over = random.Random(SEED), 0
     for _ in range(CASES):
         directory.spoil("manifest.json", mutated_json(directory.good("manifest.json"), chance))
-        offered = store.complete_steps(directory.place)
+        offered = archive.complete_steps(directory.place)
         assert offered in {(OLDER,), (OLDER, STEP)}
         passed_over += STEP not in offered
         refused(lambda: directory.load(STEP))
@@ -200,7 +200,7 @@ def test_a_changed_part_is_refused_and_marked(directory: Directory, name: str) -
         cases += 1
         directory.spoil(name, data)
         assert refused(lambda: directory.load(STEP))
-        assert store.complete_steps(directory.place) == (OLDER,)
+        assert archive.complete_steps(directory.place) == (OLDER,)
         directory.mend()
     assert cases > CASES // 2
     directory.load(STEP)
@@ -253,25 +253,25 @@ def test_a_damaged_part_record_completes_nothing_wrong(tmp_path: Path) -> None:
     shard = state().open_shard("replicated")
 
     def write() -> Path:
-        store.save_shard(tmp_path, STEP, "replicated", shard)
-        store.save_local(tmp_path, STEP, 0, b"own")
+        archive.save_shard(tmp_path, STEP, "replicated", shard)
+        archive.save_local(tmp_path, STEP, 0, b"own")
         return tmp_path / f"step-{STEP:08d}.tmp-0" / f"{OWN_FILE}.part.json"
 
     record, damaged = write(), 0
     good = record.read_bytes()
     for _ in range(CASES):
         record.write_bytes(mutated_json(good, chance))
-        if not refused(lambda: store.publish(tmp_path, STEP, world_size=1)):
-            refused(lambda: store.load_local(tmp_path, STEP, 0))
+        if not refused(lambda: archive.publish(tmp_path, STEP, world_size=1)):
+            refused(lambda: archive.load_local(tmp_path, STEP, 0))
             shutil.rmtree(tmp_path / f"step-{STEP:08d}")
             write()
             continue
         damaged += 1
-        assert store.complete_steps(tmp_path) == ()
+        assert archive.complete_steps(tmp_path) == ()
     record.write_bytes(good)
-    store.publish(tmp_path, STEP, world_size=1)
+    archive.publish(tmp_path, STEP, world_size=1)
     assert damaged > CASES // 2
-    assert store.load_local(tmp_path, STEP, 0) == b"own"
+    assert archive.load_local(tmp_path, STEP, 0) == b"own"
 
 
 @attack(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from midstep.processor import tree
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 from midstep.processor.checkpoints.fence import MARK, Fence
 from midstep.processor.checkpoints.writer import CheckpointWriter
 from midstep.protocol.errors import CheckpointError
@@ -44,9 +44,9 @@ def shard() -> Shard:
 def save(directory: Path, step: int, *, ranks: int = 2, attempt: str = "0") -> Path:
     """Write a complete checkpoint."""
     for rank in range(ranks):
-        store.save_local(directory, step, rank, b"own %d %d" % (rank, step), attempt=attempt)
-    store.save_shard(directory, step, "replicated", shard(), attempt=attempt)
-    return store.publish(directory, step, world_size=ranks, attempt=attempt)
+        archive.save_local(directory, step, rank, b"own %d %d" % (rank, step), attempt=attempt)
+    archive.save_shard(directory, step, "replicated", shard(), attempt=attempt)
+    return archive.publish(directory, step, world_size=ranks, attempt=attempt)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def test_one_bad_entry_hides_no_checkpoint(directory: Path, plant: Any, caplog: 
     """It stays where it is, and is said once."""
     plant(directory / "step-00009999")
     for _ in range(2):
-        assert store.complete_steps(directory) == tuple(range(10, NEWEST + 1, 10))
-    assert store.prune(directory, keep=2) == tuple(range(10, NEWEST - 10, 10))
+        assert archive.complete_steps(directory) == tuple(range(10, NEWEST + 1, 10))
+    assert archive.prune(directory, keep=2) == tuple(range(10, NEWEST - 10, 10))
     assert os.path.lexists(directory / "step-00009999")
     assert sum("step-00009999" in record.getMessage() for record in caplog.records) == 1
 
@@ -140,7 +140,7 @@ def test_an_error_at_one_entry_hides_no_other(directory: Path, monkeypatch: pyte
     for name in ("open", "lstat", "stat"):
         monkeypatch.setattr(os, name, broken(getattr(os, name)))
     monkeypatch.setattr(Path, "stat", broken(Path.stat))
-    found = store.complete_steps(directory)
+    found = archive.complete_steps(directory)
     monkeypatch.undo()
     assert found == tuple(step for step in range(10, NEWEST + 1, 10) if step != 50)
 
@@ -176,9 +176,9 @@ def test_a_damaged_manifest_is_not_believed(directory: Path, elsewhere: Path, da
         changes = {"parts": {**manifest["parts"], **changes["parts"]}}
         (directory / f"step-{NEWEST:08d}" / "model.pickle").write_bytes(b"kept")
     path.write_text(json.dumps("manifest" if changes is None else {**manifest, **changes}))
-    assert store.complete_steps(directory)[-1] == NEWEST - 10
+    assert archive.complete_steps(directory)[-1] == NEWEST - 10
     with pytest.raises(CheckpointError):
-        store.world_size_of(directory, NEWEST)
+        archive.world_size_of(directory, NEWEST)
 
 
 @attack(
@@ -190,7 +190,7 @@ def test_a_damaged_manifest_is_not_believed(directory: Path, elsewhere: Path, da
 def test_a_manifest_nested_too_deep_is_damaged(directory: Path, text: bytes) -> None:
     """It ends no process."""
     (directory / f"step-{NEWEST:08d}" / "manifest.json").write_bytes(text)
-    assert store.complete_steps(directory)[-1] == NEWEST - 10
+    assert archive.complete_steps(directory)[-1] == NEWEST - 10
 
 
 @attack(
@@ -206,10 +206,10 @@ def test_a_link_to_elsewhere_is_followed_by_nothing(tmp_path: Path, elsewhere: P
     save(directory, 30)
     (directory / "step-00000010").symlink_to(whole)
     (directory / "step-00000015.tmp-gone").symlink_to(elsewhere.parent)
-    assert store.complete_steps(directory) == (20, 30)
-    store.prune(directory, keep=1)
-    assert store.complete_steps(directory) == (30,)
-    assert store.complete_steps(outside) == (10,)
+    assert archive.complete_steps(directory) == (20, 30)
+    archive.prune(directory, keep=1)
+    assert archive.complete_steps(directory) == (30,)
+    assert archive.complete_steps(outside) == (10,)
     assert elsewhere.read_bytes() == b"kept"
 
 
@@ -224,7 +224,7 @@ def test_nothing_is_written_through_a_planted_link(tmp_path: Path, elsewhere: Pa
     directory.mkdir()
     (directory / "step-00000010.tmp-0").symlink_to(elsewhere.parent)
     with pytest.raises(CheckpointError, match="something else has its name"):
-        store.save_local(directory, 10, 0, b"overwritten")
+        archive.save_local(directory, 10, 0, b"overwritten")
     (directory / f"world.{os.getpid()}.new").symlink_to(elsewhere)
     Fence(directory).take("gpt", 1, "node0")
     assert elsewhere.read_bytes() == b"kept"
@@ -246,9 +246,9 @@ def test_what_midstep_has_not_written_is_not_removed(tmp_path: Path) -> None:
         path.write_text("mine")
     save(tmp_path, 20)
     save(tmp_path, 30)
-    assert store.complete_steps(tmp_path) == (10, 20, 30)
-    store.prune(tmp_path, keep=1)
-    assert store.complete_steps(tmp_path) == (30,)
+    assert archive.complete_steps(tmp_path) == (10, 20, 30)
+    archive.prune(tmp_path, keep=1)
+    assert archive.complete_steps(tmp_path) == (30,)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"mine") == [
         "notes.txt",
         "notes.txt",
@@ -284,8 +284,8 @@ def test_an_older_job_does_not_cost_the_new_one_its_checkpoints(directory: Path)
     writer = Writer(directory, keep=2)
     for step in (1, 2, 3):
         writer.write(step)
-        assert step in store.complete_steps(directory)
-    assert store.complete_steps(directory)[:3] == (2, 3, 10)
+        assert step in archive.complete_steps(directory)
+    assert archive.complete_steps(directory)[:3] == (2, 3, 10)
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def test_what_midstep_makes_can_be_written_to_by_its_user_only(tmp_path: Path) -
     """The folders above that it makes are no exception, nor is what is unfinished."""
     directory = tmp_path / "made" / "by" / "midstep"
     Writer(directory, keep=2).write(10)
-    store.save_local(directory, 20, 0, b"own")
+    archive.save_local(directory, 20, 0, b"own")
     made = [tmp_path / "made", *(tmp_path / "made").rglob("*")]
     assert {path.name for path in made} >= {MARK, "manifest.json", "own-0.bin", "replicated.safetensors"}
     open_to_others = {path.name: oct(path.stat().st_mode) for path in made if path.stat().st_mode & 0o027}
@@ -365,7 +365,7 @@ def test_a_part_may_be_written_by_two_processes_at_once(tmp_path: Path) -> None:
         try:
             for _ in range(200):
                 start.wait(30.0)
-                store.save_local(tmp_path, 7, 0, b"state" * 1000)
+                archive.save_local(tmp_path, 7, 0, b"state" * 1000)
         except CheckpointError as error:
             failures.append(error)
             start.abort()

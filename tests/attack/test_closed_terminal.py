@@ -12,7 +12,7 @@ import pytest
 
 from midstep.cli.jobs.job_file import run_directory_of
 from midstep.controller.endpoints.discovery_files import read_result
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 
 from ..chaos.jobs import PATIENCE_S, TRAINING
 from .attack import attack
@@ -92,6 +92,6 @@ def test_a_closed_terminal_does_not_cost_the_checkpoint(terminal: Terminal, tmp_
     result = read_result(tmp_path / "job")
     assert result is not None
     assert "an emergency checkpoint of step" in result.reason
-    assert store.complete_steps(tmp_path / "job" / "checkpoints")
+    assert archive.complete_steps(tmp_path / "job" / "checkpoints")
     assert run_directory is not None
     assert not run_directory.exists()

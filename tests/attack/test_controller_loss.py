@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from midstep.controller.journal import journal_path
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.messages import IntroduceNode, NodeHeartbeat, NodeJoined
 
@@ -239,7 +239,7 @@ def test_a_job_whose_journal_cannot_be_written_is_saved_by_a_controller_of_last_
         kill_controller(job)
         assert job.wait() == 130, job.said()
         assert "no controller could be kept running" in job.said()
-    step = store.complete_steps(job.directory / "checkpoints")[-1]
+    step = archive.complete_steps(job.directory / "checkpoints")[-1]
     assert f"an emergency checkpoint of step {step} is at" in job.said()
     assert "ended without a controller that could record it" in shown(job)
     job.assert_nothing_left()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 from midstep.protocol.incidents import JobStatus
 
 from ..chaos.jobs import ROOMY, Job
@@ -45,7 +45,7 @@ def test_checkpoints_are_used_while_one_is_left_and_training_never_begins_again(
     """Only the user throws away what has been trained."""
     directory = job.directory / "checkpoints"
     job.held_at(FIRST_GATE)
-    assert store.complete_steps(directory) == tuple(range(EVERY, FIRST_GATE, EVERY))
+    assert archive.complete_steps(directory) == tuple(range(EVERY, FIRST_GATE, EVERY))
     (directory / "step-00009999").write_text("not a checkpoint")
     job.rank_process(1).kill()
     job.until(resumed, "the first restart")

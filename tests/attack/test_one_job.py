@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from midstep.cli.jobs.job_file import run_directory_of
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 
 from ..chaos.conftest import StartJob, device, start_job  # noqa: F401 - fixtures
 from ..chaos.jobs import MARK, PATIENCE_S, ROOMY, TRAINING
@@ -185,4 +185,4 @@ def test_the_text_of_an_exception_does_not_cost_the_emergency_checkpoint(
     said = job.output.read_text()
     assert "incident 1: stop - " in said, said
     assert "ValueError: a tensor of shape [/x], ?]0;renamed? and [red]more[/]" in said
-    assert store.complete_steps(job.directory / "checkpoints") == (11,)
+    assert archive.complete_steps(job.directory / "checkpoints") == (11,)

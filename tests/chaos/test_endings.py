@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 from midstep.protocol.types import FaultAction, InjectionPoint
 
 from .comparing import assert_same_steps
@@ -35,7 +35,7 @@ def test_ctrl_c_stops_the_job_with_a_checkpoint(start_job: StartJob, undisturbed
     report = job.report()
     assert report["exit_code"] == 130
     assert "an emergency checkpoint of step" in report["reason"]
-    assert f"of step {store.complete_steps(job.directory / 'checkpoints')[-1]} is at" in report["reason"]
+    assert f"of step {archive.complete_steps(job.directory / 'checkpoints')[-1]} is at" in report["reason"]
     early = {rank: {i: seen for i, seen in steps.items() if i < 60} for rank, steps in job.record().steps.items()}
     assert_same_steps(Record(early, {}), undisturbed)
 
@@ -48,7 +48,7 @@ def test_ctrl_c_in_a_recovery_stops_the_job(start_job: StartJob) -> None:
     interrupt(job)
     assert job.wait() == 130, job.said()
     job.assert_nothing_left()
-    assert store.complete_steps(job.directory / "checkpoints") == (6,)
+    assert archive.complete_steps(job.directory / "checkpoints") == (6,)
 
 
 def test_ctrl_c_before_training_has_begun_ends_everything(start_job: StartJob) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from midstep import TrainState
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 from .comparing import assert_same_steps
@@ -59,13 +59,13 @@ def test_at_the_end_of_the_ladder_the_job_stops_with_its_reason_and_a_checkpoint
 
 def assert_loads(directory: Path, step: int, undisturbed: Record) -> None:
     """The checkpoint is complete, and its parameters are those of the undisturbed run after `step` updates."""
-    assert store.complete_steps(directory)[-1] == step
+    assert archive.complete_steps(directory)[-1] == step
     model = build_model()
     optimizer = build_optimizer(model)
     state = TrainState(model=model, optimizer=optimizer, scheduler=build_scheduler(optimizer))
     for hold in state.shards():
-        assert store.load_shard(directory, step, hold.shard_id, state) > 0
+        assert archive.load_shard(directory, step, hold.shard_id, state) > 0
     assert {(digest(dict(model.named_parameters())))} == {
         parameters for _, parameters in undisturbed.steps[0][step - 1]
     }
-    assert all(store.load_local(directory, step, rank) for rank in range(RANKS))
+    assert all(archive.load_local(directory, step, rank) for rank in range(RANKS))

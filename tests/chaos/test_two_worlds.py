@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 from midstep.processor.checkpoints.fence import MARK
 
 from .comparing import assert_same_numbers, finish
@@ -41,7 +41,7 @@ def test_a_world_that_trains_on_beside_its_successor_writes_no_checkpoint_any_mo
     first = start_job(policy=policy, gates=[HELD_AT])
     first.held_at(HELD_AT)
     assert marked_by(shared) == first.name
-    assert store.complete_steps(shared) == (10, 20)
+    assert archive.complete_steps(shared) == (10, 20)
 
     second = start_job(policy=policy)
     assert not finish(second)["incidents"], second.said()
@@ -55,4 +55,4 @@ def test_a_world_that_trains_on_beside_its_successor_writes_no_checkpoint_any_mo
     assert f"of job {second.name} (process " in said_by_ranks(first)
     for job in (first, second):
         assert_same_numbers(job.record(), undisturbed)
-    assert store.complete_steps(shared)[-1] == STEPS
+    assert archive.complete_steps(shared)[-1] == STEPS

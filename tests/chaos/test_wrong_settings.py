@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 
 from .comparing import assert_same_numbers, finish
 from .conftest import StartJob
@@ -46,5 +46,5 @@ def test_a_full_disk_leaves_the_last_checkpoint_alone(start_job: StartJob, undis
     report = finish(job)
     assert not report["incidents"]
     assert "no checkpoint of step 20" in job.said()
-    assert store.complete_steps(job.directory / "checkpoints") == ()
+    assert archive.complete_steps(job.directory / "checkpoints") == ()
     assert_same_numbers(job.record(), undisturbed)

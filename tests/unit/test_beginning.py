@@ -13,7 +13,7 @@ from midstep.controller.beginning import why_not_begin
 from midstep.controller.recovery.state import Phase
 from midstep.devices.base import Damage
 from midstep.policies.schema import CheckpointPolicy, Policy
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 from midstep.processor.checkpoints import survey as checkpoint_survey
 from midstep.processor.checkpoints.entries import LATEST, set_aside
 from midstep.processor.checkpoints.fence import Fence
@@ -127,9 +127,9 @@ def test_a_job_ends_with_that_reason_unless_the_policy_says_otherwise(begin_agai
 
 def save(directory: Path, step: int) -> Path:
     """Write a complete checkpoint of one rank whose shard is empty."""
-    store.save_local(directory, step, 0, b"own")
-    store._save(directory, step, store.ATTEMPT, "all.safetensors", lambda file: None)
-    return store.publish(directory, step, world_size=1)
+    archive.save_local(directory, step, 0, b"own")
+    archive._save(directory, step, archive.ATTEMPT, "all.safetensors", lambda file: None)
+    return archive.publish(directory, step, world_size=1)
 
 
 def test_a_directory_that_comes_back_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_where_training_begins_again_older_checkpoints_are_kept_aside(tmp_path: 
         "step-00000040",
     }
     save(tmp_path, 5)
-    assert store.prune(tmp_path, keep=1, written=5) == ()
+    assert archive.prune(tmp_path, keep=1, written=5) == ()
     assert (tmp_path / "step-00000010.aside-gpt-g1" / "own-0.bin").read_bytes() == b"own"
 
 
@@ -214,10 +214,10 @@ def test_what_cannot_be_removed_stops_neither_pruning_nor_going_back(tmp_path: P
         save(tmp_path, step)
     for step in (1, 4):
         (tmp_path / f"step-{step:08d}" / "mine").mkdir()
-    assert store.prune(tmp_path, keep=3) == (2,)
+    assert archive.prune(tmp_path, keep=3) == (2,)
     (tmp_path / "step-00000005" / "manifest.json").write_text("{")
-    store.forget_after(tmp_path, 3, "gpt-g2")
-    assert store.complete_steps(tmp_path) == (3,)
+    archive.forget_after(tmp_path, 3, "gpt-g2")
+    assert archive.complete_steps(tmp_path) == (3,)
     left = {path.name for path in tmp_path.glob("step-*")}
     assert left == {"step-00000001", "step-00000003", "step-00000004", "step-00000005.aside-gpt-g2"}
 

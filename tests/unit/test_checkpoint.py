@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from midstep.processor import tree
-from midstep.processor.checkpoints import store
+from midstep.processor.checkpoints import archive
 from midstep.protocol.errors import CheckpointError
 
 
@@ -51,23 +51,23 @@ def _shard(step: int) -> _Shard:
 
 def _save(directory: Path, step: int, ranks: int = 2) -> Path:
     for rank in range(ranks):
-        store.save_local(directory, step, rank, b"own %d %d" % (rank, step))
-    store.save_shard(directory, step, "replicated", _shard(step))
-    return store.publish(directory, step, world_size=ranks)
+        archive.save_local(directory, step, rank, b"own %d %d" % (rank, step))
+    archive.save_shard(directory, step, "replicated", _shard(step))
+    return archive.publish(directory, step, world_size=ranks)
 
 
 def _load(directory: Path, step: int) -> list[torch.Tensor]:
     framework: Any = _Framework()
-    store.load_shard(directory, step, "replicated", framework)
+    archive.load_shard(directory, step, "replicated", framework)
     return list(framework.tensors)
 
 
 def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
     """Shards and rank-local states."""
     _save(tmp_path, 120)
-    assert store.complete_steps(tmp_path) == (120,)
+    assert archive.complete_steps(tmp_path) == (120,)
     assert all(torch.equal(a, b) for a, b in zip(_load(tmp_path, 120), _content(120), strict=True))
-    assert store.load_local(tmp_path, 120, 1) == b"own 1 120"
+    assert archive.load_local(tmp_path, 120, 1) == b"own 1 120"
     assert {path.name for path in (tmp_path / "step-00000120").iterdir()} == {
         "manifest.json",
         "own-0.bin",
@@ -85,21 +85,21 @@ def test_the_shard_file_can_be_opened_with_safetensors(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_not_there_before_all_its_parts_are(tmp_path: Path) -> None:
     """Neither before publish nor with a part missing."""
-    store.save_local(tmp_path, 5, 0, b"x")
-    store.save_shard(tmp_path, 5, "replicated", _shard(5))
-    assert store.complete_steps(tmp_path) == ()
+    archive.save_local(tmp_path, 5, 0, b"x")
+    archive.save_shard(tmp_path, 5, "replicated", _shard(5))
+    assert archive.complete_steps(tmp_path) == ()
     with pytest.raises(CheckpointError, match=r"lacks own-1\.bin"):
-        store.publish(tmp_path, 5, world_size=2)
+        archive.publish(tmp_path, 5, world_size=2)
     with pytest.raises(CheckpointError, match=r"lacks other\.safetensors"):
-        store.publish(tmp_path, 5, world_size=1, shard_ids=["other"])
-    assert store.complete_steps(tmp_path) == ()
-    store.publish(tmp_path, 5, world_size=1)
-    assert store.complete_steps(tmp_path) == (5,)
+        archive.publish(tmp_path, 5, world_size=1, shard_ids=["other"])
+    assert archive.complete_steps(tmp_path) == ()
+    archive.publish(tmp_path, 5, world_size=1)
+    assert archive.complete_steps(tmp_path) == (5,)
 
 
 def test_a_directory_that_does_not_exist_holds_no_checkpoints(tmp_path: Path) -> None:
     """It is made when the first one is written."""
-    assert store.complete_steps(tmp_path / "none") == ()
+    assert archive.complete_steps(tmp_path / "none") == ()
 
 
 @pytest.mark.parametrize("victim", ["replicated.safetensors", "own-0.bin", "manifest.json"])
@@ -108,7 +108,7 @@ def test_a_truncated_file_leaves_the_older_checkpoint_to_use(tmp_path: Path, vic
     _save(tmp_path, 1)
     path = _save(tmp_path, 2) / victim
     path.write_bytes(path.read_bytes()[:-1])
-    assert store.complete_steps(tmp_path) == (1,)
+    assert archive.complete_steps(tmp_path) == (1,)
 
 
 @pytest.mark.parametrize("position", [3, 30, 400, -1])
@@ -119,10 +119,10 @@ def test_a_changed_bit_is_found_and_the_checkpoint_is_not_offered_again(tmp_path
     data = bytearray(path.read_bytes())
     data[position] ^= 4
     path.write_bytes(data)
-    assert store.complete_steps(tmp_path) == (1, 2)
+    assert archive.complete_steps(tmp_path) == (1, 2)
     with pytest.raises(Exception, match="damaged"):
         _load(tmp_path, 2)
-    assert store.complete_steps(tmp_path) == (1,)
+    assert archive.complete_steps(tmp_path) == (1,)
 
 
 def test_a_changed_own_state_is_found(tmp_path: Path) -> None:
@@ -130,25 +130,25 @@ def test_a_changed_own_state_is_found(tmp_path: Path) -> None:
     path = _save(tmp_path, 2) / "own-1.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError, match="damaged"):
-        store.load_local(tmp_path, 2, 1)
-    assert store.complete_steps(tmp_path) == ()
+        archive.load_local(tmp_path, 2, 1)
+    assert archive.complete_steps(tmp_path) == ()
 
 
 def test_a_rank_that_was_not_in_the_world_is_named_and_nothing_is_marked(tmp_path: Path) -> None:
     """Another world size is not damage."""
     _save(tmp_path, 2)
     with pytest.raises(CheckpointError, match="world size"):
-        store.load_local(tmp_path, 2, 7)
-    assert store.complete_steps(tmp_path) == (2,)
+        archive.load_local(tmp_path, 2, 7)
+    assert archive.complete_steps(tmp_path) == (2,)
 
 
 def test_the_same_step_can_be_written_again(tmp_path: Path) -> None:
     """After a recovery; the newer one counts, nothing is left over."""
     _save(tmp_path, 3)
-    store.save_local(tmp_path, 3, 0, b"newer", attempt="g2")
-    store.save_shard(tmp_path, 3, "replicated", _shard(4), attempt="g2")
-    store.publish(tmp_path, 3, world_size=1, attempt="g2")
-    assert store.load_local(tmp_path, 3, 0) == b"newer"
+    archive.save_local(tmp_path, 3, 0, b"newer", attempt="g2")
+    archive.save_shard(tmp_path, 3, "replicated", _shard(4), attempt="g2")
+    archive.publish(tmp_path, 3, world_size=1, attempt="g2")
+    assert archive.load_local(tmp_path, 3, 0) == b"newer"
     assert {path.name for path in tmp_path.iterdir()} == {"latest.json", "step-00000003"}
 
 
@@ -156,9 +156,9 @@ def test_old_checkpoints_and_old_attempts_are_pruned(tmp_path: Path) -> None:
     """The newest stay, and so does an attempt that is newer than them."""
     for step in (1, 2, 3):
         _save(tmp_path, step)
-    store.save_local(tmp_path, 2, 0, b"died", attempt="dead")
-    store.save_local(tmp_path, 4, 0, b"going on")
-    assert store.prune(tmp_path, keep=2) == (1,)
+    archive.save_local(tmp_path, 2, 0, b"died", attempt="dead")
+    archive.save_local(tmp_path, 4, 0, b"going on")
+    assert archive.prune(tmp_path, keep=2) == (1,)
     assert {path.name for path in tmp_path.iterdir()} == {
         "latest.json",
         "step-00000002",
@@ -177,10 +177,10 @@ def test_a_full_disk_is_named_and_takes_nothing(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(CheckpointError, match=r"step-00000002.*replicated.*No space left"):
-            store.save_shard(tmp_path, 2, "replicated", _shard(2))
-    assert store.complete_steps(tmp_path) == (1,)
+            archive.save_shard(tmp_path, 2, "replicated", _shard(2))
+    assert archive.complete_steps(tmp_path) == (1,)
     _save(tmp_path, 2)
-    assert store.complete_steps(tmp_path) == (1, 2)
+    assert archive.complete_steps(tmp_path) == (1, 2)
 
 
 def test_a_publish_that_fails_keeps_the_old_one_of_the_same_step(
@@ -198,22 +198,22 @@ def test_a_publish_that_fails_keeps_the_old_one_of_the_same_step(
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(CheckpointError, match="Permission denied"):
         _save(tmp_path, 1)
-    assert store.complete_steps(tmp_path) == (1,)
+    assert archive.complete_steps(tmp_path) == (1,)
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     """Here a file is in the way."""
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file"):
-        store.save_local(tmp_path / "file", 1, 0, b"")
+        archive.save_local(tmp_path / "file", 1, 0, b"")
 
 
 def test_discarding_an_attempt_leaves_the_rest(tmp_path: Path) -> None:
     """And doing it twice is no error."""
     _save(tmp_path, 1)
-    store.save_local(tmp_path, 2, 0, b"")
-    store.discard(tmp_path, 2)
-    store.discard(tmp_path, 2)
+    archive.save_local(tmp_path, 2, 0, b"")
+    archive.discard(tmp_path, 2)
+    archive.discard(tmp_path, 2)
     assert {path.name for path in tmp_path.iterdir()} == {"latest.json", "step-00000001"}
 
 
