@@ -120,7 +120,7 @@ def _refusal_of_own_word(envelope: Envelope, rank: int, identity: str, placement
         return "not for a rank to say"
     if body.rank != rank:
         return "about another rank"
-    # Another life of the rank on this node is for the machine to judge: it knows which one is the present one.
+    # Another incarnation of the rank on this node is for the machine to judge: it knows which one is the present one.
     if isinstance(body, CheckpointSaved) or placement.node_of(rank, body.incarnation) == identity:
         return None
     return "about a process of another node"

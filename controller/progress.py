@@ -19,14 +19,14 @@ class ProgressBoard:
         self._ranks: dict[int, dict[int, RankProgress]] = {}  # by rank, then incarnation: a successor may be ready
 
     def take(self, heartbeat: NodeHeartbeat) -> None:
-        """Take in the step clocks of a node. A rank's earlier life never hides its later one, nor the other way."""
+        """Take in the step clocks of a node. An earlier incarnation never hides a later one, nor the other way."""
         for progress in heartbeat.ranks:
             if not 0 <= progress.rank < self._world_size:
                 continue
-            lives = self._ranks.setdefault(progress.rank, {})
-            lives[progress.incarnation] = progress
-            for incarnation in [each for each in lives if each < max(lives) - 1]:
-                del lives[incarnation]
+            by_incarnation = self._ranks.setdefault(progress.rank, {})
+            by_incarnation[progress.incarnation] = progress
+            for incarnation in [each for each in by_incarnation if each < max(by_incarnation) - 1]:
+                del by_incarnation[incarnation]
 
     def overlay(self, status: JobStatus) -> JobStatus:
         """Return the machine's status with the steps and activities of the latest heartbeats.
@@ -35,7 +35,7 @@ class ProgressBoard:
         """
         ranks = tuple(self._overlay_rank(rank) for rank in status.ranks)
         committed = max((rank.step for rank in ranks), default=0)
-        latest = [lives[max(lives)] for lives in self._ranks.values()]
+        latest = [by_incarnation[max(by_incarnation)] for by_incarnation in self._ranks.values()]
         medians = sorted(progress.median_step_s for progress in latest if progress.median_step_s > 0)
         return msgspec.structs.replace(
             status,

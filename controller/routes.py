@@ -79,7 +79,7 @@ class Routes:
         if waiting[0] == incarnation:
             del self._early[rank]
             self._void.setdefault(rank, set()).add(incarnation)
-        elif self._hosts.get(rank, (0, ""))[0] <= incarnation:  # and not a stray of an earlier life
+        elif self._hosts.get(rank, (0, ""))[0] <= incarnation:  # and not a stray of an earlier incarnation
             self._hosts[rank] = self._early.pop(rank)
 
     def _hosted(self, node: str, processes: Iterable[RunningProcess]) -> None:

@@ -42,8 +42,8 @@ class Holder:
     joined_generation: int = 0
     report: StepReport | None = None
     needs: tuple[str, ...] = ()  # the shards that its processes had to hold, known also when they are gone
-    memory_fault_s: float | None = None  # when the process said itself that its memory was struck
-    committed: int = 0  # the most that any life of the rank is known to have committed
+    memory_fault_s: float | None = None  # when the process reported a memory error itself
+    committed: int = 0  # the most that any incarnation of the rank is known to have committed
     _state: RankState = RankState.ABSENT
 
     @property

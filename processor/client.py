@@ -4,7 +4,7 @@ It runs beside the train thread and never waits for it: commands are heard while
 collective, which is when they matter.
 
 A rank that trains on without this line cannot be stopped, so it can do harm. What one message causes is counted and the
-thread lives on; a thread that can do nothing any more takes its process along, which the agent sees at once.
+thread continues; a thread that cannot continue ends its process, which the agent sees at once.
 """
 
 import contextlib

@@ -70,7 +70,7 @@ class ResumableBatches(Iterable[Any]):
         self._batch = 0  # handed out since `_start`
         self._start = 0
         self._generator = torch.Generator()
-        self._lives = 0  # iterators of an earlier life must not move the position
+        self._iterators = 0  # iterators, counted: an earlier one must not move the position
         self._remaining = _Remaining(self)
         self._loader = self._continued(loader)
         if hasattr(self._sampler, "generator") and self._sampler.generator is None:
@@ -106,13 +106,13 @@ class ResumableBatches(Iterable[Any]):
         Raises:
             RecoveryError: The position was set, or another iterator was made, since this one began.
         """
-        self._lives += 1
-        life = self._lives
+        self._iterators += 1
+        this = self._iterators
         self._generator.manual_seed(self._derived(self._epoch, 0))
         for batch in self._loader:
             self._batch += 1
             yield batch
-            if life != self._lives:
+            if this != self._iterators:
                 raise RecoveryError(
                     "an iterator of ResumableBatches was used after the position was set again or another iterator was "
                     "made. Make a new one, with iter() or endless(), at the start of the train function"
@@ -151,7 +151,7 @@ class ResumableBatches(Iterable[Any]):
             RecoveryError: It was saved by a world of another size, and the sampler has no global order.
         """
         self._epoch, self._batch, self._start = state[_EPOCH], state[_BATCH], state.get(_START, 0)
-        self._lives += 1
+        self._iterators += 1
         ranks = state.get(_RANKS, self._ranks)
         if ranks != self._ranks:
             size = getattr(self._batches, "batch_size", None)
@@ -204,7 +204,7 @@ class ResumableBatches(Iterable[Any]):
         if loader.num_workers:
             workers = {
                 "prefetch_factor": loader.prefetch_factor,
-                "persistent_workers": False,  # their prefetched batches would belong to an earlier life
+                "persistent_workers": False,  # their prefetched batches would belong to an earlier iterator
                 "multiprocessing_context": loader.multiprocessing_context,
                 "timeout": loader.timeout,
                 "worker_init_fn": loader.worker_init_fn,

@@ -47,7 +47,7 @@ class ExceptionPolicy:
             return what_now
         detail = f"{finding.text} ({finding.meaning})" if finding.known else "".join(traceback.format_exception(error))
         if what_now is Reaction.REPORT:
-            runtime.debug_log.note(f"reported, and this process lives on: {finding.text} ({finding.meaning})", error)
+            runtime.debug_log.note(f"reported, and this process stays alive: {finding.text} ({finding.meaning})", error)
         else:
             show_once(error)  # before it is reported: a process that is to be replaced may be killed at once
         kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep

@@ -20,7 +20,7 @@ class SenderMemory:
 
     def __init__(self, session: int) -> None:
         self.session = session
-        self.heard_s = -math.inf  # in this life of the receiver
+        self.heard_s = -math.inf  # by this process of the receiver
         self.highest = 0
         self.taken = 0
         self.acknowledged = 0

@@ -63,8 +63,8 @@ class FaultReport(msgspec.Struct, frozen=True):
     """One observation of a fault.
 
     `at_s` is when it was said: the controller sets it, on its own clock, when it takes the report in. `age_s` is how
-    long the fault had stood then, as its observer says. `generation` and `incarnation` say which life of the rank it is
-    about.
+    long the fault had stood then, as its observer says. `generation` and `incarnation` say which process of the rank it
+    is about.
     """
 
     kind: FaultKind

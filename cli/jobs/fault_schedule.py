@@ -18,13 +18,14 @@ from ...protocol.injection import ArmedFault, FaultAction, InjectionPoint
 
 
 class ScheduledFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One fault: of a rank, or of every rank that starts on a node. `life`: only this process of the rank, from 1."""
+    """One fault: of a rank, or of every rank that starts on a node. `life` is an older name of `incarnation`."""
 
     do: str
     rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
     node: str | None = None
     at: InjectionPoint | None = None
     step: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    incarnation: Annotated[int, msgspec.Meta(ge=1)] | None = None  # only this process of the rank, from 1
     life: Annotated[int, msgspec.Meta(ge=1)] | None = None
     operation: str = ""
     group: tuple[int, ...] = ()
@@ -61,8 +62,9 @@ def _armed(entry: ScheduledFault, nodes: int, ranks_per_node: int) -> list[Armed
         point = InjectionPoint.COLLECTIVE
     if point is None:
         point = InjectionPoint.FORWARD
+    incarnation = entry.life if entry.incarnation is None else entry.incarnation
     return [
-        ArmedFault(rank, action, point, entry.step, entry.life, entry.operation, entry.group, entry.rate)
+        ArmedFault(rank, action, point, entry.step, incarnation, entry.operation, entry.group, entry.rate)
         for rank in _ranks(entry, nodes, ranks_per_node)
     ]
 

@@ -118,8 +118,10 @@ def report_groups(incident: Incident) -> tuple[ReportGroup, ...]:
     members: dict[tuple[FaultKind, str, int, int], list[FaultReport]] = {}
     for report in sorted(incident.reports, key=lambda report: report.at_s):
         # A second fault of the same kind in a later attempt is news; one that came to all ranks at once is not.
-        life = 0 if is_echo(report, incident) else report.incarnation
-        members.setdefault((report.kind, telling_line(report.detail), report.generation, life), []).append(report)
+        incarnation = 0 if is_echo(report, incident) else report.incarnation
+        members.setdefault((report.kind, telling_line(report.detail), report.generation, incarnation), []).append(
+            report
+        )
     groups = [_group(reports) for reports in members.values()]
     root = root_report(incident)
 

@@ -15,8 +15,10 @@ def load(tmp_path: Path, *entries: str) -> tuple[ArmedFault, ...]:
     return load_schedule(path, nodes=2, ranks_per_node=2)
 
 
-def test_a_fault_of_a_rank_is_read(tmp_path: Path) -> None:
-    (fault,) = load(tmp_path, "rank: 1, do: memory-persistent, at: backward, step: 40, life: 2")
+@pytest.mark.parametrize("key", ["incarnation", "life"])
+def test_a_fault_of_a_rank_is_read(tmp_path: Path, key: str) -> None:
+    """`life` is an older name of the key."""
+    (fault,) = load(tmp_path, f"rank: 1, do: memory-persistent, at: backward, step: 40, {key}: 2")
     assert fault == ArmedFault(1, FaultAction.MEMORY_PERSISTENT, InjectionPoint.BACKWARD, 40, 2)
 
 
