@@ -22,7 +22,7 @@ from .actions import Action, Finish, Forget, Log, Send
 from .clock import wait_at_most
 from .endpoints.control_requests import Reply
 from .endpoints.control_socket import ControlServer
-from .endpoints.discovery_files import Result, write_result
+from .endpoints.discovery_files import JobResult, write_result
 from .endpoints.request_handler import RequestHandler
 from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
 from .journal import Journal, JournalEntry
@@ -293,7 +293,7 @@ class Driver:
     def _conclude(self, finish: Finish, now: float) -> None:
         self._drain_until_s = now + DRAIN_S
         _log.info("the job is over, exit code %d: %s", finish.exit_code, finish.reason)
-        result = Result(self._journal.founding.job.job, finish.exit_code, finish.reason, self._journal.term, now)
+        result = JobResult(self._journal.founding.job.job, finish.exit_code, finish.reason, self._journal.term, now)
         try:
             write_result(self._job_directory, result)
         except MidstepError:

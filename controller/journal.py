@@ -30,7 +30,7 @@ from .journal_chain import damaged, link, origin
 from .journal_head import Head, HeadFile, read_head
 from .journal_records import Founding
 from .recovery.meeting import KEY_BYTES
-from .story import Turn, turns
+from .story import StoryEntry, turns
 
 JOURNAL_NAME = "journal.sqlite"
 
@@ -253,7 +253,7 @@ def read_status(job_directory: str | Path) -> JobStatus:
         return machine.status(last_s)
 
 
-def read_story(job_directory: str | Path) -> Iterator[Turn]:
+def read_story(job_directory: str | Path) -> Iterator[StoryEntry]:
     """Yield each event of the journal with what followed from it. As `read_status` in all else."""
     with _reading(job_directory) as (founding, events):
         yield from turns(founding.machine(), events)

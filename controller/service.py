@@ -24,7 +24,7 @@ from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
 from .driver import Driver
 from .endpoints.control_socket import ControlServer
-from .endpoints.discovery_files import Result, read_result, write_endpoint, write_result
+from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
 from .endpoints.line_socket import LineServer
 from .journal import Journal, journal_path
 from .journal_copy import open_copy
@@ -108,7 +108,7 @@ def serve(
         exit_code = asyncio.run(_drive(driver, run_directory))
         if term.in_memory and read_result(job_directory) is None:
             # The disk of the job directory may be why there is no better controller, and this is its end's only record.
-            result = Result(job.job, exit_code, driver.status().reason, journal.term, time.time())
+            result = JobResult(job.job, exit_code, driver.status().reason, journal.term, time.time())
             write_result(run_directory, result)
         return exit_code
 

@@ -14,7 +14,7 @@ from .machine import RecoveryMachine
 from .recovery.state import Phase
 
 
-class Turn(msgspec.Struct, frozen=True):
+class StoryEntry(msgspec.Struct, frozen=True):
     """What one event led to. `at_s`: wall-clock seconds. `incidents`: the numbers of those that it is a part of."""
 
     number: int
@@ -27,14 +27,14 @@ class Turn(msgspec.Struct, frozen=True):
     ignored: str = ""  # why it changed nothing
 
 
-def turns(machine: RecoveryMachine, events: Iterable[tuple[Event, float]]) -> Iterator[Turn]:
+def turns(machine: RecoveryMachine, events: Iterable[tuple[Event, float]]) -> Iterator[StoryEntry]:
     """Yield what each event led to, in order. `machine`: one to which nothing has happened yet."""
     for number, (event, at_s) in enumerate(events, start=1):
         before, opened, counted = machine.phase, _open(machine), dict(machine.state.history.ignored)
         actions = tuple(machine.handle(event, at_s))
         ignored = (why for why, count in machine.state.history.ignored.items() if count > counted.get(why, 0))
         incidents = frozenset({*opened, *_open(machine)})
-        yield Turn(number, at_s, event, before, machine.phase, incidents, actions, next(ignored, ""))
+        yield StoryEntry(number, at_s, event, before, machine.phase, incidents, actions, next(ignored, ""))
 
 
 def _open(machine: RecoveryMachine) -> tuple[int, ...]:

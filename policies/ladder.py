@@ -17,11 +17,11 @@ from .budgets import Account, budget_use, counts_restarts, failed_before, tried
 from .facts import Facts, Spent
 from .placement import Placement, place
 from .roles import WORLD_RESTARTS, Party, Roles
-from .rule import Rule, RungQuery
+from .rule import RungQuery, RungRule
 from .schema import Policy
 from .wording import count
 
-RULES: dict[Rung, Rule] = {
+RULES: dict[Rung, RungRule] = {
     Rung.RETRY_STEP: retry_step,
     Rung.RECOVER_IN_PLACE: recover_in_place,
     Rung.RECOVER: recover,

@@ -18,7 +18,7 @@ class RungQuery(msgspec.Struct, frozen=True):
     skipped: tuple[SkippedRung, ...] = ()
 
 
-class Rule(Protocol):
+class RungRule(Protocol):
     """A rung as pure functions: when it fits, why it is right, what it replaces, what it leaves, what it costs."""
 
     def unfit(self, case: RungQuery) -> str | None:

@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any
 
-from ...controller.endpoints.discovery_files import Result
+from ...controller.endpoints.discovery_files import JobResult
 from ...platforms.local import LocalOptions, LocalPlatform
 from ...protocol.discovery import read_endpoint
 from ...protocol.errors import PlatformError
@@ -32,7 +32,7 @@ class Launcher:
         self._job = job
         self._platform: LocalPlatform | None = None
 
-    async def run(self) -> Result:
+    async def run(self) -> JobResult:
         """Start controller and nodes, wait for the end, clear everything away, and return how the job ended.
 
         Raises PlatformError when the first controller does not come up. Everything is cleared away then, too, and
@@ -70,16 +70,16 @@ class Launcher:
                 ending.push_async_callback(_cancelled, watching)
             return await self._result(supervising, stop)
 
-    async def _result(self, supervising: "asyncio.Task[Result]", stop: StopSignals) -> Result:
+    async def _result(self, supervising: "asyncio.Task[JobResult]", stop: StopSignals) -> JobResult:
         insisting = asyncio.create_task(stop.insisted.wait())
         await asyncio.wait([supervising, insisting], return_when=asyncio.FIRST_COMPLETED)
         await _cancelled(insisting)
         if not supervising.done():
-            return Result(self._job.spec.job, 130, "interrupted twice: ended at once", 0, time.time())
+            return JobResult(self._job.spec.job, 130, "interrupted twice: ended at once", 0, time.time())
         return await supervising
 
     async def _endpoint(
-        self, supervisor: Supervisor, supervising: "asyncio.Task[Result]", stop: StopSignals
+        self, supervisor: Supervisor, supervising: "asyncio.Task[JobResult]", stop: StopSignals
     ) -> str | None:
         """Return where the job's first controller listens; None if the job is over already, or is to end at once."""
         waiting = [asyncio.create_task(event.wait()) for event in (supervisor.served, stop.insisted)]

@@ -15,7 +15,7 @@ from typing import IO
 
 import msgspec
 
-from ...controller.endpoints.discovery_files import Result, read_result, write_result
+from ...controller.endpoints.discovery_files import JobResult, read_result, write_result
 from ...controller.journal import read_status
 from ...platforms.log_files import open_log
 from ...protocol.errors import MidstepError, PlatformError
@@ -69,7 +69,7 @@ class Supervisor:
         self._looked_s = 0.0
         self.served = asyncio.Event()  # a controller of this job has been seen to serve
 
-    async def run(self) -> Result:
+    async def run(self) -> JobResult:
         """Return how the job ended. Raises PlatformError when not even its first controller comes up."""
         with open(open_log(self._log_file), "ab", buffering=0) as log:
             while True:
@@ -156,7 +156,7 @@ class Supervisor:
         self._told_to_stop = True
         process.interrupt()
 
-    async def _result(self, ending: Ending) -> Result | None:
+    async def _result(self, ending: Ending) -> JobResult | None:
         """Return how the job ended, if it has: from the notice, or from the journal where there was no room for one."""
         job = self._job
         for directory in (job.job_directory, job.run_directory):
@@ -176,7 +176,7 @@ class Supervisor:
             return None
         if status.exit_code is None:
             return None
-        return Result(job.spec.job, status.exit_code, status.reason, status.term, status.at_s)
+        return JobResult(job.spec.job, status.exit_code, status.reason, status.term, status.at_s)
 
     def _died(self, attempt: NextStart, ending: Ending) -> None:
         self._outage.ended(self._now())
@@ -277,9 +277,9 @@ class Supervisor:
             f"{self._job.spec.settings.checkpoint_directory} is lost"
         )
 
-    def _concluded(self, exit_code: int, reason: str) -> Result:
+    def _concluded(self, exit_code: int, reason: str) -> JobResult:
         """Return, and note for others, an end that no controller could record."""
-        result = Result(self._job.spec.job, exit_code, reason, 0, time.time())
+        result = JobResult(self._job.spec.job, exit_code, reason, 0, time.time())
         try:
             write_result(self._job.job_directory, result)
         except MidstepError as error:

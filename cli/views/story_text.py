@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ...controller.actions import Action, Finish, Forget, Log, Send
-from ...controller.story import Turn
+from ...controller.story import StoryEntry
 from .wording import clock_text, telling_line
 
 # Fields that tell an operator what an event or a command is about; what else they hold is for machines.
@@ -36,7 +36,7 @@ INDENT = " " * 8
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
-def story_lines(turn: Turn) -> Iterator[str]:
+def story_lines(turn: StoryEntry) -> Iterator[str]:
     """Yield the lines of one event: when and what it was, how the phase changed, and each action that it caused."""
     changed = f"   [{turn.before} -> {turn.after}]" if turn.before is not turn.after else ""
     yield f"#{turn.number:<6} {clock_text(turn.at_s)}  {_described(turn.event)}{changed}"

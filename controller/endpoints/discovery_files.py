@@ -15,7 +15,7 @@ from ...protocol.private_files import replace_file
 RESULT_NAME = "result.json"
 
 
-class Result(msgspec.Struct, frozen=True):
+class JobResult(msgspec.Struct, frozen=True):
     """How a job ended: `result.json` in its job directory. `at_s` is wall-clock seconds."""
 
     job: str
@@ -36,16 +36,16 @@ def write_endpoint(run_directory: Path, endpoint: str) -> None:
     _replace(run_directory / ENDPOINT_NAME, f"{endpoint}\n".encode())
 
 
-def write_result(job_directory: Path, result: Result) -> None:
+def write_result(job_directory: Path, result: JobResult) -> None:
     """Say how the job ended."""
     _replace(job_directory / RESULT_NAME, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
 
-def read_result(job_directory: Path) -> Result | None:
+def read_result(job_directory: Path) -> JobResult | None:
     """Return how the job ended; None while it has not. Raises MidstepError when the file cannot be read."""
     path = job_directory / RESULT_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Result)
+        return msgspec.json.decode(path.read_bytes(), type=JobResult)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:

@@ -22,7 +22,7 @@ from midstep.cli.supervision import supervisor as supervision
 from midstep.cli.supervision.backoff import Backoff
 from midstep.cli.supervision.controller_notice import read_notice, why_no_answer
 from midstep.cli.supervision.supervisor import Supervisor
-from midstep.controller.endpoints.discovery_files import Result, read_result
+from midstep.controller.endpoints.discovery_files import JobResult, read_result
 from midstep.controller.events import StopRequested
 from midstep.controller.journal import Journal, JournalEntry, journal_path, read_status
 from midstep.controller.journal_copy import open_copy
@@ -102,7 +102,7 @@ class Watch:
         path = self.job_directory / "lives"
         return path.read_text().split() if path.exists() else []
 
-    async def result(self) -> Result:
+    async def result(self) -> JobResult:
         return await asyncio.wait_for(self.task, PATIENCE_S)
 
     async def until(self, holds: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from midstep.cli import run
 from midstep.cli.jobs.start import PreparedJob, Start, create_job
-from midstep.controller.endpoints.discovery_files import Result
+from midstep.controller.endpoints.discovery_files import JobResult
 
 from .attack import attack
 
@@ -34,14 +34,14 @@ class Played:
         self._job = job
         self._look = look or (lambda: None)
 
-    async def run(self) -> Result:
+    async def run(self) -> JobResult:
         for name, text in self.logs.items():
             (self._job.job_directory / "logs" / name).write_bytes(text)
         logging.getLogger("midstep").warning("the controller has ended with [/] and is started again")
         for _ in range(3):
             self._look()
             await asyncio.sleep(0.02)
-        return Result(self._job.spec.job, EXIT_CODE, "as it was to end [/x]", 1, 0.0)
+        return JobResult(self._job.spec.job, EXIT_CODE, "as it was to end [/x]", 1, 0.0)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from midstep.cli.jobs import start as job_start
 from midstep.cli.jobs.run_directory import place_for
 from midstep.cli.jobs.start import PreparedJob, Start, create_job
 from midstep.cli.supervision import launcher
-from midstep.controller.endpoints.discovery_files import Result
+from midstep.controller.endpoints.discovery_files import JobResult
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack
@@ -132,10 +132,10 @@ class Supervisor:
         self.served = asyncio.Event()
         self.served.set()
 
-    async def run(self) -> Result:
+    async def run(self) -> JobResult:
         """Return the end of the job."""
         await asyncio.sleep(0.1)
-        return Result(self._job.spec.job, 0, "all ranks have finished", 1, time.time())
+        return JobResult(self._job.spec.job, 0, "all ranks have finished", 1, time.time())
 
     def stop(self, reason: str) -> None:
         """Hear of a signal."""

@@ -14,7 +14,7 @@ import pytest
 
 from midstep.agent.output import LossyFile
 from midstep.cli.display.log_follower import LogFollower
-from midstep.controller.endpoints.discovery_files import RESULT_NAME, Result, read_result, write_result
+from midstep.controller.endpoints.discovery_files import RESULT_NAME, JobResult, read_result, write_result
 from midstep.platforms.log_files import open_log
 from midstep.protocol.errors import AgentError, MidstepError
 from midstep.protocol.keys import JobKeys
@@ -28,7 +28,7 @@ from .attack import attack
 
 Play = Callable[..., None]
 
-RESULT = Result("gpt", 0, "all ranks have finished", 1, 1.0)
+RESULT = JobResult("gpt", 0, "all ranks have finished", 1, 1.0)
 HELLO = "print('hello from the rank', flush=True)\n"
 GATE = 20
 

@@ -12,7 +12,7 @@ from midstep.controller.machine import RecoveryMachine
 
 # The same in all states of one job.
 SHARED = frozenset({"ladder", "job"})
-# Written for people, or anew by each event, and read by no decision: two orders of the same events leave one state.
+# Written for people, or again by each event, and read by no decision: two orders of the same events leave one state.
 FOR_PEOPLE = frozenset({"history", "turn"})
 _ATOMS = (str, int, float, bool, bytes, type(None), enum.Enum, msgspec.Struct, frozenset)
 _encode = msgspec.msgpack.Encoder().encode

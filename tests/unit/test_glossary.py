@@ -116,7 +116,7 @@ RETIRED_PROSE = {
 }
 
 # names of two public classes: remove one when its rename has landed
-PENDING_TWICE = {"Agent", "Platform", "Stop", "World"}
+PENDING_TWICE = {"Agent", "Platform", "Saving", "World"}
 
 _ROW = re.compile(r"^\| (?!term |---)(.+?) \| (.+) \|$", re.MULTILINE)
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")

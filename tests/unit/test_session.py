@@ -171,7 +171,7 @@ def test_a_repeated_quiesce_does_not_take_out_whoever_has_been_let_in_since() ->
 
 
 def test_a_repeated_rejoin_is_refused() -> None:
-    """A rank that takes it at the broken commit barrier stays parked; when its update fails, it has to report anew."""
+    """A rank that takes it at the broken commit barrier stays parked; when its update fails, it has to report again."""
     here = session(SessionStage.PARKED)
     assert here.hear(command(Rejoin, 3)).taken
     here.take_order()

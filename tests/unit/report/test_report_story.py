@@ -4,7 +4,7 @@ from typing import Any
 
 from midstep.cli.views.story_text import story_lines
 from midstep.controller.events import Event
-from midstep.controller.story import Turn, turns
+from midstep.controller.story import StoryEntry, turns
 from midstep.protocol.messages import FaultReported, StoreMoved
 from midstep.protocol.types import FaultKind, FaultReport, StoreEndpoint
 
@@ -25,12 +25,12 @@ class Told(Cluster):
             self.journal.append((event, self.now))
         return sent
 
-    def story(self) -> list[Turn]:
+    def story(self) -> list[StoryEntry]:
         """Return what a machine tells to which the same happens."""
         return list(turns(Cluster().machine, self.journal))
 
 
-def text(turn: Turn) -> str:
+def text(turn: StoryEntry) -> str:
     return "\n".join(story_lines(turn))
 
 
