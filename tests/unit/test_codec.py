@@ -15,6 +15,7 @@ from midstep.protocol.messages import (
     Quiesce,
     Rejoin,
     Report,
+    StartProcess,
 )
 from midstep.protocol.types import (
     FaultKind,
@@ -23,6 +24,7 @@ from midstep.protocol.types import (
     RepairPart,
     RestoreSource,
     ShardTransfer,
+    StepReport,
 )
 
 
@@ -115,3 +117,18 @@ def test_text_that_is_no_unicode_is_escaped_and_sent() -> None:
 def test_what_the_format_cannot_carry_is_refused_before_it_is_sent() -> None:
     with pytest.raises(MalformedMessage, match="Quiesce"):
         encode(envelope(Quiesce(rank=2**70, generation=1)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "key"),
+    [
+        (StartProcess, "connected", "seated"),
+        (Rejoin, "connected", "seated"),
+        (StepReport, "local_states", "own_states"),
+        (RepairPart, "local_states", "own_states"),
+        (RepairPart, "restore_local", "restore_own"),
+    ],
+)
+def test_a_field_that_was_renamed_keeps_its_key(kind: type[msgspec.Struct], field: str, key: str) -> None:
+    """A journal and a message of an earlier version have it."""
+    assert {each.name: each.encode_name for each in msgspec.structs.fields(kind)}[field] == key
