@@ -207,7 +207,8 @@ def advance(state: JobState, now: float) -> None:
     if state.due.newcomers_s is not None and not state.world.count(RankState.STARTING):
         state.due.newcomers_s = None
     for _ in range(MOST_IN_A_ROW):
-        rule = next((each for each in RULES if state.phase in each.phases and each.holds(state)), None)
+        phase = state.phase
+        rule = next((each for each in RULES if phase in each.phases and each.holds(state)), None)
         if rule is None:
             return
         rule.then(state, now)
