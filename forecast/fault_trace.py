@@ -29,7 +29,7 @@ class Kind(enum.StrEnum):
     PROCESS = "process"  # a training process ends
     EXCEPTION = "exception"  # a train function raises
     STALL = "stall"  # a rank hangs
-    LINK = "link"  # a collective fails, with nobody at fault
+    LINK = "link"  # a collective fails, with no rank at fault
     NODE = "node"  # a node is lost
     DEVICE = "device"  # a detector reports a device, at a level
 
@@ -77,7 +77,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_seen_s: Seconds = 5.0  # from a device fault to its report
     node_start_s: Seconds = 180.0  # the platform brings a node that it was asked for
     node_repair_s: Seconds = 14_400.0  # a broken node is back, as a spare
-    resubmit_s: Seconds = 1_800.0  # somebody starts the job again after it has stopped
+    resubmit_s: Seconds = 1_800.0  # the job is started again after it has stopped
     replicas: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2  # ranks that hold the same shard
 
 

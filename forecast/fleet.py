@@ -1,7 +1,7 @@
 """A large job, played cheaply: no object per process, and answers of many ranks at once.
 
 It answers the commands of the recovery machine as healthy agents, processes and a platform would, after the times of
-a `Model`. What is wrong is told by whoever breaks something: `forecast` and the benchmark of the machine.
+a `Model`. What is wrong is reported by the forecast and the benchmarks, which inject it.
 """
 
 import heapq
@@ -103,7 +103,7 @@ class Fleet:
     # --- answers ------------------------------------------------------------------------------------------------
 
     def _answer(self, actions: list[Action]) -> None:
-        """Gather the commands by kind: everybody who got the same answers at the same time."""
+        """Gather the commands by kind: all that got the same answer at the same time."""
         by_kind: dict[type, list[Send]] = {}
         for action in actions:
             if isinstance(action, Send):
@@ -123,8 +123,8 @@ class Fleet:
                     process = RunningProcess(order.rank, self._pid(order), order.incarnation, order.generation)
                     yield ProcessStarted(holder.node, process, warm=True)
                     report = self._report(order.rank, clean=order.connected, step=0)
-                    pid, life = self._pid(order), order.incarnation
-                    yield RankJoined(order.rank, order.generation, life, pid, report, self.model.start_s)
+                    numbers = (order.rank, order.generation, order.incarnation, self._pid(order))
+                    yield RankJoined(*numbers, report, self.model.start_s)
 
         self.after(self.model.start_s, joined)
 
@@ -133,11 +133,11 @@ class Fleet:
 
     def _quiesce(self, orders: list[Quiesce]) -> None:
         def quiesced() -> Iterable[Event]:
-            wards = self._wards()
+            peers = self._copies()
             for order in orders:
                 holder = self.machine.state.world.holder(order.rank)
                 if holder is not None and holder.state is RankState.QUIESCING and not self._hangs(order.rank):
-                    report = self._report(order.rank, clean=True, step=self.step, ward=wards.get(order.rank))
+                    report = self._report(order.rank, clean=True, step=self.step, peer=peers.get(order.rank))
                     yield RankQuiesced(order.rank, order.generation, holder.incarnation, report, {})
 
         self.after(self.model.stop_s, quiesced)
@@ -167,8 +167,8 @@ class Fleet:
             self.step = step
             holders = self.machine.state.world.holders
             for order in orders:
-                life = holders[order.rank].incarnation
-                yield StepCommitted(order.rank, generation, life, step, self.now, self.model.step_s)
+                incarnation = holders[order.rank].incarnation
+                yield StepCommitted(order.rank, generation, incarnation, step, self.now, self.model.step_s)
 
         self.after(self.model.step_s, committed)
 
@@ -215,7 +215,7 @@ class Fleet:
     # --- state --------------------------------------------------------------------------------------------------
 
     def _holds(self, rank: int, incarnation: int, state: RankState) -> Holder | None:
-        """Return the holder of a rank if it is in this state, in this life, on a node that can be used."""
+        """Return the holder of a rank if it is in this state, in this incarnation, on a node that can be used."""
         world = self.machine.state.world
         holder = world.holder(rank)
         if holder is None or holder.incarnation != incarnation or holder.state is not state:
@@ -227,18 +227,18 @@ class Fleet:
         holder = self.machine.state.world.holder(rank)
         return holder is not None and self.hung.get(rank) == holder.incarnation
 
-    def _report(self, rank: int, *, clean: bool, step: int, ward: int | None = None) -> StepReport:
+    def _report(self, rank: int, *, clean: bool, step: int, peer: int | None = None) -> StepReport:
         shard = f"shard{rank % max(1, self.size // self.model.replicas)}"
         copies = [LocalStateCopy(rank, self.step if not clean else step)]
-        if ward is not None:
-            copies.append(LocalStateCopy(ward, self.step))
+        if peer is not None:
+            copies.append(LocalStateCopy(peer, self.step))
         return StepReport(
             committed=step, ready=False, clean=clean, holds=(ShardHold(shard, SHARD_BYTES),) if clean else (),
             needs=(shard,), local_states=tuple(copies), checkpoints=(self.checkpoint,) if self.checkpoint else (),
         )  # fmt: skip
 
-    def _wards(self) -> dict[int, int]:
-        """Return whose rank-local state each rank keeps a copy of, on the next node."""
+    def _copies(self) -> dict[int, int]:
+        """Return of which rank each one keeps a peer copy, on the next node."""
         shift = self.machine.state.world.ranks_per_node
         return {(rank + shift) % self.size: rank for rank in range(self.size)}
 

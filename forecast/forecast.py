@@ -31,7 +31,7 @@ from ..protocol.types import (
 from .fault_trace import FaultTrace, Kind, TimedFault, faults_of
 from .fleet import Fleet
 from .machines import Machines
-from .outlook import Loss, Outlook, Stop, Took
+from .outlook import JobStop, Loss, Outlook, Took
 
 HOUR_S = 3600.0
 LONGEST_RECOVERY_S = 24 * HOUR_S
@@ -76,8 +76,8 @@ class Forecast:
                 self._fleet.run_until(at_s)
             self._after_stop(at_s)
             if self._fleet.finish is None and self._fleet.now <= at_s:
-                self._strike(fault)
-            else:  # nothing ran that it could have struck
+                self._inject(fault)
+            else:  # nothing ran that it could have hit
                 self.outlook.faults[fault.kind] += 1
                 self.outlook.faults_missed += 1
             heard(fault.at_h)
@@ -115,13 +115,13 @@ class Forecast:
             fleet.after(repaired_s - at_s, lambda: (self._repaired(),))
 
     def _after_stop(self, at_s: float) -> None:
-        """Where the job has stopped, count the time until somebody starts it again."""
+        """Where the job has stopped, count the time until it is started again."""
         while self._fleet.finish is not None and self._fleet.now < at_s:
             stopped_s, finish = self._fleet.now, self._fleet.finish
             self._close_incidents()
             again_s = self._machines.enough_at(self._cluster.nodes, stopped_s + self._model.resubmit_s)
             again_s = min(again_s, self._end_s)
-            self.outlook.stops.append(Stop(stopped_s / HOUR_S, finish.reason))
+            self.outlook.stops.append(JobStop(stopped_s / HOUR_S, finish.reason))
             self.outlook.lost_s[Loss.STOPPED] += again_s - stopped_s
             if again_s > at_s:
                 self._fleet.now = again_s
@@ -164,7 +164,7 @@ class Forecast:
 
     # --- faults -------------------------------------------------------------------------------------------------
 
-    def _strike(self, fault: TimedFault) -> None:
+    def _inject(self, fault: TimedFault) -> None:
         fleet, model, world = self._fleet, self._model, self._machine.state.world
         rank, now = fault.rank or 0, fleet.now
         holder = world.holder(rank)
@@ -172,21 +172,23 @@ class Forecast:
         if holder is None or not holder.pid:
             self.outlook.faults_missed += 1
             return
-        if fault.kind is not Kind.DEVICE:  # from now on everybody waits; a device may still do its work
+        if fault.kind is not Kind.DEVICE:  # from now on all ranks wait; a device may still do its work
             self._train()
-        life, node, generation = holder.incarnation, holder.node, self._machine.generation
+        incarnation, node, generation = holder.incarnation, holder.node, self._machine.generation
 
         def report(kind: FaultKind, detail: str) -> FaultReported:
             seen_by = rank_address(rank) if kind is FaultKind.EXCEPTION else node_address(node)
             level = fault.level if kind is FaultKind.DEVICE and fault.level else FaultReport(kind, 0, "", "").level
-            return FaultReported(FaultReport(kind, now, seen_by, detail, rank, node, generation, life, level=level))
+            return FaultReported(
+                FaultReport(kind, now, seen_by, detail, rank, node, generation, incarnation, level=level)
+            )
 
         def exited() -> Iterable[Event]:
-            process = RunningProcess(rank, holder.pid, life, generation)
+            process = RunningProcess(rank, holder.pid, incarnation, generation)
             yield ProcessExited(node, process, -9, now, expected=False)
 
         def hung() -> Iterable[Event]:
-            current = holder.incarnation == life and self._machine.phase is Phase.RUNNING
+            current = holder.incarnation == incarnation and self._machine.phase is Phase.RUNNING
             return (report(FaultKind.STALL, "no step for too long"),) if current else ()
 
         stall_s = self._policy.stall.factor * model.step_s + self._policy.stall.grace_s
@@ -196,7 +198,7 @@ class Forecast:
         elif fault.kind is Kind.EXCEPTION:
             fleet.after(0.02, lambda: (report(FaultKind.EXCEPTION, "RuntimeError"),))
         elif fault.kind is Kind.STALL:
-            fleet.hung[rank] = life
+            fleet.hung[rank] = incarnation
             fleet.after(stall_s, hung)
         elif fault.kind is Kind.LINK:
             fleet.after(0.02, lambda: (report(FaultKind.COMMUNICATION, "a collective failed"),))

@@ -17,7 +17,7 @@ class Loss(enum.StrEnum):
     REPEATED = "repeated steps"  # committed, and lost again
     CHECKPOINT = "checkpoints"  # training stands still for them
     FEWER = "fewer ranks"  # the share of the work that the missing ranks of a smaller world would have done
-    STOPPED = "stopped"  # until somebody starts the job again
+    STOPPED = "stopped"  # until the job is started again
 
 
 class Took(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class Took(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Stop(msgspec.Struct, frozen=True):
+class JobStop(msgspec.Struct, frozen=True):
     """The job stopped, and why."""
 
     at_h: float
@@ -41,7 +41,7 @@ class Outlook(msgspec.Struct, kw_only=True):
     """The whole forecast. `goodput`: the part of the time that went into steps that were not lost again.
 
     `smaller_hours`: how long it trained with fewer ranks than asked for. `spent` counts how often a rung was passed
-    over because a budget was spent; `faults_missed` are those that struck a rank without a process.
+    over because a budget was spent; `faults_missed` are those of ranks without a process.
     """
 
     seed: int
@@ -58,7 +58,7 @@ class Outlook(msgspec.Struct, kw_only=True):
     faults: Counter[Kind] = msgspec.field(default_factory=Counter)
     lost_s: dict[Loss, float] = msgspec.field(default_factory=lambda: dict.fromkeys(Loss, 0.0))
     timeline: list[Took] = msgspec.field(default_factory=list)
-    stops: list[Stop] = msgspec.field(default_factory=list)
+    stops: list[JobStop] = msgspec.field(default_factory=list)
     violations: list[str] = msgspec.field(default_factory=list)
 
     def taken(self, took: Took) -> None:

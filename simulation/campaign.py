@@ -5,14 +5,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice, pairwise
 
 from ..controller.recovery.state import Phase
 from ..protocol.incidents import Outcome
-from ..protocol.types import Rung
 from .invariants import Invariant, InvariantBroken
-from .world import World
+from .world import SimulatedWorld
 
 CHUNK = 20  # seeds that a worker does in one go
 SEEDS_PER_COLLECTION = 5
@@ -24,47 +23,33 @@ Reached = tuple[Phase, str, Phase]  # in this phase, an event of this type led t
 class Tally:
     """What some seeds came to.
 
-    `incidents` are those in which a rung was taken; `dismissed` were suspicions that came to nothing. `broken` holds
+    `incidents` are those in which a rung was taken; `dismissed` were suspicions that were dropped. `broken` holds
     one entry for each seed that broke an invariant. `shrunk` and `grown` are jobs whose world got smaller, and larger.
     """
 
     seeds: int = 0
     incidents: int = 0
     dismissed: int = 0
-    events: int = 0
     shrunk: int = 0
     grown: int = 0
-    rungs: Counter[Rung] = field(default_factory=Counter)
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
     reached: Counter[Reached] = field(default_factory=Counter)
     broken: list[tuple[int, Invariant, str]] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
         """Take in what other seeds came to."""
-        self.seeds += other.seeds
-        self.incidents += other.incidents
-        self.dismissed += other.dismissed
-        self.events += other.events
-        self.shrunk += other.shrunk
-        self.grown += other.grown
-        self.rungs += other.rungs
-        self.outcomes += other.outcomes
-        self.reached += other.reached
-        self.broken += other.broken
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
-    def count(self, world: World) -> None:
+    def count(self, world: SimulatedWorld) -> None:
         """Take in one job, over or broken off."""
         self.seeds += 1
-        self.events += world.events
-        steps = list(pairwise(world.watch.scaling.sizes))
+        steps = list(pairwise(world.controller_watch.scaling.sizes))
         self.shrunk += any(before > after for before, after in steps)
         self.grown += any(before < after for before, after in steps)
-        self.reached += world.watch.seen
+        self.reached += world.controller_watch.seen
         for incident in world.machine.incidents:
             self.incidents += bool(incident.decisions)
             self.dismissed += incident.outcome is Outcome.DISMISSED
-            self.outcomes[incident.outcome] += 1
-            self.rungs.update(decision.rung for decision in incident.decisions)
 
 
 def run_seeds(seeds: Iterable[int], focus: Phase | None = None) -> Tally:
@@ -77,7 +62,7 @@ def run_seeds(seeds: Iterable[int], focus: Phase | None = None) -> Tally:
     for number, seed in enumerate(seeds):
         if number % SEEDS_PER_COLLECTION == 0:
             gc.collect()
-        world = World(seed, focus=focus)
+        world = SimulatedWorld(seed, focus=focus)
         try:
             world.run()
         except InvariantBroken as broken:

@@ -1,83 +1,94 @@
-"""Faults of nodes, of the network between them and the controller, of devices, and of the platform."""
+"""Faults around the processes: of nodes, network, devices, platform, controller and disk; and what operators do."""
 
+import functools
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..controller.events import NodeReturned
+from ..controller.events import InjectRequested, KillNodeRequested, NodeReturned, StopRequested
 from ..controller.world import NodeState
 from ..policies.fault_levels import TREATMENTS, Treatment
-from ..protocol.types import Assertion, FaultKind, FaultLevel
-from .process_faults import victim
+from ..protocol.types import ArmedFault, Assertion, FaultAction, FaultKind, FaultLevel
+from .process_faults import Inject, victim
 
 if TYPE_CHECKING:
-    from .node import Agent
-    from .world import World
+    from .node import SimulatedAgent
+    from .world import SimulatedWorld
 
 CUTS_S = (0.5, 2.0, 10.0, 100.0)
 ISOLATED_S = (5.0, 10.0, 30.0)  # shorter than silence is held
-HARMLESS_S = 2.0  # what is shorter than this must cost nobody his process
+HARMLESS_S = 2.0  # what is shorter than this must cost no process its life
 STANDSTILLS_S = (1.0, 10.0, 600.0)
+OUTLIVES_S = (0.6, 3.0, 20.0)  # how long a controller that was taken for dead goes on
 LEVELS = tuple(level for level in FaultLevel if level not in {FaultLevel.SOFTWARE})
-_OF_THE_NODE = frozenset({Treatment.CLOSE, Treatment.LEAVE})  # then all who are there may be replaced
-_OF_THE_RANK = frozenset({Treatment.RESTART, Treatment.LEAVE})  # then whose it is gets another process
+ACTIONS = (FaultAction.KILL, FaultAction.STOP, FaultAction.RAISE, FaultAction.KILL_NODE)
+_OF_THE_NODE = frozenset({Treatment.CLOSE, Treatment.LEAVE})  # then all processes there may be replaced
+_OF_THE_RANK = frozenset({Treatment.RESTART, Treatment.LEAVE})  # then the rank gets another process
 DEVICE_KINDS = (FaultKind.DEVICE, FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK, FaultKind.OUT_OF_MEMORY)
 NODE_KINDS = (FaultKind.NODE, FaultKind.SWITCH, FaultKind.NETWORK, FaultKind.STORAGE)
 
 
-def _node(world: "World", chance: random.Random) -> "Agent | None":
-    alive = [agent for agent in world.agents.values() if agent.alive]
-    return chance.choice(alive) if alive else None
+def _living(world: "SimulatedWorld") -> "list[SimulatedAgent]":
+    return [agent for agent in world.agents.values() if agent.alive]
 
 
-def kill_node(world: "World", chance: random.Random) -> str:
+def _into_a_node(inject: Callable[["SimulatedWorld", random.Random, "SimulatedAgent"], str]) -> Inject:
+    """Draw the node that a fault is injected into."""
+
+    @functools.wraps(inject)
+    def injected(world: "SimulatedWorld", chance: random.Random) -> str:
+        living = _living(world)
+        return inject(world, chance, chance.choice(living)) if living else "no node to inject a fault into"
+
+    return injected
+
+
+# --- nodes and the network --------------------------------------------------------------------------------------------
+
+
+@_into_a_node
+def kill_node(world: "SimulatedWorld", chance: random.Random, agent: "SimulatedAgent") -> str:
     """A node dies."""
-    agent = _node(world, chance)
-    if agent is None:
-        return "no node to kill"
     world.kill_node(agent.name)
     return f"{agent.name} is killed"
 
 
-def cut_off_node(world: "World", chance: random.Random) -> str:
+@_into_a_node
+def cut_off_node(world: "SimulatedWorld", chance: random.Random, agent: "SimulatedAgent") -> str:
     """A node lives and is not heard for a while, or hears nothing, or both."""
-    agent = _node(world, chance)
-    if agent is None:
-        return "no node to cut off"
     until_s = world.timeline.now + (seconds := chance.choice(CUTS_S))
     deaf, mute = chance.choice(((True, True), (True, True), (True, False), (False, True)))
     agent.deaf_until_s = until_s if deaf else agent.deaf_until_s
     agent.mute_until_s = until_s if mute else agent.mute_until_s
     for process in agent.processes():
-        process.harmed = process.harmed or seconds > HARMLESS_S
+        process.faulty = process.faulty or seconds > HARMLESS_S
     ways = "cut off" if deaf and mute else "deaf" if deaf else "mute"
     return f"{agent.name} is {ways} for {seconds} s"
 
 
-def isolate_controller(world: "World", chance: random.Random) -> str:
+def isolate_controller(world: "SimulatedWorld", chance: random.Random) -> str:
     """The controller is cut off from all nodes, or from all but one, while the ranks train on."""
-    alive = [agent for agent in world.agents.values() if agent.alive]
-    if not alive or any(agent.isolated_until_s > world.timeline.now for agent in alive):
+    living = _living(world)
+    if not living or any(agent.isolated_until_s > world.timeline.now for agent in living):
         return "no node to be isolated from, or it is"
-    spared = chance.choice(alive) if len(alive) > 2 and chance.random() < 0.3 else None
+    spared = chance.choice(living) if len(living) > 2 and chance.random() < 0.3 else None
     seconds = chance.choice(ISOLATED_S)
-    for agent in alive:
+    for agent in living:
         if agent is not spared:
             agent.isolated_until_s = world.timeline.now + seconds
-    return f"the controller is cut off from {len(alive) - (spared is not None)} nodes for {seconds} s"
+    return f"the controller is cut off from {len(living) - (spared is not None)} nodes for {seconds} s"
 
 
-def storm(world: "World", chance: random.Random) -> str:
+def storm(world: "SimulatedWorld", chance: random.Random) -> str:
     """The network between controller and nodes gets much worse for a while."""
     seconds = chance.choice((0.5, 5.0, 30.0))
     world.network.worsen(world.timeline.now + seconds, loss=chance.choice((0.2, 0.5)), delay_s=chance.choice((0.05, 1)))
     return f"the network is bad for {seconds} s"
 
 
-def strike_store(world: "World", chance: random.Random) -> str:
+@_into_a_node
+def fail_store(world: "SimulatedWorld", chance: random.Random, agent: "SimulatedAgent") -> str:
     """A rendezvous store dies and comes back elsewhere, or stands still until its agent sees it."""
-    agent = _node(world, chance)
-    if agent is None:
-        return "no store to strike"
     if chance.random() < 0.5:
         agent.move_store()
         return f"the store of {agent.name} moves"
@@ -85,67 +96,136 @@ def strike_store(world: "World", chance: random.Random) -> str:
     return f"the store of {agent.name} is frozen for {seconds} s"
 
 
-def add_node(world: "World", chance: random.Random) -> str:
-    """A node comes that nobody has asked for."""
+def add_node(world: "SimulatedWorld", chance: random.Random) -> str:
+    """A node comes that was not asked for."""
     world.add_agent(name := f"stranger{chance.randrange(1000)}")
     return f"{name} comes"
 
 
-def hear_node(world: "World", chance: random.Random) -> str:
+def hear_node(world: "SimulatedWorld", chance: random.Random) -> str:
     """A word of a node that was given up for lost comes through; or it was late, and the node is back already."""
-    nodes = world.controller.machine.state.world.nodes.values()
+    nodes = world.machine.state.world.nodes.values()
     names = [node.name for node in nodes if node.state is NodeState.LOST] or [node.name for node in nodes]
     if not names:
         return "no node to hear"
-    name = chance.choice(names)
-    world.controller.tell(NodeReturned(name))
+    world.controller.tell(NodeReturned(name := chance.choice(names)))
     return f"{name} is heard"
 
 
-def device_fault(world: "World", chance: random.Random) -> str:
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def device_fault(world: "SimulatedWorld", chance: random.Random) -> str:
     """A detector reports the device of a rank, at any level."""
     process = victim(world, chance)
     if process is None:
         return "no device to report"
-    kind, level = chance.choice(DEVICE_KINDS), chance.choice(LEVELS)
-    node = process.seat.agent
-    node.harmed = node.harmed or TREATMENTS[level] in _OF_THE_NODE
-    process.harmed = process.harmed or TREATMENTS[level] in _OF_THE_RANK
+    kind, level, node = chance.choice(DEVICE_KINDS), chance.choice(LEVELS), process.agent
+    node.faulty = node.faulty or TREATMENTS[level] in _OF_THE_NODE
+    process.faulty = process.faulty or TREATMENTS[level] in _OF_THE_RANK
     node.report_device(kind, level, process.rank)
     return f"a device fault {kind} {level} of rank {process.rank} on {node.name}"
 
 
-def node_fault(world: "World", chance: random.Random) -> str:
+@_into_a_node
+def node_fault(world: "SimulatedWorld", chance: random.Random, agent: "SimulatedAgent") -> str:
     """A detector reports a machine, or what connects it."""
-    agent = _node(world, chance)
-    if agent is None:
-        return "no node to report"
     kind, level = chance.choice(NODE_KINDS), chance.choice(LEVELS)
-    agent.harmed = agent.harmed or TREATMENTS[level] in _OF_THE_NODE | {Treatment.RESTART}
+    agent.faulty = agent.faulty or TREATMENTS[level] in _OF_THE_NODE | {Treatment.RESTART}
     agent.broken = agent.broken or TREATMENTS[level] in _OF_THE_RANK
     agent.report_device(kind, level, None)
     return f"a node fault {kind} {level} of {agent.name}"
 
 
-def unwell_node(world: "World", chance: random.Random) -> str:
+@_into_a_node
+def unwell_node(world: "SimulatedWorld", chance: random.Random, agent: "SimulatedAgent") -> str:
     """A detector says that a node works and is not well, or that it is well again."""
-    agent = _node(world, chance)
-    if agent is None:
-        return "no node to be not well"
     assertion = chance.choice((Assertion.OCCUR, Assertion.OCCUR, Assertion.RECOVER))
     agent.report_device(FaultKind.NODE, FaultLevel.SUB_HEALTH, None, assertion)
     return f"{agent.name} is not well: {assertion}"
 
 
-def tire_platform(world: "World", chance: random.Random) -> str:
+# --- the platform -----------------------------------------------------------------------------------------------------
+
+
+def exhaust_platform(world: "SimulatedWorld", chance: random.Random) -> str:
     """The platform has no more machines, or does not answer any more."""
     world.platform.capacity = 0
     world.platform.silent = chance.random() < 0.5
     return "the platform does not answer" if world.platform.silent else "the platform has no more machines"
 
 
-def refuse_again(world: "World", chance: random.Random) -> str:
+def refuse_again(world: "SimulatedWorld", chance: random.Random) -> str:
     """The platform says of some node that it cannot be had: once more, or without having been asked."""
-    name = chance.choice([*world.machine.state.world.nodes, "nowhere"])
-    world.platform.refuse(name)
+    world.platform.refuse(name := chance.choice([*world.machine.state.world.nodes, "nowhere"]))
     return f"the platform refuses {name}"
+
+
+# --- the controller and its operators ---------------------------------------------------------------------------------
+
+
+def crash_controller(world: "SimulatedWorld", chance: random.Random) -> str:
+    """The controller dies: now, between recording the next event and acting on it, or in the middle of acting."""
+    way = chance.random()
+    if way < 0.3:
+        world.controller.crash()
+    else:
+        world.controller.crash_next = 0 if way < 0.65 else chance.choice((1, 1, 2, 3))
+    return "the controller crashes"
+
+
+def freeze_controller(world: "SimulatedWorld", chance: random.Random) -> str:
+    """The controller is stopped long enough for the next one to take over, and then goes on as if nothing were."""
+    world.controller.outlives_s = chance.choice(OUTLIVES_S)
+    world.controller.crash_next = chance.choice((0, 1, 1, 2))
+    return f"the controller will be taken for dead, and go on for {world.controller.outlives_s} s"
+
+
+def request_stop(world: "SimulatedWorld", chance: random.Random) -> str:
+    """An operator stops the job; in a hurry, twice."""
+    for _ in range(chance.choice((1, 1, 2))):
+        world.controller.tell(StopRequested("the operator asks"))
+    return "a stop is requested"
+
+
+def operator_injects(world: "SimulatedWorld", chance: random.Random) -> str:
+    """An operator injects a fault into a rank."""
+    rank, action, state = chance.randrange(world.size), chance.choice(ACTIONS), world.machine.state
+    agent = world.agents.get(state.world.holders[rank].node)
+    process = agent.hosts(rank) if agent is not None else None
+    if process is None or (action is FaultAction.STOP and (not state.ever_resilient or process.unwatched)):
+        return "no process for an operator to inject a fault into"
+    for each in process.agent.processes() if action is FaultAction.KILL_NODE else [process]:
+        each.faulty = True
+    world.controller.tell(InjectRequested(ArmedFault(rank, action)))
+    return f"an operator injects {action} into rank {rank}"
+
+
+def operator_kills_node(world: "SimulatedWorld", chance: random.Random) -> str:
+    """An operator has a node killed; perhaps one that the job does not have."""
+    names = [agent.name for agent in _living(world)] + ["nowhere"]
+    world.controller.tell(KillNodeRequested(name := chance.choice(names)))
+    return f"an operator has {name} killed"
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def damage_newest(world: "SimulatedWorld", chance: random.Random) -> str:
+    """The newest checkpoint is damaged: an older one has to do."""
+    newest = max(world.disk.steps, default=0)
+    world.disk.damage({newest})
+    return f"the checkpoint of step {newest} is damaged"
+
+
+def damage_all(world: "SimulatedWorld", chance: random.Random) -> str:
+    """All checkpoints are damaged: where one is needed the job has to stop, and must not begin again."""
+    world.disk.damage(world.disk.steps)
+    return "all checkpoints are damaged"
+
+
+def hide_directory(world: "SimulatedWorld", chance: random.Random) -> str:
+    """The directory cannot be listed any more, by any process, or can be again."""
+    world.disk.unlisted = not world.disk.unlisted
+    world.disk.damaged = True
+    return f"the checkpoint directory can {'not ' * world.disk.unlisted}be listed"

@@ -32,7 +32,7 @@ class Group:
         chance: random.Random,
         size: int,
         *,
-        flaky: bool,
+        fails: bool,
         serves: Callable[[Rendezvous], bool],
     ) -> None:
         """`serves` says whether a rendezvous store listens where a process looks for it."""
@@ -41,7 +41,7 @@ class Group:
         self._chance = chance
         self._size = size
         self.frozen = False  # collectives hang without a word
-        self._flaky = flaky  # the connections do not come up
+        self._fails = fails  # the connections do not come up
         self._connecting: dict[int, tuple[Member, Callable[[], None]]] = {}
         self._stores: dict[int, Rendezvous] = {}
         self._members: dict[int, Member] = {}
@@ -55,13 +55,13 @@ class Group:
             return
         self._connecting[process.rank] = (process, done)
         self._stores[process.rank] = store
-        if len(self._connecting) == self._size and not self._flaky and len(set(self._stores.values())) == 1:
+        if len(self._connecting) == self._size and not self._fails and len(set(self._stores.values())) == 1:
             self._members = {rank: each for rank, (each, _) in self._connecting.items()}
             for _, call in self._connecting.values():
                 self._soon(call)
 
     def leave(self, process: Member) -> None:
-        """A process ends or aborts: it connects with nobody any more, and its peers notice."""
+        """A process ends or aborts: it connects with no other any more, and its peers notice."""
         known = self._connecting.get(process.rank)
         if known is not None and known[0] is process and not self._members:
             del self._connecting[process.rank]

@@ -1,7 +1,7 @@
 """The driver's part: what arrives is recorded, then handled, then acted on; a crash may come between any two.
 
 A controller that is taken for dead may also go on: it sends what it had decided, under its old term, while the next one
-is in office. What it has not recorded it can never record, as the journal belongs to the next one by then.
+is in charge. What it has not recorded it can never record, as the journal belongs to the next one by then.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from .invariants import Invariant
 from .network import Endpoint
 
 if TYPE_CHECKING:
-    from .world import World
+    from .world import SimulatedWorld
 
 DEADLINE_SPACING_S = 0.02
 PUT_OFF_S = 0.25  # until a deadline that is put off is looked at again
@@ -32,7 +32,7 @@ Entry = tuple[Event, float, str, int, int]
 class Controller:
     """One controller after the other, over one journal."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "SimulatedWorld") -> None:
         self._world = world
         self._timeline = world.timeline
         self.journal: list[Entry] = []
@@ -41,24 +41,20 @@ class Controller:
         self.up = False
         self.finish: Finish | None = None
         self.crash_next: int | None = None  # die over the next event: recorded, and so many actions done
-        self.crash_at: tuple[int, int] | None = None  # likewise, over the entry of this number
-        self.lives_on_s = 0.0  # how long the next one to die goes on, taken for dead
+        self.crash_at: tuple[int, int] | None = None  # the same, over the entry of this number
+        self.outlives_s = 0.0  # how long the next one to die goes on, taken for dead
         self._recorded: set[tuple[str, int, int]] = set()
 
     def start(self) -> None:
         """Replay the journal and take over."""
         self.term += 1
         world = self._world
-        self.machine = RecoveryMachine(world.policy, world.job, can_create_nodes=world.setting.can_create_nodes)
-        self._routes = Routes()
-        self._liveness = Liveness(world.policy.heartbeat)
+        self.machine = self._new_machine()
+        self._routes, self._liveness = Routes(), Liveness(world.policy.heartbeat)
+        mailbox = Mailbox(job=world.job.job, address=CONTROLLER, session=world.next_session())
         self._endpoint = Endpoint(
-            Mailbox(job=world.job.job, address=CONTROLLER, session=world.next_session()),
-            self._timeline,
-            transmit=self._transmit,
-            take=self._take,
-            complain=world.fail,
-        )
+            mailbox, self._timeline, transmit=self._transmit, take=self._take, complain=world.fail
+        )  # fmt: skip
         self._endpoint.mailbox.term = self.term
         last_s = 0.0
         for index, (event, at_s, sender, session, number) in enumerate(self.journal):
@@ -76,13 +72,16 @@ class Controller:
         self.up = True
         self._deadline_s: float | None = None
         world.log(f"controller of term {self.term} starts in {self.machine.phase}")
-        self._handle(ControllerStarted(self.term), CONTROLLER, 0, 0)
+        self.tell(ControllerStarted(self.term))
         self._look_for_silence()
 
-    def replay(self) -> None:
-        """Fold the journal into a fresh machine: it must act and remember alike."""
+    def _new_machine(self) -> RecoveryMachine:
         world = self._world
-        machine = RecoveryMachine(world.policy, world.job, can_create_nodes=world.setting.can_create_nodes)
+        return RecoveryMachine(world.policy, world.job, can_create_nodes=world.setting.can_create_nodes)
+
+    def replay(self) -> None:
+        """Fold the journal into a fresh machine: it must act and remember the same."""
+        world, machine = self._world, self._new_machine()
         for (event, at_s, *_), actions in zip(self.journal, self.done, strict=True):
             if machine.handle(event, at_s) != actions:
                 world.fail(Invariant.JOURNAL_IS_TRUTH, f"in a replay {event} leads to something else than {actions}")
@@ -90,18 +89,16 @@ class Controller:
             world.fail(Invariant.JOURNAL_IS_TRUTH, "a replay remembers other incidents or budgets")
 
     def crash(self) -> None:
-        """Die, or be taken for dead; somebody starts the next one later."""
+        """Die, or be taken for dead; the next one starts later."""
         if not self.up:
             return
         self.up = False
-        lives_on_s, self.lives_on_s = self.lives_on_s, 0.0
-        if lives_on_s:
-            self._world.log(f"controller of term {self.term} is taken for dead")
-            endpoint = self._endpoint
-            endpoint.deaf = True
-            self._timeline.after(lives_on_s, endpoint.close)
+        outlives_s, self.outlives_s = self.outlives_s, 0.0
+        self._world.log(f"controller of term {self.term} {'is taken for dead' if outlives_s else 'crashes'}")
+        if outlives_s:
+            self._endpoint.deaf = True
+            self._timeline.after(outlives_s, self._endpoint.close)
         else:
-            self._world.log(f"controller of term {self.term} crashes")
             self._endpoint.close()
         self._timeline.after(self._world.chance.choice((0.05, 0.5, 5.0, 40.0)), self.start)
 
@@ -117,7 +114,7 @@ class Controller:
         return True
 
     def tell(self, event: Event) -> None:
-        """Hand in what arises in the controller itself, or is asked by an operator."""
+        """Hand in what arises in the controller itself, or is asked by an operator; nothing, if it is dead."""
         if self.up:
             self._handle(event, CONTROLLER, 0, 0)
 
@@ -145,7 +142,7 @@ class Controller:
             what = f"no way from {before} to {self.machine.phase} by {type(event).__name__}"
             world.fail(Invariant.BY_THE_TABLE, what)
         world.handled(event, before, actions)
-        world.watch.handled(event, before, actions)
+        world.controller_watch.handled(event, before, actions)
         self._learn(event, actions, now)
         for number_of_action, action in enumerate(actions):
             if number_of_action == acts:
@@ -164,23 +161,22 @@ class Controller:
             self._world.fail(Invariant.AT_MOST_ONCE, f"{event} of {sender} is recorded a second time")
         self._recorded.add(key)
         self.journal.append((event, now, sender, session, number))
-        self._world.watch.recorded(event)
+        self._world.allowed.recorded(event)
         if self.crash_at is not None and len(self.journal) == self.crash_at[0]:
             self.crash_next = self.crash_at[1]
 
     def _die_while_acting(self, rest: list[Action]) -> None:
         """Some actions are done. The rest is lost, or done much later by a controller that is no longer in office."""
         self._world.log(f"{len(rest)} actions are not done")
-        endpoint, lives_on_s = self._endpoint, self.lives_on_s
+        endpoint, outlives_s = self._endpoint, self.outlives_s
         self.crash()
-        sends = [action for action in rest if isinstance(action, Send)]
-        delay_s = lives_on_s * self._world.chance.random()
 
         def go_on() -> None:
-            for send in sends:
-                endpoint.post(send.body, send.receiver)
+            for action in rest:
+                if isinstance(action, Send):
+                    endpoint.post(action.body, action.receiver)
 
-        self._timeline.after(delay_s, go_on)
+        self._timeline.after(outlives_s * self._world.chance.random(), go_on)
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Send):
@@ -202,7 +198,7 @@ class Controller:
 
     def _hear(self, node: str) -> None:
         if self._liveness.hear(node, self._timeline.now):
-            self._handle(NodeReturned(node), CONTROLLER, 0, 0)
+            self.tell(NodeReturned(node))
 
     def _transmit(self, envelope: Envelope) -> None:
         connection = self._routes.connection(envelope.receiver)
@@ -224,7 +220,7 @@ class Controller:
             if again_s is not None and self._liveness.puts_off(again_s, self._timeline.now):
                 self._timeline.after(PUT_OFF_S, self._plan_deadline)
             elif again_s is not None and again_s <= self._timeline.now:
-                self._handle(DeadlinePassed(), CONTROLLER, 0, 0)
+                self.tell(DeadlinePassed())
             else:
                 self._plan_deadline()
 
@@ -239,8 +235,7 @@ class Controller:
             if self.up and agent.is_heard:
                 self._hear(name)
         for event in self._liveness.judge(now) if self.up else ():
-            if self.up:  # it may die over the one before
-                self._handle(event, CONTROLLER, 0, 0)
+            self.tell(event)  # unless it has died over the one before
         if self._liveness.heard_again:
             endpoint.hurry()
         if self._world.busy:

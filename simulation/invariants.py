@@ -10,8 +10,8 @@ class Invariant(enum.StrEnum):
     SAME_STEP = "same step"  # all ranks resume at one step, not before the last that all had committed
     NOTHING_LOST = "nothing lost"  # with a clean copy of everything alive, no committed step is lost
     SAME_NUMBERS = "same numbers"  # what a rank holds is whole and of the step at which it stands
-    ALWAYS_ENDS = "always ends"  # who waits has a deadline; every incident ends
-    BUDGETS_HOLD = "budgets hold"  # no rung is taken more often than allowed, whoever is the controller
+    ALWAYS_ENDS = "always ends"  # every wait has a deadline; every incident ends
+    BUDGETS_HOLD = "budgets hold"  # no rung is taken more often than allowed, whichever controller takes it
     ONE_BRAIN = "one brain"  # a command of an earlier controller changes nothing
     NOBODY_KILLED_FOR_NOTHING = "nobody is killed for nothing"
     REASONS_GIVEN = "every decision has a reason"
@@ -24,7 +24,7 @@ class Invariant(enum.StrEnum):
     CONSISTENT = "consistent"  # what the machine remembers does not contradict itself
     SIZE_FITS = "the size fits"  # a world has the ranks that its nodes can hold, within what was asked and is allowed
     SOUND_NODES = "ranks run on sound nodes"  # not where a fault stands that asks for the node to be left
-    UNDERSTOOD = "understood"  # nobody gets an order that it cannot carry out
+    UNDERSTOOD = "understood"  # no process gets an order that it cannot carry out
     NOTHING_LEFT = "nothing is left behind"  # no process outlives its job
 
 

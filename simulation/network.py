@@ -27,7 +27,7 @@ class Network:
         self._worse = (until_s, loss, delay_s)
 
     @property
-    def is_no_excuse(self) -> bool:
+    def has_delivered(self) -> bool:
         """Whether everything that was said should have arrived by now, resends included."""
         return self._timeline.now > self._worse[0] + RESENDS_S or not self._worse[0]
 

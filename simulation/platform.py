@@ -9,15 +9,15 @@ from .invariants import Invariant
 from .network import Endpoint
 
 if TYPE_CHECKING:
-    from .world import World
+    from .world import SimulatedWorld
 
 REFUSAL_S = (0.0, 0.0, 2.0, 30.0)  # how long it takes to find out that there are no more machines
 
 
-class Platform:
-    """Makes, ends and kills nodes; says so when one goes that nobody wanted gone."""
+class SimulatedPlatform:
+    """Makes, ends and kills nodes; says so when one goes that was not to go."""
 
-    def __init__(self, world: "World", capacity: int) -> None:
+    def __init__(self, world: "SimulatedWorld", capacity: int) -> None:
         self._world = world
         self.capacity = capacity
         self.silent = False  # takes orders, and brings nothing

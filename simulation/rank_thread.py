@@ -1,31 +1,31 @@
-"""The train thread of a played process: it drives the product's own loop of a rank, with the rest played."""
+"""The train thread of a simulated process: it carries out in virtual time what the product's rank loop asks for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..processor import rank_actions as act
 from ..processor.exceptions import fault_in_recovery
-from ..processor.rank_actions import Action, Actions, Ended
+from ..processor.rank_actions import Action, Ended
 from ..processor.session import Order
 from ..protocol.errors import MidstepError
-from ..protocol.messages import RankFinished, RankJoined, RankQuiesced, RankReady, StartProcess
+from ..protocol.messages import NewcomerWaiting, RankFinished, RankJoined, RankQuiesced, RankReady, StartProcess
 from ..protocol.types import FaultKind, InjectionPoint, ShardHold, StepReport
+from .fake_process import drive
 from .invariants import Invariant
-from .plain_script import PlainScript
-from .played_thread import Returned, Thread
-from .train_function import TrainFunction
-from .way_back import WayBack
+from .played_thread import Thread
+from .process_faults import OneShot
+from .recovery import RankRecovery
+from .scripts import EXIT_RAISED, TrainFunction, plain_script
 
 if TYPE_CHECKING:
     from .process import Process
 
 START_LINK_UP_S = 60.0
 CLEAN_S = PHASE_S = 0.01
-EXIT_RAISED = 1
 SHARD_BYTES = 40_000_000
 
 
-def life_of(process: "Process", order: StartProcess) -> Thread[None]:
+def thread_of(process: "Process", order: StartProcess) -> Thread[None]:
     """Start, link up with the others of a world that starts together, and do what the script does."""
     world = process.world
     yield process.sleep(world.chance.uniform(0.01, 0.3))
@@ -35,12 +35,12 @@ def life_of(process: "Process", order: StartProcess) -> Thread[None]:
             yield from process.link_up(group, order.store, START_LINK_UP_S)
             process.in_collective = False
         if order.connected and world.setting.plain:
-            yield from PlainScript(process).run()
+            yield from plain_script(process)
             return
-        if order.connected or process.seat.local_is_empty:
-            process.seat.keep_local(0, 0)
+        if order.connected or process.place.local_is_empty:
+            process.place.keep_local(0, 0)
         if order.early:
-            process.seat.agent.announce(process)
+            process.agent.say(NewcomerWaiting(process.agent.name, process.running))
         yield from RankThread(process).run()
         process.end(0)
     except MidstepError:
@@ -48,20 +48,19 @@ def life_of(process: "Process", order: StartProcess) -> Thread[None]:
 
 
 class RankThread:
-    """Carries out the actions of the loop, in virtual time."""
+    """Carries out the actions of the loop."""
 
     def __init__(self, process: "Process") -> None:
         self._process = process
         self._world = process.world
-        self._train_function = TrainFunction(process, lambda: self._drive(process.loop.hold()))
-        self._way_back = way_back = WayBack(process)
         self._rejoined: act.Rebuild | None = None
-        train_function = self._train_function
-        self._at_once: dict[type[Action], Callable[[Any], object]] = {
+        self._recovery = recovery = RankRecovery(process)
+        self._train_function = train = TrainFunction(process, lambda: self._drive(process.loop.hold()))
+        self._at_once: Mapping[type[Action], Callable[[Any], object]] = {
             act.IgnoreOrder: self._complain,
             act.FindFailure: lambda _: process.failed,
             act.StopInFlight: self._stop,
-            act.Inspect: lambda _: process.memory.struck,
+            act.Inspect: lambda _: process.memory.lost,
             act.Survey: lambda _: self._survey(),
             act.Join: self._join,
             act.Post: self._post,
@@ -70,19 +69,19 @@ class RankThread:
             act.SetActivity: lambda each: process.doing(each.activity),
             act.BeginPhase: self._begin_phase,
             act.EndPhase: lambda _: PHASE_S,
-            act.RecallLocalState: lambda each: way_back.recall_local_state(each.step),
+            act.RecallLocalState: lambda each: recovery.recall_local_state(each.step),
             act.Halt: lambda _: None,
-            act.PublishCheckpoint: lambda _: train_function.publish(),
+            act.PublishCheckpoint: lambda _: train.publish(),
             act.ClaimCheckpoints: lambda _: None,
             act.Save: self._save,
         }
-        self._in_time: dict[type[Action], Callable[[Any], Thread[Any]]] = {
+        self._in_time: Mapping[type[Action], Callable[[Any], Thread[Any]]] = {
             act.AwaitOrder: lambda _: self._await_order(),
             act.Train: self._train,
             act.Clean: lambda _: self._clean(),
             act.Rebuild: self._rebuild,
-            act.Repair: lambda each: way_back.repair(each.order),
-            act.RollBack: lambda each: way_back.roll_back(each.order),
+            act.Repair: lambda each: recovery.repair(each.order),
+            act.RollBack: lambda each: recovery.roll_back(each.order),
             act.Flush: lambda _: process.flush(),
         }
 
@@ -90,22 +89,8 @@ class RankThread:
         """Be the train thread of a resilient script, up to its release."""
         yield from self._drive(self._process.loop.run())
 
-    def _drive(self, actions: Actions[Returned]) -> Thread[Returned]:
-        """Carry out what the loop asks for, one action after the other, and return what it returns."""
-        try:
-            action = next(actions)
-            while True:
-                try:
-                    if type(action) in self._at_once:
-                        outcome = self._at_once[type(action)](action)
-                    else:
-                        outcome = yield from self._in_time[type(action)](action)
-                except MidstepError as error:
-                    action = actions.throw(error)
-                else:
-                    action = actions.send(outcome)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+    def _drive(self, actions: act.Actions[Any]) -> Thread[Any]:
+        return drive(actions, self._at_once, self._in_time, fails=MidstepError)
 
     # --- what takes no time -------------------------------------------------------------------------------------
 
@@ -120,10 +105,10 @@ class RankThread:
 
     def _survey(self) -> StepReport:
         process = self._process
-        shards, copies = [ShardHold(each, SHARD_BYTES) for each in process.memory.shards], process.seat.copies()
-        checkpoints, trace = self._world.saving.survey()
+        shards, copies = [ShardHold(each, SHARD_BYTES) for each in process.memory.shards], process.place.copies()
+        checkpoints, trace = self._world.disk.survey()
         report = process.standing.report(shards, copies, checkpoints, trace)
-        self._world.watch.steps.reports(process, report)
+        self._world.rank_watch.reports(process, report)
         return report
 
     def _join(self, action: act.Join) -> None:
@@ -134,19 +119,19 @@ class RankThread:
     def _post(self, action: act.Post) -> None:
         process, body = self._process, action.body
         if isinstance(body, RankFinished):
-            self._world.watch.finished(process)
+            self._world.rank_watch.finished(process)
         elif isinstance(body, RankReady) and self._rejoined is not None:
-            self._world.watch.ready(process, self._rejoined.order)
+            self._world.rank_watch.ready(process, self._rejoined.order)
         process.post(body)
         if isinstance(body, RankQuiesced):
             self._world.reached("quiesced")
 
     def _judge(self, action: act.JudgeFailure) -> None:
-        """Report why the way back has failed: always midstep's own error."""
+        """Report why a recovery has failed: always midstep's own error."""
         process, kind = self._process, fault_in_recovery(action.error)
         assert kind is not None
         process.in_collective = False
-        process.harmed = process.harmed or kind is FaultKind.CORRUPTION
+        process.faulty = process.faulty or kind is FaultKind.CORRUPTION
         if not process.interrupted():
             process.report_fault(kind, str(action.error))
 
@@ -156,9 +141,9 @@ class RankThread:
             self._world.reached("rebuild")
 
     def _save(self, action: act.Save) -> tuple[str, str]:
-        world = self._world
-        error = "no space left on device" if world.fail_save() else world.saving.write(self._process, action.order)
-        return "/checkpoints", error
+        disk, fails = self._world.disk, self._world.fires(OneShot.SAVE)
+        disk.failures += fails
+        return "/checkpoints", "no space left on device" if fails else disk.write(self._process, action.order)
 
     # --- what takes time ----------------------------------------------------------------------------------------
 
@@ -167,16 +152,15 @@ class RankThread:
         return order
 
     def _train(self, action: act.Train) -> Thread[Ended]:
-        self._world.watch.resumed(self._process, action.order)
-        ended = yield from self._train_function.run()
-        return ended
+        self._world.rank_watch.resumed(self._process, action.order)
+        return (yield from self._train_function.run())
 
     def _clean(self) -> Thread[list[str]]:
         yield self._process.sleep(CLEAN_S)
         memory = self._process.memory
         memory.gradients = None
-        return memory.struck
+        return memory.lost
 
     def _rebuild(self, action: act.Rebuild) -> Thread[None]:
         self._rejoined = action
-        yield from self._way_back.rebuild(action.order)
+        yield from self._recovery.rebuild(action.order)

@@ -13,16 +13,16 @@ from .invariants import Invariant
 
 if TYPE_CHECKING:
     from .process import Process
-    from .world import World
+    from .world import SimulatedWorld
 
 QUIET_S = 1.0  # what was said has arrived by then
-LOSSY_S = 15.0  # likewise, resent often enough
+LOSSY_S = 15.0  # and has been resent often enough where messages are lost
 
 
 class ScalingWatch:
     """Looks on after every event. `sizes`: of all worlds so far."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "SimulatedWorld") -> None:
         self._world = world
         self.sizes: list[int] = [world.setting.size]
         self._changed_s = self._started_s = 0.0  # when the world got its size, and when its controller took over
@@ -42,20 +42,18 @@ class ScalingWatch:
         self._growth_is_in_time(before)
         if self._waits_for_nodes(before):
             self._survivors_have_saved()
-        connected = [order for order in orders if isinstance(order, StartProcess) and order.connected]
-        if connected and connected[0].world_size != self.sizes[-1]:
-            self._is_as_large_as_it_can_be(connected[0].world_size)
+        seated = [order for order in orders if isinstance(order, StartProcess) and order.connected]
+        if seated and seated[0].world_size != self.sizes[-1]:
+            self._is_as_large_as_it_can_be(seated[0].world_size)
             self._survivors_have_saved()
-            self.sizes.append(connected[0].world_size)
+            self.sizes.append(seated[0].world_size)
             self._changed_s = self._world.machine.state.plans.scaled_s
-        if (
-            connected and connected[0].generation != self._started_generation
-        ):  # and not when they are only asked for again
-            self._started_generation = connected[0].generation
-            self._on_disk = max((step for step in self._world.disk if step <= self._trusted), default=0)
-            self._ever = self._world.saving.ever
+        if seated and seated[0].generation != self._started_generation:  # and not when they are only asked for again
+            self._started_generation = seated[0].generation
+            self._on_disk = max((step for step in self._world.disk.steps if step <= self._trusted), default=0)
+            self._ever = self._world.disk.ever
         self._the_checkpoint_is_loaded([order for order in orders if isinstance(order, Rejoin) and order.connected])
-        self._nobody_is_left_behind()
+        self._no_process_is_left_behind()
 
     # --- inside -------------------------------------------------------------------------------------------------
 
@@ -74,7 +72,7 @@ class ScalingWatch:
     def _note_the_checkpoint(self, orders: Sequence[object]) -> None:
         saving = self._world.machine.phase is Phase.SAVING
         if saving and not self._saving:
-            self._failures = self._world.saving.failures
+            self._failures = self._world.disk.failures
         self._saving = saving or any(isinstance(order, SaveCheckpoint) for order in orders)
 
     def _growth_is_in_time(self, before: Phase) -> None:
@@ -101,42 +99,42 @@ class ScalingWatch:
             world.fail(Invariant.SIZE_FITS, f"a world of {size} ranks, and {nodes} nodes are there for it")
 
     def _survivors_have_saved(self) -> None:
-        """Nothing lost: what is whole on processes that nothing has happened to is on the disk."""
+        """Nothing lost: what is whole on processes without a fault is on the disk."""
         world, size = self._world, self.sizes[-1]
-        if world.saving.failures > self._failures or world.saving.spoiled or not world.network.is_no_excuse:
+        if world.disk.failures > self._failures or world.disk.damaged or not world.network.has_delivered:
             return
         survivors = [process for process in world.living() if process.world_size == size and self._is_well(process)]
         stands = [(process.memory.stands or 0, process) for process in survivors]
         newest = max((step for step, _ in stands), default=0)
         current = [process for step, process in stands if step == newest]
         shards = {shard for process in current for shard in process.memory.left}
-        own = {copy.rank for process in survivors for copy in process.seat.copies() if copy.step == newest}
+        own = {copy.rank for process in survivors for copy in process.place.copies() if copy.step == newest}
         whole = own >= set(range(size)) and all(shards.issuperset(world.shards(rank, size)) for rank in range(size))
-        saved = max(world.disk, default=0)
+        saved = max(world.disk.steps, default=0)
         if whole and newest > saved and newest <= self._trusted:
             who = [process.rank for process in current]
             what = f"a world of another size starts, and step {newest} is whole on ranks {who}, not on disk"
             world.fail(Invariant.NOTHING_LOST, f"{what}, where the newest is {saved}")
 
     def _is_well(self, process: "Process") -> bool:
-        agent = process.seat.agent
+        agent = process.agent
         told = agent.alive and not agent.broken and not (agent.deaf_until_s or agent.mute_until_s)
-        told = told and not self._world.watch.given_up(process)
+        told = told and not self._world.allowed.given_up(process)
         memory = process.memory
         whole = memory.stands is not None and len(memory.left) == len(memory.shards)
         doing = whole and not process.hung and not process.suspended
-        return told and doing and not process.harmed and self._world.watch.held(process)
+        return told and doing and not process.faulty and self._world.controller_watch.held(process)
 
-    def _nobody_is_left_behind(self) -> None:
+    def _no_process_is_left_behind(self) -> None:
         """Nothing left: the processes of a world of another size have been told to end."""
         world, now = self._world, self._world.timeline.now
         told_s = LOSSY_S if world.setting.loss else QUIET_S
         if len(self.sizes) == 1 or now < max(self._changed_s, self._started_s) + told_s:
             return
         for process in world.living():
-            agent = process.seat.agent
+            agent = process.agent
             cut_off = agent.deaf_until_s or agent.mute_until_s or now < agent.isolated_until_s + LOSSY_S
-            reachable = world.network.is_no_excuse and not cut_off
+            reachable = world.network.has_delivered and not cut_off
             if process.world_size != self.sizes[-1] and reachable:
                 what = (
                     f"pid {process.pid}, rank {process.rank} of {process.world_size}, lives in a world of {world.size}"
@@ -144,12 +142,12 @@ class ScalingWatch:
                 world.fail(Invariant.NOTHING_LEFT, what)
 
     def _the_checkpoint_is_loaded(self, rejoins: Sequence[Rejoin]) -> None:
-        """Nothing lost: a world that starts anew continues from the newest checkpoint, and begins only without any."""
+        """Nothing lost: a world that starts again continues from the newest checkpoint, and begins only without any."""
         if rejoins and rejoins[0].part.target_step == 0 and self._ever:
             self._world.fail(Invariant.NOTHING_LOST, "training begins again, and a checkpoint has been complete")
         if not rejoins or RestoreSource.CHECKPOINT not in self._world.policy.restore:
             return
         target = rejoins[0].part.target_step
-        if target < self._on_disk and not self._world.saving.spoiled:
+        if target < self._on_disk and not self._world.disk.damaged:
             what = f"the world starts from step {target}, and a checkpoint of step {self._on_disk} was there"
             self._world.fail(Invariant.NOTHING_LOST, what)

@@ -1,6 +1,6 @@
-"""What happened in a simulated job, line by line, for whoever has to understand a failing seed.
+"""What happened in a simulated job, line by line, to understand a failing seed.
 
-Lines are put together when somebody reads them: most jobs go well, and nobody does.
+Lines are put together when they are read: most jobs go well, and theirs are not.
 """
 
 from collections import deque

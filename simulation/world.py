@@ -1,6 +1,7 @@
-"""A whole job from a seed: real machine, sessions, mailboxes and repair plans; played nodes, processes and faults."""
+"""A whole job from a seed: real machine, mailboxes, repair plans and rank loops; played nodes, threads and faults."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ..controller.actions import Action
@@ -10,26 +11,28 @@ from ..controller.recovery.state import Phase
 from ..protocol.messages import Envelope
 from ..protocol.types import Rendezvous
 from . import faults
+from .allowed_deviations import AllowedDeviations
 from .communicators import Group
 from .controller import Controller
+from .controller_watch import ControllerWatch
 from .invariants import Invariant, InvariantBroken
 from .network import Network
-from .node import Agent
-from .platform import Platform
+from .node import SimulatedAgent
+from .platform import SimulatedPlatform
 from .process import Process
-from .saving import Saving
+from .process_faults import OneShot
+from .rank_watch import RankWatch
 from .setting import draw_setting
-from .strikes import Strikes
+from .storage import Disk
 from .timeline import Timeline
 from .transcript import Transcript
-from .watch import Watch
 
 LONGEST_S = 6 * 3600.0
 MOST_EVENTS = 20_000
-AFTERMATH_S = 60.0  # for everybody to hear that the job is over
+AFTERMATH_S = 60.0  # for all to hear that the job is over
 
 
-class World:
+class SimulatedWorld:
     """One simulated job. What is drawn from `seed` is the same every time.
 
     With a `focus` most faults wait for that phase of the job. `plan` draws them, if not as usual.
@@ -41,7 +44,7 @@ class World:
         *,
         focus: Phase | None = None,
         whole_transcript: bool = False,
-        plan: Callable[["World", random.Random, Phase | None], None] | None = None,
+        plan: Callable[["SimulatedWorld", random.Random, Phase | None], None] | None = None,
     ) -> None:
         self.seed = seed
         self.chance = chance = random.Random(seed)
@@ -57,16 +60,16 @@ class World:
         self.transcript = Transcript(whole=whole_transcript)
         self._pids = 100
         self._sessions = 0
-        self.disk: set[int] = set()
-        self.saving = Saving(self.disk)
-        self.flaky_links = self.corruptions = self.refused_starts = self.failing_saves = 0
+        self.disk = Disk()
+        self.one_shots: Counter[OneShot] = Counter()  # what fails the next times that it is tried
         self._groups: dict[int, Group] = {}
         self.events = 0
-        self.strikes = Strikes(self, chance)
-        self.watch = Watch(self)
+        self.injector = faults.Injector(self, chance)
+        self.allowed = AllowedDeviations(self)
+        self.rank_watch, self.controller_watch = RankWatch(self), ControllerWatch(self)
         self.controller = Controller(self)
-        self.agents: dict[str, Agent] = {}
-        self.platform = Platform(self, setting.capacity)
+        self.agents: dict[str, SimulatedAgent] = {}
+        self.platform = SimulatedPlatform(self, setting.capacity)
         (plan or faults.plan)(self, chance, focus)
         for number in range(setting.nodes + setting.spares):
             self.timeline.after(chance.uniform(0.0, 1.0), lambda name=f"node{number}": self.add_agent(name))  # type: ignore[misc]
@@ -81,7 +84,7 @@ class World:
         end_s = self.timeline.now + AFTERMATH_S
         while self.timeline.now < end_s and self.timeline.step():
             pass
-        self.watch.at_the_end()
+        self.controller_watch.at_the_end()
 
     @property
     def busy(self) -> bool:
@@ -98,7 +101,7 @@ class World:
         """How many ranks the world has now, to the present controller."""
         return self.machine.state.world.size
 
-    # --- what everybody shares ----------------------------------------------------------------------------------
+    # --- what all of them share ----------------------------------------------------------------------------------
 
     def next_pid(self) -> int:
         """Return a process id that no process has had."""
@@ -119,17 +122,16 @@ class World:
         different = max(1, size // self.setting.replicas)
         return ("parameters",) if different == 1 else (f"shard{rank % different}",)
 
-    def ward(self, rank: int, size: int) -> int:
-        """Return whose rank-local state a rank of a world of `size` keeps a copy of."""
+    def keeps_copy_of(self, rank: int, size: int) -> int:
+        """Return the rank whose rank-local state a rank of a world of `size` keeps a peer copy of."""
         shift = self.ranks_per_node % size or 1
         return (rank - shift) % size
 
     def group(self, generation: int, size: int) -> Group:
         """Return the communicators of a generation."""
         if generation not in self._groups:
-            flaky = self.flaky_links > 0
-            self.flaky_links -= flaky
-            self._groups[generation] = Group(self.timeline, self.chance, size, flaky=flaky, serves=self._serves)
+            fails = self.fires(OneShot.LINK_UP)
+            self._groups[generation] = Group(self.timeline, self.chance, size, fails=fails, serves=self._serves)
         return self._groups[generation]
 
     def _serves(self, store: Rendezvous) -> bool:
@@ -139,7 +141,7 @@ class World:
     def add_agent(self, name: str) -> None:
         """A node comes up."""
         if not self.platform.ending and name not in self.agents:
-            self.agents[name] = Agent(self, name)
+            self.agents[name] = SimulatedAgent(self, name)
 
     def kill_node(self, name: str) -> None:
         """A node dies; the platform sees it."""
@@ -163,30 +165,17 @@ class World:
             if process is not None and not process.suspended:
                 process.endpoint.receive(envelope)
 
-    # --- faults that wait for their victim ----------------------------------------------------------------------
+    # --- faults -------------------------------------------------------------------------------------------------
 
-    def corrupt(self) -> bool:
-        """Say whether what a process has just received is wrong."""
-        wrong = self.corruptions > 0
-        self.corruptions -= wrong
-        return wrong
-
-    def refuse_start(self) -> bool:
-        """Say whether a process cannot be started."""
-        refused = self.refused_starts > 0
-        self.refused_starts -= refused
-        return refused
-
-    def fail_save(self) -> bool:
-        """Say whether an emergency checkpoint cannot be written."""
-        fails = self.failing_saves > 0
-        self.failing_saves -= fails
-        self.saving.failures += fails
+    def fires(self, what: OneShot) -> bool:
+        """Say whether what is tried now is to fail."""
+        fails = self.one_shots[what] > 0
+        self.one_shots[what] -= fails
         return fails
 
     def reached(self, place: str) -> None:
         """A process has reached a place in its way: a fault may wait there."""
-        self.strikes.reached(place)
+        self.injector.reached(place)
 
     def handled(self, event: Event, before: Phase, actions: Sequence[Action]) -> None:
         """The controller has handled an event."""
@@ -195,9 +184,9 @@ class World:
         self.transcript.handled(
             self.timeline.now, event, actions, generation=machine.generation, before=before, after=machine.phase
         )
-        self.strikes.handled(self.events)
+        self.injector.handled(self.events)
         if machine.phase is not before:
-            self.strikes.entered(machine.phase)
+            self.injector.entered(machine.phase)
 
     # --- the transcript -----------------------------------------------------------------------------------------
 
@@ -214,8 +203,8 @@ class World:
         raise InvariantBroken(self.seed, invariant, what, self.tell())
 
 
-def simulate(seed: int, *, focus: Phase | None = None, whole_transcript: bool = False) -> World:
+def simulate(seed: int, *, focus: Phase | None = None, whole_transcript: bool = False) -> SimulatedWorld:
     """Run one seed. Raises InvariantBroken with the transcript."""
-    world = World(seed, focus=focus, whole_transcript=whole_transcript)
+    world = SimulatedWorld(seed, focus=focus, whole_transcript=whole_transcript)
     world.run()
     return world

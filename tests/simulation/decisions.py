@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from midstep.controller.recovery.state import Phase
 from midstep.simulation.invariants import InvariantBroken
-from midstep.simulation.world import World
+from midstep.simulation.world import SimulatedWorld
 
 CHUNK = 20  # seeds that a worker does in one go
 SHOWN = 20  # seeds that differ, of which the number is said
@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 def told(seed: int) -> tuple[list[str], list[str], list[str]]:
     """Play a seed; return what was decided, what was sent, and what was recorded, each as lines of text."""
-    world = World(seed, focus=None if seed % 2 == 0 else _PHASES[seed // 2 % len(_PHASES)])
+    world = SimulatedWorld(seed, focus=None if seed % 2 == 0 else _PHASES[seed // 2 % len(_PHASES)])
     broken = []
     try:
         world.run()

@@ -7,21 +7,21 @@ import pytest
 from midstep.controller.recovery.state import Phase
 from midstep.simulation.cluster_faults import isolate_controller
 from midstep.simulation.invariants import InvariantBroken
-from midstep.simulation.world import World
+from midstep.simulation.world import SimulatedWorld
 
 from .mutants import Mutant, applied
 
 SEEDS = 150
 
 
-def isolated_jobs() -> list[World]:
+def isolated_jobs() -> list[SimulatedWorld]:
     """Return jobs to which nothing else happens, played to the end; a plain script may end badly by itself."""
 
-    def plan(world: World, chance: random.Random, focus: Phase | None) -> None:
-        world.strikes.when_well(isolate_controller)
-        world.strikes.when_well(isolate_controller)
+    def plan(world: SimulatedWorld, chance: random.Random, focus: Phase | None) -> None:
+        world.injector.when_well(isolate_controller)
+        world.injector.when_well(isolate_controller)
 
-    worlds = [World(seed, plan=plan) for seed in range(SEEDS)]
+    worlds = [SimulatedWorld(seed, plan=plan) for seed in range(SEEDS)]
     jobs = [world for world in worlds if not world.setting.plain]
     for world in jobs:
         world.run()

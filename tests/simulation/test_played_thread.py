@@ -10,11 +10,11 @@ from midstep.policies.schema import default_policy
 from midstep.protocol.types import Activity
 from midstep.simulation import faults
 from midstep.simulation.setting import draw_setting
-from midstep.simulation.world import World
+from midstep.simulation.world import SimulatedWorld
 
 
 @pytest.fixture
-def lone_worlds(monkeypatch: pytest.MonkeyPatch) -> list[World]:
+def lone_worlds(monkeypatch: pytest.MonkeyPatch) -> list[SimulatedWorld]:
     """Worlds of one rank, whose collectives complete at once, with nothing planned against them."""
     monkeypatch.setattr(faults, "plan", lambda *args: None)
     settings = ((seed, draw_setting(random.Random(seed))) for seed in count())
@@ -23,16 +23,16 @@ def lone_worlds(monkeypatch: pytest.MonkeyPatch) -> list[World]:
         for seed, setting in settings
         if setting.size == 1 and not setting.plain and setting.policy == default_policy() and setting.total_steps >= 10
     )
-    return [World(seed) for seed in islice(fitting, 10)]
+    return [SimulatedWorld(seed) for seed in islice(fitting, 10)]
 
 
-def _play_until_training(world: World) -> None:
+def _play_until_training(world: SimulatedWorld) -> None:
     while world.machine.phase is not Phase.RUNNING or world.living()[0].activity is not Activity.COMPUTING:
         assert world.timeline.step()
 
 
 def test_a_rank_whose_communicator_has_failed_leaves_its_step_and_does_not_compute_on_beside_that(
-    lone_worlds: list[World],
+    lone_worlds: list[SimulatedWorld],
 ) -> None:
     """It is torn out at the collective that it comes to next, and waits there for orders."""
     for world in lone_worlds:

@@ -3,7 +3,7 @@
 import pytest
 
 from midstep.simulation.invariants import Invariant, InvariantBroken
-from midstep.simulation.world import World, simulate
+from midstep.simulation.world import SimulatedWorld, simulate
 
 
 @pytest.mark.parametrize("actions_done", [0, 1])
@@ -13,7 +13,7 @@ def test_a_controller_that_dies_over_any_record_of_a_job_is_replaced(seed: int, 
     records = len(simulate(seed).controller.journal)
     terms = set()
     for number in range(2, records + 1):
-        world = World(seed)
+        world = SimulatedWorld(seed)
         world.controller.crash_at = (number, actions_done)
         world.run()
         terms.add(world.controller.term)

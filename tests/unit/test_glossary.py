@@ -45,16 +45,16 @@ RETIRED = {
     "desk": Retired("request handler"),
     "door": Retired("endpoint"),
     "doors": Retired("endpoint"),
-    "excuse": Retired("allowed deviation", ("controller", "simulation")),
-    "excuses": Retired("allowed deviation", ("simulation",)),
+    "excuse": Retired("allowed deviation", ("controller",)),
+    "excuses": Retired("allowed deviation"),
     "handover": Retired("planned change", ("controller",)),
     "heart": Retired("heartbeat"),
     "hurt": Retired("inject"),
     "injuries": Retired("fault action"),
     "injury": Retired("fault action"),
-    "lie": Retired("byzantine message", ("simulation",)),
-    "lies": Retired("byzantine message", ("simulation",)),
-    "life": Retired("incarnation, or scope of a generation", ("simulation",)),
+    "lie": Retired("byzantine message"),
+    "lies": Retired("byzantine message"),
+    "life": Retired("incarnation, or scope of a generation"),
     "lives": Retired("incarnations"),
     "moment": Retired("injection point"),
     "moments": Retired("injection point"),
@@ -63,18 +63,18 @@ RETIRED = {
     "openings": Retired("generation"),
     "reseat": Retired("reconnect"),
     "retirement": Retired("disposal"),
-    "seat": Retired("connect", ("simulation",)),
+    "seat": Retired("connect"),
     "seated": Retired("connected"),
     "seating": Retired("connecting"),
     "seats": Retired("connections, or places of ranks"),
     "standbys": Retired("warm pool"),
-    "strikes": Retired("injected faults", ("simulation",)),
-    "strike": Retired("corrupt, or inject", ("forecast", "simulation")),
-    "struck": Retired("corrupted", ("simulation",)),
+    "strikes": Retired("injected faults"),
+    "strike": Retired("corrupt, or inject"),
+    "struck": Retired("corrupted"),
     "verdicts": Retired("exception policy"),
     "waiters": Retired("completion threads"),
-    "ward": Retired("peer copy", ("simulation",)),
-    "wards": Retired("peer copies", ("forecast",)),
+    "ward": Retired("peer copy"),
+    "wards": Retired("peer copies"),
     "zygote": Retired("fork server"),
     "zygotes": Retired("fork server"),
 }
@@ -103,7 +103,7 @@ RETIRED_MODULES = {
 
 # words of a docstring, in any spelling
 RETIRED_PROSE = {
-    "anew": Retired("again", ("controller", "simulation")),
+    "anew": Retired("again", ("controller",)),
     "anybody": Retired("any rank, any process", ("controller",)),
     "comes to nothing": Retired("fails, or has no effect"),
     "everybody": Retired("all ranks, all processes", ("controller", "forecast", "simulation")),
@@ -116,7 +116,7 @@ RETIRED_PROSE = {
 }
 
 # names of two public classes: remove one when its rename has landed
-PENDING_TWICE = {"Agent", "Platform", "Saving", "World"}
+PENDING_TWICE: set[str] = set()
 
 _ROW = re.compile(r"^\| (?!term |---)(.+?) \| (.+) \|$", re.MULTILINE)
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")

@@ -1,4 +1,4 @@
-"""Rebuild, repair and rollback of a process: what moves between ranks, and what is lost on the way."""
+"""Rebuild, repair and rollback of a simulated process: what moves between ranks, and what is lost on the way."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import CheckpointError, ChecksumMismatch, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import LocalStateTransfer, RestoreSource, ShardTransfer
-from .communicators import Key
+from .communicators import Group, Key
 from .invariants import Invariant
 from .played_thread import Thread
+from .process_faults import OneShot
 
 if TYPE_CHECKING:
-    from .communicators import Group
     from .process import Process
 
 LINK_UP_S = 1.5
 Incoming = list[tuple[Key, Callable[[int], None]]]
 
 
-class WayBack:
+class RankRecovery:
     """Carries out one Rejoin at a time. Until it is over the thread counts as in a collective: any abort ends it."""
 
     def __init__(self, process: "Process") -> None:
@@ -47,7 +47,7 @@ class WayBack:
         self._arrived = {}
         for transfer in part.transfers:
             self._move_shard(transfer, part.target_step, incoming)
-        self._own = process.seat.own(part.target_step)
+        self._own = process.place.copy_of(process.rank, part.target_step)
         for move in part.local_states:
             self._move_local(move, part.target_step, incoming)
         self._world.reached("repair")
@@ -59,53 +59,51 @@ class WayBack:
         return 0
 
     def recall_local_state(self, step: int) -> None:
-        """Raise StateLost where there is no copy of this rank's local state."""
+        """Raise StateLost where there is no copy of this rank's rank-local state."""
         if self._own is None:
             raise StateLost(f"no copy of the rank-local state as of step {step}")
 
     def roll_back(self, order: Rejoin) -> Thread[None]:
         """Be as of the target step, and hand the rank-local state to the buddy."""
-        process, step, own = self._process, order.part.target_step, self._own
+        process, group, step, own = self._process, self._group, order.part.target_step, self._own
         assert own is not None
         process.memory.own = own
-        process.seat.keep_local(step, own)
+        process.place.keep_local(step, own)
         self._world.reached("rollback")
-        ward = self._world.ward(process.rank, process.world_size)
-        if ward != process.rank:
-            self._group.post(("rolled back", process.rank), own)
-            blob: int = yield lambda go: self._group.receive(("rolled back", ward), go)
-            process.seat.keep_ward(ward, step, blob)
+        peer = self._world.keeps_copy_of(process.rank, process.world_size)
+        if peer != process.rank:
+            group.post(("rolled back", process.rank), own)
+            blob: int = yield lambda go: group.receive(("rolled back", peer), go)
+            process.place.keep_peer(peer, step, blob)
         process.in_collective = False
-        process.memory.come_back(step)
+        process.memory.restored(step)
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _move_shard(self, transfer: ShardTransfer, step: int, incoming: Incoming) -> None:
-        process = self._process
-        key: Key = ("shard", transfer.shard_id, transfer.offset_bytes, transfer.source, transfer.destination)
+        process, shard = self._process, transfer.shard_id
+        key: Key = ("shard", shard, transfer.offset_bytes, transfer.source, transfer.destination)
         if transfer.source == process.rank:
-            held = process.memory.shards[transfer.shard_id]
+            held = process.memory.shards[shard]
             if held != step:
                 what = f"rank {process.rank} is a source of step {step} and holds {held}"
                 self._world.fail(Invariant.SAME_NUMBERS, what)
             self._group.post(key, held)
         else:
-            process.memory.overwrite(transfer.shard_id)
-            incoming.append((key, lambda value: self._arrived.update({transfer.shard_id: value})))
+            process.memory.overwrite(shard)
+            incoming.append((key, lambda value: self._arrived.update({shard: value})))
 
     def _move_local(self, move: LocalStateTransfer, step: int, incoming: Incoming) -> None:
         process, key = self._process, ("rank-local state", move.rank)
-        if move.source == process.rank:
-            blob = process.seat.copy_of(move.rank, step)
-            if blob is None:
-                self._world.fail(
-                    Invariant.NOTHING_LOST,
-                    f"rank {process.rank} has no rank-local state of rank {move.rank} as of step {step}",
-                )
-            elif move.rank != process.rank:
-                self._group.post(key, blob)
-        else:
+        if move.source != process.rank:
             incoming.append((key, self._take_local))
+            return
+        blob = process.place.copy_of(move.rank, step)
+        if blob is None:
+            what = f"rank {process.rank} has no rank-local state of rank {move.rank} as of step {step}"
+            self._world.fail(Invariant.NOTHING_LOST, what)
+        elif move.rank != process.rank:
+            self._group.post(key, blob)
 
     def _take_local(self, blob: int) -> None:
         self._own = blob
@@ -117,7 +115,7 @@ class WayBack:
         def once(take: Callable[[int], None]) -> Callable[[int], None]:
             def arrived(value: int) -> None:
                 nonlocal missing
-                if self._world.corrupt():
+                if self._world.fires(OneShot.TRANSFER):
                     self._process.raise_now(ChecksumMismatch("wrong checksum"))
                     return
                 take(value)
@@ -131,16 +129,16 @@ class WayBack:
             self._group.receive(key, once(take))
 
     def _load(self, step: int) -> None:
-        process, world = self._process, self._world
-        if step not in world.disk:
-            if world.saving.spoiled:
+        process, disk = self._process, self._world.disk
+        if step not in disk.steps:
+            if disk.damaged:
                 raise CheckpointError(f"the checkpoint of step {step} is damaged")
             what = f"rank {process.rank} is told to load step {step}, which no checkpoint has"
-            world.fail(Invariant.NOTHING_LOST, what)
+            self._world.fail(Invariant.NOTHING_LOST, what)
         process.memory.load(step)
         self._own = step
 
     @property
-    def _group(self) -> "Group":
+    def _group(self) -> Group:
         assert self._process.group is not None
         return self._process.group

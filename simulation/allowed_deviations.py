@@ -1,7 +1,7 @@
-"""Why a process that nothing is wrong with may be replaced after all, or compute where nobody asks it to any more.
+"""Why a process with no fault may be replaced after all, or compute where its rank is not any more.
 
 What counts is what could be known when it was decided. A controller that dies over a decision that it has recorded
-leaves it to the next one, who acts on it when the network may be good again; so what excuses a missed deadline is
+leaves it to the next one, which acts on it when the network may be good again; so what allows for a missed deadline is
 remembered from the moment at which the deadline passed.
 """
 
@@ -18,15 +18,15 @@ from .network import RESENDS_S
 if TYPE_CHECKING:
     from ..protocol.incidents import Incident
     from .process import Process
-    from .world import World
+    from .world import SimulatedWorld
 
 RESENT_S = 5.0  # what a node did not hear has come again by then
 
 
-class Excuses:
-    """Knows who was harmed, who could not be reached, and when."""
+class AllowedDeviations:
+    """Knows which processes are faulty, which could not be reached, and when."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "SimulatedWorld") -> None:
         self._world = world
         self._unheard: dict[float, frozenset[int]] = {}  # pids out of reach, by when a deadline passed
         self._probed: dict[str, int] = {}  # agents that owe an answer to a probe of the step clocks
@@ -53,7 +53,7 @@ class Excuses:
 
     def replacing(self, process: "Process", incident: "Incident") -> bool:
         """Whether there is a reason to replace this process, as far as the world can know."""
-        if process.harmed or process.seat.agent.harmed or self._out_of_reach(process):
+        if process.faulty or process.agent.faulty or self._out_of_reach(process):
             return True
         return any(
             (report.seen_by == CONTROLLER and self._owed_an_answer(process, incident))
@@ -81,12 +81,12 @@ class Excuses:
 
     def _owed_an_answer(self, process: "Process", incident: "Incident") -> bool:
         """Whether the agent of a process did not say in time, in this incident, what its ranks are doing."""
-        agent = node_address(process.seat.agent.name)
+        agent = node_address(process.agent.name)
         return any(at_s >= incident.began_s and agent in silent for at_s, silent in self._silent.items())
 
     def computing(self, process: "Process") -> bool:
-        """Whether nobody can tell a process that it is not needed: its node counts as lost, or was left just now."""
-        agent = process.seat.agent
+        """Whether a process cannot be told that it is not needed: its node counts as lost, or was left just now."""
+        agent = process.agent
         state = self._world.machine.state.world.nodes[agent.name].state
         now = self._world.timeline.now
         told = now > max(agent.deaf_until_s, agent.isolated_until_s, self._left.setdefault(agent.name, now)) + RESENT_S
@@ -96,11 +96,11 @@ class Excuses:
 
     def _out_of_reach(self, process: "Process") -> bool:
         """Whether what was said to this process, or by it, may not have arrived by now."""
-        agent, now = process.seat.agent, self._world.timeline.now
+        agent, now = process.agent, self._world.timeline.now
         cut_off = now < max(agent.deaf_until_s, agent.mute_until_s) + RESENT_S
-        return cut_off or self._lost_again(process) or not self._world.network.is_no_excuse
+        return cut_off or self._lost_again(process) or not self._world.network.has_delivered
 
     def _lost_again(self, process: "Process") -> bool:
         """Whether what it said while the controller was cut off has not come since: the network lost the next, too."""
-        lately = self._world.timeline.now < process.seat.agent.isolated_until_s + RESENDS_S
+        lately = self._world.timeline.now < process.agent.isolated_until_s + RESENDS_S
         return lately and self._world.setting.loss > 0 and not process.endpoint.quiet

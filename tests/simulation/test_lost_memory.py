@@ -1,26 +1,26 @@
-"""Struck memory that a process and a detector both tell of, in either order, is one fault: nobody is replaced."""
+"""Lost memory that a process and a detector both report, in either order, is one fault: no process is replaced."""
 
 import random
 
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.types import RestoreSource, Rung
-from midstep.simulation.process_faults import strike_and_tell
-from midstep.simulation.world import World
+from midstep.simulation.process_faults import lose_memory_and_report
+from midstep.simulation.world import SimulatedWorld
 
 from .mutants import Mutant, applied
 
 SEEDS = 250
 
 
-def jobs_that_can_mend() -> list[World]:
+def jobs_that_can_mend() -> list[SimulatedWorld]:
     """Return jobs in which nothing else happens, and nothing keeps a process from mending itself, played to the end."""
 
-    def plan(world: World, chance: random.Random, focus: Phase | None) -> None:
-        world.strikes.when_well(strike_and_tell)
+    def plan(world: SimulatedWorld, chance: random.Random, focus: Phase | None) -> None:
+        world.injector.when_well(lose_memory_and_report)
 
     jobs = []
     for seed in range(SEEDS):
-        world = World(seed, plan=plan)
+        world = SimulatedWorld(seed, plan=plan)
         setting, policy = world.setting, world.policy
         allowed = policy.rung(Rung.RETRY_STEP) is not None and RestoreSource.REPLICA in policy.restore
         copies = setting.size > 1 and setting.replicas >= setting.size and not setting.plain
@@ -31,7 +31,7 @@ def jobs_that_can_mend() -> list[World]:
     return jobs
 
 
-def test_nobody_is_replaced_for_struck_memory_that_a_detector_sees_too() -> None:
+def test_no_process_is_replaced_for_lost_memory_that_a_detector_sees_too() -> None:
     jobs = jobs_that_can_mend()
     incidents = [incident for world in jobs for incident in world.machine.incidents]
     assert {incident.rung for incident in incidents} == {Rung.RETRY_STEP}

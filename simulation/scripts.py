@@ -1,4 +1,7 @@
-"""A played train function: it computes, ends each step in the product's own order, and meets with what strikes it."""
+"""What the users' scripts of a simulated job do: a resilient train function, and a script that is a plain one.
+
+The train function ends each step in the product's own order. A plain script is restarted as a whole, as by torchrun.
+"""
 
 import enum
 from collections.abc import Callable
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..processor.exceptions import Finding, Reaction, reaction
 from ..processor.rank_actions import Ended
 from ..processor.step_order import Act
-from ..protocol.errors import CommunicatorError, Interrupted, MidstepError
+from ..protocol.errors import CommunicatorError, CommunicatorFailed, Interrupted, MidstepError
 from ..protocol.messages import StepCommitted
 from ..protocol.types import Activity, FaultKind, FaultLevel
 from .played_thread import Thread
@@ -16,11 +19,14 @@ if TYPE_CHECKING:
     from .process import Process
 
 MEDIAN_STEP_S = 0.1
+ROUND_S = 0.2
+COLLECTIVE_S = 1800.0  # torch's own limit
+EXIT_RAISED = 1
 MENDABLE = frozenset({FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK})
 
 
-class Place(enum.Enum):
-    """Where in a step something can strike."""
+class StepPoint(enum.Enum):
+    """Where in a step something can go wrong."""
 
     COMPUTING = "while it computes"
     BARRIER = "at the commit barrier"
@@ -37,24 +43,15 @@ class Raised(MidstepError):
 
 
 class TrainFunction:
-    """The train function of one process, and what it has left to be made complete on the disk."""
+    """The train function of one process, and the checkpoint that waits to be made complete."""
 
     def __init__(self, process: "Process", hold: Callable[[], Thread[bool]]) -> None:
         """`hold` says, at a broken commit barrier, whether to apply the update."""
         self._process = process
         self._world = process.world
+        self._hold = hold
         self._first_step = False
         self._to_publish = 0
-        self._at_once: dict[Act, Callable[[], None]] = {
-            Act.FINISH: lambda: None,
-            Act.CAPTURE: self._capture,
-            Act.PUBLISH: self.publish,
-        }
-        self._in_time: dict[Act, Callable[[], Thread[bool]]] = {
-            Act.SWAP: self._swap,
-            Act.MEET: self._meet,
-            Act.HOLD: hold,
-        }
 
     def run(self) -> Thread[Ended]:
         """Do the steps that are left. Raises what its process is to end with."""
@@ -77,8 +74,8 @@ class TrainFunction:
     def publish(self) -> None:
         """What every rank has written for the last checkpoint is complete."""
         if self._to_publish:
-            self._world.saving.complete(self._to_publish)
-            self._to_publish = 0
+            self._world.disk.complete(self._to_publish)
+        self.forget_checkpoint()
 
     def forget_checkpoint(self) -> None:
         """Whether every rank has written for the last checkpoint is not known any more."""
@@ -90,83 +87,87 @@ class TrainFunction:
         process, world = self._process, self._world
         process.doing(Activity.COMPUTING)
         process.step_since_s = world.timeline.now
-        process.seat.agent.watch_step(process, first=self._first_step)
-        world.watch.computing(process)
+        process.agent.watch_step(process, first=self._first_step)
+        world.rank_watch.computing(process)
         yield process.sleep(world.chance.uniform(0.02, 0.1) * process.slowness)
         if process.raising:
             process.raising = False
             raise Raised(FaultKind.EXCEPTION)
-        self._let_strike(Place.COMPUTING)
+        self._let_fail(StepPoint.COMPUTING)
         group = yield from process.enter(Activity.COLLECTIVE)
         yield lambda go: group.enter(("gradients", index), process, lambda: go(None))
         process.in_collective = False
         process.memory.gradients = index + 1
-        yield from self._end(index)
+        end = process.steps.end(index)
+        try:
+            act = next(end)
+            while True:
+                act = end.send((yield from self._carry_out(act)))
+        except StopIteration:
+            pass
         yield from self._update()
 
-    def _end(self, index: int) -> Thread[None]:
-        """Do what the step order asks for, up to the update."""
-        end = self._process.steps.end(index)
-        act = next(end)
-        while True:
-            well = True
-            if act in self._at_once:
-                self._at_once[act]()
-            else:
-                well = yield from self._in_time[act]()
-            try:
-                act = end.send(well)
-            except StopIteration:
-                return
-
-    def _capture(self) -> None:
+    def _carry_out(self, act: Act) -> Thread[bool]:
+        """Do what the end of a step asks for; return whether it went well."""
         step = self._process.standing.count + 1
-        self._process.seat.keep_local(step, step)
+        match act:
+            case Act.CAPTURE:
+                self._process.place.keep_local(step, step)
+            case Act.PUBLISH:
+                self.publish()
+            case Act.SWAP:
+                return (yield from self._swap(step))
+            case Act.MEET:
+                return (yield from self._meet(step))
+            case Act.HOLD:
+                return (yield from self._hold())
+            case Act.FINISH:
+                pass
+        return True
 
-    def _swap(self) -> Thread[bool]:
-        process, step = self._process, self._process.standing.count + 1
+    def _swap(self, step: int) -> Thread[bool]:
+        process = self._process
         self._world.reached("ready")
-        self._let_strike(Place.BARRIER)
-        ward = self._world.ward(process.rank, process.world_size)
+        self._let_fail(StepPoint.BARRIER)
+        peer = self._world.keeps_copy_of(process.rank, process.world_size)
         try:
             group = yield from process.enter(Activity.COMMITTING)
             group.post(("own", step, process.rank), step)
-            if ward != process.rank:
-                blob: int = yield lambda go: group.receive(("own", step, ward), go)
-                process.seat.keep_ward(ward, step, blob)
+            if peer != process.rank:
+                blob: int = yield lambda go: group.receive(("own", step, peer), go)
+                process.place.keep_peer(peer, step, blob)
         except CommunicatorError:
             return False
         return True
 
-    def _meet(self) -> Thread[bool]:
-        process, count = self._process, self._process.standing.count
-        group = process.group
+    def _meet(self, step: int) -> Thread[bool]:
+        process, group = self._process, self._process.group
         assert group is not None
-        self._world.watch.steps.meets(process)
+        self._world.rank_watch.meets(process)
         try:
-            yield lambda go: group.enter(("commit", count), process, lambda: go(None))
+            yield lambda go: group.enter(("commit", step), process, lambda: go(None))
         except CommunicatorError:
             return False
         process.in_collective = False
-        self._let_strike(Place.MET)
+        self._let_fail(StepPoint.MET)
         return True
 
     def _update(self) -> Thread[None]:
         process, world = self._process, self._world
         process.doing(Activity.UPDATING)
-        world.watch.steps.updating(process)
+        world.rank_watch.updating(process)
         world.reached("updating")
         yield process.sleep(world.chance.uniform(0.001, 0.02))
-        self._let_strike(Place.UPDATE)
+        self._let_fail(StepPoint.UPDATE)
         process.memory.update()
         goes_on = process.steps.commit()
-        world.watch.committed(process)
+        world.rank_watch.committed(process)
         if not goes_on:
             return
         count = process.standing.count
         if process.loop.commits_first_step():
             self._first_step = False
-            now, generation = process.seat.agent.wall_s, process.session.generation
+            now, generation = process.agent.wall_s, process.session.generation
             process.post(StepCommitted(process.rank, generation, process.incarnation, count, now, MEDIAN_STEP_S))
         every = world.setting.checkpoint_every
         if every and count % every == 0:
@@ -175,18 +176,18 @@ class TrainFunction:
             slow = world.setting.slow_checkpoints
             yield process.sleep(world.chance.choice((0.02, 0.05, 8.0 if slow else 0.3)))
 
-    # --- what strikes -------------------------------------------------------------------------------------------
+    # --- what goes wrong ----------------------------------------------------------------------------------------
 
-    def _let_strike(self, place: Place) -> None:
-        """Let come what was to come at this place. Raises it."""
+    def _let_fail(self, point: StepPoint) -> None:
+        """Let happen what was injected at this point. Raises it."""
         process = self._process
-        if place not in process.hits:
+        if point not in process.armed:
             return
-        kind = process.hits.pop(place)
-        if place is Place.UPDATE:
+        kind = process.armed.pop(point)
+        if point is StepPoint.UPDATE:
             process.memory.tear()
         if kind in {FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT}:
-            process.memory.strike()
+            process.memory.lose()
         raise Raised(kind)
 
     def _judge(self, kind: FaultKind) -> Reaction:
@@ -197,3 +198,26 @@ class TrainFunction:
         if what_now is not Reaction.WAIT:
             process.report_fault(kind, "made up", mendable=mendable)
         return what_now
+
+
+def plain_script(process: "Process") -> Thread[None]:
+    """Work for a round, then meet the others, until all is done. Raises CommunicatorError."""
+    world, group = process.world, process.group
+    assert group is not None
+    for done in range(world.setting.total_steps):
+        if process.raising:
+            break
+        yield process.sleep(world.chance.uniform(0.0, ROUND_S) * process.slowness)
+        if process.failed is not None:
+            process.end(EXIT_RAISED)
+            return
+        process.in_collective = True
+        error = CommunicatorFailed(f"not over within {COLLECTIVE_S} s")
+        key = ("round", done + 1)
+        yield process.within(COLLECTIVE_S, lambda go, key=key: group.enter(key, process, lambda: go(None)), error)  # type: ignore[misc]
+        process.in_collective = False
+    if process.raising:
+        process.end(EXIT_RAISED)
+        return
+    world.rank_watch.finished_plainly(process)
+    process.end(0)

@@ -1,4 +1,4 @@
-"""What excuses that a healthy process is replaced is judged as of when it was decided, and only then."""
+"""Why a healthy process may be replaced is judged as of when it was decided, and only then."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from midstep.simulation import faults
 from midstep.simulation.invariants import InvariantBroken
 from midstep.simulation.process_faults import cut_link
 from midstep.simulation.setting import draw_setting
-from midstep.simulation.world import World
+from midstep.simulation.world import SimulatedWorld
 
 from .mutants import Mutant, applied
 
@@ -26,10 +26,10 @@ BLAME_THE_NEIGHBOUR = Mutant(
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def world(monkeypatch: pytest.MonkeyPatch) -> SimulatedWorld:
     """Four ranks that train on two nodes, with nothing planned against them."""
     monkeypatch.setattr(faults, "plan", lambda *args: None)
-    world = World(next(_fitting_seeds()))
+    world = SimulatedWorld(next(_fitting_seeds()))
     world.network.worsen(0.0, loss=0.0, delay_s=0.0)
     _play_until(world, Phase.RUNNING)
     return world
@@ -44,12 +44,12 @@ def _fitting_seeds() -> Iterator[int]:
             yield seed
 
 
-def _play_until(world: World, phase: Phase) -> None:
+def _play_until(world: SimulatedWorld, phase: Phase) -> None:
     while world.machine.phase is not phase:
         assert world.timeline.step()
 
 
-def _pass_the_quiesce_deadline(world: World) -> None:
+def _pass_the_quiesce_deadline(world: SimulatedWorld) -> None:
     """The controller dies over the deadline, recorded; the next ones over their first record, for half a minute."""
     deadline_s = world.machine.next_deadline()
     assert deadline_s is not None
@@ -62,7 +62,9 @@ def _pass_the_quiesce_deadline(world: World) -> None:
     assert DeadlinePassed in [type(event) for event, at_s, *_ in world.controller.journal if at_s == deadline_s]
 
 
-def test_who_could_not_hear_before_a_deadline_may_be_replaced_when_it_hears_again(world: World) -> None:
+def test_a_rank_that_missed_a_deadline_unheard_may_be_replaced_when_it_hears_again(
+    world: SimulatedWorld,
+) -> None:
     """The decision was right when it was recorded; the controller after the next one acts on it."""
     cut_link(world, world.chance)
     _play_until(world, Phase.SUSPECTING)
@@ -75,11 +77,11 @@ def test_who_could_not_hear_before_a_deadline_may_be_replaced_when_it_hears_agai
     assert set(replaced.replaced) == {2, 3}
 
 
-def test_who_could_hear_all_the_time_is_not_excused(world: World) -> None:
+def test_a_rank_that_could_hear_all_the_time_may_not_be_replaced(world: SimulatedWorld) -> None:
     """Rank 0 hangs, and rank 1 is blamed with it."""
     hanging = world.agents["node0"].hosts(0)
     assert hanging is not None
-    hanging.hung = hanging.harmed = True
+    hanging.hung = hanging.faulty = True
     cut_link(world, world.chance)
     _play_until(world, Phase.QUIESCING)
     with applied(BLAME_THE_NEIGHBOUR):
@@ -90,7 +92,7 @@ def test_who_could_hear_all_the_time_is_not_excused(world: World) -> None:
 
 @pytest.mark.parametrize("loss", [0.05, 0.0])
 def test_whose_word_is_lost_once_more_after_the_controller_was_cut_off_may_be_replaced(
-    world: World, monkeypatch: pytest.MonkeyPatch, loss: float
+    world: SimulatedWorld, monkeypatch: pytest.MonkeyPatch, loss: float
 ) -> None:
     """The deadline is put off for one resend; where the network loses nothing, that one arrives."""
     cut_link(world, world.chance)
@@ -114,8 +116,10 @@ def test_whose_word_is_lost_once_more_after_the_controller_was_cut_off_may_be_re
 
 
 @pytest.mark.parametrize("cut_off", [1, 2])
-def test_who_is_given_up_for_the_silence_of_a_few_nodes_is_not_asked_for_its_state(world: World, cut_off: int) -> None:
-    """More than that are held, so a job that gives them up has no excuse."""
+def test_what_is_given_up_with_a_few_silent_nodes_is_not_asked_for_its_state(
+    world: SimulatedWorld, cut_off: int
+) -> None:
+    """More than that are held, so a job must not give them up."""
     agents = [world.agents["node0"], world.agents["node1"]]
     for agent in world.agents.values():
         if agent not in agents:
@@ -124,22 +128,22 @@ def test_who_is_given_up_for_the_silence_of_a_few_nodes_is_not_asked_for_its_sta
     for agent in agents[:cut_off]:
         agent.isolated_until_s = world.timeline.now + 5.0
     (gone, *_), (stays, *_) = (agent.processes() for agent in agents)
-    world.watch.recorded(NodeLost("node0", "no word for 3.2 s", world.timeline.now))
-    assert world.watch.given_up(gone) is (cut_off == 1)
-    assert not world.watch.given_up(stays)
+    world.allowed.recorded(NodeLost("node0", "no word for 3.2 s", world.timeline.now))
+    assert world.allowed.given_up(gone) is (cut_off == 1)
+    assert not world.allowed.given_up(stays)
 
 
 def test_a_world_gets_smaller_without_what_the_controller_cannot_hear() -> None:
     """Both nodes are lost, one after the other; the processes of the second live, and have not saved."""
-    world = World(468, focus=Phase.SAVING)
+    world = SimulatedWorld(468, focus=Phase.SAVING)
     world.run()
-    assert world.watch.scaling.sizes == [4, 2]
-    assert not world.disk
+    assert world.controller_watch.scaling.sizes == [4, 2]
+    assert not world.disk.steps
 
 
 def test_what_a_world_that_was_given_up_still_writes_is_not_asked_of_the_next_one() -> None:
     """Its checkpoint came after the first of the next world had said what it can read; then all were asked again."""
-    world = World(120060116)
+    world = SimulatedWorld(120060116)
     world.run()
-    assert 15 in world.disk
-    assert world.watch.scaling.sizes == [2]
+    assert 15 in world.disk.steps
+    assert world.controller_watch.scaling.sizes == [2]

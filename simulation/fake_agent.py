@@ -1,0 +1,169 @@
+"""The agent of a fake cluster: what a node does with its orders, and what of a rank outlives its processes.
+
+The simulation adds a network and a clock to it (`node.py`); the fake cluster of the tests has neither
+(`tests/fakes/answering.py`).
+"""
+
+from typing import Generic, Protocol, TypeVar
+
+from ..protocol import messages as m
+from ..protocol.types import (
+    FaultKind,
+    FaultReport,
+    LocalStateCopy,
+    RankProgress,
+    RunningProcess,
+    StoreEndpoint,
+    node_address,
+)
+
+SIGKILL = -9
+Slots = list[tuple[int, int, int]]  # (rank, step, blob), two at most, in order of writing
+
+
+class Hosted(Protocol):
+    """A process, as its agent knows it."""
+
+    @property
+    def running(self) -> RunningProcess:
+        """Its numbers."""
+        ...
+
+    def end(self, status: int) -> None:
+        """End at once."""
+        ...
+
+    def progress(self) -> RankProgress:
+        """Read the step clock."""
+        ...
+
+
+Process = TypeVar("Process", bound=Hosted)
+
+
+class HostedRank(Generic[Process]):
+    """The place of a rank on a node, with its black box."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.process: Process | None = None
+        self.ordered = self.oldest = -1  # latest incarnation asked for, and started
+        self._own: Slots = []
+        self._peers: Slots = []
+
+    def keep_local(self, step: int, blob: int) -> None:
+        """Write the rank-local state."""
+        self._own = _written(self._own, self.rank, step, blob)
+
+    def keep_peer(self, rank: int, step: int, blob: int) -> None:
+        """Write the peer copy of another rank's state."""
+        self._peers = _written(self._peers, rank, step, blob)
+
+    @property
+    def local_is_empty(self) -> bool:
+        """Whether no incarnation of the rank has written here."""
+        return not self._own
+
+    def copy_of(self, rank: int, step: int) -> int | None:
+        """Read a rank-local state or a peer copy."""
+        return next((blob for whose, at, blob in self._own + self._peers if (whose, at) == (rank, step)), None)
+
+    def copies(self) -> tuple[LocalStateCopy, ...]:
+        """Name what is here."""
+        return tuple(LocalStateCopy(rank, step) for rank, step, _ in sorted(self._own + self._peers))
+
+
+def _written(slots: Slots, rank: int, step: int, blob: int) -> Slots:
+    """As the black box does: the same step is replaced, later steps are dropped, the two last writes stay."""
+    kept = [slot for slot in slots if slot[0] == rank and slot[1] < step]
+    return [*kept[-1:], (rank, step, blob)]
+
+
+class FakeAgent(Generic[Process]):
+    """One node. A subclass says how its reports travel, and when and as what processes start."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.store = StoreEndpoint(name, 1)
+        self.places: dict[int, HostedRank[Process]] = {}
+
+    def say(self, report: m.Report) -> None:
+        """Report to the controller."""
+        raise NotImplementedError
+
+    def new_process(self, place: HostedRank[Process], order: m.StartProcess) -> Process | None:
+        """Return the process that an order has started; None where it cannot be started, which has been reported."""
+        raise NotImplementedError
+
+    @property
+    def wall_s(self) -> float:
+        """What the node's wall clock says."""
+        raise NotImplementedError
+
+    def processes(self) -> list[Process]:
+        """Return the processes that live here."""
+        return [place.process for place in self.places.values() if place.process is not None]
+
+    def hosts(self, rank: int) -> Process | None:
+        """Return the process that holds a rank here."""
+        place = self.places.get(rank)
+        return place.process if place is not None else None
+
+    def introduction(self) -> m.NodeJoined:
+        """Return what the agent says to a controller that does not know it."""
+        running = tuple(process.running for process in self.processes())
+        return m.NodeJoined(self.name, self.name, self.store, running)
+
+    def obey(self, order: m.Command) -> bool:
+        """Carry out an order to an agent; say whether it is one."""
+        match order:
+            case m.IntroduceNode():
+                self.say(self.introduction())
+            case m.StartProcess():
+                self._begin(order)
+            case m.StopProcess(rank=rank, incarnation=incarnation):
+                place = self.places.get(rank)
+                if place is not None:
+                    place.ordered = max(place.ordered, incarnation)
+                    if place.process is not None and place.process.running.incarnation <= incarnation:
+                        place.process.end(SIGKILL)
+            case m.ProbeProgress(probe=probe):
+                clocks = tuple(process.progress() for process in self.processes())
+                self.say(m.ProgressReported(self.name, probe, self.wall_s, clocks))
+            case _:
+                return False
+        return True
+
+    def _begin(self, order: m.StartProcess) -> None:
+        place = self.places.setdefault(order.rank, HostedRank(order.rank))
+        if order.incarnation <= place.ordered:
+            return
+        place.ordered = order.incarnation
+        if place.process is not None:
+            place.process.end(SIGKILL)
+        self.start(place, order)
+
+    def start(self, place: HostedRank[Process], order: m.StartProcess) -> None:
+        """Start a process, unless another order has come meanwhile. A subclass may do so later."""
+        if place.ordered != order.incarnation:
+            return
+        process = self.new_process(place, order)
+        if process is not None:
+            place.oldest, place.process = order.incarnation, process
+            self.say(m.ProcessStarted(self.name, process.running, warm=True))
+
+    def exited(self, process: Process, status: int) -> m.ProcessExited:
+        """Take a process that has ended off its place; return what is to be reported."""
+        running = process.running
+        place = self.places[running.rank]
+        if place.process is process:
+            place.process = None
+        expected = place.ordered > running.incarnation
+        return m.ProcessExited(self.name, running, status, self.wall_s, expected)
+
+    def fault(self, kind: FaultKind, detail: str, process: RunningProcess) -> m.FaultReported:
+        """Return the report that something is wrong with a process."""
+        rank, generation, incarnation = process.rank, process.generation, process.incarnation
+        seen_by = node_address(self.name)
+        report = FaultReport(kind, self.wall_s, seen_by, detail, rank, self.name, generation, incarnation)
+        return m.FaultReported(report)
