@@ -13,7 +13,7 @@ from midstep.protocol.messages import FaultReported, ProcessExited
 from midstep.protocol.types import Rung, RunningProcess
 
 from ..chaos.agent.conftest import Site
-from ..unit.test_machine import Cluster
+from ..fakes.cluster import FakeCluster
 from .attack import attack
 
 Play = Callable[..., None]
@@ -103,7 +103,7 @@ def test_a_rank_that_the_kernel_kills_for_lack_of_memory_is_told_from_one_that_i
 def test_a_rank_that_is_out_of_memory_again_and_again_ends_the_job_by_its_budgets() -> None:
     """Memory that a script needs in each life is no reason to go on for ever."""
     ladder = (RungPolicy(Rung.RECOVER_IN_PLACE, budget=Budget(per_rank=2, per_job=10)), RungPolicy(Rung.STOP))
-    cluster = Cluster(policy=Policy(ladder=ladder))
+    cluster = FakeCluster(policy=Policy(ladder=ladder))
     cluster.start()
     for step in range(1, 4):
         holder = cluster.holder(1)

@@ -9,17 +9,17 @@ from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import CheckpointSaved
 from midstep.protocol.types import FaultKind, Rung
 
-from ..unit.test_machine import Cluster, cluster  # noqa: F401 - a fixture: a running job of four ranks
+from ..fakes.cluster import FakeCluster, cluster  # noqa: F401 - a fixture: a running job of four ranks
 from .attack import attack
 
 
-def save(job: Cluster) -> None:
+def save(job: FakeCluster) -> None:
     """Have all ranks that are asked to write do so."""
     for ranks in ((1, 2, 3), (0,)):
         job.feed(*(CheckpointSaved(rank, job.machine.generation, 7, "/ck") for rank in ranks))
 
 
-def reason(job: Cluster) -> str:
+def reason(job: FakeCluster) -> str:
     """Return why the job is over."""
     finish = job.log[-1]
     assert isinstance(finish, Finish)
@@ -30,7 +30,7 @@ def reason(job: Cluster) -> str:
     "a terminal is closed, or asked again, while a job that was asked to stop is saving",
     holds="the checkpoint is completed; only a request that insists, after another one, does without it",
 )
-def test_a_request_that_does_not_insist_never_costs_the_checkpoint(cluster: Cluster) -> None:  # noqa: F811
+def test_a_request_that_does_not_insist_never_costs_the_checkpoint(cluster: FakeCluster) -> None:  # noqa: F811
     """However often it comes, and whoever has asked before."""
     cluster.feed(StopRequested("Ctrl-C"))
     cluster.feed(*(cluster.quiesced(rank, 7) for rank in range(4)))
@@ -40,7 +40,7 @@ def test_a_request_that_does_not_insist_never_costs_the_checkpoint(cluster: Clus
     assert "an emergency checkpoint of step 7 is at /ck" in reason(cluster)
 
 
-def test_a_second_request_that_insists_ends_the_job_at_once(cluster: Cluster) -> None:  # noqa: F811
+def test_a_second_request_that_insists_ends_the_job_at_once(cluster: FakeCluster) -> None:  # noqa: F811
     """Without its checkpoint, and it says so."""
     cluster.feed(StopRequested("SIGHUP", insist=False))
     cluster.feed(*(cluster.quiesced(rank, 7) for rank in range(4)))
@@ -55,7 +55,7 @@ def test_a_second_request_that_insists_ends_the_job_at_once(cluster: Cluster) ->
 @pytest.mark.parametrize("insist", [False, True])
 def test_the_first_request_leaves_a_job_that_is_ending_to_save(insist: bool) -> None:
     """It was asked once, and not twice."""
-    job = Cluster(policy=Policy(ladder=(RungPolicy(Rung.STOP),)))
+    job = FakeCluster(policy=Policy(ladder=(RungPolicy(Rung.STOP),)))
     job.start()
     job.feed(job.fault(1, FaultKind.EXCEPTION))
     job.feed(*(job.quiesced(rank, 7) for rank in (0, 2, 3)))

@@ -16,7 +16,7 @@ from ..chaos.agent.conftest import SETTINGS, Site
 from ..chaos.comparing import assert_nobody_harmed
 from ..chaos.conftest import StartJob
 from ..chaos.jobs import ROOMY, inject
-from ..unit.test_machine import Cluster, job, only
+from ..fakes.cluster import FakeCluster, job, only
 from .attack import attack
 
 Play = Callable[..., None]
@@ -24,9 +24,9 @@ Play = Callable[..., None]
 SLEEP = "import time\nprint('running', flush=True)\ntime.sleep(600)\n"
 
 
-def running() -> Cluster:
+def running() -> FakeCluster:
     """A running job of two nodes with two ranks each."""
-    cluster = Cluster()
+    cluster = FakeCluster()
     cluster.start()
     return cluster
 
@@ -40,7 +40,7 @@ def test_a_stopped_rank_ends_the_wait_of_a_recovery() -> None:
     """Its agent's report counts while everybody is being stopped, as the deadline's would."""
     cluster = running()
     cluster.feed(cluster.exited(1))
-    cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(3, 5, wards=[1]))
+    cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(3, 5, peers=[1]))
     cluster.expect(Phase.QUIESCING)
 
     report = cluster.fault(2, FaultKind.UNRESPONSIVE)
@@ -59,7 +59,7 @@ def test_a_stopped_rank_does_not_hold_up_the_emergency_checkpoint() -> None:
     cluster = running()
     cluster.feed(StopRequested("enough"))
     cluster.expect(Phase.SAVING)
-    cluster.feed(*(cluster.quiesced(rank, 5, wards=[2]) for rank in (0, 1, 3)))
+    cluster.feed(*(cluster.quiesced(rank, 5, peers=[2]) for rank in (0, 1, 3)))
 
     assert cluster.feed(cluster.fault(2, FaultKind.UNRESPONSIVE)) == [StopProcess(2, 1, grace_s=0.0)]
     assert cluster.machine.phase is Phase.SAVING
@@ -71,7 +71,7 @@ def test_a_stopped_rank_does_not_hold_up_the_emergency_checkpoint() -> None:
 )
 def test_a_stopped_process_of_a_plain_script_is_left_alone() -> None:
     """A script that is not resilient has no step to bring back: nothing is restarted, and the report is counted."""
-    plain = Cluster(job())
+    plain = FakeCluster(job())
     for number in range(3):
         plain.feed(plain.node(f"node{number}"))
 

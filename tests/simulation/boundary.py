@@ -15,8 +15,8 @@ from midstep.policies.schema import Budget, Policy, RungPolicy, default_policy
 from midstep.protocol.messages import CheckpointSaved, NodeLost, RankQuiesced
 from midstep.protocol.types import FaultKind, Rung
 
-from ..unit.test_draining import BOUNDARY, Draining
-from ..unit.test_machine import job
+from ..fakes.cluster import FakeCluster, job
+from ..unit.test_draining import BOUNDARY, prepare, stopped
 from .recording import Happened, Led
 
 LAST = 3  # the rank that stops last
@@ -31,7 +31,7 @@ _HAVE_STOPPED = ("", "clean", "dirty")  # the ranks before the last one: none of
 _EVENTS = ("exit", "fault", "loss of the node", "deadlines", "stop", "dirty stop", "checkpoint", "failed checkpoint")
 
 
-class Written(Draining):
+class Written(FakeCluster):
     """A cluster that writes down which transitions it has seen."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -49,7 +49,7 @@ class Written(Draining):
 
     def stops(self, rank: int, how: str, *, sharded: bool) -> RankQuiesced:
         """A rank has stopped; a dirty one has lost its state."""
-        event = self.stopped(rank, sharded=sharded)
+        event = stopped(self, rank, sharded=sharded)
         if how == "dirty":
             event = msgspec.structs.replace(event, report=msgspec.structs.replace(event.report, clean=False, holds=()))
         return event
@@ -85,7 +85,7 @@ def _played(
     policy: Policy = msgspec.structs.replace(default_policy(), ladder=ladder)
     cluster = Written(job(spares=1), policy, creates=creates)
     cluster.start()
-    cluster.prepare()
+    prepare(cluster)
     for rank in range(LAST):
         if have_stopped and cluster.machine.phase is Phase.PAUSING:
             cluster.feed(cluster.stops(rank, have_stopped, sharded=sharded))

@@ -8,7 +8,7 @@ from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.table import TABLE
 from midstep.controller.recovery.transitions import LEADS_TO, diagram
 
-from ..unit.test_machine import job
+from ..fakes.cluster import job
 from . import boundary
 from .boundary import Written
 from .recording import Happened, claimed, happens, recorded

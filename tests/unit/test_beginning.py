@@ -32,7 +32,7 @@ from midstep.protocol.types import (
     StepReport,
 )
 
-from .test_machine import Cluster
+from ..fakes.cluster import FakeCluster
 
 BOTH = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
 DAMAGED = CheckpointTrace("/data/gpt", unusable="step-00000110: its manifest is damaged")
@@ -95,7 +95,7 @@ def test_a_job_that_finds_its_mark_nowhere_has_lost_its_directory() -> None:
     assert not refusal(report(UNMARKED), report(EMPTY), marked_before=True)
 
 
-def joined(cluster: Cluster, trace: CheckpointTrace) -> list[Any]:
+def joined(cluster: FakeCluster, trace: CheckpointTrace) -> list[Any]:
     """All ranks of a world that starts together join; return what they are told then."""
     told: list[Any] = []
     for rank in range(cluster.job.world_size):
@@ -107,7 +107,7 @@ def joined(cluster: Cluster, trace: CheckpointTrace) -> list[Any]:
 @pytest.mark.parametrize("begin_again", [True, False])
 def test_a_job_ends_with_that_reason_unless_the_policy_says_otherwise(begin_again: bool) -> None:
     """No rung can mend it, so none is tried: no node is given back for it."""
-    cluster = Cluster(policy=Policy(checkpoint=CheckpointPolicy(begin_again=begin_again)))
+    cluster = FakeCluster(policy=Policy(checkpoint=CheckpointPolicy(begin_again=begin_again)))
     for number in range(3):
         cluster.feed(cluster.node(f"node{number}"))
     told = joined(cluster, DAMAGED)

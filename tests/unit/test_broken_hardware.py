@@ -8,11 +8,11 @@ from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import FaultReported, NodeLost, ProcessStarted, StartProcess, StopProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung, RunningProcess
 
-from .test_machine import Cluster, job, only
-from .test_scaling import Scaling
+from ..fakes.cluster import FakeCluster, job, only
+from .test_scaling import lose, scaling
 
 
-def broken(cluster: Cluster, node: str, assertion: Assertion = Assertion.OCCUR) -> FaultReported:
+def broken(cluster: FakeCluster, node: str, assertion: Assertion = Assertion.OCCUR) -> FaultReported:
     """A detector says that the first device of a node is to be separated, or is well again."""
     return FaultReported(
         FaultReport(
@@ -22,9 +22,9 @@ def broken(cluster: Cluster, node: str, assertion: Assertion = Assertion.OCCUR) 
     )  # fmt: skip
 
 
-def waiting() -> Cluster:
+def waiting() -> FakeCluster:
     """A job of two nodes that has lost one, and waits for its replacement."""
-    cluster = Cluster(job(spares=0), creates=True)
+    cluster = FakeCluster(job(spares=0), creates=True)
     cluster.start()
     cluster.feed(NodeLost("node1", "gone", cluster.now))
     cluster.expect(Phase.WAITING)
@@ -58,10 +58,10 @@ def test_a_node_that_is_well_again_before_the_world_starts_is_used() -> None:
 
 
 def test_a_node_that_breaks_while_the_world_is_saved_to_get_smaller_is_not_forgotten() -> None:
-    cluster = Scaling()
-    cluster.lose()
+    cluster = scaling()
+    lose(cluster)
     cluster.feed(broken(cluster, "node0"))
-    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster.feed(cluster.quiesced(0, 5, peers=[2]), cluster.quiesced(1, 5, peers=[3]))
     cluster.feed(cluster.saved(1), cluster.saved(0))
     cluster.expect(Phase.STARTING)
     cluster.feed(DeadlinePassed())
@@ -72,7 +72,7 @@ def test_a_node_that_breaks_while_the_world_is_saved_to_get_smaller_is_not_forgo
 @pytest.mark.parametrize("life", [0, 1])
 def test_a_device_that_is_reported_after_its_process_was_restarted_is_left(life: int) -> None:
     """The process died of it first; whether the report names that life does not matter to the device."""
-    cluster = Cluster(job())
+    cluster = FakeCluster(job())
     cluster.start()
     cluster.feed(cluster.exited(2))
     assert cluster.holder(2).incarnation == 2
@@ -85,10 +85,10 @@ def test_a_device_that_is_reported_after_its_process_was_restarted_is_left(life:
 
 def test_a_device_that_is_reported_with_a_rank_that_has_moved_is_a_fault_of_the_rank_that_is_there_now() -> None:
     """The world got smaller while the report was on its way: node1 has ranks 0 and 1 now."""
-    cluster = Scaling()
+    cluster = scaling()
     report = msgspec.structs.replace(broken(cluster, "node1").report, rank=2, incarnation=1)
-    cluster.lose("node0")
-    cluster.feed(cluster.quiesced(2, 5, wards=[0]), cluster.quiesced(3, 5, wards=[1]))
+    lose(cluster, "node0")
+    cluster.feed(cluster.quiesced(2, 5, peers=[0]), cluster.quiesced(3, 5, peers=[1]))
     cluster.feed(cluster.saved(3), cluster.saved(2))
     cluster.expect(Phase.STARTING)
     assert {cluster.holder(rank).node for rank in (0, 1)} == {"node1"}
@@ -98,7 +98,7 @@ def test_a_device_that_is_reported_with_a_rank_that_has_moved_is_a_fault_of_the_
 
 def test_a_process_that_starts_after_it_was_told_to_end_is_told_again() -> None:
     """On its way the order to end it may overtake the one to start it, and finds nobody to end."""
-    cluster = Cluster(job())
+    cluster = FakeCluster(job())
     cluster.start()
     cluster.feed(cluster.exited(2))
     late = RunningProcess(2, 999, 1, 1)

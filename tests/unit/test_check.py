@@ -11,9 +11,7 @@ from midstep.controller.recovery.check import contradictions
 from midstep.controller.recovery.state import JobState, Phase, Result
 from midstep.protocol.types import FaultKind, FaultReport, Rung
 
-from .test_machine import Cluster, cluster
-
-__all__ = ["cluster"]  # the fixture: a running job of four ranks
+from ..fakes.cluster import FakeCluster
 
 REPORT = FaultReport(FaultKind.EXIT, 0.0, "node/node0", "ended", rank=1)
 
@@ -89,7 +87,7 @@ def go_round_in_circles(state: JobState) -> None:
         go_round_in_circles,
     ],
 )
-def test_a_state_that_contradicts_itself_says_so(cluster: Cluster, tamper: Callable[[JobState], None]) -> None:
+def test_a_state_that_contradicts_itself_says_so(cluster: FakeCluster, tamper: Callable[[JobState], None]) -> None:
     """In words, and not before it does."""
     state = cluster.machine.state
     assert contradictions(state) == []
@@ -97,7 +95,7 @@ def test_a_state_that_contradicts_itself_says_so(cluster: Cluster, tamper: Calla
     assert contradictions(state) != []
 
 
-def test_nobody_is_to_save_when_the_job_has_ended(cluster: Cluster) -> None:
+def test_nobody_is_to_save_when_the_job_has_ended(cluster: FakeCluster) -> None:
     """Not even where it was ended in the middle of that, as it was asked for twice."""
     cluster.feed(cluster.exited(1))
     cluster.recover(5)

@@ -12,7 +12,7 @@ from midstep.policies.schema import TooOften
 from midstep.protocol.messages import FaultReported, NodeLost, Quiesce, StartProcess, StopProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung
 
-from .test_machine import Cluster, job, only
+from ..fakes.cluster import FakeCluster, job, only
 
 RESTARTS = (FaultLevel.RESTART_REQUEST, FaultLevel.RESTART_BUSINESS)
 LEAVES = (
@@ -25,7 +25,7 @@ NOTED = (FaultLevel.NOT_HANDLE, FaultLevel.PRE_SEPARATE_NPU)
 
 
 def seen(
-    cluster: Cluster,
+    cluster: FakeCluster,
     level: FaultLevel,
     node: str = "node0",
     device: int | None = 1,
@@ -39,27 +39,19 @@ def seen(
     return FaultReported(msgspec.structs.replace(report, assertion=assertion, **fields))
 
 
-def node_states(cluster: Cluster) -> dict[str, str]:
+def node_states(cluster: FakeCluster) -> dict[str, str]:
     """The state of each node, as status shows it."""
     return {node.node: node.state for node in cluster.machine.status(cluster.now).nodes}
 
 
-def standing(cluster: Cluster) -> list[tuple[str | None, int | None, FaultLevel]]:
+def standing(cluster: FakeCluster) -> list[tuple[str | None, int | None, FaultLevel]]:
     """What status shows as standing."""
     faults = cluster.machine.status(cluster.now).faults
     return [(fault.report.node, fault.report.device, fault.report.level) for fault in faults]
 
 
-@pytest.fixture
-def cluster() -> Cluster:
-    """A running job on two nodes of two ranks, with a spare node."""
-    running = Cluster()
-    running.start()
-    return running
-
-
 @pytest.mark.parametrize("level", LEAVES)
-def test_a_device_that_has_to_be_left_moves_the_ranks_of_its_node(cluster: Cluster, level: FaultLevel) -> None:
+def test_a_device_that_has_to_be_left_moves_the_ranks_of_its_node(cluster: FakeCluster, level: FaultLevel) -> None:
     bodies = cluster.feed(seen(cluster, level))
     assert [body.rank for body in only(bodies, Quiesce)] == [2, 3]
     assert [body.rank for body in only(bodies, StartProcess)] == [0, 1]
@@ -70,7 +62,7 @@ def test_a_device_that_has_to_be_left_moves_the_ranks_of_its_node(cluster: Clust
 
 
 @pytest.mark.parametrize("level", NOTED)
-def test_a_fault_that_asks_for_nothing_is_shown_and_nothing_is_done(cluster: Cluster, level: FaultLevel) -> None:
+def test_a_fault_that_asks_for_nothing_is_shown_and_nothing_is_done(cluster: FakeCluster, level: FaultLevel) -> None:
     assert cluster.feed(seen(cluster, level)) == []
     assert cluster.machine.incidents == ()
     assert standing(cluster) == [("node0", 1, level)]
@@ -80,7 +72,7 @@ def test_a_fault_that_asks_for_nothing_is_shown_and_nothing_is_done(cluster: Clu
 
 @pytest.mark.parametrize("level", RESTARTS)
 def test_a_passing_fault_ends_the_process_and_starts_the_next_one_when_the_device_is_well(
-    cluster: Cluster, level: FaultLevel
+    cluster: FakeCluster, level: FaultLevel
 ) -> None:
     bodies = cluster.feed(seen(cluster, level))
     assert [body.rank for body in only(bodies, Quiesce)] == [0, 2, 3]
@@ -93,16 +85,16 @@ def test_a_passing_fault_ends_the_process_and_starts_the_next_one_when_the_devic
     assert cluster.holder(1).node == "node0"
 
 
-def test_a_passing_fault_that_was_a_moments_restarts_at_once(cluster: Cluster) -> None:
+def test_a_passing_fault_that_was_a_moments_restarts_at_once(cluster: FakeCluster) -> None:
     bodies = cluster.feed(seen(cluster, FaultLevel.RESTART_BUSINESS, assertion=Assertion.ONCE))
     assert [body.rank for body in only(bodies, StartProcess)] == [1]
 
 
-def test_a_passing_fault_that_does_not_pass_in_time_leaves_the_node(cluster: Cluster) -> None:
+def test_a_passing_fault_that_does_not_pass_in_time_leaves_the_node(cluster: FakeCluster) -> None:
     cluster.feed(seen(cluster, FaultLevel.RESTART_BUSINESS))
     due = cluster.machine.state.due.devices_s
     assert due == pytest.approx(cluster.now + 15)
-    cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(2, 5), cluster.quiesced(3, 5, wards=[1]))
+    cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(2, 5), cluster.quiesced(3, 5, peers=[1]))
     cluster.now += 10
     assert not only(cluster.feed(DeadlinePassed()), StartProcess)
     cluster.now += 5
@@ -114,14 +106,14 @@ def test_a_passing_fault_that_does_not_pass_in_time_leaves_the_node(cluster: Clu
     assert "RestartBusiness of the device of rank 1 still stands after 15 s" in reasons[Rung.RECOVER_IN_PLACE]
 
 
-def test_a_passing_fault_that_is_old_is_not_mended_in_place(cluster: Cluster) -> None:
+def test_a_passing_fault_that_is_old_is_not_mended_in_place(cluster: FakeCluster) -> None:
     cluster.feed(seen(cluster, FaultLevel.RESTART_BUSINESS, age_s=61.0))
     (incident,) = cluster.machine.incidents
     assert incident.rung is Rung.RECOVER
     assert "has stood for 61 s; up to 60 s a restart in place can mend it" in incident.decisions[0].reason
 
 
-def test_a_device_without_a_rank_and_a_node_of_nobody_cause_no_incident(cluster: Cluster) -> None:
+def test_a_device_without_a_rank_and_a_node_of_nobody_cause_no_incident(cluster: FakeCluster) -> None:
     assert cluster.feed(seen(cluster, FaultLevel.SEPARATE_NPU, device=7)) == []
     assert cluster.feed(seen(cluster, FaultLevel.SEPARATE_NPU, node="elsewhere")) == []
     assert cluster.machine.incidents == ()
@@ -130,7 +122,7 @@ def test_a_device_without_a_rank_and_a_node_of_nobody_cause_no_incident(cluster:
 
 @pytest.mark.parametrize("level", [*RESTARTS, *LEAVES, FaultLevel.PRE_SEPARATE_NPU, FaultLevel.SUB_HEALTH])
 def test_a_spare_with_a_standing_fault_is_not_chosen_and_is_again_when_it_has_recovered(
-    cluster: Cluster, level: FaultLevel
+    cluster: FakeCluster, level: FaultLevel
 ) -> None:
     assert cluster.feed(seen(cluster, level, "node2")) == []
     assert node_states(cluster)["node2"] == "unfit"
@@ -141,7 +133,7 @@ def test_a_spare_with_a_standing_fault_is_not_chosen_and_is_again_when_it_has_re
     assert node_states(cluster)["node2"] != "unfit"
 
 
-def test_a_spare_is_unfit_as_long_as_one_of_its_faults_stands(cluster: Cluster) -> None:
+def test_a_spare_is_unfit_as_long_as_one_of_its_faults_stands(cluster: FakeCluster) -> None:
     cluster.feed(seen(cluster, FaultLevel.SEPARATE_NPU, "node2", 0), seen(cluster, FaultLevel.RESTART_NPU, "node2", 1))
     cluster.feed(seen(cluster, FaultLevel.SEPARATE_NPU, "node2", 0, Assertion.RECOVER))
     assert node_states(cluster)["node2"] == "unfit"
@@ -150,14 +142,14 @@ def test_a_spare_is_unfit_as_long_as_one_of_its_faults_stands(cluster: Cluster) 
 
 
 def test_a_fault_that_was_known_before_its_node_came_keeps_ranks_off_it() -> None:
-    fresh = Cluster(job(spares=1))
+    fresh = FakeCluster(job(spares=1))
     fresh.feed(fresh.node("node0"))
     fresh.feed(seen(fresh, FaultLevel.SEPARATE_NPU, "node1"))
     fresh.feed(fresh.node("node1"), fresh.node("node2"), fresh.node("node3"))
     assert {fresh.holder(rank).node for rank in range(4)} == {"node0", "node2"}
 
 
-def test_a_node_before_its_separation_keeps_its_processes_and_gets_no_new_one(cluster: Cluster) -> None:
+def test_a_node_before_its_separation_keeps_its_processes_and_gets_no_new_one(cluster: FakeCluster) -> None:
     cluster.feed(seen(cluster, FaultLevel.PRE_SEPARATE_NPU))
     cluster.expect(Phase.RUNNING)
     cluster.feed(cluster.exited(0))
@@ -168,19 +160,19 @@ def test_a_node_before_its_separation_keeps_its_processes_and_gets_no_new_one(cl
     assert "node node0 is to get no new process: PreSeparateNPU C1 of device 1" in reasons[Rung.RECOVER_IN_PLACE]
 
 
-def test_a_failure_elsewhere_does_not_make_ranks_leave_a_node_before_its_separation(cluster: Cluster) -> None:
+def test_a_failure_elsewhere_does_not_make_ranks_leave_a_node_before_its_separation(cluster: FakeCluster) -> None:
     cluster.feed(seen(cluster, FaultLevel.PRE_SEPARATE_NPU))
     bodies = cluster.feed(cluster.exited(3))
     assert [body.rank for body in only(bodies, StartProcess)] == [3]
     assert cluster.machine.incidents[0].rung is Rung.RECOVER_IN_PLACE
 
 
-def test_a_fault_of_a_whole_node_is_one_of_all_its_ranks(cluster: Cluster) -> None:
+def test_a_fault_of_a_whole_node_is_one_of_all_its_ranks(cluster: FakeCluster) -> None:
     bodies = cluster.feed(seen(cluster, FaultLevel.SEPARATE_NPU, device=None, kind=FaultKind.NODE))
     assert [body.rank for body in only(bodies, StartProcess)] == [0, 1]
 
 
-def test_what_is_said_twice_is_one_incident_and_what_gets_worse_is_news(cluster: Cluster) -> None:
+def test_what_is_said_twice_is_one_incident_and_what_gets_worse_is_news(cluster: FakeCluster) -> None:
     cluster.feed(seen(cluster, FaultLevel.NOT_HANDLE), seen(cluster, FaultLevel.NOT_HANDLE))
     assert standing(cluster) == [("node0", 1, FaultLevel.NOT_HANDLE)]
     assert cluster.machine.status(cluster.now).faults[0].times == 2
@@ -191,7 +183,7 @@ def test_what_is_said_twice_is_one_incident_and_what_gets_worse_is_news(cluster:
     assert standing(cluster) == [("node0", 1, FaultLevel.SEPARATE_NPU)]
 
 
-def test_two_detectors_that_see_the_same_are_two_entries_and_each_recovers_its_own(cluster: Cluster) -> None:
+def test_two_detectors_that_see_the_same_are_two_entries_and_each_recovers_its_own(cluster: FakeCluster) -> None:
     one, other = (seen(cluster, FaultLevel.SEPARATE_NPU, "node2", seen_by=f"detector/{name}") for name in "ab")
     cluster.feed(one, other)
     cluster.feed(FaultReported(msgspec.structs.replace(one.report, assertion=Assertion.RECOVER)))
@@ -228,7 +220,7 @@ def test_a_fault_book_is_bounded() -> None:
     assert book.standing()[-1].report.node == "node10049"
 
 
-def test_a_recovery_of_what_nobody_knows_changes_nothing(cluster: Cluster) -> None:
+def test_a_recovery_of_what_nobody_knows_changes_nothing(cluster: FakeCluster) -> None:
     assert cluster.feed(seen(cluster, FaultLevel.RESTART_NPU, assertion=Assertion.RECOVER)) == []
     assert cluster.machine.status(cluster.now).refused == {"recovery of a fault that is not known": 1}
 
@@ -241,7 +233,7 @@ def documented_levels() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("level", sorted(set(FaultLevel) - {FaultLevel.SOFTWARE, FaultLevel.NODE}))
-def test_the_docs_tell_the_rung_that_each_level_takes(cluster: Cluster, level: FaultLevel) -> None:
+def test_the_docs_tell_the_rung_that_each_level_takes(cluster: FakeCluster, level: FaultLevel) -> None:
     cluster.feed(seen(cluster, level))
     taken = [decision.rung.value for incident in cluster.machine.incidents for decision in incident.decisions]
     assert documented_levels()[level.value] == (taken[0] if taken else "none")

@@ -19,7 +19,6 @@ from midstep.protocol.messages import (
     CheckpointSaved,
     DeleteNode,
     FaultReported,
-    NewcomerWaiting,
     NodeJoined,
     NodeLost,
     ProbeProgress,
@@ -49,89 +48,43 @@ from midstep.protocol.types import (
     rank_address,
 )
 
-from .test_machine import Cluster, job, only
+from ..fakes.cluster import STEP, STEP_S, FakeCluster, job, only
 
-MEDIAN_S = 0.1
-STEP = 7  # where the ranks are when the clocks are read
 BOUNDARY = STEP + 1 + 10  # a second ahead
 MOVED = (2, 3)
 
 
-class Draining(Cluster):
-    """A cluster in which node1 is not well."""
-
-    def unwell(self, node: str = "node1", assertion: Assertion = Assertion.OCCUR) -> FaultReported:
-        """What a detector says."""
-        level = FaultLevel.SUB_HEALTH
-        return FaultReported(
-            FaultReport(FaultKind.NODE, self.now, "d", "slow fan", node=node, level=level, assertion=assertion)
-        )
-
-    def newcomer(self, rank: int) -> RunningProcess:
-        """The process that gets ready for a rank."""
-        return RunningProcess(rank, 200 + rank, self.holder(rank).given, self.machine.generation)
-
-    def waiting(self, rank: int) -> NewcomerWaiting:
-        """It has reached its train function."""
-        return NewcomerWaiting("node2", self.newcomer(rank))
-
-    def clocks(self, node: str, activity: Activity = Activity.COMPUTING, step: int = STEP) -> ProgressReported:
-        """The step clocks of a node."""
-        generation, holders = self.machine.generation, self.machine.state.world.on(node)
-        read = tuple(
-            RankProgress(each.rank, each.incarnation, generation, step, activity, 4, 0.0, 0.0, MEDIAN_S)
-            for each in holders
-        )
-        return ProgressReported(node, self.machine.state.clocks.probe, self.now, read)
-
-    def prepare(self) -> list[Any]:
-        """Everything up to the order to stop at the boundary."""
-        self.get_ready()
-        return self.feed(self.clocks("node0"), self.clocks("node1"))
-
-    def get_ready(self) -> list[Any]:
-        """The newcomers of node1's ranks reach their train functions."""
-        self.feed(self.unwell())
-        return self.feed(*(self.waiting(rank) for rank in MOVED))
-
-    def stopped(self, rank: int, *, sharded: bool = False) -> RankQuiesced:
-        """A rank has reached the boundary; with `sharded` it alone holds what it needs."""
-        event = self.quiesced(rank, BOUNDARY, wards=[(rank + 2) % 4])
-        if not sharded:
-            return event
-        (hold,) = event.report.holds
-        name = f"shard{rank}"
-        report = msgspec.structs.replace(
-            event.report, holds=(msgspec.structs.replace(hold, shard_id=name),), needs=(name,)
-        )
-        return msgspec.structs.replace(event, report=report)
-
-    def overdue(self) -> list[Any]:
-        """Let the next deadline pass."""
-        due_s = self.machine.next_deadline()
-        assert due_s is not None
-        self.now = max(self.now, due_s)
-        return self.feed(DeadlinePassed())
+def prepare(cluster: FakeCluster) -> list[Any]:
+    """Everything up to the order to stop at the boundary."""
+    get_ready(cluster)
+    return cluster.feed(cluster.clocks("node0"), cluster.clocks("node1"))
 
 
-@pytest.fixture
-def cluster() -> Draining:
-    """A running job on two nodes of two ranks, with a spare node."""
-    running = Draining()
-    running.start()
-    return running
+def get_ready(cluster: FakeCluster) -> list[Any]:
+    """Node1 is not well, and the newcomers of its ranks reach their train functions."""
+    cluster.feed(cluster.unwell())
+    return cluster.feed(*(cluster.waiting(rank) for rank in MOVED))
 
 
-def under(policy: Policy, spares: int = 1) -> Draining:
+def stopped(cluster: FakeCluster, rank: int, *, sharded: bool = False) -> RankQuiesced:
+    """A rank has reached the boundary; with `sharded` it alone holds what it needs."""
+    event = cluster.quiesced(rank, BOUNDARY, peers=[(rank + 2) % 4])
+    if not sharded:
+        return event
+    (hold,) = event.report.holds
+    name = f"shard{rank}"
+    report = msgspec.structs.replace(event.report, holds=(msgspec.structs.replace(hold, shard_id=name),), needs=(name,))
+    return msgspec.structs.replace(event, report=report)
+
+
+def under(policy: Policy, spares: int = 1) -> FakeCluster:
     """A running job under a policy."""
-    running = Draining(job(spares=spares), policy)
-    running.start()
-    return running
+    return FakeCluster(job(spares=spares), policy).start()
 
 
 def test_a_node_that_is_well_again_is_not_used_when_it_was_given_back() -> None:
     """The platform has been told to end it, and does so at any moment."""
-    cluster = Draining(job(nodes=1, ranks_per_node=1), creates=True)
+    cluster = FakeCluster(job(nodes=1, ranks_per_node=1), creates=True)
     cluster.start()
     cluster.feed(cluster.unwell("node0"))
     fault = FaultReport(
@@ -143,7 +96,7 @@ def test_a_node_that_is_well_again_is_not_used_when_it_was_given_back() -> None:
     assert cluster.machine.state.world.nodes["node0"].state is NodeState.ISOLATED
 
 
-def test_newcomers_get_ready_while_training_goes_on(cluster: Draining) -> None:
+def test_newcomers_get_ready_while_training_goes_on(cluster: FakeCluster) -> None:
     """They are started early on the spare node, with numbers of their own; no incident is open."""
     starts = only(cluster.feed(cluster.unwell()), StartProcess)
     assert [(start.rank, start.early, start.connected, start.incarnation) for start in starts] == [
@@ -155,7 +108,7 @@ def test_newcomers_get_ready_while_training_goes_on(cluster: Draining) -> None:
     assert cluster.machine.incidents == ()
 
 
-def test_the_boundary_is_chosen_when_all_newcomers_wait(cluster: Draining) -> None:
+def test_the_boundary_is_chosen_when_all_newcomers_wait(cluster: FakeCluster) -> None:
     """The clocks are read, and everybody is told to stop at one step, far enough ahead, in the same generation."""
     cluster.feed(cluster.unwell())
     assert cluster.feed(cluster.waiting(2)) == []
@@ -167,11 +120,11 @@ def test_the_boundary_is_chosen_when_all_newcomers_wait(cluster: Draining) -> No
     assert cluster.machine.generation == 1
 
 
-def test_at_the_boundary_the_newcomers_take_over(cluster: Draining) -> None:
+def test_at_the_boundary_the_newcomers_take_over(cluster: FakeCluster) -> None:
     """The old processes end when all have stopped; the step is the boundary's, and nobody else is replaced."""
-    cluster.prepare()
-    assert cluster.feed(*(cluster.stopped(rank) for rank in range(3))) == []
-    bodies = cluster.feed(cluster.stopped(3))
+    prepare(cluster)
+    assert cluster.feed(*(stopped(cluster, rank) for rank in range(3))) == []
+    bodies = cluster.feed(stopped(cluster, 3))
     assert [(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)] == [(2, 1), (3, 1)]
     assert only(bodies, Quiesce) == [Quiesce(2, 2), Quiesce(3, 2)]
     assert only(bodies, StartProcess) == []
@@ -188,12 +141,12 @@ def test_at_the_boundary_the_newcomers_take_over(cluster: Draining) -> None:
     assert states == {"node0": "active", "node1": "isolated", "node2": "active"}
 
 
-def test_an_old_word_of_an_earlier_stop_in_this_generation_is_none_about_the_boundary(cluster: Draining) -> None:
+def test_an_old_word_of_an_earlier_stop_in_this_generation_is_none_about_the_boundary(cluster: FakeCluster) -> None:
     """The rank quiesced for this generation once, when it was opened."""
-    cluster.prepare()
+    prepare(cluster)
     assert cluster.feed(cluster.quiesced(0, 2)) == []
     assert cluster.holder(0).state is RankState.QUIESCING
-    cluster.feed(*(cluster.stopped(rank) for rank in range(4)))
+    cluster.feed(*(stopped(cluster, rank) for rank in range(4)))
     assert cluster.machine.phase is Phase.QUIESCING
 
 
@@ -203,8 +156,8 @@ NO_CHECKPOINT = Policy(restore=(RestoreSource.REPLICA,))
 def test_what_only_the_leaving_processes_hold_keeps_them_where_no_checkpoint_is_allowed() -> None:
     """Their state would go with them: nobody is ended, all go on from the boundary, and the record says why."""
     cluster = under(NO_CHECKPOINT)
-    cluster.prepare()
-    bodies = cluster.feed(*(cluster.stopped(rank, sharded=True) for rank in range(4)))
+    prepare(cluster)
+    bodies = cluster.feed(*(stopped(cluster, rank, sharded=True) for rank in range(4)))
     assert {(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)} == {(2, 2), (3, 2)}
     assert {rejoin.part.target_step for rejoin in only(bodies, Rejoin)} == {BOUNDARY}
     (incident,) = cluster.machine.incidents
@@ -213,21 +166,21 @@ def test_what_only_the_leaving_processes_hold_keeps_them_where_no_checkpoint_is_
     assert cluster.machine.state.plans.unwell["node1"].failures == FAILURES
 
 
-def hand_over(cluster: Draining) -> list[Any]:
+def hand_over(cluster: FakeCluster) -> list[Any]:
     """All have stopped at the boundary, and each alone holds what it needs; return the orders to write it."""
-    cluster.prepare()
-    bodies = cluster.feed(*(cluster.stopped(rank, sharded=True) for rank in range(4)))
+    prepare(cluster)
+    bodies = cluster.feed(*(stopped(cluster, rank, sharded=True) for rank in range(4)))
     assert only(bodies, StopProcess) == []
     cluster.expect(Phase.PAUSING)
     return only(bodies, SaveCheckpoint)
 
 
-def saved(cluster: Draining, rank: int, error: str = "") -> CheckpointSaved:
+def saved(cluster: FakeCluster, rank: int, error: str = "") -> CheckpointSaved:
     """A rank has written its part."""
     return CheckpointSaved(rank, cluster.machine.generation, BOUNDARY, "/ck", error)
 
 
-def test_what_only_the_leaving_processes_hold_is_written_before_they_go(cluster: Draining) -> None:
+def test_what_only_the_leaving_processes_hold_is_written_before_they_go(cluster: FakeCluster) -> None:
     """Those that stay keep their processes, all load the checkpoint of the boundary, and no step is repeated."""
     saves = hand_over(cluster)
     assert [(save.rank, save.step, save.shards, save.publish) for save in saves] == [
@@ -252,7 +205,7 @@ def test_what_only_the_leaving_processes_hold_is_written_before_they_go(cluster:
     assert incident.repair_reasons[0].startswith(f"a checkpoint of step {BOUNDARY} was written first")
 
 
-def test_a_checkpoint_that_cannot_be_written_keeps_the_leaving_processes(cluster: Draining) -> None:
+def test_a_checkpoint_that_cannot_be_written_keeps_the_leaving_processes(cluster: FakeCluster) -> None:
     """All go on where they are, from the boundary."""
     hand_over(cluster)
     bodies = cluster.feed(saved(cluster, 2, error="disk full"))
@@ -262,14 +215,14 @@ def test_a_checkpoint_that_cannot_be_written_keeps_the_leaving_processes(cluster
     assert cluster.feed(saved(cluster, 1)) == []
 
 
-def test_a_checkpoint_that_takes_too_long_keeps_the_leaving_processes(cluster: Draining) -> None:
+def test_a_checkpoint_that_takes_too_long_keeps_the_leaving_processes(cluster: FakeCluster) -> None:
     hand_over(cluster)
     bodies = cluster.overdue()
     assert {rejoin.part.target_step for rejoin in only(bodies, Rejoin)} == {BOUNDARY}
     assert "was not written within" in cluster.machine.incidents[0].repair_reasons[0]
 
 
-def test_a_rank_that_dies_while_the_checkpoint_is_written_is_an_ordinary_fault(cluster: Draining) -> None:
+def test_a_rank_that_dies_while_the_checkpoint_is_written_is_an_ordinary_fault(cluster: FakeCluster) -> None:
     """The drain is given up; who has stopped is stopped already."""
     hand_over(cluster)
     bodies = cluster.feed(cluster.exited(1))
@@ -279,20 +232,20 @@ def test_a_rank_that_dies_while_the_checkpoint_is_written_is_an_ordinary_fault(c
     assert cluster.machine.state.plans.current is None
 
 
-def test_a_restarted_controller_asks_again_for_the_checkpoint(cluster: Draining) -> None:
+def test_a_restarted_controller_asks_again_for_the_checkpoint(cluster: FakeCluster) -> None:
     saves = hand_over(cluster)
     again = only(cluster.feed(ControllerStarted(term=2)), SaveCheckpoint)
     assert again == saves
 
 
-def test_a_checkpoint_of_the_boundary_that_is_there_already_is_enough(cluster: Draining) -> None:
+def test_a_checkpoint_of_the_boundary_that_is_there_already_is_enough(cluster: FakeCluster) -> None:
     """The periodic one may have been due at just this step."""
-    cluster.prepare()
-    stopped = [cluster.stopped(rank, sharded=True) for rank in range(4)]
+    prepare(cluster)
+    answers = [stopped(cluster, rank, sharded=True) for rank in range(4)]
     bodies = cluster.feed(
         *(
             msgspec.structs.replace(each, report=msgspec.structs.replace(each.report, checkpoints=(BOUNDARY,)))
-            for each in stopped
+            for each in answers
         )
     )
     assert only(bodies, SaveCheckpoint) == []
@@ -333,15 +286,15 @@ def test_a_drain_takes_the_budget_of_recover() -> None:
         for entry in tight.ladder
     )
     cluster = under(msgspec.structs.replace(tight, ladder=ladder), spares=2)
-    cluster.prepare()
-    cluster.feed(*(cluster.stopped(rank) for rank in range(4)))
+    prepare(cluster)
+    cluster.feed(*(stopped(cluster, rank) for rank in range(4)))
     cluster.feed(cluster.joined(2), cluster.joined(3))
     cluster.pass_barrier_two(BOUNDARY)
     assert cluster.feed(cluster.unwell("node2")) == []
     assert "budget per_rank of ranks 2, 3 is spent: 1 of 1" in cluster.machine.incidents[-1].ended_reason
 
 
-def test_a_fault_while_newcomers_get_ready_comes_first(cluster: Draining) -> None:
+def test_a_fault_while_newcomers_get_ready_comes_first(cluster: FakeCluster) -> None:
     """It is an incident like any other; the newcomers end, and their numbers are not used again."""
     cluster.feed(cluster.unwell())
     bodies = cluster.feed(cluster.exited(0))
@@ -351,10 +304,10 @@ def test_a_fault_while_newcomers_get_ready_comes_first(cluster: Draining) -> Non
     assert cluster.machine.incidents[0].rung is Rung.RECOVER_IN_PLACE
 
 
-def test_a_fault_on_the_way_to_the_boundary_quiesces_who_has_not_stopped(cluster: Draining) -> None:
+def test_a_fault_on_the_way_to_the_boundary_quiesces_who_has_not_stopped(cluster: FakeCluster) -> None:
     """Parked ranks stay parked; it is one incident, with the drain's decision and the fault's."""
-    cluster.prepare()
-    cluster.feed(cluster.stopped(0))
+    prepare(cluster)
+    cluster.feed(stopped(cluster, 0))
     bodies = cluster.feed(cluster.exited(1))
     assert only(bodies, Quiesce) == [Quiesce(2, 2), Quiesce(3, 2)]
     assert [(start.rank, start.early) for start in only(bodies, StartProcess)] == [(1, False)]
@@ -362,33 +315,33 @@ def test_a_fault_on_the_way_to_the_boundary_quiesces_who_has_not_stopped(cluster
     assert rungs == [Rung.RECOVER, Rung.RECOVER_IN_PLACE]
 
 
-def test_a_missed_boundary_falls_back_to_an_ordinary_quiesce(cluster: Draining) -> None:
+def test_a_missed_boundary_falls_back_to_an_ordinary_quiesce(cluster: FakeCluster) -> None:
     """Who has not stopped hangs in a collective with nobody: it is aborted, and the ranks move all the same."""
-    cluster.prepare()
-    cluster.feed(*(cluster.stopped(rank) for rank in (0, 2, 3)))
+    prepare(cluster)
+    cluster.feed(*(stopped(cluster, rank) for rank in (0, 2, 3)))
     assert len(only(cluster.overdue(), ProbeProgress)) == 2
     bodies = cluster.feed(cluster.clocks("node0", Activity.COLLECTIVE), cluster.clocks("node1", Activity.RECOVERING))
     assert only(bodies, Quiesce) == [Quiesce(1, 2)]
-    bodies = cluster.feed(cluster.quiesced(1, BOUNDARY, wards=[3]))
+    bodies = cluster.feed(cluster.quiesced(1, BOUNDARY, peers=[3]))
     assert [stop.rank for stop in only(bodies, StopProcess)] == [2, 3]
     assert only(bodies, Quiesce) == [Quiesce(2, 3), Quiesce(3, 3)]
 
 
-def test_a_checkpoint_on_the_way_to_the_boundary_is_waited_for(cluster: Draining) -> None:
+def test_a_checkpoint_on_the_way_to_the_boundary_is_waited_for(cluster: FakeCluster) -> None:
     """Nobody is torn out of writing one."""
-    cluster.prepare()
-    cluster.feed(*(cluster.stopped(rank) for rank in (0, 2, 3)))
+    prepare(cluster)
+    cluster.feed(*(stopped(cluster, rank) for rank in (0, 2, 3)))
     cluster.overdue()
     clocks = cluster.clocks("node0", Activity.CHECKPOINTING), cluster.clocks("node1", Activity.RECOVERING)
     assert cluster.feed(*clocks) == []
     assert cluster.machine.phase is Phase.PAUSING
-    assert only(cluster.feed(cluster.stopped(1)), Quiesce) == [Quiesce(2, 2), Quiesce(3, 2)]
+    assert only(cluster.feed(stopped(cluster, 1)), Quiesce) == [Quiesce(2, 2), Quiesce(3, 2)]
 
 
-def test_a_rank_that_reaches_neither_the_boundary_nor_the_quiesce_is_blamed(cluster: Draining) -> None:
+def test_a_rank_that_reaches_neither_the_boundary_nor_the_quiesce_is_blamed(cluster: FakeCluster) -> None:
     """From there on it is a fault like any other."""
-    cluster.prepare()
-    cluster.feed(*(cluster.stopped(rank) for rank in (0, 2, 3)))
+    prepare(cluster)
+    cluster.feed(*(stopped(cluster, rank) for rank in (0, 2, 3)))
     cluster.overdue()
     cluster.overdue()
     starts = only(cluster.overdue(), StartProcess)
@@ -396,15 +349,15 @@ def test_a_rank_that_reaches_neither_the_boundary_nor_the_quiesce_is_blamed(clus
     assert cluster.machine.incidents[0].reports[-1].kind is FaultKind.UNRESPONSIVE
 
 
-def test_training_that_ends_before_the_boundary_ends_the_drain(cluster: Draining) -> None:
+def test_training_that_ends_before_the_boundary_ends_the_drain(cluster: FakeCluster) -> None:
     """The job ends as if nothing had been planned."""
-    cluster.prepare()
+    prepare(cluster)
     cluster.feed(*(RankFinished(rank, 1, 1, BOUNDARY - 1) for rank in range(4)))
     assert cluster.machine.phase is Phase.FINISHING
     assert cluster.machine.incidents == ()
 
 
-def test_a_newcomer_that_fails_is_tried_again_later_and_not_for_ever(cluster: Draining) -> None:
+def test_a_newcomer_that_fails_is_tried_again_later_and_not_for_ever(cluster: FakeCluster) -> None:
     """Training goes on untouched; after some attempts the node is left in peace."""
     for _ in range(FAILURES):
         assert cluster.holder(2).incarnation == 1
@@ -426,7 +379,7 @@ def test_a_newcomer_that_fails_is_tried_again_later_and_not_for_ever(cluster: Dr
     assert "no memory" in node.note
 
 
-def test_a_newcomer_that_fails_while_a_stall_is_looked_into_leaves_its_reading_alone(cluster: Draining) -> None:
+def test_a_newcomer_that_fails_while_a_stall_is_looked_into_leaves_its_reading_alone(cluster: FakeCluster) -> None:
     """All clocks are heard before anybody is blamed, or nobody."""
     cluster.feed(cluster.unwell())
     assert len(only(cluster.feed(cluster.fault(0, FaultKind.STALL)), ProbeProgress)) == 2
@@ -443,16 +396,16 @@ def test_a_newcomer_that_fails_while_a_stall_is_looked_into_leaves_its_reading_a
 
 @pytest.mark.parametrize("parked", [(2, 3), ()], ids=["at the boundary", "by the broken collective"])
 def test_who_waits_for_orders_is_not_blamed_on_the_way_to_a_boundary(
-    cluster: Draining, parked: tuple[int, ...]
+    cluster: FakeCluster, parked: tuple[int, ...]
 ) -> None:
     """It may stand there for long while no controller is there; who hangs is found by the clocks or the quiesce."""
-    cluster.prepare()
-    cluster.feed(*(cluster.stopped(rank) for rank in parked))
+    prepare(cluster)
+    cluster.feed(*(stopped(cluster, rank) for rank in parked))
     cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION), cluster.fault(0, FaultKind.STALL))
     cluster.expect(Phase.SUSPECTING)
 
     def clock(rank: int, activity: Activity) -> RankProgress:
-        return RankProgress(rank, 1, 1, STEP, activity, 4, 60.0, 60.0, MEDIAN_S)
+        return RankProgress(rank, 1, 1, STEP, activity, 4, 60.0, 60.0, STEP_S)
 
     reads = [(0, Activity.COLLECTIVE), (1, Activity.RECOVERING)], [(2, Activity.RECOVERING), (3, Activity.RECOVERING)]
     probe = cluster.machine.state.clocks.probe
@@ -465,9 +418,9 @@ def test_who_waits_for_orders_is_not_blamed_on_the_way_to_a_boundary(
     assert {order.rank for order in only(bodies, Quiesce)} == {0, 1, 2, 3} - {*parked}
 
 
-def test_the_clocks_are_not_read_for_a_boundary_while_a_stall_is_looked_into(cluster: Draining) -> None:
+def test_the_clocks_are_not_read_for_a_boundary_while_a_stall_is_looked_into(cluster: FakeCluster) -> None:
     """A second reading would make the first one's answers void, and blame those who had given them."""
-    cluster.get_ready()
+    get_ready(cluster)
     due_s = cluster.machine.next_deadline()
     assert due_s is not None
     cluster.now = due_s - 0.1
@@ -480,18 +433,18 @@ def test_the_clocks_are_not_read_for_a_boundary_while_a_stall_is_looked_into(clu
     assert len(only(cluster.overdue(), ProbeProgress)) == 2
 
 
-def test_a_node_that_is_well_again_is_not_drained(cluster: Draining) -> None:
+def test_a_node_that_is_well_again_is_not_drained(cluster: FakeCluster) -> None:
     """The newcomers end; a node that was drained already becomes a spare one."""
     cluster.feed(cluster.unwell())
     bodies = cluster.feed(cluster.unwell(assertion=Assertion.RECOVER))
     assert len(only(bodies, StopProcess)) == 2
-    cluster.prepare()
-    cluster.feed(*(cluster.stopped(rank) for rank in range(4)))
+    prepare(cluster)
+    cluster.feed(*(stopped(cluster, rank) for rank in range(4)))
     cluster.feed(cluster.unwell(assertion=Assertion.RECOVER))
     assert {node.node: node.state for node in cluster.machine.status(cluster.now).nodes}["node1"] == "spare"
 
 
-def test_a_restarted_controller_asks_again_for_what_a_drain_waits_for(cluster: Draining) -> None:
+def test_a_restarted_controller_asks_again_for_what_a_drain_waits_for(cluster: FakeCluster) -> None:
     """Early starts, the stop at the boundary, and the order to take over."""
     cluster.feed(cluster.unwell())
     starts = only(cluster.feed(ControllerStarted(term=2)), StartProcess)
@@ -499,11 +452,11 @@ def test_a_restarted_controller_asks_again_for_what_a_drain_waits_for(cluster: D
     cluster.feed(*(cluster.waiting(rank) for rank in MOVED))
     cluster.feed(cluster.clocks("node0"), cluster.clocks("node1"))
     assert only(cluster.feed(ControllerStarted(term=3)), Quiesce) == [Quiesce(rank, 1, BOUNDARY) for rank in range(4)]
-    cluster.feed(*(cluster.stopped(rank) for rank in range(4)))
+    cluster.feed(*(stopped(cluster, rank) for rank in range(4)))
     assert only(cluster.feed(ControllerStarted(term=4)), Quiesce) == [Quiesce(2, 2), Quiesce(3, 2)]
 
 
-def routed(cluster: Draining) -> tuple[Routes, Callable[[Any], None]]:
+def routed(cluster: FakeCluster) -> tuple[Routes, Callable[[Any], None]]:
     """Routes that know the process of rank 2, and how to let machine and routes take an event in."""
     routes = Routes()
 
@@ -515,7 +468,7 @@ def routed(cluster: Draining) -> tuple[Routes, Callable[[Any], None]]:
     return routes, learn
 
 
-def test_an_early_process_is_reached_only_when_the_one_before_it_has_been_told_to_end(cluster: Draining) -> None:
+def test_an_early_process_is_reached_only_when_the_one_before_it_has_been_told_to_end(cluster: FakeCluster) -> None:
     """Until then the rank's orders go to the process that trains."""
     routes, learn = routed(cluster)
     learn(cluster.unwell())
@@ -526,11 +479,11 @@ def test_an_early_process_is_reached_only_when_the_one_before_it_has_been_told_t
     learn(cluster.clocks("node0"))
     learn(cluster.clocks("node1"))
     for rank in range(4):
-        learn(cluster.stopped(rank))
+        learn(stopped(cluster, rank))
     assert routes.connection(rank_address(2)) == "node/node2"
 
 
-def test_a_newcomer_that_is_given_up_never_gets_the_ranks_orders(cluster: Draining) -> None:
+def test_a_newcomer_that_is_given_up_never_gets_the_ranks_orders(cluster: FakeCluster) -> None:
     """Also when its start is reported late."""
     routes, learn = routed(cluster)
     learn(cluster.unwell())
@@ -540,7 +493,7 @@ def test_a_newcomer_that_is_given_up_never_gets_the_ranks_orders(cluster: Draini
     assert routes.connection(rank_address(2)) == "node/node1"
 
 
-def test_a_newcomer_that_comes_back_with_its_lost_node_never_gets_the_ranks_orders(cluster: Draining) -> None:
+def test_a_newcomer_that_comes_back_with_its_lost_node_never_gets_the_ranks_orders(cluster: FakeCluster) -> None:
     """The rank that trains would not hear of anything any more."""
     routes, learn = routed(cluster)
     learn(cluster.unwell())
@@ -550,16 +503,16 @@ def test_a_newcomer_that_comes_back_with_its_lost_node_never_gets_the_ranks_orde
     assert routes.connection(rank_address(2)) == "node/node1"
 
 
-def test_a_first_step_report_on_the_way_to_the_boundary_changes_nothing(cluster: Draining) -> None:
+def test_a_first_step_report_on_the_way_to_the_boundary_changes_nothing(cluster: FakeCluster) -> None:
     """It comes late, from the resume before."""
-    cluster.prepare()
-    late = StepCommitted(0, 1, 1, 1, cluster.now, MEDIAN_S)
+    prepare(cluster)
+    late = StepCommitted(0, 1, 1, 1, cluster.now, STEP_S)
     assert cluster.feed(late) == []
 
 
-def test_a_rank_without_a_clock_puts_the_boundary_off(cluster: Draining) -> None:
+def test_a_rank_without_a_clock_puts_the_boundary_off(cluster: FakeCluster) -> None:
     """The clocks are read again, a few times, and then the drain is put off."""
-    cluster.get_ready()
+    get_ready(cluster)
     finished = cluster.clocks("node1", Activity.FINISHED)
     assert cluster.feed(cluster.clocks("node0"), finished) == []
     for _ in range(READINGS - 1):
@@ -571,11 +524,11 @@ def test_a_rank_without_a_clock_puts_the_boundary_off(cluster: Draining) -> None
 def test_reports_of_ranks_that_are_not_clean_are_no_source() -> None:
     """Only whole copies count when it is asked whether the old processes may end."""
     cluster = under(NO_CHECKPOINT)
-    cluster.prepare()
+    prepare(cluster)
     for rank in (0, 1):
-        event = cluster.stopped(rank)
+        event = stopped(cluster, rank)
         needs, local_states = event.report.needs, event.report.local_states
         report = StepReport(BOUNDARY, ready=False, clean=False, needs=needs, local_states=local_states)
         cluster.feed(msgspec.structs.replace(event, report=report))
-    bodies = cluster.feed(cluster.stopped(2), cluster.stopped(3))
+    bodies = cluster.feed(stopped(cluster, 2), stopped(cluster, 3))
     assert {(stop.rank, stop.incarnation) for stop in only(bodies, StopProcess)} == {(2, 2), (3, 2)}

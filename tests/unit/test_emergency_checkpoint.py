@@ -12,10 +12,8 @@ from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CheckpointSaved, RankQuiesced, SaveCheckpoint, StartProcess, StopProcess
 from midstep.protocol.types import ShardHold
 
-from .test_machine import Cluster, cluster, only
-from .test_scaling import Scaling
-
-__all__ = ["cluster"]  # the fixture: a running job of four ranks
+from ..fakes.cluster import FakeCluster, only
+from .test_scaling import lose, resume, scaling
 
 
 def saves(bodies: list[Any]) -> list[tuple[int, bool]]:
@@ -23,7 +21,7 @@ def saves(bodies: list[Any]) -> list[tuple[int, bool]]:
     return [(save.rank, save.publish) for save in only(bodies, SaveCheckpoint)]
 
 
-def finished(cluster: Cluster) -> str:
+def finished(cluster: FakeCluster) -> str:
     """Return why the job is over."""
     finish = cluster.log[-1]
     assert isinstance(finish, Finish)
@@ -31,15 +29,15 @@ def finished(cluster: Cluster) -> str:
 
 
 @pytest.fixture
-def shrinking() -> Scaling:
+def shrinking() -> FakeCluster:
     """Node1 is lost; ranks 0 and 1 hold everything of step 5, each of them, and rank 1 is asked to write first."""
-    job = Scaling()
-    job.lose()
-    assert saves(job.feed(job.quiesced(0, 5, wards=[1, 2, 3]), job.quiesced(1, 5, wards=[0, 2, 3]))) == [(1, False)]
+    job = scaling()
+    lose(job)
+    assert saves(job.feed(job.quiesced(0, 5, peers=[1, 2, 3]), job.quiesced(1, 5, peers=[0, 2, 3]))) == [(1, False)]
     return job
 
 
-def test_when_a_writer_dies_the_others_begin_anew(shrinking: Scaling) -> None:
+def test_when_a_writer_dies_the_others_begin_anew(shrinking: FakeCluster) -> None:
     """In another attempt, so that nothing is mixed; the smaller world starts once it is complete, and loses no step."""
     attempt = shrinking.machine.generation
     bodies = shrinking.feed(shrinking.exited(1))
@@ -49,11 +47,11 @@ def test_when_a_writer_dies_the_others_begin_anew(shrinking: Scaling) -> None:
     assert shrinking.feed(CheckpointSaved(1, attempt, 5, "/ck")) == [], "an answer to the attempt that was given up"
     starts = only(shrinking.feed(shrinking.saved(0)), StartProcess)
     assert [start.rank for start in starts] == [0, 1]
-    shrinking.resume(2, 5)
+    resume(shrinking, 2, 5)
     assert shrinking.machine.incidents[0].steps_lost == 0
 
 
-def test_a_writer_that_hangs_is_left_out_when_its_time_is_up(shrinking: Scaling) -> None:
+def test_a_writer_that_hangs_is_left_out_when_its_time_is_up(shrinking: FakeCluster) -> None:
     """It is stopped with the others when the smaller world starts."""
     shrinking.now += SAVE_S
     assert saves(shrinking.feed(DeadlinePassed())) == [(0, True)]
@@ -62,28 +60,28 @@ def test_a_writer_that_hangs_is_left_out_when_its_time_is_up(shrinking: Scaling)
     assert [start.rank for start in only(bodies, StartProcess)] == [0, 1]
 
 
-def test_writers_that_all_hang_do_not_keep_the_world_from_going_on(shrinking: Scaling) -> None:
+def test_writers_that_all_hang_do_not_keep_the_world_from_going_on(shrinking: FakeCluster) -> None:
     """Each attempt has its deadline and fewer writers; the record says what was missing."""
     for _ in range(2):
         shrinking.now += SAVE_S
         bodies = shrinking.feed(DeadlinePassed())
     assert [start.rank for start in only(bodies, StartProcess)] == [0, 1]
-    shrinking.resume(2, 3)
+    resume(shrinking, 2, 3)
     incident = shrinking.machine.incidents[0]
     assert incident.steps_lost == 2
     assert "rank 0 did not write the emergency checkpoint in time" in incident.repair_reasons[0]
 
 
-def test_one_rank_that_did_not_park_and_one_that_died_later_keep_nobody_waiting(cluster: Cluster) -> None:
+def test_one_rank_that_did_not_park_and_one_that_died_later_keep_nobody_waiting(cluster: FakeCluster) -> None:
     """Rank 3 never parks, rank 1 dies while it writes: ranks 0 and 2 write."""
     cluster.feed(StopRequested("enough"))
-    cluster.feed(*(cluster.quiesced(rank, 7, wards=[3]) for rank in range(3)))
+    cluster.feed(*(cluster.quiesced(rank, 7, peers=[3]) for rank in range(3)))
     cluster.now += SAVE_S
     assert saves(cluster.feed(DeadlinePassed())) == [(1, False), (2, False)]
     assert saves(cluster.feed(cluster.exited(1))) == [(2, False)]
 
 
-def test_no_checkpoint_is_made_without_the_only_copy_of_a_shard_that_died_with_its_rank(cluster: Cluster) -> None:
+def test_no_checkpoint_is_made_without_the_only_copy_of_a_shard_that_died_with_its_rank(cluster: FakeCluster) -> None:
     """It could not be loaded, and would stand before the one that can: what a lost rank needed is remembered."""
 
     def alone(rank: int) -> RankQuiesced:

@@ -15,7 +15,7 @@ from midstep.policies.schema import Policy
 from midstep.protocol.messages import FaultReported, NodeLost
 from midstep.protocol.types import Decision, FaultKind, FaultReport, Rung
 
-from .test_machine import Cluster, job
+from ..fakes.cluster import FakeCluster, job
 
 ROLES = """
 roles:
@@ -25,24 +25,22 @@ roles:
 POLICIES = {"default": "", "roles": ROLES, "few": "ladder: [{rung: recover_in_place}, {rung: stop}]"}
 
 
-class Named(Cluster):
+def running(policy: Policy, spares: int = 1) -> FakeCluster:
     """A running job whose nodes are named as those that `explain` supposes."""
+    cluster = FakeCluster(job(spares=spares), policy)
+    cluster.join("node-0", "node-1", *(f"spare-{number}" for number in range(spares)))
+    cluster.pass_barrier_two(0)
+    return cluster
 
-    def __init__(self, policy: Policy, spares: int = 1) -> None:
-        super().__init__(job(spares=spares), policy)
-        for name in ("node-0", "node-1", *(f"spare-{number}" for number in range(spares))):
-            self.feed(self.node(name))
-        self.feed(*(self.joined(rank, fresh=True, own=0) for rank in range(4)))
-        self.pass_barrier_two(0)
 
-    def suffer(self, fault: FaultReport) -> Decision:
-        """Let a fault happen, and return what was decided."""
-        if fault.kind is FaultKind.NODE_LOST:
-            self.feed(NodeLost(fault.node or "", "silent", self.now))
-        else:
-            where = fault.node if fault.rank is None else self.holder(fault.rank).node
-            self.feed(FaultReported(msgspec.structs.replace(fault, at_s=self.now, node=where)))
-        return self.machine.incidents[-1].decisions[-1]
+def suffer(cluster: FakeCluster, fault: FaultReport) -> Decision:
+    """Let a fault happen, and return what was decided."""
+    if fault.kind is FaultKind.NODE_LOST:
+        cluster.feed(NodeLost(fault.node or "", "silent", cluster.now))
+    else:
+        where = fault.node if fault.rank is None else cluster.holder(fault.rank).node
+        cluster.feed(FaultReported(msgspec.structs.replace(fault, at_s=cluster.now, node=where)))
+    return cluster.machine.incidents[-1].decisions[-1]
 
 
 def explained(policy: Policy, fault: FaultReport, world: SupposedWorld) -> Decision | None:
@@ -71,19 +69,19 @@ def test_the_decision_of_the_machine_is_explained_word_for_word(text: str, polic
     rules = parse_policy(POLICIES[policy], "job.yaml")
     fault = parse_fault(text)
     world = SupposedWorld(spares=spares, can_create_nodes=False)
-    assert Named(rules, spares).suffer(fault) == explained(rules, fault, world)
+    assert suffer(running(rules, spares), fault) == explained(rules, fault, world)
 
 
 def test_spent_budgets_and_failures_of_nodes_are_explained_as_they_are_counted() -> None:
     """Four restarts of one rank: the fourth is refused for the same reasons."""
     rules = parse_policy("", "job.yaml")
     fault = parse_fault("kind=exit,rank=0")
-    cluster = Named(rules)
+    cluster = running(rules)
     for step in (1, 2, 3):
-        cluster.suffer(fault)
+        suffer(cluster, fault)
         cluster.recover(step)
     world = SupposedWorld(can_create_nodes=False, spent=((Rung.RECOVER_IN_PLACE, 3),), node_failures=(("node-0", 3),))
-    decided = cluster.suffer(fault)
+    decided = suffer(cluster, fault)
     assert decided == explained(rules, fault, world)
     assert decided.rung is Rung.RECOVER
 
@@ -91,9 +89,9 @@ def test_spent_budgets_and_failures_of_nodes_are_explained_as_they_are_counted()
 def test_what_failed_in_the_incident_is_explained_alike() -> None:
     rules = parse_policy("", "job.yaml")
     fault = parse_fault("kind=exit,rank=0")
-    cluster = Named(rules)
+    cluster = running(rules)
     for _ in range(3):
-        decided = cluster.suffer(fault)
+        decided = suffer(cluster, fault)
     spoken = explained(rules, fault, SupposedWorld(can_create_nodes=False, failed=(Rung.RECOVER_IN_PLACE,)))
     assert spoken is not None
     before, after = (each.skipped[-1].reason.partition(":")[0] for each in (decided, spoken))
@@ -104,9 +102,9 @@ def test_what_failed_in_the_incident_is_explained_alike() -> None:
 def test_status_report_and_log_show_the_words_of_the_decision_and_the_role() -> None:
     """One source: what was decided is stored, and shown as it is."""
     rules = parse_policy(ROLES, "job.yaml")
-    cluster = Named(rules)
+    cluster = running(rules)
     fault = parse_fault("kind=exit,rank=0")
-    decided = cluster.suffer(fault)
+    decided = suffer(cluster, fault)
     spoken = explained(rules, fault, SupposedWorld(spares=1, can_create_nodes=False))
     assert spoken == decided
     words = decided.in_words()

@@ -11,16 +11,9 @@ from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CheckpointSaved
 from midstep.protocol.types import FaultKind
 
-from .test_machine import Cluster as Checked
-from .test_machine import job
+from ..fakes.cluster import FakeCluster, job
 
 RANKS_PER_NODE = 8
-
-
-class Cluster(Checked):
-    """Without the check of the whole state, which costs more than what it checks."""
-
-    checked = False
 
 
 class Lines:
@@ -45,7 +38,7 @@ class Lines:
 
 def lines_of_an_incident(ranks: int, *, echoes: bool, whole_node: bool) -> int:
     """Lines for a fault, all that is reported beside it, and all answers."""
-    cluster = Cluster(job(nodes=ranks // RANKS_PER_NODE, ranks_per_node=RANKS_PER_NODE))
+    cluster = FakeCluster(job(nodes=ranks // RANKS_PER_NODE, ranks_per_node=RANKS_PER_NODE), checked=False)
     cluster.start()
     holders = range(ranks)
     with Lines() as lines:
@@ -62,7 +55,7 @@ def lines_of_an_incident(ranks: int, *, echoes: bool, whole_node: bool) -> int:
 
 def lines_of_a_stop(ranks: int) -> int:
     """Lines for a stop: all park, write an emergency checkpoint, and are asked once more by another controller."""
-    cluster = Cluster(job(nodes=ranks // RANKS_PER_NODE, ranks_per_node=RANKS_PER_NODE))
+    cluster = FakeCluster(job(nodes=ranks // RANKS_PER_NODE, ranks_per_node=RANKS_PER_NODE), checked=False)
     cluster.start()
     with Lines() as lines:
         cluster.feed(StopRequested("Ctrl-C"))

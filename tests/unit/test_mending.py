@@ -12,24 +12,24 @@ from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import FaultReported, ProcessStarted, Quiesce, Rejoin, StartProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung, RunningProcess
 
-from .test_machine import Cluster, job, only
+from ..fakes.cluster import FakeCluster, job, only
 from .test_policies_ladder import LADDER, facts_of, fault, refusal
 
 
-def struck(cluster: Cluster, rank: int, kind: FaultKind = FaultKind.MEMORY, **changes: Any) -> FaultReported:
+def struck(cluster: FakeCluster, rank: int, kind: FaultKind = FaultKind.MEMORY, **changes: Any) -> FaultReported:
     """A rank says that it was hit, and lives."""
     report = msgspec.structs.replace(cluster.fault(rank, kind).report, mendable=True, **changes)
     return FaultReported(report)
 
 
-def running(policy: Policy | None = None) -> Cluster:
+def running(policy: Policy | None = None) -> FakeCluster:
     """Four ranks on two nodes, a spare."""
-    cluster = Cluster(job(), policy)
+    cluster = FakeCluster(job(), policy)
     cluster.start()
     return cluster
 
 
-def rungs(cluster: Cluster) -> list[Rung]:
+def rungs(cluster: FakeCluster) -> list[Rung]:
     """What was taken in the last incident."""
     return [decision.rung for decision in cluster.machine.incidents[-1].decisions]
 
@@ -96,7 +96,7 @@ def test_a_struck_rank_that_does_not_answer_is_started_anew() -> None:
 
 
 def test_in_one_incident_one_rank_mends_itself_one_restarts_in_place_and_a_node_is_left() -> None:
-    cluster = Cluster(job(nodes=3))
+    cluster = FakeCluster(job(nodes=3))
     cluster.start()
     cluster.feed(struck(cluster, 0))
     bodies = cluster.feed(cluster.exited(2))
@@ -173,7 +173,9 @@ def test_a_world_in_which_every_rank_mends_itself_keeps_all_processes() -> None:
     assert "keep their processes and mend them there" in decision.reason
 
 
-def seen_from_outside(cluster: Cluster, rank: int, level: FaultLevel = FaultLevel.RESTART_BUSINESS) -> FaultReported:
+def seen_from_outside(
+    cluster: FakeCluster, rank: int, level: FaultLevel = FaultLevel.RESTART_BUSINESS
+) -> FaultReported:
     """The cluster's own report of struck memory: on a device, without a process."""
     node = cluster.holder(rank).node
     return FaultReported(

@@ -10,7 +10,7 @@ from midstep.policies.schema import Budget, NodePolicy, Policy, RungPolicy
 from midstep.protocol.messages import FaultReported, NodeLost, ProcessExited, StartProcess
 from midstep.protocol.types import FaultKind, FaultReport, Rung, RunningProcess
 
-from .test_machine import Cluster, job, only
+from ..fakes.cluster import FakeCluster, job, only
 from .test_policies_ladder import facts_of, fault
 
 LADDER = (
@@ -21,15 +21,17 @@ LADDER = (
 )
 
 
-def running(failures: int | None = 2, window_s: float = 100.0, *, spares: int = 1, creates: bool = False) -> Cluster:
+def running(
+    failures: int | None = 2, window_s: float = 100.0, *, spares: int = 1, creates: bool = False
+) -> FakeCluster:
     """A running job whose nodes may fail so often."""
     policy = Policy(ladder=LADDER, node=NodePolicy(failures, window_s))
-    cluster = Cluster(job(spares=spares), policy, creates=creates)
+    cluster = FakeCluster(job(spares=spares), policy, creates=creates)
     cluster.start()
     return cluster
 
 
-def failures(cluster: Cluster) -> dict[str, int]:
+def failures(cluster: FakeCluster) -> dict[str, int]:
     """The counts as status shows them."""
     return {node.node: node.failures for node in cluster.machine.status(cluster.now).nodes if node.failures}
 
@@ -140,7 +142,7 @@ def test_without_a_spare_the_platform_replaces_the_node_that_fails_too_often() -
 
 def test_a_ladder_that_cannot_leave_a_node_takes_no_notice_of_the_count() -> None:
     policy = Policy(ladder=(RungPolicy(Rung.RECOVER_IN_PLACE), RungPolicy(Rung.STOP)), node=NodePolicy(1))
-    cluster = Cluster(job(), policy)
+    cluster = FakeCluster(job(), policy)
     cluster.start()
     for step in (1, 2, 3):
         cluster.feed(cluster.exited(0))
@@ -176,7 +178,7 @@ def test_a_node_that_was_lost_too_often_is_no_spare_when_it_returns() -> None:
 
 def test_a_world_of_nodes_with_eight_ranks_survives_that_all_processes_of_a_node_end_one_by_one() -> None:
     """They are one attempt, however many reports it takes."""
-    cluster = Cluster(job(nodes=2, ranks_per_node=8, spares=0))
+    cluster = FakeCluster(job(nodes=2, ranks_per_node=8, spares=0))
     cluster.start()
     for rank in range(8):
         bodies = cluster.feed(cluster.exited(rank))
@@ -194,7 +196,7 @@ def test_newcomers_that_never_join_are_another_attempt_each_time() -> None:
     cluster = running(failures=None)
     cluster.feed(cluster.exited(0))
     for rank in (1, 2, 3):
-        cluster.feed(cluster.quiesced(rank, 5, wards=[0]))
+        cluster.feed(cluster.quiesced(rank, 5, peers=[0]))
     for _ in range(3):
         cluster.now += 61
         cluster.feed(DeadlinePassed())

@@ -17,28 +17,28 @@ from midstep.protocol.messages import (
 )
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, Rung, RunningProcess, StoreEndpoint
 
-from .test_machine import Cluster, job, only
+from ..fakes.cluster import FakeCluster, job, only
 
 
-def running(**changes: int) -> Cluster:
+def running(**changes: int) -> FakeCluster:
     """Two nodes of two ranks, and a spare."""
-    cluster = Cluster(job(**changes))
+    cluster = FakeCluster(job(**changes))
     cluster.start()
     return cluster
 
 
-def introduced(cluster: Cluster, name: str, *processes: tuple[int, int]) -> NodeJoined:
+def introduced(cluster: FakeCluster, name: str, *processes: tuple[int, int]) -> NodeJoined:
     """The answer of an agent: (rank, incarnation) of each process that it still has."""
     running = tuple(RunningProcess(rank, 100 + rank, incarnation, 1) for rank, incarnation in processes)
     return NodeJoined(name, name, StoreEndpoint("127.0.0.1", 1), running)
 
 
-def state_of(cluster: Cluster, name: str) -> str:
+def state_of(cluster: FakeCluster, name: str) -> str:
     """What the node is to the job."""
     return cluster.machine.state.world.nodes[name].state.value
 
 
-def lose_and_recover(cluster: Cluster, name: str = "node1") -> None:
+def lose_and_recover(cluster: FakeCluster, name: str = "node1") -> None:
     """The node goes silent; its ranks move to the spare."""
     cluster.feed(NodeLost(name, "no word for 3.0 s", cluster.now))
     cluster.recover(5)
@@ -75,7 +75,7 @@ def test_a_node_with_a_standing_fault_returns_as_unfit() -> None:
 
 def test_a_node_that_was_given_back_is_not_used_again_but_freed() -> None:
     """The platform is about to end it."""
-    cluster = Cluster(job(nodes=1, spares=1), creates=True)
+    cluster = FakeCluster(job(nodes=1, spares=1), creates=True)
     cluster.start()
     fault = cluster.fault(0, FaultKind.DEVICE).report
     cluster.feed(FaultReported(msgspec.structs.replace(fault, level=FaultLevel.SEPARATE_NPU)))
@@ -88,7 +88,7 @@ def test_a_node_that_was_given_back_is_not_used_again_but_freed() -> None:
 
 def test_a_node_that_held_the_whole_world_does_not_train_on_alone() -> None:
     """Nobody else breaks its collectives. Its processes are the last that the job knew, and are stopped likewise."""
-    cluster = Cluster(job(nodes=1, spares=0), creates=True)
+    cluster = FakeCluster(job(nodes=1, spares=0), creates=True)
     cluster.start()
     cluster.feed(NodeLost("node0", "no word for 3.0 s", cluster.now))
     cluster.expect(Phase.WAITING)
@@ -129,7 +129,7 @@ def test_nodes_that_are_to_end_are_not_waited_for() -> None:
 
 def test_a_restarted_controller_gives_nodes_back_once_more() -> None:
     """Between the record and the action the first one may have died; the platform ends each node once."""
-    cluster = Cluster(job(nodes=1, spares=1), creates=True)
+    cluster = FakeCluster(job(nodes=1, spares=1), creates=True)
     cluster.start()
     assert only(cluster.feed(ControllerStarted(term=2)), DeleteNode) == []
     fault = cluster.fault(0, FaultKind.DEVICE).report

@@ -6,19 +6,17 @@ from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CreateNode, NodeLost, Quiesce, RankFinished, Release
 from midstep.protocol.types import Rung
 
-from .test_machine import Cluster, cluster, job, only
-
-__all__ = ["cluster"]  # the fixture: a running job of four ranks
+from ..fakes.cluster import FakeCluster, job, only
 
 
-def finished(cluster: Cluster, rank: int) -> RankFinished:
+def finished(cluster: FakeCluster, rank: int) -> RankFinished:
     """A train function that has returned."""
     return RankFinished(rank, cluster.machine.generation, cluster.holder(rank).incarnation, 1)
 
 
 def test_no_start_is_overdue_while_nodes_are_awaited() -> None:
     """The processes that were on their way were ended when the world was given up: nobody is at fault for that."""
-    cluster = Cluster(job(spares=0), creates=True)
+    cluster = FakeCluster(job(spares=0), creates=True)
     cluster.start()
     cluster.feed(cluster.exited(1))
     assert cluster.holder(1).state is RankState.STARTING
@@ -34,7 +32,7 @@ def test_no_start_is_overdue_while_nodes_are_awaited() -> None:
     assert cluster.machine.incidents[-1].decisions == decided
 
 
-def test_a_process_that_has_ended_well_is_not_asked_to_stop(cluster: Cluster) -> None:
+def test_a_process_that_has_ended_well_is_not_asked_to_stop(cluster: FakeCluster) -> None:
     """Nor waited for: it would not answer."""
     released = cluster.feed(*(finished(cluster, rank) for rank in range(4)))
     assert len(only(released, Release)) == 4
@@ -45,7 +43,7 @@ def test_a_process_that_has_ended_well_is_not_asked_to_stop(cluster: Cluster) ->
     assert cluster.machine.state.saving.outstanding
 
 
-def test_status_calls_a_rank_training_from_the_resume_on(cluster: Cluster) -> None:
+def test_status_calls_a_rank_training_from_the_resume_on(cluster: FakeCluster) -> None:
     """Whether its first step is committed is the job's phase, and not a rank's state."""
     cluster.feed(cluster.exited(1))
     cluster.feed(*(cluster.quiesced(rank, 1) for rank in (0, 2, 3)), cluster.joined(1, own=1))

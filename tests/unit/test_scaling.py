@@ -14,7 +14,6 @@ from midstep.policies.rules import broken_rules
 from midstep.policies.schema import Budget, Policy, RolePolicy, RungPolicy, ScalePolicy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
-    CheckpointSaved,
     CreateNode,
     DeleteNode,
     FaultReported,
@@ -31,81 +30,75 @@ from midstep.protocol.types import (
     FaultKind,
     FaultLevel,
     FaultReport,
-    LocalStateCopy,
     RestoreSource,
     Rung,
     RunningProcess,
-    StepReport,
     StoreEndpoint,
 )
 
-from .test_draining import BOUNDARY, Draining
-from .test_machine import HOLDS, job, only
+from ..fakes.cluster import FakeCluster, job, only
+from .test_draining import BOUNDARY
 
 INTERVAL_S = 600.0
 SCALES = Policy(scale=ScalePolicy(min_nodes=1, min_interval_s=INTERVAL_S))
 
 
-class Scaling(Draining):
+def scaling(policy: Policy = SCALES, *, creates: bool = False) -> FakeCluster:
     """A running job on two nodes without a spare, under a policy that lets it shrink."""
+    return FakeCluster(job(spares=0), policy, creates=creates).start()
 
-    def __init__(self, policy: Policy = SCALES, *, creates: bool = False) -> None:
-        super().__init__(job(spares=0), policy, creates=creates)
-        self.start()
 
-    def lose(self, node: str = "node1") -> list[Any]:
-        """A node is gone."""
-        return self.feed(NodeLost(node, "its agent ended", self.now))
+def lose(cluster: FakeCluster, node: str = "node1") -> list[Any]:
+    """A node is gone."""
+    return cluster.feed(NodeLost(node, "its agent ended", cluster.now))
 
-    def saved(self, rank: int, step: int = 5, error: str = "") -> CheckpointSaved:
-        """A rank has written its part."""
-        return CheckpointSaved(rank, self.machine.generation, step, "/ck", error)
 
-    def shrink(self) -> list[Any]:
-        """Node1 is lost, what ranks 0 and 1 hold at step 5 is saved, and a world of two ranks is started."""
-        self.lose()
-        self.feed(self.quiesced(0, 5, wards=[2]), self.quiesced(1, 5, wards=[3]))
-        self.feed(self.saved(1))
-        return self.feed(self.saved(0))
+def shrink(cluster: FakeCluster) -> list[Any]:
+    """Node1 is lost, what ranks 0 and 1 hold at step 5 is saved, and a world of two ranks is started."""
+    lose(cluster)
+    cluster.feed(cluster.quiesced(0, 5, peers=[2]), cluster.quiesced(1, 5, peers=[3]))
+    cluster.feed(cluster.saved(1))
+    return cluster.feed(cluster.saved(0))
 
-    def resume(self, ranks: int, step: int) -> None:
-        """All processes are new, load the checkpoint of a step, and train."""
-        for rank in range(ranks):
-            own = (LocalStateCopy(rank, 0),)
-            report = StepReport(0, ready=False, clean=True, holds=HOLDS, needs=("replicated",), local_states=own)
-            event = self.joined(rank, fresh=True)
-            self.feed(msgspec.structs.replace(event, report=msgspec.structs.replace(report, checkpoints=(step,))))
-        self.expect(Phase.REJOINING)
-        self.feed(*(self.ready(rank, step) for rank in range(ranks)))
-        self.feed(*(self.committed(rank, step + 1) for rank in range(ranks)))
-        self.expect(Phase.RUNNING)
 
-    def small(self) -> None:
-        """Everything up to a small world that runs."""
-        self.shrink()
-        self.resume(2, 5)
+def resume(cluster: FakeCluster, ranks: int, step: int) -> None:
+    """All processes are new, load the checkpoint of a step, and train."""
+    for rank in range(ranks):
+        event = cluster.joined(rank, fresh=True, own=0)
+        report = msgspec.structs.replace(event.report, checkpoints=(step,))
+        cluster.feed(msgspec.structs.replace(event, report=report))
+    cluster.expect(Phase.REJOINING)
+    cluster.feed(*(cluster.ready(rank, step) for rank in range(ranks)))
+    cluster.feed(*(cluster.committed(rank, step + 1) for rank in range(ranks)))
+    cluster.expect(Phase.RUNNING)
+
+
+def small(cluster: FakeCluster) -> None:
+    """Everything up to a small world that runs."""
+    shrink(cluster)
+    resume(cluster, 2, 5)
 
 
 def test_the_very_first_step_is_saved_too_though_nobody_has_told_of_it() -> None:
     """A node is lost right after the first resume: others may have committed a step that is still to be reported."""
-    cluster = Draining(job(spares=0), SCALES)
+    cluster = FakeCluster(job(spares=0), SCALES)
     cluster.join()
     cluster.feed(*(cluster.ready(rank, 0) for rank in range(4)))
     cluster.expect(Phase.RESUMING)
     bodies = cluster.feed(NodeLost("node1", "its agent ended", cluster.now))
     assert [body.rank for body in only(bodies, Quiesce)] == [0, 1]
     cluster.expect(Phase.SAVING)
-    bodies = cluster.feed(cluster.quiesced(0, 1, wards=[2]), cluster.quiesced(1, 1, wards=[3]))
+    bodies = cluster.feed(cluster.quiesced(0, 1, peers=[2]), cluster.quiesced(1, 1, peers=[3]))
     assert [(body.rank, body.step) for body in only(bodies, SaveCheckpoint)] == [(1, 1)]  # rank 0 comes last
 
 
 def test_survivors_save_before_the_world_gets_smaller() -> None:
     """Nobody is started before what they hold is on the disk; then the world has the ranks of the nodes left."""
-    cluster = Scaling()
-    bodies = cluster.lose()
+    cluster = scaling()
+    bodies = lose(cluster)
     assert [body.rank for body in only(bodies, Quiesce)] == [0, 1]
     assert cluster.machine.phase is Phase.SAVING
-    bodies = cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    bodies = cluster.feed(cluster.quiesced(0, 5, peers=[2]), cluster.quiesced(1, 5, peers=[3]))
     assert [(save.rank, save.publish) for save in only(bodies, SaveCheckpoint)] == [(1, False)]
     bodies = cluster.feed(cluster.saved(1))
     assert [(save.rank, save.publish, save.step) for save in only(bodies, SaveCheckpoint)] == [(0, True, 5)]
@@ -118,8 +111,8 @@ def test_survivors_save_before_the_world_gets_smaller() -> None:
 
 def test_no_committed_step_is_lost_and_the_record_says_what_happened() -> None:
     """The incident resumes at the step that was saved, by a rung whose reason names the smaller world."""
-    cluster = Scaling()
-    cluster.small()
+    cluster = scaling()
+    small(cluster)
     (incident,) = cluster.machine.incidents
     assert (incident.outcome, incident.rung, incident.steps_lost) == (Outcome.RESUMED, Rung.RESCHEDULE_POD, 0)
     assert "with 1 of 2 nodes, as none takes the place of node node1" in incident.decisions[0].reason
@@ -133,8 +126,8 @@ def test_no_committed_step_is_lost_and_the_record_says_what_happened() -> None:
 
 def test_late_words_of_ranks_that_are_no_more_change_nothing() -> None:
     """Their processes end after the world has got smaller."""
-    cluster = Scaling()
-    cluster.small()
+    cluster = scaling()
+    small(cluster)
     for rank in (2, 3):
         gone = RunningProcess(rank, 100 + rank, 1, 1)
         assert cluster.feed(ProcessExited("node1", gone, -9, cluster.now, expected=True)) == []
@@ -142,12 +135,12 @@ def test_late_words_of_ranks_that_are_no_more_change_nothing() -> None:
 
 def test_a_checkpoint_that_cannot_be_written_does_not_keep_the_world_from_going_on() -> None:
     """It starts from the one before; the record says why."""
-    cluster = Scaling()
-    cluster.lose()
+    cluster = scaling()
+    lose(cluster)
     cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(1, 5))
     starts = only(cluster.feed(cluster.saved(1, error="disk full")), StartProcess)
     assert [start.rank for start in starts] == [0, 1]
-    cluster.resume(2, 3)
+    resume(cluster, 2, 3)
     incident = cluster.machine.incidents[0]
     assert incident.steps_lost == 2
     assert "disk full" in incident.repair_reasons[0]
@@ -155,8 +148,8 @@ def test_a_checkpoint_that_cannot_be_written_does_not_keep_the_world_from_going_
 
 def test_a_world_below_the_least_size_stops() -> None:
     """The stop names the number of nodes that are left and the policy's."""
-    cluster = Scaling(Policy(scale=ScalePolicy(min_nodes=2)))
-    cluster.lose()
+    cluster = scaling(Policy(scale=ScalePolicy(min_nodes=2)))
+    lose(cluster)
     cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(1, 5), cluster.saved(1), cluster.saved(0))
     finish = cluster.log[-1]
     assert isinstance(finish, Finish)
@@ -182,8 +175,8 @@ def test_a_world_does_not_shrink_unless_the_policy_says_so() -> None:
 
 def test_a_node_that_comes_is_not_used_before_the_interval_is_over() -> None:
     """The world does not change its size to and fro."""
-    cluster = Scaling()
-    cluster.small()
+    cluster = scaling()
+    small(cluster)
     cluster.feed(cluster.node("node9"))
     assert cluster.machine.state.plans.current is None
     due_s = cluster.machine.next_deadline()
@@ -194,9 +187,9 @@ def test_a_node_that_comes_is_not_used_before_the_interval_is_over() -> None:
     assert plan.nodes == 2
 
 
-def grow(cluster: Scaling) -> list[Any]:
+def grow(cluster: FakeCluster) -> list[Any]:
     """A node has come and the time is right: all stop at a boundary and save; return what is started then."""
-    cluster.small()
+    small(cluster)
     cluster.feed(cluster.node("node9"))
     cluster.overdue()
     cluster.feed(cluster.clocks("node0"))
@@ -208,11 +201,11 @@ def grow(cluster: Scaling) -> list[Any]:
 
 def test_the_world_grows_at_a_step_boundary() -> None:
     """What was saved at the boundary is loaded by the whole world; nothing is repeated."""
-    cluster = Scaling()
+    cluster = scaling()
     starts = only(grow(cluster), StartProcess)
     assert [(start.rank, start.world_size, start.nodes) for start in starts] == [(rank, 4, 2) for rank in range(4)]
     assert [cluster.holder(rank).node for rank in range(4)] == ["node0", "node0", "node9", "node9"]
-    cluster.resume(4, BOUNDARY)
+    resume(cluster, 4, BOUNDARY)
     incident = cluster.machine.incidents[-1]
     assert (incident.outcome, incident.rung, incident.steps_lost) == (Outcome.RESUMED, Rung.RESCHEDULE_POD, 0)
     assert "the world grows from 1 to 2 nodes of the 2" in incident.decisions[0].reason
@@ -220,7 +213,7 @@ def test_the_world_grows_at_a_step_boundary() -> None:
 
 def test_ranks_that_come_back_go_on_with_the_numbers_of_their_processes() -> None:
     """Agents and mailboxes take each number once."""
-    cluster = Scaling()
+    cluster = scaling()
     starts = only(grow(cluster), StartProcess)
     assert [start.incarnation for start in starts] == [3, 3, 2, 2]
 
@@ -228,8 +221,8 @@ def test_ranks_that_come_back_go_on_with_the_numbers_of_their_processes() -> Non
 def test_growth_takes_the_budget_of_the_rung() -> None:
     """With nothing left the world stays small, and goes on."""
     ladder = (RungPolicy(Rung.RESCHEDULE_POD, budget=Budget(per_job=1)), RungPolicy(Rung.STOP))
-    cluster = Scaling(Policy(ladder=ladder, scale=ScalePolicy(min_nodes=1, min_interval_s=0.0)))
-    cluster.small()
+    cluster = scaling(Policy(ladder=ladder, scale=ScalePolicy(min_nodes=1, min_interval_s=0.0)))
+    small(cluster)
     cluster.feed(cluster.node("node9"))
     cluster.expect(Phase.RUNNING)
     assert cluster.machine.state.plans.current is None
@@ -237,9 +230,9 @@ def test_growth_takes_the_budget_of_the_rung() -> None:
 
 def test_a_stop_while_the_world_is_being_saved_ends_the_job_with_that_checkpoint() -> None:
     """It is saved once, and the job does not start again."""
-    cluster = Scaling()
-    cluster.lose()
-    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster = scaling()
+    lose(cluster)
+    cluster.feed(cluster.quiesced(0, 5, peers=[2]), cluster.quiesced(1, 5, peers=[3]))
     assert only(cluster.feed(StopRequested("Ctrl-C")), StopProcess) == []
     cluster.feed(cluster.saved(1))
     cluster.feed(cluster.saved(0))
@@ -251,9 +244,9 @@ def test_a_stop_while_the_world_is_being_saved_ends_the_job_with_that_checkpoint
 
 def test_a_restarted_controller_goes_on_saving_and_starts_the_smaller_world() -> None:
     """Who has not answered is asked again."""
-    cluster = Scaling()
-    cluster.lose()
-    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster = scaling()
+    lose(cluster)
+    cluster.feed(cluster.quiesced(0, 5, peers=[2]), cluster.quiesced(1, 5, peers=[3]))
     saves = only(cluster.feed(ControllerStarted(term=2)), SaveCheckpoint)
     assert [save.rank for save in saves] == [1]
     cluster.feed(cluster.saved(1))
@@ -263,9 +256,9 @@ def test_a_restarted_controller_goes_on_saving_and_starts_the_smaller_world() ->
 
 def test_a_node_that_the_platform_refuses_makes_the_world_smaller() -> None:
     """What the survivors held was saved before the node was waited for."""
-    cluster = Scaling(creates=True)
-    (created,) = only(cluster.lose(), CreateNode)
-    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster = scaling(creates=True)
+    (created,) = only(lose(cluster), CreateNode)
+    cluster.feed(cluster.quiesced(0, 5, peers=[2]), cluster.quiesced(1, 5, peers=[3]))
     cluster.feed(cluster.saved(1))
     assert only(cluster.feed(cluster.saved(0)), StartProcess) == []
     cluster.expect(Phase.WAITING)
@@ -275,9 +268,9 @@ def test_a_node_that_the_platform_refuses_makes_the_world_smaller() -> None:
 
 def test_a_node_that_is_lost_before_it_joins_is_asked_for_again() -> None:
     """Its successor takes its place at once, and not when the time for nodes is over."""
-    cluster = Scaling(creates=True)
-    (created,) = only(cluster.lose(), CreateNode)
-    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster = scaling(creates=True)
+    (created,) = only(lose(cluster), CreateNode)
+    cluster.feed(cluster.quiesced(0, 5, peers=[2]), cluster.quiesced(1, 5, peers=[3]))
     cluster.feed(cluster.saved(1))
     cluster.feed(cluster.saved(0))
     cluster.expect(Phase.WAITING)
@@ -289,9 +282,9 @@ def test_a_node_that_is_lost_before_it_joins_is_asked_for_again() -> None:
 
 def test_a_platform_whose_nodes_end_again_and_again_is_not_asked_for_ever() -> None:
     """The time for nodes ends the wait."""
-    cluster = Scaling(creates=True)
-    asked = only(cluster.lose(), CreateNode)
-    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster = scaling(creates=True)
+    asked = only(lose(cluster), CreateNode)
+    cluster.feed(cluster.quiesced(0, 5, peers=[2]), cluster.quiesced(1, 5, peers=[3]))
     cluster.feed(cluster.saved(1))
     cluster.feed(cluster.saved(0))
     for _ in range(100):
@@ -300,16 +293,16 @@ def test_a_platform_whose_nodes_end_again_and_again_is_not_asked_for_ever() -> N
     cluster.expect(Phase.WAITING)
 
 
-def break_device(cluster: Scaling) -> list[Any]:
+def break_device(cluster: FakeCluster) -> list[Any]:
     """Device 0 of node1, where rank 2 is, is not to be used any more: rank 3 beside it is well, and has to leave."""
     level = FaultLevel.SEPARATE_NPU
     report = FaultReport(FaultKind.DEVICE, cluster.now, "detector/files", "", node="node1", device=0, level=level)
     return cluster.feed(FaultReported(report))
 
 
-def save_with_rank_3(cluster: Scaling) -> list[Any]:
+def save_with_rank_3(cluster: FakeCluster) -> list[Any]:
     """The three healthy ranks park and write what they hold."""
-    others = (cluster.quiesced(0, 5), cluster.quiesced(1, 5), cluster.quiesced(3, 5, wards=[2]))
+    others = (cluster.quiesced(0, 5), cluster.quiesced(1, 5), cluster.quiesced(3, 5, peers=[2]))
     saves = only(cluster.feed(*others), SaveCheckpoint)
     assert [save.rank for save in saves] == [1, 3]
     return cluster.feed(cluster.saved(1), cluster.saved(3), cluster.saved(0))
@@ -317,7 +310,7 @@ def save_with_rank_3(cluster: Scaling) -> list[Any]:
 
 def test_a_node_that_has_to_be_left_saves_before_it_goes() -> None:
     """A healthy rank may hold the only copy of a lost one: it writes that, and its node is given back afterwards."""
-    cluster = Scaling()
+    cluster = scaling()
     bodies = break_device(cluster)
     assert [body.rank for body in only(bodies, Quiesce)] == [0, 1, 3]
     assert only(bodies, StopProcess) == only(bodies, DeleteNode) == []
@@ -325,13 +318,13 @@ def test_a_node_that_has_to_be_left_saves_before_it_goes() -> None:
     assert {stop.rank for stop in only(bodies, StopProcess)} >= {2, 3}
     assert [gone.node for gone in only(bodies, DeleteNode)] == ["node1"]
     assert [(start.rank, start.world_size) for start in only(bodies, StartProcess)] == [(0, 2), (1, 2)]
-    cluster.resume(2, 5)
+    resume(cluster, 2, 5)
     assert cluster.machine.incidents[0].steps_lost == 0
 
 
 def test_the_replacement_of_a_node_that_saves_is_asked_for_when_it_goes() -> None:
     """A platform may have no room for a node before another is gone."""
-    cluster = Scaling(creates=True)
+    cluster = scaling(creates=True)
     bodies = break_device(cluster)
     assert only(bodies, DeleteNode) == only(bodies, CreateNode) == []
     bodies = save_with_rank_3(cluster)
@@ -344,9 +337,9 @@ def test_the_replacement_of_a_node_that_saves_is_asked_for_when_it_goes() -> Non
 
 def test_a_node_that_is_lost_while_it_saves_is_replaced_like_any_other() -> None:
     """The others go on with what they hold, and nobody waits for the node that was to go anyway."""
-    cluster = Scaling()
+    cluster = scaling()
     break_device(cluster)
-    cluster.feed(cluster.quiesced(0, 5, wards=[2]), cluster.quiesced(1, 5, wards=[3]))
+    cluster.feed(cluster.quiesced(0, 5, peers=[2]), cluster.quiesced(1, 5, peers=[3]))
     saves = only(cluster.feed(NodeLost("node1", "its agent ended", cluster.now)), SaveCheckpoint)
     assert [save.rank for save in saves] == [1]
     bodies = cluster.feed(cluster.saved(1), cluster.saved(0))
@@ -356,7 +349,7 @@ def test_a_node_that_is_lost_while_it_saves_is_replaced_like_any_other() -> None
 
 def test_a_controller_that_was_away_knows_which_node_was_to_go() -> None:
     """It is replaced when the others have saved, under the next controller, too."""
-    cluster = Scaling()
+    cluster = scaling()
     break_device(cluster)
     cluster.feed(ControllerStarted(term=2))
     assert [gone.node for gone in only(save_with_rank_3(cluster), DeleteNode)] == ["node1"]

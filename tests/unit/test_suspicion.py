@@ -1,25 +1,15 @@
 """Suspicions: nobody healthy is blamed for a stall that is over or old, or by the clock of a stray."""
 
-import pytest
-
 from midstep.controller.events import DeadlinePassed
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import ProbeProgress, ProgressReported, Quiesce, RankFinished, Release, StartProcess
 from midstep.protocol.types import Activity, FaultKind, RankProgress
 
-from .test_machine import Cluster, only
+from ..fakes.cluster import FakeCluster, only
 
 RUNS = {"step": 9, "collectives": 20, "age_s": 0.05}
 STANDS = {"step": 8, "collectives": 40, "age_s": 9.0}
-
-
-@pytest.fixture
-def cluster() -> Cluster:
-    """A running job on two nodes of two ranks, with a spare node."""
-    running = Cluster()
-    running.start()
-    return running
 
 
 def clock(rank: int, activity: Activity, *, step: int, collectives: int, age_s: float, life: int = 1) -> RankProgress:
@@ -27,7 +17,7 @@ def clock(rank: int, activity: Activity, *, step: int, collectives: int, age_s: 
     return RankProgress(rank, life, 1, step, activity, collectives, age_s, age_s, 0.1)
 
 
-def probed(cluster: Cluster, *clocks: RankProgress) -> list[object]:
+def probed(cluster: FakeCluster, *clocks: RankProgress) -> list[object]:
     """All nodes answer the probe that is under way."""
     probe = cluster.machine.state.clocks.probe
     bodies: list[object] = []
@@ -37,7 +27,7 @@ def probed(cluster: Cluster, *clocks: RankProgress) -> list[object]:
     return bodies
 
 
-def test_a_stall_that_is_over_is_dismissed(cluster: Cluster) -> None:
+def test_a_stall_that_is_over_is_dismissed(cluster: FakeCluster) -> None:
     """In a world that runs somebody is always behind; nobody is quiesced or replaced for it."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
     ahead = {**RUNS, "collectives": 21}
@@ -51,12 +41,12 @@ def test_a_stall_that_is_over_is_dismissed(cluster: Cluster) -> None:
     assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
 
 
-def test_a_stall_report_of_an_earlier_generation_changes_nothing(cluster: Cluster) -> None:
+def test_a_stall_report_of_an_earlier_generation_changes_nothing(cluster: FakeCluster) -> None:
     """It was on its way while the world recovered from what it tells of."""
     late = cluster.fault(2, FaultKind.STALL)
     cluster.feed(cluster.exited(1))
     for rank in (0, 2, 3):
-        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+        cluster.feed(cluster.quiesced(rank, 5, peers=[1]))
     cluster.feed(cluster.joined(1))
     cluster.pass_barrier_two(5)
     assert cluster.feed(late) == []
@@ -64,7 +54,7 @@ def test_a_stall_report_of_an_earlier_generation_changes_nothing(cluster: Cluste
     assert len(cluster.machine.incidents) == 1
 
 
-def test_the_clock_of_an_earlier_process_is_not_believed(cluster: Cluster) -> None:
+def test_the_clock_of_an_earlier_process_is_not_believed(cluster: FakeCluster) -> None:
     """A stray that still runs on another node does not speak for the rank."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
     bodies = probed(
@@ -76,18 +66,18 @@ def test_the_clock_of_an_earlier_process_is_not_believed(cluster: Cluster) -> No
     assert only(bodies, StartProcess) == []
 
 
-def test_every_stall_is_probed_anew(cluster: Cluster) -> None:
+def test_every_stall_is_probed_anew(cluster: FakeCluster) -> None:
     """A probe that another fault has overtaken is not waited for, so its nodes do not count as silent."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
     cluster.feed(cluster.exited(1))
     for rank in (0, 2, 3):
-        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+        cluster.feed(cluster.quiesced(rank, 5, peers=[1]))
     cluster.feed(cluster.joined(1))
     cluster.pass_barrier_two(5)
     assert len(only(cluster.feed(cluster.fault(0, FaultKind.STALL)), ProbeProgress)) == 2
 
 
-def test_clocks_read_for_an_earlier_suspicion_blame_nobody(cluster: Cluster) -> None:
+def test_clocks_read_for_an_earlier_suspicion_blame_nobody(cluster: FakeCluster) -> None:
     """Another fault overtook it: what its clocks said is old when the next link-up fails."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
     probe = cluster.machine.state.clocks.probe
@@ -96,7 +86,7 @@ def test_clocks_read_for_an_earlier_suspicion_blame_nobody(cluster: Cluster) -> 
     cluster.feed(ProgressReported("node0", probe, cluster.now, (waits, stands)))
     cluster.feed(cluster.exited(2))
     for rank in (0, 1, 3):
-        cluster.feed(cluster.quiesced(rank, 5, wards=[2]))
+        cluster.feed(cluster.quiesced(rank, 5, peers=[2]))
     cluster.feed(cluster.joined(2), cluster.fault(0, FaultKind.LINK_UP))
     cluster.now += 1
     bodies = cluster.feed(DeadlinePassed())
@@ -104,7 +94,7 @@ def test_clocks_read_for_an_earlier_suspicion_blame_nobody(cluster: Cluster) -> 
     assert len(only(bodies, Quiesce)) == 4
 
 
-def test_a_checkpoint_does_not_excuse_a_broken_collective(cluster: Cluster) -> None:
+def test_a_checkpoint_does_not_excuse_a_broken_collective(cluster: FakeCluster) -> None:
     """Who has left its step waits for orders: everybody is quiesced."""
     cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION), cluster.fault(1, FaultKind.STALL))
     bodies = probed(
@@ -116,11 +106,13 @@ def test_a_checkpoint_does_not_excuse_a_broken_collective(cluster: Cluster) -> N
     assert cluster.machine.phase is not Phase.RUNNING
 
 
-def test_who_has_left_the_first_step_after_a_resume_with_a_broken_collective_is_not_blamed(cluster: Cluster) -> None:
+def test_who_has_left_the_first_step_after_a_resume_with_a_broken_collective_is_not_blamed(
+    cluster: FakeCluster,
+) -> None:
     """It may stand there for long while no controller is there. Whoever is dead does not answer the next quiesce."""
     cluster.feed(cluster.exited(1))
     for rank in (0, 2, 3):
-        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+        cluster.feed(cluster.quiesced(rank, 5, peers=[1]))
     cluster.feed(cluster.joined(1), *(cluster.ready(rank, 5) for rank in range(4)))
     cluster.expect(Phase.RESUMING)
     cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION), cluster.fault(0, FaultKind.STALL))
@@ -135,7 +127,7 @@ def test_who_has_left_the_first_step_after_a_resume_with_a_broken_collective_is_
     assert [order.rank for order in only(bodies, Quiesce)] == [0, 1, 2, 3]
 
 
-def test_who_was_stopped_before_it_heard_the_order_to_resume_is_blamed(cluster: Cluster) -> None:
+def test_who_was_stopped_before_it_heard_the_order_to_resume_is_blamed(cluster: FakeCluster) -> None:
     """It left no step, and would wait for ever; the one that computes meanwhile holds up nobody."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
     stands = RankProgress(3, 1, 1, 8, Activity.RECOVERING, 0, 60.0, 60.0, 0.1, suspended=True)
@@ -147,7 +139,7 @@ def test_who_was_stopped_before_it_heard_the_order_to_resume_is_blamed(cluster: 
     assert [order.rank for order in only(bodies, StartProcess)] == [3]
 
 
-def test_a_silent_node_is_blamed_in_the_end(cluster: Cluster) -> None:
+def test_a_silent_node_is_blamed_in_the_end(cluster: FakeCluster) -> None:
     """Its ranks are replaced when the probe is over time, and the others quiesce."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
     probe = cluster.machine.state.clocks.probe
@@ -159,11 +151,11 @@ def test_a_silent_node_is_blamed_in_the_end(cluster: Cluster) -> None:
     assert [order.rank for order in only(bodies, Quiesce)] == [0, 1]
 
 
-def test_a_rejoin_that_takes_too_long_is_begun_anew_and_blames_no_newcomer_for_its_step(cluster: Cluster) -> None:
+def test_a_rejoin_that_takes_too_long_is_begun_anew_and_blames_no_newcomer_for_its_step(cluster: FakeCluster) -> None:
     """All are recovering. Who hangs there does not answer the next quiesce, and is blamed for that."""
     cluster.feed(cluster.exited(1))
     for rank in (0, 2, 3):
-        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+        cluster.feed(cluster.quiesced(rank, 5, peers=[1]))
     cluster.feed(cluster.joined(1))
     cluster.expect(Phase.REJOINING)
     cluster.now += 61
@@ -179,7 +171,7 @@ def test_a_rejoin_that_takes_too_long_is_begun_anew_and_blames_no_newcomer_for_i
     assert [body.rank for body in only(bodies, Quiesce)] == [0, 1, 2, 3]
 
 
-def test_ranks_that_finish_while_a_stall_is_looked_into_are_released(cluster: Cluster) -> None:
+def test_ranks_that_finish_while_a_stall_is_looked_into_are_released(cluster: FakeCluster) -> None:
     """The stall comes to nothing, and nobody reports its end twice."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
     cluster.feed(*(RankFinished(rank, 1, 1, 9) for rank in range(4)))
@@ -189,11 +181,11 @@ def test_ranks_that_finish_while_a_stall_is_looked_into_are_released(cluster: Cl
     assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
 
 
-def test_first_steps_that_are_committed_while_a_stall_is_looked_into_end_the_incident(cluster: Cluster) -> None:
+def test_first_steps_that_are_committed_while_a_stall_is_looked_into_end_the_incident(cluster: FakeCluster) -> None:
     """Each rank reports its first step once."""
     cluster.feed(cluster.exited(1))
     for rank in (0, 2, 3):
-        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+        cluster.feed(cluster.quiesced(rank, 5, peers=[1]))
     cluster.feed(cluster.joined(1))
     cluster.feed(*(cluster.ready(rank, 5) for rank in range(4)))
     cluster.expect(Phase.RESUMING)

@@ -4,17 +4,15 @@ from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, StartProcess
 from midstep.protocol.types import FaultKind
 
-from .test_machine import Cluster, cluster, only
-
-__all__ = ["cluster"]  # the fixture: a running job of four ranks
+from ..fakes.cluster import FakeCluster, only
 
 
-def test_a_rank_that_comes_back_at_another_step_is_replaced_and_nobody_else(cluster: Cluster) -> None:
+def test_a_rank_that_comes_back_at_another_step_is_replaced_and_nobody_else(cluster: FakeCluster) -> None:
     """Rank 1 was killed and its replacement has come back as told; rank 2 says that it stands a step further."""
     cluster.feed(cluster.exited(1))
     ranks = range(cluster.job.world_size)
     for rank in (0, 2, 3):
-        cluster.feed(cluster.quiesced(rank, 5, wards=[ward for ward in ranks if ward != rank]))
+        cluster.feed(cluster.quiesced(rank, 5, peers=[peer for peer in ranks if peer != rank]))
     cluster.feed(cluster.joined(1, own=5))
     cluster.expect(Phase.REJOINING)
     bodies = cluster.feed(cluster.ready(1, 5), cluster.ready(2, 6))

@@ -6,13 +6,13 @@ from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, StartProcess
 from midstep.protocol.types import FaultKind, FaultLevel, Rung
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_second_crash_in_the_same_role_is_handled(rank: int) -> None:
     """There the first failover is never marked as over, so the second crash is skipped and the job hangs."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
 
     job.kill(1)
     job.kill(rank)
@@ -26,7 +26,7 @@ def test_second_crash_in_the_same_role_is_handled(rank: int) -> None:
 
 def test_controller_killed_in_healthy_running_does_not_restart_the_job() -> None:
     """There a condition is the wrong way round: a healthy job is restarted as a whole, and hangs in READY."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before, generation, sent = job.pids_now(), job.machine.generation, len(job.sent)
 
     job.restart_controller()
@@ -39,7 +39,7 @@ def test_controller_killed_in_healthy_running_does_not_restart_the_job() -> None
 
 def test_root_cause_matters() -> None:
     """There nobody is ever responsible. Here those who only felt another's fault keep their processes and budgets."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
     for victim in (0, 2, 3):
         job.report(FaultKind.COMMUNICATION, victim)
@@ -56,10 +56,10 @@ def test_root_cause_matters() -> None:
 
 def test_failure_responsibility_is_nobodys_where_nobody_is_at_fault() -> None:
     """A network that hiccuped costs no rank and no node anything."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
 
-    job.fault(FaultKind.COMMUNICATION, 3)
+    job.suffer(FaultKind.COMMUNICATION, 3)
     job.wait()
 
     assert job.rungs == [Rung.RETRY_STEP]
@@ -71,7 +71,7 @@ def test_failure_responsibility_is_nobodys_where_nobody_is_at_fault() -> None:
 def test_node_limit_reached_really_stops() -> None:
     """There the stop is asked for, and the failover goes on: counters are reset, workers restarted."""
     policy = "ladder: [{rung: recover, budget: {per_job: 1, window_s: 0}}, {rung: stop}]"
-    job = PlayedJob(policy, spares=3).start()
+    job = AnsweringCluster(policy, spares=3).start()
     job.device_fault(0, FaultLevel.SEPARATE_NPU)
     job.expect(Phase.RUNNING)
     sent = len(job.sent)
@@ -91,7 +91,7 @@ ladder:
   - {rung: recover}
   - {rung: stop}
 """
-    job = PlayedJob(policy).start()
+    job = AnsweringCluster(policy).start()
     job.kill(0)
     job.restart_controller()
     job.kill(1)
@@ -106,7 +106,7 @@ ladder:
 
 def test_restarted_controller_does_not_lose_its_memory() -> None:
     """There the default backend may come back empty, take the job for a new one and end it."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.kill(1)
     job.lose_node("node1")
     incidents = job.incidents
@@ -120,9 +120,9 @@ def test_restarted_controller_does_not_lose_its_memory() -> None:
 
 def test_failover_after_failover_of_the_controller_is_not_skipped() -> None:
     """A worker that fails while there is no controller is told of by its agent later, and restarted then."""
-    job = PlayedJob().start()
-    process = job.processes.pop(2)
-    missed = job.exited(process)
+    job = AnsweringCluster().start()
+    process = job.vanish(2)
+    missed = job.end_of(process)
 
     job.restart_controller()
     job.feed(missed)
@@ -134,7 +134,7 @@ def test_failover_after_failover_of_the_controller_is_not_skipped() -> None:
 
 def test_agents_that_return_after_controller_failover_bring_their_nodes_along() -> None:
     """DLRover's users saw a job without nodes after a failover of the master."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
 
     job.restart_controller()

@@ -19,19 +19,19 @@ from midstep.protocol.errors import JournalError
 from midstep.protocol.messages import CheckpointSaved, Quiesce, Rejoin, Release, Resume, SaveCheckpoint
 from midstep.protocol.types import FaultKind
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
 
 
-def waiting() -> PlayedJob:
+def waiting() -> AnsweringCluster:
     """A job whose nodes have not come."""
-    job = PlayedJob()
+    job = AnsweringCluster()
     job.node_joins("node0")
     return job
 
 
-def starting() -> PlayedJob:
+def starting() -> AnsweringCluster:
     """A job of whose ranks one has not joined."""
-    job = PlayedJob(never_joins={3})
+    job = AnsweringCluster(never_joins={3})
     for number in range(3):
         job.node_joins(f"node{number}")
     job.settle()
@@ -39,18 +39,18 @@ def starting() -> PlayedJob:
     return job
 
 
-def suspecting() -> PlayedJob:
+def suspecting() -> AnsweringCluster:
     """A collective failed, and it is not known whose fault it is."""
-    job = PlayedJob().start()
-    job.fault(FaultKind.COMMUNICATION, 2)
+    job = AnsweringCluster().start()
+    job.suffer(FaultKind.COMMUNICATION, 2)
     return job
 
 
-def held_at(*commands: type) -> Callable[[], PlayedJob]:
+def held_at(*commands: type) -> Callable[[], AnsweringCluster]:
     """A job that lost rank 1, and in which nobody has answered these commands."""
 
-    def made() -> PlayedJob:
-        job = PlayedJob().start()
+    def made() -> AnsweringCluster:
+        job = AnsweringCluster().start()
         job.mute = lambda body: isinstance(body, commands)
         job.kill(1)
         job.mute = lambda body: False
@@ -59,28 +59,28 @@ def held_at(*commands: type) -> Callable[[], PlayedJob]:
     return made
 
 
-def finishing() -> PlayedJob:
+def finishing() -> AnsweringCluster:
     """All ranks have been released, and none has left."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.mute = lambda body: isinstance(body, Release)
     job.complete()
     job.mute = lambda body: False
     return job
 
 
-def saving() -> PlayedJob:
+def saving() -> AnsweringCluster:
     """A stop whose emergency checkpoint is under way."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.mute = lambda body: isinstance(body, SaveCheckpoint)
     job.stop()
     job.mute = lambda body: False
     return job
 
 
-PHASES: dict[Phase, Callable[[], PlayedJob]] = {
+PHASES: dict[Phase, Callable[[], AnsweringCluster]] = {
     Phase.WAITING: waiting,
     Phase.STARTING: starting,
-    Phase.RUNNING: lambda: PlayedJob().start(),
+    Phase.RUNNING: lambda: AnsweringCluster().start(),
     Phase.SUSPECTING: suspecting,
     Phase.QUIESCING: held_at(Quiesce),
     Phase.REJOINING: held_at(Rejoin),
@@ -92,10 +92,10 @@ PHASES: dict[Phase, Callable[[], PlayedJob]] = {
 
 def test_manager_save_load(tmp_path: Path) -> None:
     """What a running job was founded with, and where it stood, is what the next controller reads from the disk."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.kill(1)
     path = journal_path(tmp_path)
-    Journal.create(path, job.spec, default_policy())
+    Journal.create(path, job.job, default_policy())
     with Journal.open(path) as journal:
         for number, (event, at_s) in enumerate(job.journal, start=1):
             journal.append([JournalEntry(event, "controller", 1, number)], at_s)
@@ -149,14 +149,14 @@ def test_manager_failover_keeps_every_healthy_worker(phase: Phase) -> None:
 def test_state_is_saved_on_any_change(phase: Phase) -> None:
     """Not at chosen moments only: after every single event the next controller would stand where this one stands."""
     job = PHASES[phase]()
-    replayed = RecoveryMachine(default_policy(), job.spec)
-    live = RecoveryMachine(default_policy(), job.spec)
+    replayed = RecoveryMachine(default_policy(), job.job)
+    live = RecoveryMachine(default_policy(), job.job)
 
     for cut in range(1, len(job.journal) + 1):
         event, at_s = job.journal[cut - 1]
         live.handle(event, at_s)
         if cut % 7 == 0 or cut == len(job.journal):
-            replayed = RecoveryMachine(default_policy(), job.spec)
+            replayed = RecoveryMachine(default_policy(), job.job)
             for again, again_s in job.journal[:cut]:
                 replayed.handle(again, again_s)
             assert replayed.status(at_s) == live.status(at_s)
@@ -180,7 +180,7 @@ def test_deadlines_that_passed_while_there_was_no_controller_start_anew() -> Non
 
 def test_ended_job_stays_ended() -> None:
     """A controller that starts after the end says the same end again, and starts nothing."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.complete()
     first = job.outcome
 
@@ -241,7 +241,7 @@ def test_request_stop_while_recovering_ends_the_job() -> None:
 
 def test_exception_in_the_last_save_leads_to_a_safe_stop() -> None:
     """The job ends with its own reason, and with what became of the checkpoint."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.mute = lambda body: isinstance(body, SaveCheckpoint)
     job.stop("enough")
 

@@ -11,7 +11,7 @@ from midstep.controller.world import NodeState
 from midstep.protocol.messages import CreateNode, DeleteNode, NodeLost, StartProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
 
 TWICE = """
 ladder:
@@ -25,9 +25,9 @@ ladder: [{rung: recover_in_place, budget: {per_job: null}}, {rung: recover}, {ru
 """
 
 
-def used_up(**more: bool | int) -> PlayedJob:
+def used_up(**more: bool | int) -> AnsweringCluster:
     """A job in which rank 0's node has failed as often as it may."""
-    job = PlayedJob(TWICE, **more).start()  # type: ignore[arg-type]
+    job = AnsweringCluster(TWICE, **more).start()  # type: ignore[arg-type]
     job.kill(0)
     job.kill(1)
     return job
@@ -63,7 +63,7 @@ def test_other_actors_of_the_node_restart_with_it_and_that_is_no_failure() -> No
     incidents = len(job.incidents)
     spent = len(job.machine.state.spent)
 
-    job.feed(job.exited(neighbour, expected=True), job.exited(neighbour))
+    job.feed(job.end_of(neighbour, expected=True), job.end_of(neighbour))
     job.settle()
 
     assert len(job.incidents) == incidents
@@ -90,8 +90,8 @@ def test_report_from_a_removed_node_is_not_counted() -> None:
     incidents, spent = len(job.incidents), len(job.machine.state.spent)
     before = job.pids_now()
 
-    job.feed(job.exited(old), NodeLost("node0", "switched off", job.now))
-    job.fault(FaultKind.EXCEPTION, 0, incarnation=old.incarnation, node="node0")
+    job.feed(job.end_of(old), NodeLost("node0", "switched off", job.now))
+    job.suffer(FaultKind.EXCEPTION, 0, incarnation=old.incarnation, node="node0")
     job.settle()
 
     assert (len(job.incidents), len(job.machine.state.spent)) == (incidents, spent)
@@ -113,7 +113,7 @@ def test_removed_node_that_comes_back_is_not_used() -> None:
 def test_without_a_platform_that_relaunches_the_node_is_not_removed() -> None:
     """No spare and nobody who makes nodes: the job goes on with the next rung where it is."""
     policy = TWICE.replace("  - {rung: stop}", "  - {rung: reschedule_pod}\n  - {rung: stop}")
-    job = PlayedJob(policy, spares=0).start()
+    job = AnsweringCluster(policy, spares=0).start()
     job.checkpoints = (5,)
 
     for rank in (0, 1, 0):
@@ -128,7 +128,7 @@ def test_without_a_platform_that_relaunches_the_node_is_not_removed() -> None:
 def test_extension_gets_exactly_that_node() -> None:
     """The platform is asked to take away the one broken node and to bring one."""
     policy = "ladder: [{rung: reschedule_pod}, {rung: stop}]"
-    job = PlayedJob(policy, spares=0, creates_nodes=True).start()
+    job = AnsweringCluster(policy, spares=0, creates_nodes=True).start()
     job.checkpoints = (5,)
 
     job.lose_node("node1")
@@ -141,7 +141,7 @@ def test_extension_gets_exactly_that_node() -> None:
 def test_relaunch_that_the_platform_refuses_is_a_failed_rung() -> None:
     """Its reason is kept, the next rung is tried, and the stop names both."""
     policy = "ladder: [{rung: reschedule_pod}, {rung: reschedule_job}, {rung: stop}]"
-    job = PlayedJob(policy, spares=0, creates_nodes=True, refuses_nodes="no quota").start()
+    job = AnsweringCluster(policy, spares=0, creates_nodes=True, refuses_nodes="no quota").start()
 
     job.lose_node("node1")
 
@@ -152,7 +152,7 @@ def test_relaunch_that_the_platform_refuses_is_a_failed_rung() -> None:
 def test_relaunch_timeout_is_a_failed_rung() -> None:
     """A platform that says nothing is waited for until `deadlines.nodes_s`, then the ladder goes on."""
     policy = "ladder: [{rung: reschedule_pod}, {rung: reschedule_job}, {rung: stop}]"
-    job = PlayedJob(policy, spares=0, creates_nodes=True).start()
+    job = AnsweringCluster(policy, spares=0, creates_nodes=True).start()
     job.mute = lambda body: isinstance(body, CreateNode) and body.node == "node2"
     began_s = job.now
 
@@ -168,7 +168,7 @@ def test_relaunch_timeout_is_a_failed_rung() -> None:
 def test_relaunched_node_that_comes_late_is_taken_all_the_same() -> None:
     """A node that the platform had been given up on is one more place to be."""
     policy = "ladder: [{rung: reschedule_pod}, {rung: reschedule_job}, {rung: stop}]"
-    job = PlayedJob(policy, spares=0, creates_nodes=True).start()
+    job = AnsweringCluster(policy, spares=0, creates_nodes=True).start()
     job.mute = lambda body: isinstance(body, CreateNode) and body.node == "node2"
     job.lose_node("node1")
     job.wait()
@@ -182,12 +182,11 @@ def test_relaunched_node_that_comes_late_is_taken_all_the_same() -> None:
 
 def test_failures_of_both_actors_of_a_dying_node_relaunch_it_once() -> None:
     """Ends of its processes, the loss of the node, and late words of its ranks: one incident, one move."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     first, second = job.processes[2], job.processes[3]
-    job.processes = {rank: each for rank, each in job.processes.items() if rank < 2}
-    job.alive_nodes.discard("node1")
+    job.drop_node("node1")
 
-    job.feed(job.exited(first), NodeLost("node1", "its agent is gone", job.now), job.exited(second))
+    job.feed(job.end_of(first), NodeLost("node1", "its agent is gone", job.now), job.end_of(second))
     job.report(FaultKind.EXIT, 3, incarnation=second.incarnation)
     job.settle()
 
@@ -202,20 +201,20 @@ def test_failures_of_both_actors_of_a_dying_node_relaunch_it_once() -> None:
 def test_fault_of_a_machine_without_ranks_is_nobodys_failure(name: str, level: FaultLevel) -> None:
     """A node that was removed, one that the job never had, a spare: nobody is interrupted, nothing is counted."""
     policy = "ladder: [{rung: recover}, {rung: stop}]"
-    job = PlayedJob(policy, spares=2).start()
+    job = AnsweringCluster(policy, spares=2).start()
     if name == "node0":
         job.device_fault(0, FaultLevel.SEPARATE_NPU)
     incidents, before = len(job.incidents), job.pids_now()
 
-    job.fault(FaultKind.NODE, node=name if name != "node2" else "node3", level=level)
+    job.suffer(FaultKind.NODE, node=name if name != "node2" else "node3", level=level)
 
     assert (len(job.incidents), job.pids_now(), job.phase) == (incidents, before, Phase.RUNNING)
 
 
 def test_spare_with_a_fault_is_not_relaunched_onto() -> None:
     """The other spare is taken, also where the broken one came first."""
-    job = PlayedJob("ladder: [{rung: recover}, {rung: stop}]", spares=2).start()
-    job.fault(FaultKind.NODE, node="node2", level=FaultLevel.SEPARATE_NPU, assertion=Assertion.OCCUR, fault_id="f")
+    job = AnsweringCluster("ladder: [{rung: recover}, {rung: stop}]", spares=2).start()
+    job.suffer(FaultKind.NODE, node="node2", level=FaultLevel.SEPARATE_NPU, assertion=Assertion.OCCUR, fault_id="f")
 
     job.lose_node("node0")
 
@@ -224,7 +223,7 @@ def test_spare_with_a_fault_is_not_relaunched_onto() -> None:
 
 def test_node_with_more_failures_than_it_may_have_is_relaunched() -> None:
     """Whatever rung mended them: two were borne, with the third the node's ranks move."""
-    job = PlayedJob(WORN).start()
+    job = AnsweringCluster(WORN).start()
     job.kill(0)
     job.kill(1)
     assert job.rungs == [Rung.RECOVER_IN_PLACE]
@@ -238,7 +237,7 @@ def test_node_with_more_failures_than_it_may_have_is_relaunched() -> None:
 
 def test_relaunched_node_counts_from_zero_and_its_restarts_are_no_failures() -> None:
     """Three failures were the old node's; the new one bears two of its own."""
-    job = PlayedJob(WORN, spares=2).start()
+    job = AnsweringCluster(WORN, spares=2).start()
     for rank in (0, 1, 0):
         job.kill(rank)
     assert job.machine.status(job.now).nodes[2].failures == 0
@@ -254,10 +253,10 @@ def test_relaunched_node_counts_from_zero_and_its_restarts_are_no_failures() -> 
 
 def test_failures_of_a_node_that_come_together_count_once() -> None:
     """Both actors die of one thing: that is one failure of the node."""
-    job = PlayedJob(WORN).start()
+    job = AnsweringCluster(WORN).start()
     for _ in range(2):
-        processes = [job.processes.pop(rank) for rank in (0, 1)]
-        job.feed(*(job.exited(process) for process in processes))
+        processes = [job.vanish(rank) for rank in (0, 1)]
+        job.feed(*(job.end_of(process) for process in processes))
         job.settle()
 
     assert job.machine.status(job.now).nodes[0].failures == 2
@@ -266,7 +265,7 @@ def test_failures_of_a_node_that_come_together_count_once() -> None:
 
 def test_failures_of_long_ago_do_not_relaunch_a_node() -> None:
     """The count is over a sliding window."""
-    job = PlayedJob(WORN).start()
+    job = AnsweringCluster(WORN).start()
     job.kill(0)
     job.kill(1)
     job.now += 3601
@@ -278,7 +277,7 @@ def test_failures_of_long_ago_do_not_relaunch_a_node() -> None:
 
 def test_worn_out_node_that_cannot_be_relaunched_is_used_on() -> None:
     """No spare, and nobody who makes nodes: going on there is better than ending."""
-    job = PlayedJob(WORN, spares=0).start()
+    job = AnsweringCluster(WORN, spares=0).start()
     job.checkpoints = (5,)
     for rank in (0, 1, 0):
         job.kill(rank)

@@ -3,7 +3,7 @@
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.types import FaultKind, FaultLevel, Rung
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
 
 ROLES = """
 ladder: [{rung: reschedule_pod, budget: {per_job: 2}}, {rung: stop}]
@@ -22,7 +22,7 @@ roles:
 
 def test_worker_of_a_role_with_sub_master_fails_over_with_its_role() -> None:
     """Only the process at fault is replaced, by the role's own ladder; the other role does not notice."""
-    job = PlayedJob(ROLES).start()
+    job = AnsweringCluster(ROLES).start()
     before = job.pids_now()
 
     job.kill(1)
@@ -33,7 +33,7 @@ def test_worker_of_a_role_with_sub_master_fails_over_with_its_role() -> None:
 
 def test_worker_of_a_role_without_sub_master_fails_over_with_the_job() -> None:
     """Everything restarts, other roles too, and the reason says that the role has no ladder of its own."""
-    job = PlayedJob(ROLES).start()
+    job = AnsweringCluster(ROLES).start()
     job.checkpoints = (5,)
     before = job.pids_now()
 
@@ -47,7 +47,7 @@ def test_worker_of_a_role_without_sub_master_fails_over_with_the_job() -> None:
 
 def test_restarts_of_a_role_count_for_that_role() -> None:
     """The trainer's one restart is spent, the evaluator has two of its own."""
-    job = PlayedJob(TWO_LADDERS).start()
+    job = AnsweringCluster(TWO_LADDERS).start()
     job.kill(0)
     job.kill(2)
     job.kill(3)
@@ -60,7 +60,7 @@ def test_restarts_of_a_role_count_for_that_role() -> None:
 
 def test_limit_of_a_role_ends_the_job_and_names_the_role() -> None:
     """DLRover stops the job when an actor of any role passes its limit."""
-    job = PlayedJob(ROLES).start()
+    job = AnsweringCluster(ROLES).start()
     for _ in range(3):
         job.kill(0)
 
@@ -70,7 +70,7 @@ def test_limit_of_a_role_ends_the_job_and_names_the_role() -> None:
 
 def test_roles_that_fail_together_take_a_way_that_both_have() -> None:
     """One incident, one rung; a rung that is on one ladder only is passed over with that reason."""
-    job = PlayedJob(TWO_LADDERS).start()
+    job = AnsweringCluster(TWO_LADDERS).start()
     before = job.pids_now()
 
     job.report(FaultKind.EXCEPTION, 0)
@@ -84,11 +84,11 @@ def test_roles_that_fail_together_take_a_way_that_both_have() -> None:
 
 def test_node_relaunch_serves_the_role_that_may_have_it() -> None:
     """The evaluator's ladder has `recover`, the trainer's has not: its broken device ends the job, and says so."""
-    job = PlayedJob(TWO_LADDERS).start()
+    job = AnsweringCluster(TWO_LADDERS).start()
     job.device_fault(2, FaultLevel.SEPARATE_NPU)
     assert job.rungs == [Rung.RECOVER]
 
-    other = PlayedJob(TWO_LADDERS).start()
+    other = AnsweringCluster(TWO_LADDERS).start()
     other.device_fault(0, FaultLevel.SEPARATE_NPU)
 
     assert other.outcome.exit_code == 1
@@ -97,7 +97,7 @@ def test_node_relaunch_serves_the_role_that_may_have_it() -> None:
 
 def test_role_failover_is_not_lost_with_the_controller() -> None:
     """The counts of each role come from the journal."""
-    job = PlayedJob(TWO_LADDERS).start()
+    job = AnsweringCluster(TWO_LADDERS).start()
     job.kill(0)
 
     job.restart_controller()

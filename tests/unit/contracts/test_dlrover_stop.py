@@ -6,7 +6,7 @@ from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CreateNode, StartProcess
 from midstep.protocol.types import FaultKind, FaultLevel
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
 
 JOB_LIMIT = "ladder: [{rung: recover_in_place, budget: {per_job: 2}}, {rung: stop}]"
 RANK_LIMIT = "ladder: [{rung: recover_in_place, budget: {per_rank: 2}}, {rung: stop}]"
@@ -16,7 +16,7 @@ RELAUNCH_LIMIT = "ladder: [{rung: recover, budget: {per_job: 1, window_s: 0}}, {
 
 def test_stop_on_the_limit_of_an_actor_names_the_actor() -> None:
     """Rank 1 has been restarted as often as it may; other ranks have not, and would be."""
-    job = PlayedJob(RANK_LIMIT).start()
+    job = AnsweringCluster(RANK_LIMIT).start()
     job.kill(1)
     job.kill(1)
     job.kill(2)
@@ -30,7 +30,7 @@ def test_stop_on_the_limit_of_an_actor_names_the_actor() -> None:
 
 def test_stop_on_the_limit_of_a_node_names_the_node() -> None:
     """Two different ranks of one node failed, and then the first again."""
-    job = PlayedJob(NODE_LIMIT, spares=0).start()
+    job = AnsweringCluster(NODE_LIMIT, spares=0).start()
     job.kill(2)
     job.kill(3)
 
@@ -41,7 +41,7 @@ def test_stop_on_the_limit_of_a_node_names_the_node() -> None:
 
 def test_stop_on_the_limit_of_node_relaunches_names_it() -> None:
     """One node was replaced; the second may not be."""
-    job = PlayedJob(RELAUNCH_LIMIT, spares=2).start()
+    job = AnsweringCluster(RELAUNCH_LIMIT, spares=2).start()
     job.lose_node("node0")
     assert job.phase is Phase.RUNNING
 
@@ -52,7 +52,7 @@ def test_stop_on_the_limit_of_node_relaunches_names_it() -> None:
 
 def test_stop_on_the_limit_of_the_job_names_the_job() -> None:
     """Whoever fails: the job has been helped as often as it may."""
-    job = PlayedJob(JOB_LIMIT).start()
+    job = AnsweringCluster(JOB_LIMIT).start()
     job.kill(0)
     job.kill(1)
 
@@ -63,7 +63,7 @@ def test_stop_on_the_limit_of_the_job_names_the_job() -> None:
 
 def test_stop_on_the_limit_of_restarts_of_the_job_names_it() -> None:
     """A script that is not resilient: `--max-restarts` is the limit."""
-    job = PlayedJob(resilient=False, max_restarts=1).start()
+    job = AnsweringCluster(resilient=False, max_restarts=1).start()
     job.kill(0, 1)
 
     job.kill(3, 1)
@@ -74,7 +74,7 @@ def test_stop_on_the_limit_of_restarts_of_the_job_names_it() -> None:
 @pytest.mark.parametrize("limit", [RANK_LIMIT, NODE_LIMIT, JOB_LIMIT])
 def test_limit_that_was_spent_long_ago_does_not_stop(limit: str) -> None:
     """Counted over a sliding window: what failed more than an hour ago is forgiven."""
-    job = PlayedJob(limit).start()
+    job = AnsweringCluster(limit).start()
     for _ in range(2):
         job.kill(1)
     job.now += 3601
@@ -89,14 +89,14 @@ def test_limit_that_was_spent_long_ago_does_not_stop(limit: str) -> None:
 )
 def test_nothing_goes_on_after_the_stop(policy: str, ranks: tuple[int, ...]) -> None:
     """DLRover's limit of node relaunches asks for the stop and goes on with the failover: here nothing is started."""
-    job = PlayedJob(policy, spares=0).start()
+    job = AnsweringCluster(policy, spares=0).start()
     for rank in ranks[:-1]:
         job.kill(rank)
     sent = len(job.sent)
 
     job.kill(ranks[-1])
     first = job.outcome
-    job.fault(FaultKind.EXCEPTION, 0)
+    job.suffer(FaultKind.EXCEPTION, 0)
     job.device_fault(3, FaultLevel.RESTART_NPU)
     job.lose_node("node0")
     job.node_joins("node7")
@@ -109,7 +109,7 @@ def test_nothing_goes_on_after_the_stop(policy: str, ranks: tuple[int, ...]) -> 
 
 def test_stop_saves_what_the_survivors_hold() -> None:
     """At a limit, too, there is an emergency checkpoint of the last committed step, and the reason says where."""
-    job = PlayedJob(RANK_LIMIT).start()
+    job = AnsweringCluster(RANK_LIMIT).start()
     for _ in range(3):
         job.kill(1)
 

@@ -11,12 +11,12 @@ from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, Rejoin, Resume, StartProcess
 from midstep.protocol.types import FaultKind, Rung
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
 
 
 def test_worker_with_sub_master_is_restarted_without_the_job() -> None:
     """Only the worker that failed gets a new process; its count goes up by one."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
 
     job.kill(1)
@@ -29,7 +29,7 @@ def test_worker_with_sub_master_is_restarted_without_the_job() -> None:
 
 def test_worker_without_sub_master_restarts_the_job() -> None:
     """Nobody can be kept, so everybody is restarted, and it counts as one restart of the job."""
-    job = PlayedJob(resilient=False, max_restarts=3).start()
+    job = AnsweringCluster(resilient=False, max_restarts=3).start()
     before = job.pids_now()
 
     job.kill(1, 1)
@@ -41,11 +41,11 @@ def test_worker_without_sub_master_restarts_the_job() -> None:
 
 def test_reports_of_restarts_while_restarting_are_ignored() -> None:
     """The ends of workers that were killed for the restart are no failures: one incident, one restart."""
-    job = PlayedJob(resilient=False, max_restarts=3).start()
+    job = AnsweringCluster(resilient=False, max_restarts=3).start()
     old = list(job.processes.values())
 
     job.kill(1, 1)
-    job.feed(*(job.exited(process, expected=True) for process in old))
+    job.feed(*(job.end_of(process, expected=True) for process in old))
     job.settle()
 
     assert len(job.incidents) == 1
@@ -54,7 +54,7 @@ def test_reports_of_restarts_while_restarting_are_ignored() -> None:
 
 def test_role_failover_waits_until_all_are_ready_and_then_runs_again() -> None:
     """No worker goes on before the restarted one is there; then all go on together."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.never_joins.add(1)
     sent = len(job.sent)
 
@@ -69,9 +69,9 @@ def test_role_failover_waits_until_all_are_ready_and_then_runs_again() -> None:
 
 def test_role_failover_supports_deduplication() -> None:
     """The same failure, told by the worker, by its agent and again by both, is dealt with once."""
-    job = PlayedJob().start()
-    process = job.processes.pop(1)
-    exited = job.exited(process)
+    job = AnsweringCluster().start()
+    process = job.vanish(1)
+    exited = job.end_of(process)
 
     job.report(FaultKind.EXCEPTION, 1)
     job.feed(exited, exited)
@@ -86,7 +86,7 @@ def test_role_failover_supports_deduplication() -> None:
 
 def test_role_failover_supports_multiple_recovery_attempts() -> None:
     """A restart that does not succeed is tried again, and then something else."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.never_joins.add(1)
     job.kill(1)
 
@@ -101,7 +101,7 @@ def test_role_failover_supports_multiple_recovery_attempts() -> None:
 
 def test_failover_training() -> None:
     """A worker ends its own process once while training: the job still ends with 0, and was not restarted."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.kill(2, 1)
     job.train(10)
 
@@ -113,11 +113,11 @@ def test_failover_training() -> None:
 
 def test_failover_entire_job() -> None:
     """After the loss of every worker the job starts again once, and ends with 0."""
-    job = PlayedJob(creates_nodes=True).start()
+    job = AnsweringCluster(creates_nodes=True).start()
     job.checkpoints = (5,)
     for rank in range(4):
-        process = job.processes.pop(rank)
-        job.feed(job.exited(process))
+        process = job.vanish(rank)
+        job.feed(job.end_of(process))
     job.settle()
     job.complete()
 
@@ -127,7 +127,7 @@ def test_failover_entire_job() -> None:
 
 def test_error_without_failover() -> None:
     """Where the policy has no way to recover, the first failure ends the job, not with 0."""
-    job = PlayedJob("ladder: [{rung: stop}]").start()
+    job = AnsweringCluster("ladder: [{rung: stop}]").start()
 
     job.kill(0, 1)
 
@@ -137,7 +137,7 @@ def test_error_without_failover() -> None:
 
 def test_error_with_job_failover() -> None:
     """With one restart of the job allowed, the second failure ends it, not with 0."""
-    job = PlayedJob(resilient=False, max_restarts=1).start()
+    job = AnsweringCluster(resilient=False, max_restarts=1).start()
 
     job.kill(0, 1)
     assert job.finish is None
@@ -148,14 +148,14 @@ def test_error_with_job_failover() -> None:
 
 def test_comm_fault() -> None:
     """The first check of the links fails: it is done again, all together, nobody is restarted, the job ends with 0."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
     job.mute = lambda body: isinstance(body, Rejoin) and body.generation == 2
-    job.fault(FaultKind.COMMUNICATION, 0)
+    job.suffer(FaultKind.COMMUNICATION, 0)
     job.wait()
     job.expect(Phase.REJOINING)
 
-    job.fault(FaultKind.LINK_UP, 3)
+    job.suffer(FaultKind.LINK_UP, 3)
     job.wait()
 
     assert job.phase is Phase.RUNNING
@@ -168,13 +168,13 @@ def test_comm_fault() -> None:
 
 def test_comm_fault_of_one_node_again_and_again_is_not_retried_for_ever() -> None:
     """After its attempts the check has failed, and the ladder goes on."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.mute = lambda body: isinstance(body, Rejoin) and job.machine.state.accounts.restarts == 0
-    job.fault(FaultKind.COMMUNICATION, 0)
+    job.suffer(FaultKind.COMMUNICATION, 0)
     job.wait()
 
     for _ in range(5):
-        job.fault(FaultKind.LINK_UP, 3)
+        job.suffer(FaultKind.LINK_UP, 3)
         job.wait()
 
     assert "no communicators after 5 attempts" in job.skipped(Rung.RETRY_STEP)
@@ -186,7 +186,7 @@ def test_comm_fault_of_one_node_again_and_again_is_not_retried_for_ever() -> Non
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_sub_master_failover_is_a_stateless_retry(restarts: int) -> None:
     """A controller that comes again, also several times, takes up the running job: nobody is told to do anything."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
     sent = len(job.sent)
 
@@ -201,9 +201,9 @@ def test_sub_master_failover_is_a_stateless_retry(restarts: int) -> None:
 
 def test_sub_master_failover_in_the_middle_of_a_worker_s() -> None:
     """The next controller finishes what the last one began; the worker is restarted once."""
-    job = PlayedJob().start()
-    process = job.processes.pop(1)
-    job.feed(job.exited(process))
+    job = AnsweringCluster().start()
+    process = job.vanish(1)
+    job.feed(job.end_of(process))
 
     job.restart_controller()
     job.settle()
@@ -215,7 +215,7 @@ def test_sub_master_failover_in_the_middle_of_a_worker_s() -> None:
 
 def test_agent_that_comes_again_keeps_its_workers() -> None:
     """What a node's own master says at its return is compared, not acted on: its processes are those that are known."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
     sent = len(job.sent)
 

@@ -9,14 +9,14 @@ from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import NodeLost, Quiesce, Rejoin, Resume, StartProcess
 from midstep.protocol.types import Activity, FaultKind, FaultLevel, Rung
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
 
 
 @pytest.mark.parametrize("held", [Quiesce, Rejoin, Resume])
 @pytest.mark.parametrize("second", [0, 1, 3])
 def test_fault_in_a_recovery_is_part_of_the_same_incident(held: type, second: int) -> None:
     """There a fault before the first new step makes the last repair fail, for good: no nested recovery."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.mute = lambda body: isinstance(body, held)
     job.kill(1)
     job.mute = lambda body: False
@@ -31,7 +31,7 @@ def test_fault_in_a_recovery_is_part_of_the_same_incident(held: type, second: in
 
 def test_faults_that_appear_between_report_and_decision_are_taken_in() -> None:
     """b59348d9: faults between the first report and the global fault were lost."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
     job.report(FaultKind.COMMUNICATION, 0)
 
@@ -45,9 +45,9 @@ def test_faults_that_appear_between_report_and_decision_are_taken_in() -> None:
 
 def test_duplicate_messages_change_nothing() -> None:
     """41819efc, 07efef4e: the global fault was processed twice, messages came twice."""
-    job = PlayedJob().start()
-    process = job.processes.pop(1)
-    job.feed(job.exited(process))
+    job = AnsweringCluster().start()
+    process = job.vanish(1)
+    job.feed(job.end_of(process))
     for event, _ in job.journal[-1:] * 3:
         job.feed(event)
     job.settle()
@@ -63,7 +63,7 @@ def test_duplicate_messages_change_nothing() -> None:
 
 def test_two_nodes_that_fail_in_succession_do_not_hang() -> None:
     """fddc49dd: the second made the recovery in place wait for ever."""
-    job = PlayedJob(nodes=4, spares=2).start()
+    job = AnsweringCluster(nodes=4, spares=2).start()
     job.mute = lambda body: isinstance(body, Quiesce)
     job.lose_node("node1")
     job.mute = lambda body: False
@@ -77,7 +77,7 @@ def test_two_nodes_that_fail_in_succession_do_not_hang() -> None:
 
 def test_several_nodes_at_once_move_to_several_spares() -> None:
     """Each rank of them finds a place, all others keep their process."""
-    job = PlayedJob(nodes=4, spares=2).start()
+    job = AnsweringCluster(nodes=4, spares=2).start()
     before = job.pids_now()
     for name in ("node1", "node3"):
         job.drop_node(name)
@@ -92,7 +92,7 @@ def test_several_nodes_at_once_move_to_several_spares() -> None:
 @pytest.mark.parametrize("rank", range(4))
 def test_rank_0_needs_no_rescheduling_of_the_job(rank: int) -> None:
     """There a fault of the pod with rank 0 is job-level; here it makes no difference which rank it is."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
 
     job.device_fault(rank, FaultLevel.SEPARATE_NPU)
@@ -104,7 +104,7 @@ def test_rank_0_needs_no_rescheduling_of_the_job(rank: int) -> None:
 
 def test_in_place_and_moved_ranks_are_mixed_in_one_incident() -> None:
     """A software fault on one node, a broken device on another: one recovery, and each rank where it belongs."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
 
     job.report(FaultKind.EXCEPTION, 0)
@@ -122,7 +122,7 @@ def test_order_of_reports_does_not_change_who_goes_where() -> None:
     """Three faults in any order: the same places, the same processes kept."""
     results = set()
     for order in permutations([(FaultKind.EXCEPTION, 0), (FaultKind.DEVICE, 2), (FaultKind.COMMUNICATION, 1)]):
-        job = PlayedJob().start()
+        job = AnsweringCluster().start()
         before = job.pids_now()
         for kind, rank in order:
             level = FaultLevel.SEPARATE_NPU if kind is FaultKind.DEVICE else FaultLevel.SOFTWARE
@@ -136,7 +136,7 @@ def test_order_of_reports_does_not_change_who_goes_where() -> None:
 
 def test_ladder_remembers_what_failed_in_this_incident_and_forgets_it_after() -> None:
     """A rung that failed is not taken again before the job has resumed, and is taken first in the next incident."""
-    job = PlayedJob(spares=2).start()
+    job = AnsweringCluster(spares=2).start()
     job.never_joins = {1}
     job.kill(1)
     while job.rungs[-1] is Rung.RECOVER_IN_PLACE:
@@ -153,7 +153,7 @@ def test_ladder_remembers_what_failed_in_this_incident_and_forgets_it_after() ->
 
 def test_fault_while_links_are_set_up_does_not_fail_the_recovery() -> None:
     """There it does, for good. Here the links are tried again under a new generation, with who is left."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.mute = lambda body: isinstance(body, Rejoin) and body.generation == 2
     job.kill(1)
     job.expect(Phase.REJOINING)
@@ -166,7 +166,7 @@ def test_fault_while_links_are_set_up_does_not_fail_the_recovery() -> None:
 
 def test_fault_before_the_first_step_is_recovered() -> None:
     """There `step == 0` means that there is no fast recovery at all."""
-    job = PlayedJob()
+    job = AnsweringCluster()
     for number in range(3):
         job.node_joins(f"node{number}")
     job.mute = lambda body: isinstance(body, Resume)
@@ -183,11 +183,11 @@ def test_fault_before_the_first_step_is_recovered() -> None:
 
 def test_hung_process_is_found_though_its_heart_beats() -> None:
     """There the heart of a hung process beats in a C++ thread. Here the training thread's clock tells."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
     job.processes[3].suspended = True
 
-    job.fault(FaultKind.STALL, 0)
+    job.suffer(FaultKind.STALL, 0)
 
     assert job.replaced_since(before) == {3}
     assert "rank 3 holds up the others" in job.incidents[-1].reports[-1].detail
@@ -195,11 +195,11 @@ def test_hung_process_is_found_though_its_heart_beats() -> None:
 
 def test_flash_interruption_is_dismissed() -> None:
     """A rank that was late and goes on is no fault: nobody is stopped, nothing is charged."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before, generation = job.pids_now(), job.machine.generation
     job.clock_changes = {"activity": Activity.COMPUTING, "activity_age_s": 0.01}
 
-    job.fault(FaultKind.STALL, 0)
+    job.suffer(FaultKind.STALL, 0)
 
     assert job.incidents[-1].outcome is Outcome.DISMISSED
     assert (job.pids_now(), job.machine.generation, job.phase) == (before, generation, Phase.RUNNING)
@@ -208,7 +208,7 @@ def test_flash_interruption_is_dismissed() -> None:
 
 def test_node_that_says_nothing_more_is_found_without_kubernetes() -> None:
     """233581ff: a stopped kubelet is not supported there. Here a node is lost when its agent is not heard."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
 
     job.lose_node("node1")
 
@@ -218,7 +218,7 @@ def test_node_that_says_nothing_more_is_found_without_kubernetes() -> None:
 
 def test_stop_in_a_pause_does_not_hang() -> None:
     """a6257622: stopping while paused hung. Here a stop ends whatever is under way, within its deadlines."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.mute = lambda body: isinstance(body, Quiesce | StartProcess)
     job.kill(1)
 
@@ -230,7 +230,7 @@ def test_stop_in_a_pause_does_not_hang() -> None:
 
 def test_no_process_says_anything_any_more_and_the_incident_still_ends() -> None:
     """There a timeout at any wait is an exit. Here each one climbs a rung, and the last one is the exit."""
-    job = PlayedJob(creates_nodes=True).start()
+    job = AnsweringCluster(creates_nodes=True).start()
     job.mute = lambda body: True
 
     job.report(FaultKind.EXCEPTION, 1)
@@ -242,7 +242,7 @@ def test_no_process_says_anything_any_more_and_the_incident_still_ends() -> None
 
 def test_success_is_reported_when_all_have_made_a_step() -> None:
     """As there; what is different is that a fault before it is dealt with, not an exit."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.mute = lambda body: isinstance(body, Resume) and (body.rank, body.generation) == (3, 2)
     job.kill(1)
 

@@ -23,26 +23,27 @@ from midstep.protocol.messages import (
 )
 from midstep.protocol.types import FaultKind, FaultLevel, RestoreSource, Rung
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
+from ...fakes.cluster import SHARD
 
 
-def hardware(job: PlayedJob) -> None:
+def hardware(job: AnsweringCluster) -> None:
     """A detector on the server reports a device that has to be isolated."""
     job.device_fault(2, FaultLevel.SEPARATE_NPU)
 
 
-def software(job: PlayedJob) -> None:
+def software(job: AnsweringCluster) -> None:
     """The processor in the container reports an exception."""
-    job.fault(FaultKind.EXCEPTION, 2)
+    job.suffer(FaultKind.EXCEPTION, 2)
 
 
 # --- the steps --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("happens", [hardware, software])
-def test_step_1_faults_of_both_kinds_come_to_one_place(happens: Callable[[PlayedJob], None]) -> None:
+def test_step_1_faults_of_both_kinds_come_to_one_place(happens: Callable[[AnsweringCluster], None]) -> None:
     """Hardware by its detector, software by the process itself: both are reports of an incident with one decision."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
 
     happens(job)
 
@@ -54,7 +55,7 @@ def test_step_1_faults_of_both_kinds_come_to_one_place(happens: Callable[[Played
 
 def test_step_1_faults_that_belong_together_are_decided_on_as_one() -> None:
     """The exception and the device fault behind it: the level of the device decides."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
 
     job.report(FaultKind.EXCEPTION, 2)
     job.report(FaultKind.DEVICE, 3, level=FaultLevel.RESTART_NPU)
@@ -66,7 +67,7 @@ def test_step_1_faults_that_belong_together_are_decided_on_as_one() -> None:
 
 def test_step_2_the_container_on_the_faulty_server_is_ended_and_started_on_the_standby_server() -> None:
     """All ranks of the server move; the server is isolated, other servers keep their processes."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
 
     hardware(job)
@@ -81,7 +82,7 @@ def test_step_2_the_container_on_the_faulty_server_is_ended_and_started_on_the_s
 
 def test_step_3_stop_training_global_fault_and_policy_are_one_decision() -> None:
     """Nobody is told to stop before it is decided what for, and the decision is there to be read at once."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     sent = len(job.sent)
 
     job.report(FaultKind.EXCEPTION, 2)
@@ -93,7 +94,7 @@ def test_step_3_stop_training_global_fault_and_policy_are_one_decision() -> None
 
 def test_step_4_processors_stop_clean_and_wait_for_the_new_process() -> None:
     """They say where they stand, and hear nothing more until the newcomer is there."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.never_joins.add(2)
     sent = len(job.sent)
 
@@ -106,7 +107,7 @@ def test_step_4_processors_stop_clean_and_wait_for_the_new_process() -> None:
 
 def test_step_5_after_the_new_process_has_come_all_are_told_to_go_on() -> None:
     """The newcomer as well as those that waited, each once."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     sent = len(job.sent)
 
     hardware(job)
@@ -118,7 +119,7 @@ def test_step_5_after_the_new_process_has_come_all_are_told_to_go_on() -> None:
 
 def test_step_6_each_process_sets_up_its_links_anew() -> None:
     """In one generation, at one meeting place, nobody with the groups of before."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     sent = len(job.sent)
 
     hardware(job)
@@ -131,7 +132,7 @@ def test_step_6_each_process_sets_up_its_links_anew() -> None:
 
 def test_step_7_the_state_comes_from_healthy_processes_and_the_step_is_repeated() -> None:
     """Only the newcomers receive; all resume at one step, and nothing that was committed is lost."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.train(4)
     committed, sent = job.processes[0].committed, len(job.sent)
 
@@ -147,7 +148,7 @@ def test_step_7_the_state_comes_from_healthy_processes_and_the_step_is_repeated(
 
 def test_without_a_replica_parameters_are_restored_from_the_checkpoint() -> None:
     """All processes keep running where they can; here nobody is left who could hand anything over."""
-    job = PlayedJob(spares=2).start()
+    job = AnsweringCluster(spares=2).start()
     job.checkpoints = (4,)
 
     job.drop_node("node0")
@@ -161,7 +162,7 @@ def test_without_a_replica_parameters_are_restored_from_the_checkpoint() -> None
 
 def test_local_loading_mode_does_without_replicas() -> None:
     """A policy may restore from checkpoints alone: then the live copies are left alone."""
-    job = PlayedJob("restore: [checkpoint]").start()
+    job = AnsweringCluster("restore: [checkpoint]").start()
     job.checkpoints = (4,)
 
     software(job)
@@ -176,7 +177,7 @@ def test_local_loading_mode_does_without_replicas() -> None:
 @pytest.mark.parametrize("level", [FaultLevel.RESTART_REQUEST, FaultLevel.RESTART_BUSINESS])
 def test_recover_in_place_fits_device_faults_that_a_new_process_mends(level: FaultLevel) -> None:
     """RestartRequest and RestartBusiness: the container stays."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
 
     job.device_fault(2, level)
@@ -188,7 +189,7 @@ def test_recover_in_place_fits_device_faults_that_a_new_process_mends(level: Fau
 @pytest.mark.parametrize("level", [FaultLevel.FREE_RESTART_NPU, FaultLevel.RESTART_NPU, FaultLevel.SEPARATE_NPU])
 def test_recover_in_place_does_not_fit_device_faults_beyond_that(level: FaultLevel) -> None:
     """The node is left, and the reason says of what level the fault is."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
 
     job.device_fault(2, level)
 
@@ -198,7 +199,7 @@ def test_recover_in_place_does_not_fit_device_faults_beyond_that(level: FaultLev
 
 def test_recover_in_place_fits_software_faults_on_more_than_one_server() -> None:
     """In MindCluster software faults in several pods are not restarted in place, but moved."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
 
     job.report(FaultKind.EXCEPTION, 0)
@@ -214,7 +215,7 @@ def test_recover_in_place_fits_software_faults_on_more_than_one_server() -> None
 
 def test_policies_roll_back_in_sequence() -> None:
     """recover-in-place, recover, pod, job, exit: each that fails hands over to the next, and none is left out."""
-    job = PlayedJob(creates_nodes=True).start()
+    job = AnsweringCluster(creates_nodes=True).start()
     job.checkpoints = (5,)
     job.never_joins = {0, 1, 2, 3}
 
@@ -229,7 +230,7 @@ def test_policies_roll_back_in_sequence() -> None:
 
 def test_failed_recovery_in_place_hands_over_to_recover() -> None:
     """In MindCluster it goes to dump or exit: in-place travels as `recover`, which is struck off when it failed."""
-    job = PlayedJob(spares=2).start()
+    job = AnsweringCluster(spares=2).start()
     job.never_joins = {1}
     job.kill(1)
     while job.rungs[-1] is Rung.RECOVER_IN_PLACE:
@@ -249,9 +250,9 @@ def test_failed_recovery_in_place_hands_over_to_recover() -> None:
 
 def test_retry_that_fails_hands_over_to_a_recovery_that_replaces() -> None:
     """What looked like a link is a process that does not answer: the next rung replaces it."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
-    job.fault(FaultKind.COMMUNICATION, 0)
+    job.suffer(FaultKind.COMMUNICATION, 0)
     job.deaf.add(3)
 
     job.wait()
@@ -266,7 +267,7 @@ def test_retry_that_fails_hands_over_to_a_recovery_that_replaces() -> None:
 def test_pod_level_that_fails_hands_over_to_job_level() -> None:
     """MindCluster goes on after twelve scheduling sessions; here after `deadlines.nodes_s`, or at the platform's no."""
     ladder = "ladder: [{rung: reschedule_pod}, {rung: reschedule_job}, {rung: stop}]"
-    job = PlayedJob(ladder, spares=0, creates_nodes=True).start()
+    job = AnsweringCluster(ladder, spares=0, creates_nodes=True).start()
     job.checkpoints = (5,)
     job.mute = lambda body: isinstance(body, CreateNode) and body.node == "node2"
 
@@ -278,7 +279,7 @@ def test_pod_level_that_fails_hands_over_to_job_level() -> None:
 
 def test_exit_writes_an_emergency_checkpoint_where_one_is_possible() -> None:
     """`dump`: the survivors hold everything, so the last committed step is saved before the job ends."""
-    job = PlayedJob("ladder: [{rung: stop}]").start()
+    job = AnsweringCluster("ladder: [{rung: stop}]").start()
 
     software(job)
 
@@ -289,10 +290,10 @@ def test_exit_writes_an_emergency_checkpoint_where_one_is_possible() -> None:
 
 def test_exit_without_a_complete_copy_says_that_there_is_no_checkpoint() -> None:
     """It does not claim what it could not write."""
-    job = PlayedJob("ladder: [{rung: stop}]").start()
+    job = AnsweringCluster("ladder: [{rung: stop}]").start()
     job.deaf = {0, 1, 3}
 
-    job.fault(FaultKind.EXCEPTION, 2)
+    job.suffer(FaultKind.EXCEPTION, 2)
     job.wait_until(Phase.ENDED)
 
     assert "no emergency checkpoint: nobody holds clean state that can be trusted" in job.outcome.reason
@@ -301,15 +302,15 @@ def test_exit_without_a_complete_copy_says_that_there_is_no_checkpoint() -> None
 # --- retry ------------------------------------------------------------------------------------------------------------
 
 
-def struck(job: PlayedJob, rank: int) -> None:
+def struck(job: AnsweringCluster, rank: int) -> None:
     """Device memory of a rank has an error: its process lives, and can mend what it lost."""
-    job.processes[rank].clean = False
+    job.processes[rank].standing.mark_corrupted([SHARD])
     job.report(FaultKind.MEMORY, rank, mendable=True, level=FaultLevel.RESTART_BUSINESS)
 
 
 def test_retry_keeps_the_process_whose_memory_was_struck() -> None:
     """Online recovery: everybody stays alive, the struck rank gets its state from a replica, the step is repeated."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before, sent = job.pids_now(), len(job.sent)
 
     struck(job, 2)
@@ -325,7 +326,7 @@ def test_retry_keeps_the_process_whose_memory_was_struck() -> None:
 
 def test_retry_that_does_not_mend_hands_over_to_recover_in_place() -> None:
     """The same memory again in the same incident: now the process is replaced."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
     job.mute = lambda body: isinstance(body, Rejoin) and body.generation == 2
     struck(job, 2)
@@ -343,12 +344,12 @@ def test_retry_that_does_not_mend_hands_over_to_recover_in_place() -> None:
 
 def test_any_fault_that_needs_a_new_process_turns_the_retry_into_a_recovery() -> None:
     """One rank struck, another dead: one attempt, in which each gets what it needs."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
     struck(job, 2)
-    process = job.processes.pop(0)
+    process = job.vanish(0)
 
-    job.feed(job.exited(process))
+    job.feed(job.end_of(process))
     job.settle()
 
     assert 0 in job.replaced_since(before)

@@ -5,18 +5,18 @@ from midstep.controller.world import NodeState
 from midstep.protocol.messages import Quiesce, Rejoin
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
 
 
-def not_well(job: PlayedJob, node: str = "node1") -> None:
+def not_well(job: AnsweringCluster, node: str = "node1") -> None:
     """A detector says that a node is sub-healthy."""
     level = FaultLevel.SUB_HEALTH
-    job.fault(FaultKind.NODE, node=node, level=level, assertion=Assertion.OCCUR, fault_id="slow fan")
+    job.suffer(FaultKind.NODE, node=node, level=level, assertion=Assertion.OCCUR, fault_id="slow fan")
 
 
 def test_ignore_leaves_a_node_that_is_not_well_in_use() -> None:
     """It is noted, and nobody is interrupted."""
-    job = PlayedJob("sub_health: ignore").start()
+    job = AnsweringCluster("sub_health: ignore").start()
     before, sent = job.pids_now(), len(job.sent)
 
     not_well(job)
@@ -28,7 +28,7 @@ def test_ignore_leaves_a_node_that_is_not_well_in_use() -> None:
 
 def test_hot_switch_starts_the_new_processes_before_anybody_stops() -> None:
     """As there a backup is brought up first; training goes on until it is ready."""
-    job = PlayedJob("sub_health: drain").start()
+    job = AnsweringCluster("sub_health: drain").start()
     job.mute = lambda body: isinstance(body, Quiesce)
     before = job.pids_now()
 
@@ -40,7 +40,7 @@ def test_hot_switch_starts_the_new_processes_before_anybody_stops() -> None:
 
 def test_hot_switch_loses_no_step_and_keeps_all_others() -> None:
     """There training is paused and started again. Here all stop between two steps, and none is repeated."""
-    job = PlayedJob("sub_health: drain").start()
+    job = AnsweringCluster("sub_health: drain").start()
     before, sent = job.pids_now(), len(job.sent)
 
     not_well(job)
@@ -56,7 +56,7 @@ def test_hot_switch_loses_no_step_and_keeps_all_others() -> None:
 
 def test_hot_switch_without_a_spare_waits_for_one() -> None:
     """The node works, so nothing is forced: its ranks move when a spare comes."""
-    job = PlayedJob("sub_health: drain", spares=0).start()
+    job = AnsweringCluster("sub_health: drain", spares=0).start()
     before = job.pids_now()
     not_well(job)
     assert job.pids_now() == before
@@ -70,7 +70,7 @@ def test_hot_switch_without_a_spare_waits_for_one() -> None:
 
 def test_grace_exit_needs_no_exit() -> None:
     """There the job saves a checkpoint, exits and is rescheduled. A drained node costs no restart of the job."""
-    job = PlayedJob("sub_health: drain").start()
+    job = AnsweringCluster("sub_health: drain").start()
 
     not_well(job, "node0")
 
@@ -81,7 +81,7 @@ def test_grace_exit_needs_no_exit() -> None:
 
 def test_force_exit_leaves_the_node_at_once() -> None:
     """As after a fault of its devices: the interrupted step is repeated, nobody on other nodes is ended."""
-    job = PlayedJob("sub_health: leave_now").start()
+    job = AnsweringCluster("sub_health: leave_now").start()
     before = job.pids_now()
 
     not_well(job)
@@ -92,19 +92,19 @@ def test_force_exit_leaves_the_node_at_once() -> None:
 
 def test_node_that_is_well_again_can_be_used_again() -> None:
     """Later jobs of MindCluster are not placed there; here its detector's word that it is over is enough."""
-    job = PlayedJob("sub_health: drain").start()
+    job = AnsweringCluster("sub_health: drain").start()
     not_well(job)
     assert job.processes[2].node == "node2"
 
     level = FaultLevel.SUB_HEALTH
-    job.fault(FaultKind.NODE, node="node1", level=level, assertion=Assertion.RECOVER, fault_id="slow fan")
+    job.suffer(FaultKind.NODE, node="node1", level=level, assertion=Assertion.RECOVER, fault_id="slow fan")
 
     assert job.machine.state.world.nodes["node1"].state is NodeState.SPARE
 
 
 def test_fault_in_a_hot_switch_is_an_incident_like_any_other() -> None:
     """There hot switching and a fault at the same time end in rescheduling; here the fault comes first."""
-    job = PlayedJob("sub_health: drain").start()
+    job = AnsweringCluster("sub_health: drain").start()
     before = job.pids_now()
     job.mute = lambda body: isinstance(body, Quiesce) and body.after_step is not None
     not_well(job)
@@ -121,7 +121,7 @@ def test_fault_in_a_hot_switch_is_an_incident_like_any_other() -> None:
 
 def test_controller_that_dies_in_a_hot_switch_finishes_it() -> None:
     """What was planned is in the journal."""
-    job = PlayedJob("sub_health: drain").start()
+    job = AnsweringCluster("sub_health: drain").start()
     before = job.pids_now()
     job.mute = lambda body: isinstance(body, Quiesce)
     not_well(job)

@@ -7,14 +7,14 @@ from midstep.controller.recovery.state import Phase
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import HeartbeatPolicy, job_settings
 from midstep.protocol.messages import NodeJoined, NodeLost, Quiesce, Rejoin, StartProcess, StopProcess
-from midstep.protocol.types import FaultKind, Rung, RunningProcess
+from midstep.protocol.types import FaultKind, Rung
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
 
 
 def test_restart_count_is_the_same_for_every_worker() -> None:
     """#108158: each agent counts for itself, so workers disagree about which round it is."""
-    job = PlayedJob(resilient=False, max_restarts=5, nodes=3).start()
+    job = AnsweringCluster(resilient=False, max_restarts=5, nodes=3).start()
 
     for rank in (0, 4, 2):
         sent = len(job.sent)
@@ -27,7 +27,7 @@ def test_restart_count_is_the_same_for_every_worker() -> None:
 
 def test_every_generation_meets_under_a_name_of_its_own() -> None:
     """#135712: stale communicator ids of the last round are found by the next."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     for rank in (1, 3, 0):
         job.kill(rank)
 
@@ -39,7 +39,7 @@ def test_every_generation_meets_under_a_name_of_its_own() -> None:
 
 def test_quick_rejoin_does_not_bypass_the_budget() -> None:
     """#147064: an agent that leaves and joins again before its loss is noticed gets its restarts for nothing."""
-    job = PlayedJob("ladder: [{rung: recover, budget: {per_job: 1, window_s: 0}}, {rung: stop}]").start()
+    job = AnsweringCluster("ladder: [{rung: recover, budget: {per_job: 1, window_s: 0}}, {rung: stop}]").start()
     for _ in range(2):
         job.lose_node("node1" if job.processes[2].node == "node1" else job.processes[2].node)
         job.node_joins("node1")
@@ -51,12 +51,12 @@ def test_quick_rejoin_does_not_bypass_the_budget() -> None:
 
 def test_agent_that_comes_back_with_workers_of_a_lost_life_has_them_stopped() -> None:
     """Their ranks have been given to others meanwhile: nobody may hold a rank twice."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     old = job.processes[2]
     job.lose_node("node1")
     sent = len(job.sent)
 
-    running = RunningProcess(old.rank, old.pid, old.incarnation, old.generation)
+    running = old.running
     job.feed(NodeJoined("node1", "node1", job.store("node1"), (running,)))
     job.settle()
 
@@ -66,7 +66,7 @@ def test_agent_that_comes_back_with_workers_of_a_lost_life_has_them_stopped() ->
 
 def test_signal_to_one_agent_does_not_close_the_job_for_everyone() -> None:
     """#67742, #123678, #152525: SIGTERM to one agent closes the rendezvous, and all others end."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
 
     job.lose_node("node1")
@@ -79,7 +79,7 @@ def test_signal_to_one_agent_does_not_close_the_job_for_everyone() -> None:
 
 def test_missing_keep_alive_is_a_lost_node() -> None:
     """#111646: the missing heartbeat of an agent does not lead to a restart."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     liveness = Liveness(HeartbeatPolicy())
     for event, at_s in job.journal:
         liveness.learn(event, at_s)
@@ -91,8 +91,7 @@ def test_missing_keep_alive_is_a_lost_node() -> None:
         liveness.hear("node2", job.now + quiet_s)
     assert quiet_s <= 4.0
 
-    job.alive_nodes.discard("node1")
-    job.processes = {rank: each for rank, each in job.processes.items() if each.node != "node1"}
+    job.drop_node("node1")
     job.feed(*lost)
     job.settle()
 
@@ -103,7 +102,7 @@ def test_missing_keep_alive_is_a_lost_node() -> None:
 def test_scale_down_of_a_node_in_use_recovers() -> None:
     """#91943, #182221: when one of 1:2 nodes is taken away the others fail, one of them by an assertion."""
     for name in ("node0", "node1"):
-        job = PlayedJob().start()
+        job = AnsweringCluster().start()
         job.lose_node(name)
 
         assert job.phase is Phase.RUNNING
@@ -112,7 +111,7 @@ def test_scale_down_of_a_node_in_use_recovers() -> None:
 @pytest.mark.parametrize("name", ["node0", "node1"])
 def test_node_that_leaves_while_the_job_starts_is_replaced(name: str) -> None:
     """#182221: also before anybody has trained."""
-    job = PlayedJob(never_joins={0, 1, 2, 3}, max_restarts=1)
+    job = AnsweringCluster(never_joins={0, 1, 2, 3}, max_restarts=1)
     for number in range(3):
         job.node_joins(f"node{number}")
     job.settle()
@@ -127,7 +126,7 @@ def test_node_that_leaves_while_the_job_starts_is_replaced(name: str) -> None:
 
 def test_loss_of_the_store_host_is_survivable() -> None:
     """#135712, #167301, #167302, #168242: the loss of the node with the rendezvous store ends everything."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     assert {rejoin.store.host for rejoin in job.commands(Rejoin)} == {"node0"}
     before, sent = job.pids_now(), len(job.sent)
 
@@ -142,7 +141,7 @@ def test_rank_0_is_a_rank_like_any_other() -> None:
     """#118891: who has rank 0 takes the others along."""
     results = []
     for rank in range(4):
-        job = PlayedJob().start()
+        job = AnsweringCluster().start()
         before = job.pids_now()
         job.kill(rank)
         results.append((job.replaced_since(before) == {rank}, job.rungs, job.incidents[-1].steps_lost))
@@ -152,7 +151,7 @@ def test_rank_0_is_a_rank_like_any_other() -> None:
 
 def test_only_one_node_is_restarted() -> None:
     """#136312: "restart only one node" is asked for."""
-    job = PlayedJob(nodes=4, ranks_per_node=8).start()
+    job = AnsweringCluster(nodes=4, ranks_per_node=8).start()
     before = job.pids_now()
 
     job.lose_node("node2")
@@ -162,18 +161,18 @@ def test_only_one_node_is_restarted() -> None:
 
 def test_others_do_not_run_on_when_one_fails() -> None:
     """#146371: the workers that are left go on, or hang in a collective until it times out."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     sent = len(job.sent)
-    process = job.processes.pop(1)
+    process = job.vanish(1)
 
-    job.feed(job.exited(process))
+    job.feed(job.end_of(process))
 
     assert {quiesce.rank for quiesce in job.commands(Quiesce, sent)} == {0, 2, 3}
 
 
 def test_ranks_do_not_change_places() -> None:
     """DLRover #450: after a restart ranks are dealt out again, in any order."""
-    job = PlayedJob(resilient=False, max_restarts=5, nodes=3).start()
+    job = AnsweringCluster(resilient=False, max_restarts=5, nodes=3).start()
     before = {rank: process.node for rank, process in job.processes.items()}
 
     job.kill(2, 1)
@@ -196,7 +195,7 @@ def test_timeouts_are_settings() -> None:
 
 def test_timeout_at_the_end_is_not_a_success() -> None:
     """There a failed exit barrier is logged, and the agent says SUCCEEDED."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.rank_finishes(0)
 
     job.wait()
@@ -206,7 +205,7 @@ def test_timeout_at_the_end_is_not_a_success() -> None:
 
 def test_failure_is_attributed_to_its_rank() -> None:
     """torchrun prints the first error of the local agent; here the report names rank, node and what was seen."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     for victim in (0, 3):
         job.report(FaultKind.COMMUNICATION, victim)
     job.kill(2, -11)

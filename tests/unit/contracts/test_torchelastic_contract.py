@@ -10,12 +10,12 @@ from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, Release, StartProcess
 from midstep.protocol.types import FaultKind, Rung
 
-from .played_job import PlayedJob
+from ...fakes.answering import AnsweringCluster
 
 
-def plain(max_restarts: int, **more: int) -> PlayedJob:
+def plain(max_restarts: int, **more: int) -> AnsweringCluster:
     """A job as torchrun would start it."""
-    return PlayedJob(resilient=False, max_restarts=max_restarts, **more).start()  # type: ignore[arg-type]
+    return AnsweringCluster(resilient=False, max_restarts=max_restarts, **more).start()  # type: ignore[arg-type]
 
 
 def test_worker_failure_restarts_all_workers_while_restarts_are_left() -> None:
@@ -70,9 +70,9 @@ def test_restart_budget_survives_the_controller() -> None:
 def test_failures_that_come_together_are_one_restart() -> None:
     """All workers of a collective fail when one does: that is one failure."""
     job = plain(1)
-    processes = [job.processes.pop(rank) for rank in range(4)]
+    processes = [job.vanish(rank) for rank in range(4)]
 
-    job.feed(*(job.exited(process, 1) for process in processes))
+    job.feed(*(job.end_of(process, 1) for process in processes))
     job.settle()
 
     assert job.machine.state.accounts.restarts == 1
@@ -94,7 +94,7 @@ def test_membership_change_is_free() -> None:
 
 def test_loss_of_a_node_that_holds_no_rank_is_free() -> None:
     """A spare that goes away is nobody's failure."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
 
     job.lose_node("node2")
@@ -106,7 +106,7 @@ def test_loss_of_a_node_that_holds_no_rank_is_free() -> None:
 
 def test_late_joiner_waits() -> None:
     """A world that is complete is not torn down for a new node: it waits as a spare, with no limit to its patience."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.node_joins("late")
     job.settle()
     assert {node.node: node.state for node in job.machine.status(job.now).nodes}["late"] == "spare"
@@ -121,7 +121,7 @@ def test_late_joiner_waits() -> None:
 
 def test_job_waits_for_its_nodes_and_says_so_when_they_do_not_come() -> None:
     """Rendezvous with a timeout: too few nodes end the job with the number of seconds that were waited."""
-    job = PlayedJob()
+    job = AnsweringCluster()
     job.node_joins("node0")
     assert job.phase is Phase.WAITING
 
@@ -133,7 +133,7 @@ def test_job_waits_for_its_nodes_and_says_so_when_they_do_not_come() -> None:
 
 def test_finalization_barrier_holds_the_first_until_the_last() -> None:
     """Ranks whose train function has returned are kept until all have: then all are let go together."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
 
     for rank in (0, 1, 2):
         job.rank_finishes(rank)
@@ -148,7 +148,7 @@ def test_finalization_barrier_holds_the_first_until_the_last() -> None:
 
 def test_finalization_barrier_has_a_timeout() -> None:
     """Who has not finished within `deadlines.finish_s` of the first is named, and the job does not end with 0."""
-    job = PlayedJob("deadlines: {finish_s: 42}").start()
+    job = AnsweringCluster("deadlines: {finish_s: 42}").start()
     job.rank_finishes(0)
     first_s = job.now
 
@@ -162,7 +162,7 @@ def test_finalization_barrier_has_a_timeout() -> None:
 
 def test_finalization_barrier_covers_the_way_out_too() -> None:
     """A process that was let go and does not leave is waited for as long, and no longer."""
-    job = PlayedJob("deadlines: {finish_s: 42}").start()
+    job = AnsweringCluster("deadlines: {finish_s: 42}").start()
     job.mute = lambda body: isinstance(body, Release) and body.rank == 2
     job.complete()
     assert job.phase is Phase.FINISHING
@@ -174,7 +174,7 @@ def test_finalization_barrier_covers_the_way_out_too() -> None:
 
 def test_failure_of_one_while_others_have_finished_is_recovered() -> None:
     """torchelastic ends the job when one agent is done; here those who are done wait, and help."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     before = job.pids_now()
     job.rank_finishes(0)
     job.rank_finishes(1)
@@ -191,7 +191,7 @@ def test_failure_of_one_while_others_have_finished_is_recovered() -> None:
 @pytest.mark.parametrize("resilient", [True, False])
 def test_one_worker_failing_for_ever_ends_the_job(resilient: bool) -> None:
     """However often it comes back, it has an end, with the reason of every way that was tried."""
-    job = PlayedJob(resilient=resilient, max_restarts=5, creates_nodes=True).start()
+    job = AnsweringCluster(resilient=resilient, max_restarts=5, creates_nodes=True).start()
     job.checkpoints = (5,)
 
     failures = 0
@@ -206,7 +206,7 @@ def test_one_worker_failing_for_ever_ends_the_job(resilient: bool) -> None:
 
 def test_one_worker_that_never_starts_ends_the_job() -> None:
     """Not even joining: deadline after deadline, rung after rung, and then the stop."""
-    job = PlayedJob(creates_nodes=True).start()
+    job = AnsweringCluster(creates_nodes=True).start()
     job.checkpoints = (5,)
     job.never_joins = {0, 1, 2, 3}
     job.kill(1)
@@ -229,7 +229,7 @@ def test_workers_on_other_agents_are_ended_when_the_job_is() -> None:
 
 def test_scale_down_is_noticed_without_a_word_of_the_workers() -> None:
     """torchelastic's rendezvous does not tell its agents when one is gone; here the loss alone starts the recovery."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.train(3)
 
     job.lose_node("node1")
@@ -242,7 +242,7 @@ def test_scale_down_is_noticed_without_a_word_of_the_workers() -> None:
 @pytest.mark.parametrize("name", ["node0", "node1"])
 def test_scale_down_works_after_one_agent_has_finished(name: str) -> None:
     """torchelastic's does not: the first agent that is done closes the rendezvous. Here either node may still go."""
-    job = PlayedJob().start()
+    job = AnsweringCluster().start()
     job.rank_finishes(0)
     job.rank_finishes(1)
 

@@ -1,0 +1,5 @@
+"""Fixtures of the unit tests."""
+
+from ..fakes.cluster import cluster
+
+__all__ = ["cluster"]
