@@ -8,6 +8,7 @@ import msgspec
 
 from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, RankProgress
 from ..faults import SUSPICIONS, describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
+from ..rank_states import DONE
 from . import memory_faults, step_clocks
 from .decision import blame, current_rung, decide, rung_failed, with_rank
 from .generation import open_generation
@@ -71,12 +72,17 @@ def resolve_suspicion(state: JobState, now: float) -> None:
     if harmless and excused:
         ranks = ", ".join(map(str, excused))
         _dismiss(state, f"rank {ranks} is writing a checkpoint or has paused the clock", now)
-    elif harmless and nobody_waits(clocks.values()):
+    elif harmless and nobody_waits(clocks.values()) and not _first_step_awaited(state):
         _dismiss(state, "no rank waits for another: all are at work, and slower than usual together", now)
     elif not state.incident.culprits and state.phase_of_ranks is Phase.REJOINING and current_rung(state) is not None:
         _link_anew(state, suspicion, now)
     else:
         decide(state, now)
+
+
+def _first_step_awaited(state: JobState) -> bool:
+    """Whether ranks that have finished wait for the first step of others, which has no other deadline."""
+    return state.suspected_in is Phase.RESUMING and state.world.count(*DONE) > 0
 
 
 def _since_s(clock: RankProgress, started_s: float, suspected_s: float, now: float) -> float:
