@@ -30,8 +30,8 @@ sim: $(INSTALLED)  ## the recovery machine under a simulated, seeded cluster; IN
 prove: $(INSTALLED)  ## every order of events in worlds of 2 and 3 ranks; goes on where it was stopped. TESTS="lost" for some
 	$(BIN)/python -m tests.exploration.prove $(TESTS)
 
-mutants: $(INSTALLED)  ## break the machine on purpose, piece by piece: the simulation has to see each break
-	$(BIN)/python tests/simulation/mutants.py
+mutants: $(INSTALLED)  ## break the product on purpose, piece by piece: exploration or simulation has to see each break
+	$(BIN)/python -m tests.mutants $(TESTS)
 
 chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS="--device fake" for all on the fake device
 	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)

@@ -82,7 +82,7 @@ def resolve_suspicion(state: JobState, now: float) -> None:
 
 def _first_step_awaited(state: JobState) -> bool:
     """Whether ranks that have finished wait for the first step of others, which has no other deadline."""
-    return state.suspected_in is Phase.RESUMING and state.world.count(*DONE) > 0
+    return state.phase_of_ranks is Phase.RESUMING and state.world.count(*DONE) > 0
 
 
 def _since_s(clock: RankProgress, started_s: float, suspected_s: float, now: float) -> float:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from .cluster import Cluster
+from .cluster import Cluster, key_of
 from .moves import Move, moves
 from .rules import broken_at_the_end, broken_by_actions, broken_by_state
-from .snapshot import digest
 
 DIGEST_BYTES = 16
+MOST_DEEP = 400  # moves; no way that ends is half as long
 
 
 class RuleBroken(AssertionError):
@@ -40,6 +40,8 @@ class Level:
     cluster: Cluster
     moves: list[Move]
     taken: int = 0
+    key: bytes = b""
+    left: bool = False  # one of its moves leads to another state
 
 
 @dataclass
@@ -71,11 +73,13 @@ class Exploration:
                 return False
             level = self.levels[-1]
             if level.taken == len(level.moves):
+                if level.key and not level.left:
+                    self._hold_rules(lambda: ["5 always ends: nothing that can happen changes anything"])
                 self.levels.pop()
                 continue
             move = level.moves[level.taken]
             level.taken += 1
-            self._take(level.cluster, move)
+            level.left |= self._take(level.cluster, move) != level.key
         return True
 
     def save(self, path: Path) -> None:
@@ -103,22 +107,25 @@ class Exploration:
             if key_of(cluster) not in self.seen:
                 raise OtherBound(f"{path} is of another version of the machine; remove it to begin again")
 
-    def _take(self, cluster: Cluster, move: Move) -> None:
+    def _take(self, cluster: Cluster, move: Move) -> bytes:
+        """Take a move, and return the key of the state that it leads to."""
         after, actions = move.make()
         self.moves += 1
         self._hold_rules(lambda: [*broken_by_state(after), *broken_by_actions(cluster, after, actions)])
         key = key_of(after)
         if key in self.seen:
-            return
+            return key
         self.seen.add(key)
         self.deepest = max(self.deepest, len(self.levels))
         following = list(moves(after))
         if following:
-            self.levels.append(Level(after, following))
+            self.levels.append(Level(after, following, key=key))
+            if len(self.levels) > MOST_DEEP:
+                self._hold_rules(lambda: [f"5 always ends: a way of {MOST_DEEP} moves has no end"])
         else:
             self._hold_rules(lambda: list(broken_at_the_end(after)))
-            result = after.machine.state.result
-            self.ends[0 if result is None else result.exit_code] += 1
+            self.ends[_exit_code(after)] += 1
+        return key
 
     def _hold_rules(self, broken: Callable[[], list[str]]) -> None:
         found = broken()
@@ -128,19 +135,9 @@ class Exploration:
             raise RuleBroken("\n".join([*found, "after:", told]))
 
 
-def key_of(cluster: Cluster) -> bytes:
-    """Return what tells this state from all others: the order in which messages were sent does not."""
-    return digest(
-        (
-            cluster.memory,
-            cluster.now,
-            cluster.budget,
-            cluster.nodes,
-            sorted(cluster.processes, key=lambda process: (process.rank, process.incarnation)),
-            sorted(cluster.ups, key=lambda up: (up.late, up.node)),
-            sorted(cluster.downs, key=lambda down: (down.late, down.node)),
-        )
-    )
+def _exit_code(cluster: Cluster) -> int:
+    result = cluster.controller.machine.state.result
+    return 0 if result is None else result.exit_code
 
 
 __all__ = ["Exploration", "OtherBound", "RuleBroken"]

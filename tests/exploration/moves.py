@@ -1,6 +1,6 @@
 """Every move that a job can make next: messages that arrive or are lost, steps, faults, deadlines."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -12,26 +12,31 @@ from midstep.controller.events import ControllerStarted, DeadlinePassed
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Policy
-from midstep.protocol.messages import FaultReported, NodeJoined, NodeLost
-from midstep.protocol.types import CONTROLLER, FaultKind, JobSettings, JobSpec, RunningProcess, StoreEndpoint
+from midstep.protocol.messages import FaultReported, Rejoin
+from midstep.protocol.types import PLATFORM, FaultKind, FaultLevel, FaultReport, JobSettings, JobSpec, node_address
 
-from .cluster import KILLED, Budget, Cluster, Down, Size, Up, changed, ended_process, fed, said, without_node
-from .obedience import obeyed
-from .process import Process, Stage
-from .training import complaint, fault, trained
+from .budget import Budget, Size
+from .cluster import Cluster, Down, Memory, Up, fed, said
+from .controller import Controllers
+from .faults import faults, in_office
+from .obedience import joined, obeyed, process_at
+from .process import Lives, Process
+from .training import stalls, trained
+from .wire import Wire
 
 Way = TypeVar("Way", Up, Down)
+BEGAN_S = 1000.0
 
 
 class Move(msgspec.Struct, frozen=True):
     """Something that can happen next: its name, what it makes of the cluster, and the actions that it caused."""
 
     name: str
-    make: Callable[[], tuple[Cluster, list[Action]]]
+    make: Callable[[], tuple[Cluster, tuple[Action, ...]]]
 
 
 def new_cluster(size: Size, budget: Budget, policy: Policy) -> Cluster:
-    """Return a job whose agents are about to join."""
+    """Return a job whose agents have joined."""
     spec = JobSpec(
         job="explored",
         command=("train.py",),
@@ -41,127 +46,127 @@ def new_cluster(size: Size, budget: Budget, policy: Policy) -> Cluster:
         working_directory="/",
         job_directory="/",
         world_size=size.ranks,
-        ranks_per_node=1,
-        nodes=size.ranks,
+        ranks_per_node=size.ranks_per_node,
+        nodes=size.nodes,
         spare_nodes=size.spares,
         max_restarts=0,
         settings=JobSettings(),
     )
-    machine = RecoveryMachine(policy, spec)
-    nodes = tuple(f"node{number}" for number in range(size.ranks + size.spares))
-    now = 1000.0
+    machine = RecoveryMachine(policy, spec, can_create_nodes=size.created > 0)
+    nodes = tuple(f"node{number}" for number in range(size.nodes + size.spares))
     for node in nodes:  # that nodes come in another order is another job with other names
-        machine.handle(joined(node, ()), now)
-    start, _ = fed(Cluster(size, machine, b"", budget, nodes, now), ControllerStarted(1))
-    return start
-
-
-def joined(node: str, processes: Iterable[Process]) -> NodeJoined:
-    """Return what an agent says to a controller that is new to it."""
-    running = tuple(RunningProcess(p.rank, p.pid, p.incarnation, p.generation) for p in processes if p.node == node)
-    return NodeJoined(node, node, StoreEndpoint("127.0.0.1", 1), running)
+        machine.handle(joined(node, ()), BEGAN_S)
+    memory = Memory(Controllers(), Lives(), Wire(spec))
+    start = Cluster(size, memory, memory.controllers.first(machine), budget, nodes, BEGAN_S)
+    return fed(start, ControllerStarted(1))[0]
 
 
 def moves(cluster: Cluster) -> Iterator[Move]:
     """Return everything that can happen next."""
-    training = [Move(name, partial(_told, after)) for name, after in trained(cluster)]
-    usual = [*_messages(cluster), *training]
+    usual = [*_messages(cluster), *(Move(name, partial(_told, after)) for name, after in trained(cluster))]
     yield from usual
-    if cluster.machine.phase is not Phase.ENDED:
-        yield from _faults(cluster)
-        due_s = cluster.machine.next_deadline()
-        if due_s is not None:
-            free = not usual or due_s <= cluster.now
-            if free or cluster.budget.allows("timeouts"):
-                budget = cluster.budget if free else cluster.budget.less("timeouts")
-                later = replace(cluster, now=max(cluster.now, due_s), budget=budget)
-                yield Move(f"deadline at +{due_s - 1000:g} s passes", partial(fed, later, DeadlinePassed()))
+    if cluster.budget.allows("losses"):
+        yield from _losses(cluster)
+    for name, make in faults(cluster):
+        yield Move(name, make)
+    if cluster.controller.phase is Phase.ENDED:
+        return
+    if not usual:  # only now time goes by
+        for process in stalls(cluster):
+            yield Move(f"{process.name} stalls", partial(_told, _stalled(cluster, process)))
+    due_s = cluster.controller.due_s
+    if due_s is None:
+        return
+    free = not usual or due_s <= cluster.now
+    if free or cluster.budget.allows("timeouts"):
+        budget = cluster.budget if free else cluster.budget.less("timeouts")
+        later = replace(cluster, now=max(cluster.now, due_s), budget=budget)
+        yield Move(f"deadline at +{due_s - BEGAN_S:g} s passes", partial(fed, later, DeadlinePassed()))
 
 
 def _messages(cluster: Cluster) -> Iterator[Move]:
     for up in _arriving(cluster.ups):
-        rest = replace(cluster, ups=_without(cluster.ups, up))
-        yield Move(f"from {up.node}: {up.report}", partial(fed, rest, up.report))
+        if up.node not in cluster.cut:
+            yield Move(f"from {up.node}: {up.report}", partial(_arrived, cluster, up))
     arriving = _arriving(cluster.downs)
-    for down in arriving[:1] if cluster.machine.phase is Phase.ENDED else arriving:
-        after = replace(cluster, downs=_without(cluster.downs, down))
+    for down in arriving[:1] if cluster.controller.phase is Phase.ENDED else arriving:
+        after = replace(cluster, downs=_without(cluster.downs, down), broken=())
         name = f"{down.receiver} gets {type(down.command).__name__}"
-        yield Move(name, partial(_obeyed, after, down))
-    if cluster.budget.allows("losses"):
-        less = replace(cluster, budget=cluster.budget.less("losses"))
-        for up in _arriving(cluster.ups):
-            if not up.late and sum(each.node == up.node for each in cluster.ups) > 1:
-                lost = replace(less, ups=_late(cluster.ups, up))
-                yield Move(f"lost for now, from {up.node}: {type(up.report).__name__}", partial(_told, lost))
-        for down in _arriving(cluster.downs):
-            if not down.late and sum(each.node == down.node for each in cluster.downs) > 1:
-                lost = replace(less, downs=_late(cluster.downs, down))
-                yield Move(f"lost for now, to {down.receiver}: {type(down.command).__name__}", partial(_told, lost))
+        yield Move(name, partial(_obeyed, after, down, torn=False))
+        if _finishes(cluster, down) and cluster.budget.allows("tears"):
+            less = replace(after, budget=cluster.budget.less("tears"))
+            yield Move(f"{name}, and is struck in its update", partial(_obeyed, less, down, torn=True))
+
+
+def _arrived(cluster: Cluster, up: Up) -> tuple[Cluster, tuple[Action, ...]]:
+    rest = replace(cluster, ups=_without(cluster.ups, up))
+    if isinstance(up.report, FaultReported) and up.report.report.level is FaultLevel.SEPARATE_NPU:
+        rest = replace(rest, unsound=tuple(sorted({*rest.unsound, up.report.report.node or ""})))
+    after, actions = fed(rest, up.report)
+    if cluster.memory.wire.takes_twice:
+        after = replace(after, broken=(*after.broken, f"7 one brain: {type(up.report).__name__} is taken twice"))
+    return after, actions
+
+
+def _finishes(cluster: Cluster, down: Down) -> bool:
+    """Whether a process applies the update at whose barrier it was held, when this arrives."""
+    if not isinstance(down.command, Rejoin) or not down.command.part.finish_update:
+        return False
+    process = process_at(cluster, down.command.rank, down.node)
+    return process is not None and process.at.held_back and not process.hung
+
+
+def _losses(cluster: Cluster) -> Iterator[Move]:
+    less = replace(cluster, budget=cluster.budget.less("losses"), broken=())
+    for up in _arriving(cluster.ups):
+        if not up.late and sum(each.node == up.node for each in cluster.ups) > 1:
+            lost = replace(less, ups=_late(cluster.ups, up))
+            yield Move(f"lost for now, from {up.node}: {type(up.report).__name__}", partial(_told, lost))
+    for down in _arriving(cluster.downs):
+        if not down.late and down.node != PLATFORM:
+            lost = replace(less, downs=_late(cluster.downs, down))
+            yield Move(f"lost for now, to {down.receiver}: {type(down.command).__name__}", partial(_told, lost))
 
 
 def _arriving(ways: tuple[Way, ...]) -> list[Way]:
     """Return what can arrive next: the first of each node, and what is late."""
-    first = {way.node: way for way in reversed(ways) if not way.late}
+    first: dict[str, Way] = {}
+    for way in ways:
+        if not way.late:
+            first.setdefault(way.node, way)
     return [way for way in ways if way.late or way is first[way.node]]
 
 
 def _without(ways: tuple[Way, ...], one: Way) -> tuple[Way, ...]:
-    return tuple(way for way in ways if way is not one)
+    return tuple([way for way in ways if way is not one])
 
 
 def _late(ways: tuple[Way, ...], one: Way) -> tuple[Way, ...]:
-    return tuple(msgspec.structs.replace(way, late=True) if way is one else way for way in ways)
+    return tuple([msgspec.structs.replace(way, late=True) if way is one else way for way in ways])
 
 
-def _obeyed(cluster: Cluster, down: Down) -> tuple[Cluster, list[Action]]:
-    return obeyed(cluster, down), []
+def _obeyed(cluster: Cluster, down: Down, *, torn: bool) -> tuple[Cluster, tuple[Action, ...]]:
+    return obeyed(cluster, down, torn=torn), ()
 
 
-def _told(cluster: Cluster) -> tuple[Cluster, list[Action]]:
-    return cluster, []
+def _told(cluster: Cluster) -> tuple[Cluster, tuple[Action, ...]]:
+    return cluster, ()
 
 
-def _faults(cluster: Cluster) -> Iterator[Move]:
-    budget = cluster.budget
-    for process in cluster.processes:
-        if budget.allows("kills"):
-            less = replace(cluster, budget=budget.less("kills"))
-            killed = partial(ended_process, less, process, KILLED, expected=False)
-            yield Move(f"{process.name} is killed", partial(_made, killed))
-        if process.stage is Stage.TRAINING and not process.faulty:
-            if budget.allows("exceptions"):
-                less = replace(cluster, budget=budget.less("exceptions"))
-                yield Move(f"{process.name} raises", partial(_made, partial(_raised, less, process)))
-            if budget.allows("broken_links") and not process.complained:
-                less = replace(cluster, budget=budget.less("broken_links"))
-                yield Move(f"{process.name} sees a collective fail", partial(_made, partial(complaint, less, process)))
-    if budget.allows("lost_nodes"):
-        for node in cluster.nodes:
-            less = replace(cluster, budget=budget.less("lost_nodes"))
-            yield Move(f"{node} is lost", partial(_made, partial(_lost, less, node)))
-    if budget.allows("crashes"):
-        yield Move("the controller dies, another one starts", partial(_restarted, cluster))
+def _stalled(cluster: Cluster, process: Process) -> Cluster:
+    """Return the cluster after an agent has seen that a step takes too long."""
+    report = FaultReport(
+        kind=FaultKind.STALL,
+        at_s=cluster.now,
+        seen_by=node_address(process.node),
+        detail="seen",
+        rank=process.rank,
+        node=process.node,
+        generation=process.at.generation,
+        incarnation=process.incarnation,
+    )
+    seen = tuple(msgspec.structs.replace(p, stalled=True) if p is process else p for p in cluster.processes)
+    return said(replace(cluster, processes=seen, broken=()), process.node, FaultReported(report))
 
 
-def _made(make: Callable[[], Cluster]) -> tuple[Cluster, list[Action]]:
-    return make(), []
-
-
-def _raised(cluster: Cluster, process: Process) -> Cluster:
-    report = fault(process, FaultKind.EXCEPTION, cluster.now)
-    return said(changed(cluster, process, process.change(faulty=True)), process.node, FaultReported(report))
-
-
-def _lost(cluster: Cluster, node: str) -> Cluster:
-    return said(without_node(cluster, node), CONTROLLER, NodeLost(node, "it is silent", cluster.now))
-
-
-def _restarted(cluster: Cluster) -> tuple[Cluster, list[Action]]:
-    """Return the cluster with the next controller: it has the journal, and nothing of what was on its way down."""
-    term = cluster.machine.state.term + 1
-    known = {up.node for up in cluster.ups if isinstance(up.report, NodeJoined)}
-    alive = replace(cluster, downs=(), budget=cluster.budget.less("crashes"))
-    for node in alive.nodes:
-        if node not in known:
-            alive = said(alive, node, joined(node, alive.processes))
-    return fed(alive, ControllerStarted(term))
+__all__ = ["Move", "in_office", "moves", "new_cluster"]

@@ -1,17 +1,20 @@
-"""How agents and training processes carry out commands, and answer."""
+"""How agents, training processes and the platform carry out commands, and answer."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from midstep.protocol.messages import (
-    CheckpointSaved,
     Command,
+    CreateNode,
+    DeleteNode,
     EndJob,
+    IntroduceNode,
+    NodeJoined,
+    NodeRefused,
     ProbeProgress,
     ProcessStarted,
     ProgressReported,
     Quiesce,
-    RankJoined,
-    RankQuiesced,
     Rejoin,
     Release,
     Resume,
@@ -19,78 +22,104 @@ from midstep.protocol.messages import (
     StartProcess,
     StopProcess,
 )
-from midstep.protocol.types import RunningProcess
+from midstep.protocol.types import PLATFORM, RunningProcess, StoreEndpoint
 
-from .cluster import KILLED, STEP_S, Cluster, Down, changed, ended_process, said, step_clock, without_node
-from .process import Process, Stage
+from .cluster import KILLED, Cluster, Down, ended_process, gone_on, said, step_clock, without_nodes
+from .inputs import Birth, Heard
+from .process import Process
+
+ORDERS = (Quiesce, Rejoin, Resume, Release, SaveCheckpoint)
 
 
-def obeyed(cluster: Cluster, down: Down) -> Cluster:
-    """Return the cluster after a command has arrived."""
+def obeyed(cluster: Cluster, down: Down, *, torn: bool = False) -> Cluster:
+    """Return the cluster after a command has arrived. `torn`: the update that it asks for is torn."""
     command = down.command
     kind, _, name = down.receiver.partition("/")
-    if kind == "node" and name in cluster.nodes:
+    if down.receiver == PLATFORM:
+        return _platform_obeys(cluster, command)
+    here = process_at(cluster, int(name), down.node) if kind == "rank" else None
+    hears = down.receiver if here is None else here.name
+    if kind == "rank" and here is None:
+        return cluster
+    if down.term < cluster.controller.term and hears in cluster.heard:
+        if not cluster.memory.wire.takes_earlier_terms:
+            return cluster
+        what = f"7 one brain: {hears} takes a {type(command).__name__} of term {down.term}"
+        cluster = replace(cluster, broken=(*cluster.broken, what))
+    if down.term == cluster.controller.term > 1 and hears not in cluster.heard:
+        cluster = replace(cluster, heard=tuple(sorted({*cluster.heard, hears})))
+    if cluster.memory.wire.takes_twice:
+        what = f"7 one brain: {hears} takes a {type(command).__name__} twice"
+        cluster = replace(cluster, broken=(*cluster.broken, what))
+    if here is None:
         return _node_obeys(cluster, name, command)
-    if kind == "rank":
-        here = [process for process in cluster.processes if (process.rank, process.node) == (int(name), down.node)]
-        if here:
-            return _process_obeys(cluster, here[-1], command)
-    return cluster
+    if here.hung or not isinstance(command, ORDERS):
+        return cluster
+    outcome = cluster.memory.lives.after(here.at, Heard(command, cluster.checkpoints, torn))
+    return gone_on(cluster, here, outcome, stalled=False, harmed=here.harmed or torn)
 
 
-def _node_obeys(cluster: Cluster, node: str, command: Command) -> Cluster:
+def process_at(cluster: Cluster, rank: int, node: str) -> Process | None:
+    """Return the process of a rank on a node."""
+    return next((process for process in cluster.processes if (process.rank, process.node) == (rank, node)), None)
+
+
+def joined(node: str, processes: Iterable[Process]) -> NodeJoined:
+    """Return what an agent says to a controller that is new to it."""
+    running = tuple(RunningProcess(p.rank, p.pid, p.incarnation, p.at.generation) for p in processes if p.node == node)
+    return NodeJoined(node, node, StoreEndpoint("127.0.0.1", 1), running)
+
+
+def _platform_obeys(cluster: Cluster, command: Command) -> Cluster:
+    match command:
+        case CreateNode(node=node) if node not in cluster.nodes:
+            if cluster.made < cluster.size.created:
+                more = replace(cluster, nodes=(*cluster.nodes, node), made=cluster.made + 1)
+                return said(more, node, joined(node, ()))
+            return said(cluster, PLATFORM, NodeRefused(node, "there are no more"))
+        case DeleteNode(node=node):
+            return without_nodes(cluster, [node])
+        case _:
+            return cluster
+
+
+def _node_obeys(cluster: Cluster, node: str, command: Command) -> Cluster:  # noqa: PLR0911 - one for each command
     match command:
         case StartProcess():
             return _started(cluster, node, command)
         case StopProcess(rank=rank, incarnation=incarnation):
-            ended = [p for p in cluster.processes if p.node == node and p.rank == rank and p.incarnation <= incarnation]
-            for process in ended:
-                cluster = ended_process(cluster, process, KILLED, expected=True)
+            process = process_at(cluster, rank, node)
+            if process is not None and process.incarnation <= incarnation:
+                return ended_process(cluster, process, KILLED, expected=True)
             return cluster
         case EndJob():
-            return without_node(cluster, node)
+            return without_nodes(cluster, [node])
         case ProbeProgress(probe=probe):
-            clocks = tuple(step_clock(cluster, process) for process in cluster.processes if process.node == node)
+            clocks = tuple([step_clock(process, cluster.now) for process in cluster.processes if process.node == node])
             return said(cluster, node, ProgressReported(node, probe, cluster.now, clocks))
+        case IntroduceNode():
+            return said(cluster, node, joined(node, cluster.processes))
         case _:
             return cluster
 
 
 def _started(cluster: Cluster, node: str, order: StartProcess) -> Cluster:
-    before = [p for p in cluster.processes if p.rank == order.rank and p.node == node]
-    if any(p.incarnation >= order.incarnation for p in before):
-        return cluster
-    kept = before[-1].local_states(cluster.size.ranks) if before else ()
-    for process in before:
-        cluster = ended_process(cluster, process, KILLED, expected=True)
-    new = Process(order.rank, node, order.incarnation, order.generation, whole=order.connected, kept=kept)
-    running = RunningProcess(new.rank, new.pid, new.incarnation, new.generation)
-    cluster = replace(cluster, processes=(*cluster.processes, new))
-    report = new.report(cluster.size.ranks)
+    before = process_at(cluster, order.rank, node)
+    if before is not None:
+        if before.incarnation >= order.incarnation:
+            return cluster
+        cluster = ended_process(cluster, before, KILLED, expected=True)
+    box = next((box[2] for box in cluster.boxes if box[:2] == (node, order.rank)), ())
+    size = cluster.size
+    shard = f"shard {order.rank}" if size.sharded else "replicated"
+    birth = Birth(order, node, box, cluster.checkpoints, size.steps, size.every_steps, shard)
+    outcome = cluster.memory.lives.born(birth)
+    new = Process(order.rank, node, order.incarnation, outcome.at)
+    cluster = replace(
+        cluster,
+        processes=(*cluster.processes, new),
+        boxes=tuple(each for each in cluster.boxes if each[:2] != (node, order.rank)),
+    )
+    running = RunningProcess(new.rank, new.pid, new.incarnation, new.at.generation)
     cluster = said(cluster, node, ProcessStarted(node, running, warm=True))
-    return said(cluster, node, RankJoined(new.rank, new.generation, new.incarnation, new.pid, report, STEP_S))
-
-
-def _process_obeys(cluster: Cluster, process: Process, command: Command) -> Cluster:
-    head = (process.rank, getattr(command, "generation", 0), process.incarnation)
-    match command:
-        case Quiesce(generation=generation) if generation > process.generation:
-            half = process.stage is Stage.REJOINING and not process.whole
-            parked = process.change(
-                stage=Stage.PARKED, generation=generation, complained=False, part=None, whole=process.whole and not half
-            )
-            quiesced = RankQuiesced(*head, parked.report(cluster.size.ranks), {"stop": 0.0})
-            return said(changed(cluster, process, parked), process.node, quiesced)
-        case Rejoin(generation=generation, part=part) if process.stage in {Stage.JOINED, Stage.PARKED}:
-            if generation >= process.generation:
-                rejoining = process.change(stage=Stage.REJOINING, generation=generation, part=part, complained=False)
-                return changed(cluster, process, rejoining)
-        case Resume(generation=generation) if (process.stage, process.generation) == (Stage.AT_BARRIER_TWO, generation):
-            return changed(cluster, process, process.change(stage=Stage.TRAINING, resumed=True))
-        case Release(generation=generation) if (process.stage, process.generation) == (Stage.FINISHED, generation):
-            return ended_process(cluster, process, 0, expected=False)
-        case SaveCheckpoint(generation=generation, step=step) if process.stage in {Stage.JOINED, Stage.PARKED}:
-            return said(cluster, process.node, CheckpointSaved(process.rank, generation, step, "/checkpoint"))
-        case _:
-            pass
-    return cluster
+    return gone_on(cluster, new, outcome)

@@ -14,7 +14,7 @@ from pathlib import Path
 from .bounds import LARGE, SMALL
 from .explore import Exploration, RuleBroken
 
-PORTION = 50_000  # moves between two reports
+PORTION = 20_000  # moves between two reports
 FOLDER = Path("out/prove")
 
 

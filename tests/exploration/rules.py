@@ -1,120 +1,164 @@
-"""The nine rules of a recovery, held against every state and every action of an exploration."""
+"""The rules of a recovery, held against every state and every action of an exploration.
+
+What a process says and does is held against what it holds in `life.py`; here is the controller's part.
+"""
 
 from collections.abc import Iterable, Iterator
 
 from midstep.controller.actions import Action, Send
-from midstep.controller.recovery.check import contradictions
+from midstep.controller.rank_states import RankState
 from midstep.controller.recovery.state import Phase
+from midstep.controller.world import NodeState
+from midstep.processor.session import SessionStage
 from midstep.protocol.messages import Rejoin, Resume, StartProcess
-from midstep.protocol.types import LocalStateCopy, RepairPart, RestoreSource, Rung
+from midstep.protocol.types import FaultLevel, LocalStateCopy, RepairPart, RestoreSource, Rung
 
 from .cluster import Cluster
-from .process import SHARD, Process, Stage
+from .inputs import Wait
+from .process import Process
+from .training import TRAINING
 
-PARKED = frozenset({Stage.JOINED, Stage.PARKED})
 # Rungs that keep the processes that are well.
 KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
 
 
 def broken_by_state(cluster: Cluster) -> Iterator[str]:
-    """Say which rules a state breaks, and where the machine's own contradicts itself."""
-    yield from contradictions(cluster.machine.state)
-    current = {holder.rank: holder.incarnation for holder in cluster.machine.state.world.holders}
-    training = [p for p in cluster.processes if p.stage is Stage.TRAINING and current.get(p.rank) == p.incarnation]
-    if len({process.generation for process in training if not process.complained and not process.faulty}) > 1:
-        yield f"1 one generation: {[(p.name, p.generation) for p in training]} train"
+    """Say which rules a state breaks, and what the last move has broken: the machine's contradictions among it."""
+    yield from cluster.broken
+    world = cluster.controller.machine.state.world
+    training = [p for p in cluster.processes if p.at.wait in TRAINING and not p.hung]
+    if len({process.at.linked for process in training if _is_current(cluster, process)}) > 1:
+        yield f"1 one generation: {[(p.name, p.at.linked) for p in training]} train"
+    if (
+        cluster.unsound
+        and cluster.controller.phase is Phase.RUNNING
+        and not cluster.controller.machine.state.book.put_off
+    ):
+        there = [holder.rank for holder in world.holders if holder.node in cluster.unsound]
+        if there:
+            yield f"8 sound nodes: ranks {there} run where a device must be left"
+    if cluster.controller.phase is Phase.RUNNING and not cluster.ups and not cluster.downs:
+        yield from _strays(cluster)
+    limits = {entry.rung: entry.budget.per_job for entry in cluster.controller.machine.state.policy.ladder}
+    for rung, times in cluster.taken:
+        limit = limits.get(Rung(rung))
+        if limit is not None and times > limit:
+            yield f"6 budgets hold: {rung} was taken {times} times, {limit} are allowed"
 
 
 def broken_by_actions(before: Cluster, after: Cluster, actions: Iterable[Action]) -> Iterator[str]:
     """Say which rules the actions break that followed an event."""
-    actions = list(actions)
     bodies = [action.body for action in actions if isinstance(action, Send)]
     resumes = {body.step for body in bodies if isinstance(body, Resume)}
     if len(resumes) > 1:
         yield f"2 same step: ranks resume at {sorted(resumes)}"
     rejoins = {body.rank: body.part for body in bodies if isinstance(body, Rejoin)}
-    if len(rejoins) == after.size.ranks:
+    if len(rejoins) == after.controller.machine.state.world.size:
         yield from _wrong_repair(after, rejoins)
-    if after.machine.state.term == before.machine.state.term:
+    if after.controller.term == before.controller.term:
         yield from _killed_for_nothing(before, after, [body for body in bodies if isinstance(body, StartProcess)])
-    if after.machine.state.spent != before.machine.state.spent:
-        yield from _overspent(after)
-    incident = after.machine.incidents[-1] if after.machine.incidents else None
+    if before.controller.phase is Phase.SAVING and after.controller.phase is Phase.ENDED and after.stops == 1:
+        yield from _nothing_saved(after)
+    state = after.controller.machine.state
+    for use in state.ladder.budgets(tuple(state.spent), after.now) if bodies else ():
+        if use.limit is not None and use.used > use.limit:
+            yield f"6 budgets hold: {use.name} is {use.used} of {use.limit}"
+    incident = after.controller.machine.incidents[-1] if after.controller.machine.incidents else None
     if incident is not None and any(not decision.reason for decision in incident.decisions):
         yield "9 every decision has a reason"
 
 
-def _overspent(cluster: Cluster) -> Iterator[str]:
-    state = cluster.machine.state
-    for use in state.ladder.budgets(tuple(state.spent), cluster.now):
-        if use.limit is not None and use.used > use.limit:
-            yield f"6 budgets hold: {use.name} is {use.used} of {use.limit}"
+def _nothing_saved(cluster: Cluster) -> Iterator[str]:
+    """Say that a job has ended without its checkpoint, though those that are parked hold everything."""
+    parked = [p for p in cluster.processes if p.parked and not p.hung and _is_current(cluster, p) and p.at.clean]
+    newest = max((process.at.held for process in parked), default=0)
+    if newest > 0 and newest not in cluster.checkpoints and not cluster.size.sharded:
+        yield f"3 nothing lost: the job ends, and step {newest} is in no checkpoint"
 
 
 def broken_at_the_end(cluster: Cluster) -> Iterator[str]:
     """Say which rules a state breaks after which nothing can happen any more."""
-    state = cluster.machine.state
-    if state.phase is not Phase.ENDED:
-        yield f"5 always ends: nothing can happen any more in {state.phase}"
-    elif state.history.open is not None:
+    machine = cluster.controller.machine
+    if cluster.controller.phase is not Phase.ENDED:
+        yield f"5 always ends: nothing can happen any more in {cluster.controller.phase}"
+    elif machine.state.history.open is not None:
         yield "5 always ends: the job has ended, and its incident has not"
-    elif cluster.processes:
-        yield f"5 always ends: the job has ended, and {[process.name for process in cluster.processes]} run"
+    lost = set(machine.state.world.named(NodeState.LOST))  # the platform ends these
+    left = [process.name for process in cluster.processes if process.node not in lost]
+    if cluster.controller.phase is Phase.ENDED and left:
+        yield f"5 always ends: the job has ended, and {left} run"
+    nodes = machine.state.world.nodes.values()
+    kept = [node.name for node in nodes if node.given_back and node.name in cluster.nodes]
+    if kept:
+        yield f"5 always ends: nodes {kept} are given back, and the platform has kept them"
+
+
+def _strays(cluster: Cluster) -> Iterator[str]:
+    """Say which processes hold no rank any more, where nothing is under way that could end them."""
+    lost = set(cluster.controller.machine.state.world.named(NodeState.LOST))
+    for process in cluster.processes:
+        if process.node not in lost and not _is_current(cluster, process):
+            yield f"8 nothing is left behind: {process.name} runs on {process.node}, and holds no rank"
+
+
+def _is_current(cluster: Cluster, process: Process) -> bool:
+    holder = cluster.controller.machine.state.world.holder(process.rank)
+    return holder is not None and (holder.incarnation, holder.node) == (process.incarnation, process.node)
 
 
 def _wrong_repair(cluster: Cluster, parts: dict[int, RepairPart]) -> Iterator[str]:
     """Hold a plan of repair against what the parked processes really have."""
-    held_by = {holder.rank: holder.incarnation for holder in cluster.machine.state.world.holders}
     # Who has died since it answered is found out later, and what is brought from there fails.
-    alive = {p.rank: p for p in cluster.processes if p.incarnation == held_by.get(p.rank)}
-    whole = [process for process in alive.values() if process.whole and process.stage in PARKED]
-    survivors = [process for process in whole if process.stage is Stage.PARKED]
-    (target,) = {part.target_step for part in parts.values()}
-    if survivors and target < max(process.committed for process in survivors):
-        yield f"3 nothing lost: all go to step {target}, and {[(p.name, p.committed) for p in survivors]} survive"
-    if survivors and target < min(process.committed for process in survivors):
-        yield f"2 same step: all go to {target}, before what every survivor has committed"
-    for rank, process in alive.items():
-        if process.stage in PARKED:
-            yield from _wrong_part(cluster, process, parts[rank], alive, survivors=bool(survivors))
-
-
-def _wrong_part(
-    cluster: Cluster, process: Process, part: RepairPart, alive: dict[int, Process], *, survivors: bool
-) -> Iterator[str]:
-    at_target = process.whole and process.committed == part.target_step
-    finishes = process.whole and process.ready and process.committed + 1 == part.target_step and part.finish_update
-    into = [transfer for transfer in part.transfers if transfer.destination == process.rank]
-    if part.restore is RestoreSource.REPLICA and not (at_target or finishes or into):
-        yield f"4 same numbers: {process.name} is at {process.committed}, goes to {part.target_step}, and gets nothing"
-    for transfer in into:
-        source = alive.get(transfer.source)
-        if source is None:
+    alive = {p.rank: p for p in cluster.processes if _is_current(cluster, p)}
+    ranks, shards = set(parts), {p.rank: p.at.birth.shard for p in alive.values()}
+    # The newest step of which every shard is alive, and every own state of those that lack it.
+    newest = max((p.at.held for p in alive.values() if p.parked), default=0)
+    have = {p.rank for p in alive.values() if p.parked and newest in {p.at.held, p.at.gradients}}
+    copies = {copy for p in alive.values() if p.parked for copy in p.at.box}
+    sharded = cluster.size.sharded
+    whole = (have == ranks if sharded else bool(have)) and all(
+        LocalStateCopy(rank, newest) in copies for rank in ranks - have
+    )
+    part = next(iter(parts.values()))
+    if whole and RestoreSource.REPLICA is not part.restore and newest > part.target_step:
+        yield f"3 nothing lost: all go to step {part.target_step} from {part.restore}, and step {newest} is alive"
+    if whole and newest > part.target_step and cluster.unsound == ():
+        yield f"3 nothing lost: all go to step {part.target_step}, and step {newest} is alive on {sorted(have)}"
+    committed = cluster.controller.machine.state.progress.committed
+    if part.target_step == 0 and cluster.size.keeps_all and committed > 1:
+        yield f"3 nothing lost: all begin at the first step, and step {committed} was committed"
+    if part.restore is RestoreSource.NOTHING and cluster.checkpoints:
+        yield f"3 nothing lost: all begin at the first step, and checkpoints {cluster.checkpoints} can be read"
+    for rank, each in parts.items():
+        process = alive.get(rank)
+        if process is None or not process.parked or each.restore is not RestoreSource.REPLICA:
             continue
-        if transfer.shard_id != SHARD or not source.whole:
-            yield f"4 same numbers: {process.name} gets {transfer.shard_id} from rank {transfer.source}, which lacks it"
-        elif source.committed != part.target_step and not (source.ready and source.committed + 1 == part.target_step):
-            yield f"4 same numbers: {process.name} gets step {source.committed} for step {part.target_step}"
-    for own in part.local_states:
-        source = alive.get(own.source)
-        copy = LocalStateCopy(own.rank, part.target_step)
-        if own.rank == process.rank and source and copy not in source.local_states(cluster.size.ranks):
-            yield f"4 same numbers: {process.name} gets its local state from rank {own.source}, which lacks it"
-    if part.restore is RestoreSource.NOTHING and survivors and part.target_step > 0:
-        yield f"3 nothing lost: {process.name} begins again with survivors"
+        at = process.at
+        finishes = each.finish_update and at.gradients == each.target_step and at.held_back
+        into = [transfer for transfer in each.transfers if transfer.destination == rank]
+        if not (at.held == each.target_step or finishes or into):
+            yield f"4 same numbers: {process.name} holds {at.held}, goes to {each.target_step}, and gets nothing"
+        if any(transfer.shard_id != shards[rank] for transfer in into):
+            yield f"4 same numbers: {process.name} gets a shard of another rank"
 
 
 def _killed_for_nothing(before: Cluster, after: Cluster, starts: list[StartProcess]) -> Iterator[str]:
-    incident = after.machine.incidents[-1] if after.machine.incidents else None
+    machine = after.controller.machine
+    incident = machine.incidents[-1] if machine.incidents else None
     rung = incident.decisions[-1].rung if incident is not None and incident.decisions else None
     if rung not in KEEPING:
         return
     for start in starts:
         process = before.process(start.rank)
-        at_fault = before.machine.state.world.holders[start.rank].incarnation != (process.incarnation if process else 0)
-        if process is None or process.faulty or at_fault or process.stage is Stage.JOINED:
+        if process is None or start.early or process.hung or process.harmed or not _is_current(before, process):
             continue
-        moved = rung is Rung.RECOVER and after.machine.state.world.holders[start.rank].node != process.node
-        blamed = any(report.rank == start.rank for report in incident.reports) if incident else False
-        if not (moved or blamed):
+        if process.node in after.cut + after.unsound or process.at.wait is Wait.NOTHING:
+            continue
+        if before.controller.machine.state.world.holders[start.rank].state is RankState.STARTING:
+            continue  # a world that starts together links up together
+        if process.at.stage is SessionStage.PARKED and not process.at.clean:
+            continue  # a newcomer, or half repaired
+        reports = incident.reports if incident else ()
+        blamed = any(report.rank == start.rank and report.level is not FaultLevel.NOT_HANDLE for report in reports)
+        if not blamed:
             yield f"8 nobody is killed for nothing: {process.name} was well, and {rung} replaces it"

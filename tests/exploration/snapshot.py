@@ -12,9 +12,9 @@ from midstep.controller.machine import RecoveryMachine
 
 # The same in all states of one job.
 SHARED = frozenset({"ladder", "job"})
-# Written for people, or again by each event, and read by no decision: two orders of the same events leave one state.
+# Written for people, or by each event, and read by no decision: two orders of the same events leave one state.
 FOR_PEOPLE = frozenset({"history", "turn"})
-_ATOMS = (str, int, float, bool, bytes, type(None), enum.Enum, msgspec.Struct, frozenset)
+ATOMS = (str, int, float, bool, bytes, type(None), enum.Enum, msgspec.Struct, frozenset)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -50,7 +50,7 @@ def _ordered(value: Any) -> Any:
 def _way(value: Any, ways: dict[type, Callable[[Any], Any]], of_objects: Callable[[Any], Any]) -> Callable[[Any], Any]:
     way = ways.get(type(value))
     if way is None:
-        way = ways[type(value)] = _itself if isinstance(value, _ATOMS) or not hasattr(value, "__dict__") else of_objects
+        way = ways[type(value)] = _itself if isinstance(value, ATOMS) or not hasattr(value, "__dict__") else of_objects
     return way
 
 

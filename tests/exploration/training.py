@@ -1,88 +1,96 @@
-"""What training processes do by themselves: train, come back from a repair, and see that others are gone."""
+"""What training processes do by themselves: train, link up, and see that others are gone."""
 
 from collections.abc import Iterator
 
-from midstep.protocol.messages import FaultReported, RankFinished, RankReady, StepCommitted
-from midstep.protocol.types import FaultKind, FaultReport, rank_address
+from midstep.protocol.types import RestoreSource
 
-from .cluster import STEP_S, Cluster, changed, said
-from .process import Process, Stage
+from .cluster import Cluster, gone_on, parked_or_linking
+from .inputs import Happened, Input, Linked, Wait, What
+from .process import Process
+
+TRAINING = frozenset({Wait.COLLECTIVES, Wait.BARRIER})
+IN_TOUCH = frozenset({Wait.COLLECTIVES, Wait.BARRIER, Wait.LINKS})  # with the others
 
 
 def trained(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
     """Return what each process can do next, in words, and the cluster after it."""
     for process in cluster.processes:
-        if process is cluster.process(process.rank) and not process.faulty:
-            after = _next_of(cluster, process)
-            if after is not None:
-                yield f"{process.name} {after[0]}", after[1]
+        if process.at.wait in IN_TOUCH and not process.hung and process is cluster.process(process.rank):
+            given = _next_of(cluster, process)
+            if given is not None:
+                yield f"{process.name} {_said(given)}", happened(cluster, process, given)
 
 
-def _next_of(cluster: Cluster, process: Process) -> tuple[str, Cluster] | None:
-    others = [cluster.process(rank) for rank in range(cluster.size.ranks) if rank != process.rank]
-    head = (process.rank, process.generation, process.incarnation)
-    if process.stage is Stage.REJOINING and process.part is not None:
-        if all(other is not None and _is_linked(other, process.generation) for other in others):
-            step = process.part.target_step
-            back = process.change(stage=Stage.AT_BARRIER_TWO, committed=step, ready=False, whole=True, part=None)
-            return "is repaired", said(
-                changed(cluster, process, back), process.node, RankReady(*head, step, {"rebuild": 0.0})
-            )
-    elif process.stage is Stage.TRAINING and not process.complained:
-        if process.committed >= cluster.size.steps:
-            finished = process.change(stage=Stage.FINISHED, resumed=False)
-            return "finishes", said(
-                changed(cluster, process, finished), process.node, RankFinished(*head, process.committed)
-            )
-        if not process.ready and all(_meets(other, process) for other in others):
-            return "has all gradients", changed(cluster, process, process.change(ready=True))
-        if process.ready and all(_has_passed(other, process) for other in others):
-            after = process.change(committed=process.committed + 1, ready=False, resumed=False)
-            cluster = changed(cluster, process, after)
-            if process.resumed:
-                cluster = said(cluster, process.node, StepCommitted(*head, after.committed, cluster.now, STEP_S))
-            return "commits", cluster
-    stuck = process.stage in {Stage.TRAINING, Stage.REJOINING} and not process.complained
-    if stuck and any(other is None or _is_stuck(other) or other.generation != process.generation for other in others):
-        return "cannot reach the others", complaint(cluster, process)
+def happened(cluster: Cluster, process: Process, given: Input, **changes: bool) -> Cluster:
+    """Return the cluster after something has happened to a process."""
+    return gone_on(cluster, process, cluster.memory.lives.after(process.at, given), **{"stalled": False, **changes})
+
+
+def _said(given: Input) -> str:
+    return given.what.value if isinstance(given, Happened) else "is linked up, repaired and rolled back"
+
+
+def _next_of(cluster: Cluster, process: Process) -> Input | None:
+    others = [cluster.process(rank) for rank in range(_size(process)) if rank != process.rank]
+    at = process.at
+    if at.wait is Wait.LINKS:
+        if all(other is not None and _links(other, at.generation) for other in others):
+            return arrival(cluster, process)
+        lost = any(other is None or not parked_or_linking(other, at.generation) for other in others)
+        return Happened(What.BREAK) if lost else None
+    if any(other is None or other.at.linked != at.generation for other in others):
+        return Happened(What.BREAK)
+    if at.wait is Wait.COLLECTIVES and all(other is not None and _meets(other, process) for other in others):
+        return Happened(What.GRADIENTS)
+    if at.wait is Wait.BARRIER and may_commit(cluster, process):
+        return Happened(What.MET)
     return None
 
 
-def _is_linked(other: Process, generation: int) -> bool:
-    linked = {Stage.REJOINING, Stage.AT_BARRIER_TWO, Stage.TRAINING}
-    return other.generation == generation and other.stage in linked and not other.faulty
+def may_commit(cluster: Cluster, process: Process) -> bool:
+    """Whether all others have come to the commit barrier at which the process waits."""
+    others = [cluster.process(rank) for rank in range(_size(process)) if rank != process.rank]
+    return all(other is not None and _has_passed(other, process) for other in others)
 
 
-def _meets(other: Process | None, process: Process) -> bool:
-    if other is None or other.generation != process.generation:
-        return False
-    return other.committed > process.committed or (other.stage is Stage.TRAINING and not _is_stuck(other))
+def arrival(cluster: Cluster, process: Process, *, cut: bool = False) -> Linked:
+    """Return what reaches a process that has linked up with all others, by its part of the plan."""
+    part = process.at.part
+    shards: tuple[int, ...] = ()
+    own = False
+    if part is not None and part.restore is RestoreSource.REPLICA:
+        into = [each for each in part.transfers if each.destination == process.rank]
+        sources = [cluster.process(each.source) for each in into]
+        shards = tuple(source.at.held for source in sources if source is not None)
+        for move in part.local_states:
+            source = cluster.process(move.source)
+            if move.rank == process.rank and source is not None:
+                own = own or (move.rank, part.target_step) in [(copy.rank, copy.step) for copy in source.at.box]
+    return Linked(shards, own, cluster.checkpoints, cut)
 
 
-def _is_stuck(other: Process) -> bool:
-    return other.faulty or other.complained
+def stalls(cluster: Cluster) -> Iterator[Process]:
+    """Return the processes that wait in a step for ever, and of which that was not reported."""
+    for process in cluster.processes:
+        if process.at.wait in TRAINING and not process.stalled and process is cluster.process(process.rank):
+            yield process
 
 
-def _has_passed(other: Process | None, process: Process) -> bool:
-    if other is None or other.generation != process.generation:
-        return False
-    return other.committed > process.committed or other.ready
+def _size(process: Process) -> int:
+    return process.at.birth.order.world_size
 
 
-def complaint(cluster: Cluster, process: Process) -> Cluster:
-    """Return the cluster after the process has seen a collective fail."""
-    report = fault(process, FaultKind.COMMUNICATION, cluster.now)
-    return said(changed(cluster, process, process.change(complained=True)), process.node, FaultReported(report))
+def _links(other: Process, generation: int) -> bool:
+    at = other.at
+    waits = at.wait is Wait.LINKS and at.generation == generation and not other.hung
+    return waits or at.linked == generation
 
 
-def fault(process: Process, kind: FaultKind, now: float) -> FaultReport:
-    return FaultReport(
-        kind=kind,
-        at_s=now,
-        seen_by=rank_address(process.rank),
-        detail="seen",
-        rank=process.rank,
-        node=process.node,
-        generation=process.generation,
-        incarnation=process.incarnation,
-    )
+def _meets(other: Process, process: Process) -> bool:
+    at, count = other.at, process.at.count
+    return at.count > count or (at.count == count and at.wait in TRAINING and not other.hung) or at.ready
+
+
+def _has_passed(other: Process, process: Process) -> bool:
+    at, count = other.at, process.at.count
+    return at.count > count or (at.count == count and at.wait is Wait.BARRIER)

@@ -18,7 +18,7 @@ from midstep.simulation.process_faults import cut_link
 from midstep.simulation.setting import draw_setting
 from midstep.simulation.world import SimulatedWorld
 
-from .mutants import Mutant, applied
+from ..mutants.mutant import Mutant, applied
 
 BLAME_THE_NEIGHBOUR = Mutant(
     "", "midstep.controller.recovery.deadlines", "faults_of(state, not_stopped(state),", "faults_of(state, {0, 1},"

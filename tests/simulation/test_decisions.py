@@ -1,7 +1,8 @@
 """A recording of what the machine decided tells whether a change has changed it."""
 
+from ..mutants.hunts import MUTANTS
+from ..mutants.mutant import applied
 from .decisions import digests
-from .mutants import MUTANTS, applied
 
 SEEDS = range(4)
 

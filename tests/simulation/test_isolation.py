@@ -9,7 +9,7 @@ from midstep.simulation.cluster_faults import isolate_controller
 from midstep.simulation.invariants import InvariantBroken
 from midstep.simulation.world import SimulatedWorld
 
-from .mutants import Mutant, applied
+from ..mutants.mutant import Mutant, applied
 
 SEEDS = 150
 

@@ -7,7 +7,7 @@ from midstep.protocol.types import RestoreSource, Rung
 from midstep.simulation.process_faults import lose_memory_and_report
 from midstep.simulation.world import SimulatedWorld
 
-from .mutants import Mutant, applied
+from ..mutants.mutant import Mutant, applied
 
 SEEDS = 250
 

@@ -1,0 +1,48 @@
+"""What is believed, taken twice, or said again after a restart of the controller, broken on purpose."""
+
+from .mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "believe any agent about any rank",
+        "midstep.controller.node_admission",
+        "placement.node_of(rank, ",
+        "(lambda _: identity)(",
+    ),
+    Mutant(
+        "ask for nothing after a restart",
+        "midstep.controller.recovery.reconcile",
+        "        yield from _to_a_rank(state, holder)\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "give nodes back once only",
+        "midstep.controller.recovery.reconcile",
+        "for name in given_back(state):",
+        "for name in ():",
+    ),
+    Mutant(
+        "fence neither terms nor sessions of earlier controllers",
+        "midstep.protocol.mailbox",
+        "        refusal = self._fault_of(envelope, now)\n",
+        "        refusal = None\n",
+    ),
+    Mutant(
+        "take messages twice",
+        "midstep.protocol.mailbox",
+        "if envelope.number and not sender.mark_taken(envelope.number):",
+        "if False:",
+    ),
+    Mutant(
+        "act before it is recorded",
+        "midstep.simulation.controller",
+        "        self.journal.append((event, now, sender, session, number))\n",
+        "        if self.crash_next is None:\n            self.journal.append((event, now, sender, session, number))\n",
+    ),
+    Mutant(
+        "forget after a restart what was received",
+        "midstep.simulation.controller",
+        "            self._endpoint.mailbox.remember(sender, session, number)\n",
+        "",
+    ),
+)
