@@ -200,11 +200,11 @@ def test_first_steps_that_are_committed_while_a_stall_is_looked_into_end_the_inc
     assert [incident.outcome for incident in cluster.machine.incidents] == [Outcome.RESUMED]
 
 
-def test_who_hangs_in_its_last_step_is_found_although_all_others_have_finished(cluster: Cluster) -> None:
+def test_who_hangs_in_its_last_step_is_found_although_all_others_have_finished(cluster: FakeCluster) -> None:
     """The first step since the resume is the last: nobody waits in a collective, and there is no other deadline."""
     cluster.feed(cluster.exited(1))
     for rank in (0, 2, 3):
-        cluster.feed(cluster.quiesced(rank, 5, wards=[1]))
+        cluster.feed(cluster.quiesced(rank, 5, peers=[1]))
     cluster.feed(cluster.joined(1), *(cluster.ready(rank, 5) for rank in range(4)))
     cluster.feed(*(RankFinished(rank, cluster.machine.generation, 1, 6) for rank in (0, 2, 3)))
     cluster.expect(Phase.RESUMING)
