@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 from ..platforms.processes import ChildReaper, WatchedProcess
 from ..protocol.errors import AgentError
+from ..protocol.time_limit import within
 from . import channel
 from .watchdog import ANSWER_S, Watchdog
 
@@ -82,7 +83,7 @@ class ForkServerHost:
         """Wait while the first server imports, for FIRST_IMPORTS_S at most. For a later one: return at once."""
         if self._phase is _Phase.FIRST_IMPORTS:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._imported.wait(), FIRST_IMPORTS_S)
+                await within(FIRST_IMPORTS_S, self._imported.wait())
 
     def can_fork(self) -> bool:
         """Say whether a fork can be asked for. One that does its first imports forks between them."""

@@ -25,6 +25,7 @@ from ..protocol.messages import (
     StopProcess,
 )
 from ..protocol.rank_logs import output_log
+from ..protocol.time_limit import within
 from ..protocol.types import (
     Activity,
     ArmedFault,
@@ -158,7 +159,7 @@ class RankHost:
 
     async def _start(self, order: StartProcess) -> None:
         try:
-            job = await asyncio.wait_for(asyncio.shield(self._job), WELCOME_S)
+            job = await within(WELCOME_S, asyncio.shield(self._job))
             slot = self._slots.get(order.rank)
             if slot is None:
                 box = BlackBox.create(order.rank, job.settings.black_box_bytes)

@@ -41,7 +41,7 @@ _OWN_FILES = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 def main() -> None:
     """Start as a cold idle process."""
     agent = int(sys.argv[1])
-    if not sys.flags.safe_path:
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no such mode
         sys.path.pop(0)
     end = socket.socket(fileno=channel.CHANNEL_FD)
     end.set_inheritable(False)

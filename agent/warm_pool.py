@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from ..platforms.processes import ChildReaper, WatchedProcess
 from ..protocol.errors import AgentError
+from ..protocol.time_limit import within
 from . import channel
 from .fork_server_host import ForkServerHost, receive, spawn
 from .linux import is_stopped
@@ -48,7 +49,7 @@ class IdleProcess:
         try:
             if self.process.alive and not is_stopped(self.process.pid):
                 channel.send(self._end, channel.Ping())
-                if await asyncio.wait_for(receive(self._end), timeout_s) is not None:
+                if await within(timeout_s, receive(self._end)) is not None:
                     return True
         except (AgentError, TimeoutError, OSError) as error:
             _log.warning("idle process %d does not answer, so it is killed: %s", self.process.pid, error)
@@ -190,7 +191,7 @@ async def _until_up(end: socket.socket, watch: Callable[[int], WatchedProcess], 
     """
     end.setblocking(False)
     try:
-        received = await asyncio.wait_for(receive(end), UP_S)
+        received = await within(UP_S, receive(end))
         if received is None or not isinstance(received[0], channel.ProcessIdle):
             raise AgentError("a process ended before it could take an assignment; the agent's own output may say why")
         return IdleProcess(end, watch(received[0].pid), warm=warm)

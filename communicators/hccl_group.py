@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
 from .generation_scope import GenerationScope
-from .process_group import ReplaceableGroup
+from .process_group import ReplaceableGroup, set_group_name
 
 if TYPE_CHECKING:
     from .base import CollectiveObserver
@@ -196,5 +196,5 @@ def build_backend(library: CollectiveLibrary, group: HcclGroup, name: str, store
         process_group = dist.ProcessGroup(options.store, group.group_rank, len(group.members))
         process_group._register_backend(torch.device(library.device), dist.ProcessGroup.BackendType.CUSTOM, backend)
         process_group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-        process_group._set_group_name(c10d.GroupName(name))
+        set_group_name(process_group, name)
     group.connect(process_group, backend, scope)

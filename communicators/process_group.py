@@ -134,6 +134,11 @@ for _op in WITH_FUTURE + WITHOUT_FUTURE:
         setattr(ReplaceableGroup, _op, _collective(_op, _op in WITHOUT_FUTURE))
 
 
+def set_group_name(process_group: Any, name: str) -> None:
+    """Name a process group of torch's. Its GroupName, from torch 2.10 on, is a plain string but for type checkers."""
+    process_group._set_group_name(name)
+
+
 def group_name(members: Sequence[int], ordinal: int) -> str:
     """Return the same name in every rank that made its groups of these `members` in the same order."""
     digest = hashlib.blake2b(repr(tuple(members)).encode(), digest_size=8).hexdigest()

@@ -3,9 +3,10 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Self
 
 import msgspec
+
+from ..protocol.time_limit import within
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -29,7 +30,7 @@ class Clock:
         self._base_s = max(time.time(), floor_s) - time.monotonic()
 
     @classmethod
-    def continuing(cls, last: ClockReading | None) -> Self:
+    def continuing(cls, last: ClockReading | None) -> "Clock":
         """Continue the clock of an earlier controller: exactly on the same machine, and else not behind it."""
         if last is None:
             return cls()
@@ -55,8 +56,7 @@ class Clock:
 async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
     """Wait for an event, or until `timeout_s` is over."""
     try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
+        await within(timeout_s, event.wait())
     except TimeoutError:
         return
 

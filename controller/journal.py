@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import msgspec
 
@@ -99,7 +99,7 @@ class Journal:
     @classmethod
     def open(
         cls, path: Path, *, wait_s: float = 0.0, head: Path | None = None, beat: Callable[[], None] = lambda: None
-    ) -> Self:
+    ) -> "Journal":
         """Become the active controller of the job: take the lock (waiting up to `wait_s`) and begin a new term.
 
         `head`: a file outside the job directory in which the journal's end is noted, and with which it is compared.
@@ -127,7 +127,7 @@ class Journal:
         *,
         head: Path | None,
         in_memory: bool = False,
-    ) -> Self:
+    ) -> "Journal":
         """Begin a new term on an open connection. For `Journal.open` and `journal_copy.open_copy`.
 
         `closing` closes what is open, and is the journal's from then on. `in_memory`: the connection is to a copy, so
@@ -231,7 +231,7 @@ class Journal:
         """Close the files and let another controller in."""
         self._closing.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Journal":
         return self
 
     def __exit__(

@@ -7,7 +7,6 @@ and after the death of the machine nothing is left that an older world could har
 import logging
 import os
 from pathlib import Path
-from typing import Self
 
 import msgspec
 from xxhash import xxh3_64_digest
@@ -38,7 +37,7 @@ def read_head(path: Path) -> Head | None:
     """Return what was noted last; None when there is no note, or none that can be read."""
     try:
         data = path.read_bytes()[:_LONGEST]
-        size = int.from_bytes(data[:2])
+        size = int.from_bytes(data[:2], "big")
         digest, head = _decode(data[2 : 2 + size])
         return _decode_head(head) if xxh3_64_digest(head) == digest else None
     except (OSError, msgspec.MsgspecError, ValueError):
@@ -59,7 +58,7 @@ class HeadFile:
         content = _encode(head)
         data = _encode((xxh3_64_digest(content), content))
         try:
-            os.pwrite(self._descriptor, len(data).to_bytes(2) + data, 0)
+            os.pwrite(self._descriptor, len(data).to_bytes(2, "big") + data, 0)
         except OSError as error:
             if not self._told:
                 self._told = True
@@ -69,7 +68,7 @@ class HeadFile:
         """Close the file; it stays."""
         os.close(self._descriptor)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "HeadFile":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,11 +4,12 @@ The table is the only way by which a rank changes its state: `World.take` goes b
 A test holds it against what simulated jobs reach.
 """
 
-import enum
 from collections.abc import Mapping
 
+from ..protocol.enums import StrEnum
 
-class RankState(enum.StrEnum):
+
+class RankState(StrEnum):
     """Where the process of a rank stands."""
 
     ABSENT = "absent"  # no process holds the rank
@@ -27,10 +28,10 @@ class RankState(enum.StrEnum):
     @property
     def shown(self) -> str:
         """What status calls it: whether the first step is committed is the job's phase, and not a rank's state."""
-        return (RankState.TRAINING if self is RankState.RESUMING else self).value
+        return str(RankState.TRAINING if self is RankState.RESUMING else self)
 
 
-class RankEvent(enum.StrEnum):
+class RankEvent(StrEnum):
     """What can happen to a rank: what its process was ordered, and what followed."""
 
     START_ORDERED = "start ordered"

@@ -3,16 +3,16 @@
 Plain bookkeeping, no decisions. Only the recovery machine changes it.
 """
 
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ..protocol.enums import StrEnum
 from ..protocol.types import StepReport, StoreEndpoint
 from .rank_states import RankEvent, RankState, after
 from .sources import Location
 
 
-class NodeState(enum.StrEnum):
+class NodeState(StrEnum):
     """What a node is to the job."""
 
     ACTIVE = "active"

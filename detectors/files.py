@@ -6,17 +6,18 @@ or written in place.
 """
 
 import asyncio
-import enum
 import errno
 import logging
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from watchfiles import awatch
 
+from ..protocol.enums import StrEnum
 from ..protocol.types import FaultReport, detector_address
 from .documents import Document, displayed, documents_in, is_document
 from .public_fault import NO_SERIALS
@@ -27,11 +28,14 @@ POLL_S = 2.0  # where inotify reports nothing
 DEBOUNCE_MS = 50
 MAX_FILES = 10_000
 
+if sys.version_info < (3, 11):
+    from exceptiongroup import ExceptionGroup
+
 _log = logging.getLogger(__name__)
 _Stamp = tuple[int, int, int]
 
 
-class Sign(enum.StrEnum):
+class Sign(StrEnum):
     """A sign of progress for the process that supervises the watch, one character each."""
 
     PROGRESS = "."  # one file was checked

@@ -5,11 +5,11 @@ no longer in the document has not recovered. One fault can have many devices on 
 """
 
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from types import MappingProxyType
 
 import msgspec
 
+from ..protocol.enums import StrEnum
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind
 from .reading import MAX_DEVICE, MAX_TEXT, Reading, bounded, decoded, node_name, seconds, shown

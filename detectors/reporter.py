@@ -6,7 +6,6 @@ import time
 from collections import deque
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from ..protocol.discovery import Lookup
 from ..protocol.errors import MidstepError
@@ -92,7 +91,7 @@ class FaultReporter:
         if self._waiting:
             self._timer = asyncio.get_running_loop().call_later(PACE_S, self._send)
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "FaultReporter":
         return self
 
     async def __aexit__(

@@ -4,7 +4,6 @@ The form of the file is these structs; it is checked as policy files are, every 
 explains the keys.
 """
 
-import enum
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from ..policies.reading import Problem, problems_of
 from ..policies.yaml_text import read_text, read_tree, refuse
+from ..protocol.enums import StrEnum
 from ..protocol.errors import PolicyError
 from ..protocol.types import FaultLevel
 
@@ -23,7 +23,7 @@ Weight = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 
-class Kind(enum.StrEnum):
+class Kind(StrEnum):
     """What can go wrong."""
 
     PROCESS = "process"  # a training process ends

@@ -1,15 +1,15 @@
 """What a forecast came to: incidents by rung, where the time went, and what did not hold."""
 
-import enum
 from collections import Counter
 
 import msgspec
 
+from ..protocol.enums import StrEnum
 from ..protocol.types import Rung
 from .fault_trace import Kind
 
 
-class Loss(enum.StrEnum):
+class Loss(StrEnum):
     """Where time goes that trains nothing."""
 
     DETECTION = "detection"  # from a fault to its report

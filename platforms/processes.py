@@ -9,6 +9,8 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
+from ..protocol.time_limit import within
+
 _CODES_OF_SIGNALS = frozenset({os.CLD_KILLED, os.CLD_DUMPED})
 
 
@@ -48,7 +50,7 @@ class WatchedProcess:
     async def wait(self, timeout_s: float) -> bool:
         """Wait until the process has exited and `on_exit` was called. Returns False after `timeout_s`."""
         try:
-            await asyncio.wait_for(self._exited.wait(), timeout_s)
+            await within(timeout_s, self._exited.wait())
         except TimeoutError:
             return False
         return True

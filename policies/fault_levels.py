@@ -5,12 +5,11 @@ more things: whether a rank runs where the fault is, and whether the fault lasts
 is made from this one.
 """
 
-import enum
-
+from ..protocol.enums import StrEnum
 from ..protocol.types import FaultLevel
 
 
-class Treatment(enum.StrEnum):
+class Treatment(StrEnum):
     """What is done about a fault of a device or node that holds ranks, the mildest first."""
 
     NOTE = "note"  # nothing; it is shown
@@ -40,7 +39,7 @@ TREATMENTS: dict[FaultLevel, Treatment] = {
 }
 
 
-class LevelName(enum.StrEnum):
+class LevelName(StrEnum):
     """What documents, code tables and policies may call a level: the names for devices, for nodes and for switches."""
 
     NOT_HANDLE_FAULT = "NotHandleFault"

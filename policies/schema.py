@@ -5,13 +5,13 @@ and not a silent default. Reading and writing files is in `files.py`, the rules 
 `rules.py`.
 """
 
-import enum
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from ..protocol.enums import StrEnum
 from ..protocol.types import JobSettings, RestoreSource, Rung
 from .fault_codes import CodeRule
 from .fault_levels import LevelName
@@ -29,7 +29,7 @@ Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
 BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
 
 
-class CommunicatorName(enum.StrEnum):
+class CommunicatorName(StrEnum):
     """The collective layers that can be re-seated."""
 
     GLOO = "gloo"
@@ -37,7 +37,7 @@ class CommunicatorName(enum.StrEnum):
     FAKE = "fake"
 
 
-class DeviceName(enum.StrEnum):
+class DeviceName(StrEnum):
     """The devices that training processes may compute on."""
 
     CPU = "cpu"
@@ -151,7 +151,7 @@ class HeartbeatPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hold_s: SecondsOrZero = 60.0
 
 
-class WhenLost(enum.StrEnum):
+class WhenLost(StrEnum):
     """What is done about the training when no controller can be kept running."""
 
     CONTINUE = "continue"  # it continues unguarded, and a controller is tried again and again
@@ -198,7 +198,7 @@ class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node_serials: dict[str, str] = {}  # serial number of a machine -> its node, for documents that name no node
 
 
-class SubHealthAction(enum.StrEnum):
+class SubHealthAction(StrEnum):
     """What is done about a node that works, and is reported not to be well."""
 
     IGNORE = "ignore"  # it is noted

@@ -4,16 +4,15 @@ Two threads meet here. The control thread hands in commands as they arrive; the 
 reached and takes its next order. No clock, no socket, no lock: the runtime has those.
 """
 
-import enum
-
 import msgspec
 
+from ..protocol.enums import StrEnum
 from ..protocol.messages import Quiesce, Rejoin, Release, Resume, SaveCheckpoint
 
 Order = Quiesce | Rejoin | Resume | Release | SaveCheckpoint
 
 
-class SessionStage(enum.StrEnum):
+class SessionStage(StrEnum):
     """Where the train thread is."""
 
     BOOTING = "booting"  # in the user's script, before the train function

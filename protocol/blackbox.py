@@ -20,7 +20,7 @@ so that a reader sees when it has to look again. The slots are in `slots.py`.
 import mmap
 import os
 import struct
-from typing import Any, Self
+from typing import Any
 
 from .errors import AgentError
 from .slots import LOCAL_SLOTS, PEER_SLOTS, SLOTS, Slots, slot_bytes
@@ -64,7 +64,7 @@ class BlackBox:
         self.capacity_bytes = capacity_bytes
 
     @classmethod
-    def create(cls, rank: int, capacity_bytes: int) -> Self:
+    def create(cls, rank: int, capacity_bytes: int) -> "BlackBox":
         """Make the black box of `rank` with slots of `capacity_bytes`. Runs in the agent, once per rank and
         node. Raises AgentError when the machine has no descriptor or memory for it.
         """
@@ -84,7 +84,7 @@ class BlackBox:
         return cls(fd, memory, rank, capacity_bytes)
 
     @classmethod
-    def attach(cls, fd: int) -> Self:
+    def attach(cls, fd: int) -> "BlackBox":
         """Map the black box behind `fd`, which this object owns from then on. Runs in a training process at
         its start.
 

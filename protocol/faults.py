@@ -3,14 +3,13 @@
 Import these from `protocol.types`, with the other nouns.
 """
 
-import enum
-
 import msgspec
 
 from .bounds import Count, Device, Name, Rank, Seconds, Text
+from .enums import StrEnum
 
 
-class FaultKind(enum.StrEnum):
+class FaultKind(StrEnum):
     """What was seen to be wrong."""
 
     EXCEPTION = "exception"  # the train function raised
@@ -35,7 +34,7 @@ class FaultKind(enum.StrEnum):
     DETECTOR = "detector"  # what a detector reads cannot be understood: nothing is known to be wrong with the job
 
 
-class FaultLevel(enum.StrEnum):
+class FaultLevel(StrEnum):
     """How severe a fault is; the levels of devices have MindCluster's names."""
 
     SOFTWARE = "Software"
@@ -51,7 +50,7 @@ class FaultLevel(enum.StrEnum):
     NODE = "Node"
 
 
-class Assertion(enum.StrEnum):
+class Assertion(StrEnum):
     """What a detector says of a fault that can last: it is there, it is gone, or it has passed already."""
 
     OCCUR = "occur"

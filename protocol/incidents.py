@@ -3,14 +3,13 @@
 The recovery machine writes these records; status, report, demo and benchmarks read them.
 """
 
-import enum
-
 import msgspec
 
+from .enums import StrEnum
 from .types import Decision, FaultReport, RestoreSource, Rung
 
 
-class Outcome(enum.StrEnum):
+class Outcome(StrEnum):
     """How an incident ended, or that it has not."""
 
     OPEN = "open"

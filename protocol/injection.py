@@ -1,15 +1,15 @@
 """Fault injection: injection points, fault actions, and faults that are armed. For tests, demo and `midstep inject`."""
 
-import enum
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from .bounds import MOST_OF_A_RANK, Count, Name, Rank, Share
+from .enums import StrEnum
 
 
-class InjectionPoint(enum.StrEnum):
+class InjectionPoint(StrEnum):
     """A place in a step or in a recovery at which a fault can be armed (`midstep inject --at`)."""
 
     FORWARD = "forward"
@@ -28,7 +28,7 @@ class InjectionPoint(enum.StrEnum):
     ROLLBACK = "rollback"
 
 
-class FaultAction(enum.StrEnum):
+class FaultAction(StrEnum):
     """What an armed fault does when its injection point is reached."""
 
     KILL = "kill"  # SIGKILL to the own process

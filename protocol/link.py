@@ -15,6 +15,7 @@ from .discovery import LOOKUP_S, Lookup
 from .errors import ConfigurationError, MailboxFull, WireError
 from .mailbox import Mailbox
 from .messages import Envelope, Message
+from .time_limit import within
 from .transport import DealerSocket, Received
 from .types import CONTROLLER
 
@@ -83,8 +84,7 @@ class ControllerLink:
     async def flush(self, limit_s: float) -> bool:
         """Wait until all that was posted is acknowledged, or given up; False when `limit_s` passes first."""
         try:
-            async with asyncio.timeout(limit_s):
-                await self._quiet.wait()
+            await within(limit_s, self._quiet.wait())
         except TimeoutError:
             return False
         return True

@@ -7,7 +7,6 @@ Numbers run per receiver, without gaps: that is what lets a receiver tell every 
 in bounded memory (see `dedup`). Order is not promised: commands carry their generation.
 """
 
-import enum
 import heapq
 import math
 from collections import Counter
@@ -16,6 +15,7 @@ import msgspec
 
 from .codec import PROTOCOL_VERSION
 from .dedup import WINDOW, SenderMemory
+from .enums import StrEnum
 from .errors import ConfigurationError, MailboxFull
 from .messages import Ack, Envelope, Message
 from .types import CONTROLLER, DETECTOR_PREFIX
@@ -25,7 +25,7 @@ DETECTOR_QUIET_S = 30.0  # then an earlier session of a detector is believed aga
 _BACKOFF = 2.0
 
 
-class Refusal(enum.StrEnum):
+class Refusal(StrEnum):
     """Why an envelope was not delivered. These are the keys of `Mailbox.refused`."""
 
     WRONG_VERSION = "wrong version"

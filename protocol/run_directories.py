@@ -6,7 +6,6 @@ what has a mark, and whose lock is free, is removed: everything else in the same
 """
 
 import contextlib
-import enum
 import errno
 import fcntl
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from .enums import StrEnum
 from .errors import ConfigurationError
 from .removal import empty_folder, mount_of, open_folder, remove_tree
 
@@ -28,7 +28,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Fate(enum.StrEnum):
+class Fate(StrEnum):
     """What became of a directory that was looked at for removal."""
 
     REMOVED = "removed"

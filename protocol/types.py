@@ -4,13 +4,13 @@ They exist so that a rank, a fault or a repair plan means the same in the contro
 report and in a training process. Nothing here has behaviour beyond deriving a value from its own fields.
 """
 
-import enum
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from .bounds import MOST_OF_A_RANK, Count, Name, PathName, Port, ProcessId, Rank, Seconds, Text
+from .enums import StrEnum
 from .faults import Assertion as Assertion
 from .faults import FaultKind as FaultKind
 from .faults import FaultLevel as FaultLevel
@@ -41,7 +41,7 @@ def detector_address(name: str) -> str:
     return f"{DETECTOR_PREFIX}{name}"
 
 
-class Rung(enum.StrEnum):
+class Rung(StrEnum):
     """The ways to recover, from cheapest to coarsest (see `docs/policies.md`)."""
 
     RETRY_STEP = "retry_step"
@@ -52,7 +52,7 @@ class Rung(enum.StrEnum):
     STOP = "stop"
 
 
-class Activity(enum.StrEnum):
+class Activity(StrEnum):
     """What a training thread is doing; the step clock of the black box carries it."""
 
     STARTING = "starting"
@@ -66,7 +66,7 @@ class Activity(enum.StrEnum):
     FINISHED = "finished"
 
 
-class RestoreSource(enum.StrEnum):
+class RestoreSource(StrEnum):
     """Where lost state comes from."""
 
     NOTHING = "nothing"  # a fresh start: there is no state yet

@@ -4,19 +4,19 @@ What is said of the content of the state is believed, as checksums guard only it
 the controller to break an invariant.
 """
 
-import enum
 import random
 
 import msgspec
 
 from ..protocol import messages as m
+from ..protocol.enums import StrEnum
 
 _FAR = 1_000_000  # steps and messages that no simulated job gets to
 _OF_AN_INCARNATION = (m.RankJoined, m.RankQuiesced, m.RankReady, m.StepCommitted, m.RankFinished)
 _OF_A_GENERATION = (m.RankQuiesced, m.RankReady, m.StepCommitted, m.RankFinished, m.CheckpointSaved)
 
 
-class Byzantine(enum.StrEnum):
+class Byzantine(StrEnum):
     """What is wrong with the next message."""
 
     EARLIER_INCARNATION = "an earlier incarnation"

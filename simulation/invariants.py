@@ -1,9 +1,9 @@
 """The invariants by name: those of `docs/architecture.md`, and what the simulation itself insists on."""
 
-import enum
+from ..protocol.enums import StrEnum
 
 
-class Invariant(enum.StrEnum):
+class Invariant(StrEnum):
     """What must hold after every event."""
 
     ONE_GENERATION = "one generation"  # no two ranks compute in different generations at once

@@ -1,12 +1,12 @@
 """Where the copies of each shard are: those that Megatron keeps anyway, or one at a buddy."""
 
-import enum
 from typing import NamedTuple, Protocol
 
 import torch
 
 from ...processor.framework import OpenShard
 from ...processor.shard import Shard
+from ...protocol.enums import StrEnum
 from ...protocol.errors import ConfigurationError, RecoveryError
 from ...protocol.types import ShardHold
 from .buddy import Buddies, piece_name
@@ -16,7 +16,7 @@ from .rank_order import advice, current_order
 from .shards import find_pieces, is_distributed, replica_ranks, sizes
 
 
-class Replica(enum.StrEnum):
+class Replica(StrEnum):
     """Where the copy of a distributed optimizer's piece is."""
 
     INSTANCES = "instances"  # Megatron's num_distributed_optimizer_instances keeps one for each instance

@@ -11,7 +11,6 @@ import queue
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from rich.text import Text
 
@@ -57,7 +56,7 @@ class Display:
         self._log_handler = _LogHandler(self)
         self._log_handlers: list[logging.Handler] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Display":
         """Begin to show; the log of this process goes through here from now on, as stderr may not be read."""
         root = logging.getLogger()
         self._log_handlers, root.handlers = root.handlers, [self._log_handler]

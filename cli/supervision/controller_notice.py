@@ -3,7 +3,6 @@
 Its space is taken when the job starts and it is written in place, so that it stays true on a disk that has become full.
 """
 
-import enum
 import os
 import time
 from pathlib import Path
@@ -12,13 +11,14 @@ import msgspec
 import psutil
 
 from ...agent.linux import is_stopped
+from ...protocol.enums import StrEnum
 
 NOTICE_NAME = "controller.json"
 _SIZE_BYTES = 2048  # within one page, so that a reader sees one notice or the next
 _LAST_CHARACTERS = 500
 
 
-class ControllerStage(enum.StrEnum):
+class ControllerStage(StrEnum):
     """Where the controller is."""
 
     STARTING = "starting"

@@ -7,12 +7,13 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import IO, Self
+from typing import IO
 
 import msgspec
 
 from ...agent.linux import die_with_parent
 from ...controller.keepalive import SERVING
+from ...protocol.time_limit import within
 from .running_time import TICK_S
 
 START_S = 60.0  # to the first sign of life: Python comes up, on a busy machine
@@ -64,7 +65,7 @@ class ControllerProcess:
         hang_s: float,
         now: Callable[[], float],
         on_serving: Callable[[], None],
-    ) -> Self:
+    ) -> "ControllerProcess":
         """Start a controller that writes to `log` and dies with this process. Raises OSError."""
         ours, theirs = os.pipe()
         try:
@@ -120,7 +121,7 @@ class ControllerProcess:
         self._stop_reading()
         self._signal(signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), KILLED_S)
+            await within(KILLED_S, self._process.wait())
 
     def _judge(self) -> None:
         """Kill a controller that has shown no sign of life for too long; the first one may take longer."""

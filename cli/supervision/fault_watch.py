@@ -24,6 +24,7 @@ from ...platforms.log_files import open_log
 from ...protocol.discovery import read_endpoint
 from ...protocol.errors import MidstepError
 from ...protocol.keys import JobKeys
+from ...protocol.time_limit import within
 from ...protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 from ..jobs.start import PreparedJob
 from .backoff import Backoff, RestartBackoff
@@ -110,12 +111,12 @@ class _FaultWatch:
         assert process.stdout is not None
         while True:
             try:
-                signs = await asyncio.wait_for(process.stdout.read(_READ_BYTES), SILENCE_S)
+                signs = await within(SILENCE_S, process.stdout.read(_READ_BYTES))
             except TimeoutError:
                 return f"has looked at no file for {SILENCE_S:g} s"
             if not signs:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), KILLED_S)
+                    await within(KILLED_S, process.wait())
                 return f"ended with status {process.returncode}"
             if Sign.LOOKED.encode() in signs:
                 self._report_up()
@@ -151,4 +152,4 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), KILLED_S)
+            await within(KILLED_S, process.wait())

@@ -5,7 +5,6 @@ import logging
 import signal
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
 
 # A terminal that is closed sends SIGHUP, and its shell may send another: neither means that a user is impatient.
 INSISTING = frozenset({signal.SIGINT, signal.SIGTERM})
@@ -26,7 +25,7 @@ class StopSignals:
         self.asked = False
         self._stop = stop
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "StopSignals":
         """Begin to listen."""
         for number in HEARD:
             if signal.getsignal(number) is not signal.SIG_IGN:

@@ -19,6 +19,7 @@ from ...controller.endpoints.discovery_files import JobResult, read_result, writ
 from ...controller.journal import read_status
 from ...platforms.log_files import open_log
 from ...protocol.errors import MidstepError, PlatformError
+from ...protocol.time_limit import within
 from ..controller import EXIT_DAMAGED, EXIT_FAILED
 from ..jobs.start import PreparedJob
 from .backoff import Backoff, RestartBackoff
@@ -202,7 +203,7 @@ class Supervisor:
         until_s = self._now() + delay_s
         while (left_s := until_s - self._now()) > 0 and not self._hurry.is_set() and not self._is_deserted():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), min(left_s, TICK_S))
+                await within(min(left_s, TICK_S), self._hurry.wait())
             self._tick()
         self._hurry.clear()
 

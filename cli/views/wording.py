@@ -1,7 +1,7 @@
 """Numbers, times and names as an operator reads them, the same in every view."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from ...policies.wording import one_line
 
@@ -72,7 +72,7 @@ def date_text(at_s: float) -> str:
 def _utc(at_s: float) -> datetime | None:
     """Return the time as a date, and None for a clock that is off by millennia."""
     try:
-        return datetime.fromtimestamp(at_s, UTC)
+        return datetime.fromtimestamp(at_s, timezone.utc)
     except (ValueError, OverflowError, OSError):
         return None
 

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..background import BackgroundTask
 from ..handshake import GlooMember, Listener
-from ..process_group import group_names
+from ..process_group import group_names, set_group_name
 from ..rendezvous import GenerationStore
 from .group import GlooBackend, GlooGroup
 from .links import GlooLinks
@@ -93,5 +93,5 @@ def connect_backend(
     process_group = dist.ProcessGroup(store, group_rank, size)
     process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
     process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    process_group._set_group_name(c10d.GroupName(name))
+    set_group_name(process_group, name)
     return GlooBackend(process_group, gloo, store)

@@ -19,6 +19,7 @@ import msgspec
 from ...detectors.lines import MAX_LINE_BYTES, parse_line
 from ...protocol.endpoints import prepare_ipc
 from ...protocol.errors import ConfigurationError, DocumentError
+from ...protocol.time_limit import within
 from ...protocol.types import FaultReport
 from .control_requests import Accepted, Refused, Reply
 
@@ -103,7 +104,7 @@ class LineServer:
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._take(report, lambda reply: None if answered.done() else answered.set_result(reply))
         try:
-            reply = await asyncio.wait_for(answered, ANSWER_S)
+            reply = await within(ANSWER_S, answered)
         except TimeoutError:
             return LineAnswer(False, f"not durable after {ANSWER_S:g} s; say it again later")
         if isinstance(reply, Accepted):
@@ -115,14 +116,14 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     """Yield lines until the end. One that is too long is an empty object, which is refused with words, once."""
     while True:
         try:
-            yield await asyncio.wait_for(reader.readuntil(b"\n"), IDLE_S)
+            yield await within(IDLE_S, reader.readuntil(b"\n"))
         except asyncio.IncompleteReadError as ended:
             if ended.partial:
                 yield ended.partial
             return
         except asyncio.LimitOverrunError:
             yield b"{}\n"
-            await asyncio.wait_for(_skip_line(reader), IDLE_S)
+            await within(IDLE_S, _skip_line(reader))
 
 
 async def _skip_line(reader: asyncio.StreamReader) -> None:
@@ -140,7 +141,7 @@ async def _skip_line(reader: asyncio.StreamReader) -> None:
 
 async def _answer(writer: asyncio.StreamWriter, answer: LineAnswer) -> None:
     writer.write(msgspec.json.encode(answer) + b"\n")
-    await asyncio.wait_for(writer.drain(), ANSWER_S)
+    await within(ANSWER_S, writer.drain())
 
 
 def _owner_of(writer: asyncio.StreamWriter) -> int:

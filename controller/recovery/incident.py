@@ -4,17 +4,17 @@ Decisions are made from it. It is empty while nothing is wrong, and empty again 
 read of it is the record of incidents (`history.py`), which is kept apart.
 """
 
-import enum
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from ...policies.facts import Spent
+from ...protocol.enums import StrEnum
 from ...protocol.types import FaultReport, Rung
 
 
-class Verdict(enum.StrEnum):
+class Verdict(StrEnum):
     """What is held of a rank at fault."""
 
     CULPRIT = "culprit"  # its process has to be replaced

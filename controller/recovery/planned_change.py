@@ -3,15 +3,15 @@
 While it is prepared, training goes on and no incident is open. The incident begins when the first rank has stopped.
 """
 
-import enum
 import math
 from dataclasses import dataclass, field
 
 from ...policies.facts import Spent
+from ...protocol.enums import StrEnum
 from ...protocol.types import Decision, FaultReport
 
 
-class Stage(enum.StrEnum):
+class Stage(StrEnum):
     """How far a planned change has got."""
 
     PREPARING = "preparing"  # newcomers are started, beside those whose ranks they will hold

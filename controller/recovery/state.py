@@ -4,7 +4,6 @@ The state is a fold of the events: same events, same state, same actions. That i
 replay its journal and go on.
 """
 
-import enum
 from dataclasses import dataclass, field
 
 import msgspec
@@ -12,6 +11,7 @@ import msgspec
 from ...policies.facts import NodeFailure, Spent
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
+from ...protocol.enums import StrEnum
 from ...protocol.messages import Command
 from ...protocol.types import Decision, FaultReport, JobSpec, RankProgress, RepairPlan, rank_address
 from ..actions import Action, Finish, Forget, Log, Send
@@ -24,7 +24,7 @@ from .meeting import Meeting
 from .planned_change import AT_THE_BOUNDARY, Plans
 
 
-class Phase(enum.StrEnum):
+class Phase(StrEnum):
     """Where the job stands. `docs/architecture.md` has the diagram, drawn from the transition table."""
 
     WAITING = "waiting"  # for nodes

@@ -1,9 +1,8 @@
 """Notes on a translated policy: where midstep differs, and what has no counterpart in it."""
 
-import enum
-
 import msgspec
 
+from ...protocol.enums import StrEnum
 from ...protocol.types import Rung
 from ..schema import Policy
 from ..wording import one_line
@@ -12,7 +11,7 @@ from .settings import ACTION_TIME_LIMIT, PODS_RESTARTED, WAITS_FOR_PROCESSES, As
 KEEPS_PROCESSES = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
 
 
-class NoteKind(enum.StrEnum):
+class NoteKind(StrEnum):
     """What a note is about."""
 
     NO_COUNTERPART = "no counterpart"

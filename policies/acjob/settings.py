@@ -1,9 +1,8 @@
 """What an AscendJob (acjob) can say about recovery, each value with the line that it stands on."""
 
-import enum
-
 import msgspec
 
+from ...protocol.enums import StrEnum
 from ...protocol.types import Rung
 
 API_VERSION = "mindxdl.gitee.com/v1"
@@ -17,7 +16,7 @@ PODS_RESTARTED = (Rung.RECOVER, Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB)  # run
 WAITS_FOR_PROCESSES = frozenset({"graceExit", "hotSwitch"})  # of subHealthyStrategy: those that do not kill at once
 
 
-class Strategy(enum.StrEnum):
+class Strategy(StrEnum):
     """The words of `recover-strategy`, in MindCluster's order, the first tried first."""
 
     RETRY = "retry"

@@ -223,7 +223,8 @@ def _marking_damage(place: Path) -> Iterator[None]:
         except FileNotFoundError:
             pass  # another rank has been here
         except OSError as refused:
-            error.add_note(f"it could not be marked as damaged, and will be tried again: {refused}")
+            text = f"{error}; it could not be marked as damaged, and will be tried again: {refused}"
+            raise CheckpointError(text) from error
         raise
 
 

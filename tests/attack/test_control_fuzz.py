@@ -26,6 +26,7 @@ from midstep.controller.events import Event
 from midstep.controller.machine import RecoveryMachine
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.messages import NodeJoined
+from midstep.protocol.time_limit import within
 from midstep.protocol.transport import DealerSocket, wait
 from midstep.protocol.types import JobSpec, StoreEndpoint
 
@@ -143,10 +144,10 @@ def test_every_line_is_answered_and_the_next_good_one_is_taken(tmp_path: Path) -
                 if not line.strip():
                     continue  # an empty line is no question
                 writer.write(line + b"\n")
-                refused += not json.loads(await asyncio.wait_for(reader.readline(), PATIENCE_S))["ok"]
+                refused += not json.loads(await within(PATIENCE_S, reader.readline()))["ok"]
                 if case % 10 == 0:
                     writer.write(json.dumps(LINE).encode() + b"\n")
-                    good += json.loads(await asyncio.wait_for(reader.readline(), PATIENCE_S))["ok"]
+                    good += json.loads(await within(PATIENCE_S, reader.readline()))["ok"]
         finally:
             writer.close()
             await server.close()

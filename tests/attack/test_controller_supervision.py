@@ -29,6 +29,7 @@ from midstep.controller.journal_copy import open_copy
 from midstep.policies.schema import ControllerPolicy, Policy, WhenLost, job_settings
 from midstep.protocol.errors import JournalError, PlatformError
 from midstep.protocol.run_directories import claim
+from midstep.protocol.time_limit import within
 from midstep.protocol.types import CONTROLLER, JobSpec
 
 from .attack import attack
@@ -103,7 +104,7 @@ class Watch:
         return path.read_text().split() if path.exists() else []
 
     async def result(self) -> JobResult:
-        return await asyncio.wait_for(self.task, PATIENCE_S)
+        return await within(PATIENCE_S, self.task)
 
     async def until(self, holds: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -201,7 +202,7 @@ def test_a_pause_of_the_whole_machine_is_no_hang_of_the_controller(
     async def scenario() -> None:
         nonlocal ahead_s
         async with watching(tmp_path, ControllerPolicy(hang_s=5.0), lives=["serve", "end"]) as watch:
-            await asyncio.wait_for(watch.supervisor.served.wait(), PATIENCE_S)
+            await within(PATIENCE_S, watch.supervisor.served.wait())
             ahead_s = 3600.0
             await asyncio.sleep(2.5)
             assert watch.lives() == ["life"]
@@ -333,7 +334,7 @@ def test_a_job_that_has_ended_is_not_started_again_because_its_result_could_not_
 
     async def scenario() -> None:
         async with watching(tmp_path, ControllerPolicy(), lives=["serve", "code"]) as watch:
-            await asyncio.wait_for(watch.supervisor.served.wait(), PATIENCE_S)
+            await within(PATIENCE_S, watch.supervisor.served.wait())
             with Journal.open(journal_path(watch.job_directory)) as journal:
                 journal.append([JournalEntry(StopRequested("enough"), CONTROLLER, journal.session, 1)], time.time())
             notice = read_notice(watch.run_directory)

@@ -16,6 +16,7 @@ from midstep.detectors.documents import documents_in
 from midstep.detectors.files import FileDetector
 from midstep.detectors.lines import parse_line
 from midstep.protocol.errors import DocumentError
+from midstep.protocol.time_limit import within
 from midstep.protocol.types import Assertion, FaultLevel, FaultReport
 
 from .attack import attack
@@ -296,7 +297,10 @@ def test_a_line_with_a_huge_number_is_refused(key: str) -> None:
 
 async def until(holds: Callable[[], bool], task: "asyncio.Task[None]") -> None:
     """Wait until something holds, while a watch runs."""
-    async with asyncio.timeout(PATIENCE_S):
+
+    async def look() -> None:
         while not holds():
             assert not task.done(), "the watch has ended"
             await asyncio.sleep(0.02)
+
+    await within(PATIENCE_S, look())

@@ -18,6 +18,7 @@ from midstep.detectors.reporter import FaultReporter
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink
+from midstep.protocol.time_limit import within
 from midstep.protocol.types import CONTROLLER, Assertion, FaultKind, FaultReport, detector_address
 
 from ..chaos.jobs import Job
@@ -44,14 +45,16 @@ def test_more_faults_than_a_mailbox_takes_are_sent_one_after_another(
         post(link, body)
         posted.extend([body.report.fault_id] * (link.mailbox._outstanding - before))
 
+    async def acknowledged(reporter: FaultReporter) -> None:
+        while len(posted) < 6000:
+            reporter._link.mailbox.forget(CONTROLLER)  # as if all were acknowledged
+            await asyncio.sleep(0.01)
+
     async def story() -> None:
         async with FaultReporter("gpt", "tcp://127.0.0.1:9", "files", tmp_path / "keys") as reporter:
             for number in range(6000):
                 reporter.tell(FaultReport(FaultKind.DEVICE, 1.0, "detector/files", "", fault_id=str(number)))
-            async with asyncio.timeout(PATIENCE_S):
-                while len(posted) < 6000:
-                    reporter._link.mailbox.forget(CONTROLLER)  # as if all were acknowledged
-                    await asyncio.sleep(0.01)
+            await within(PATIENCE_S, acknowledged(reporter))
 
     monkeypatch.setattr(ControllerLink, "post", counted)
     asyncio.run(story())

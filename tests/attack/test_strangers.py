@@ -11,6 +11,7 @@ from pathlib import Path
 from midstep.controller.endpoints import control_socket
 from midstep.controller.endpoints.control_requests import Accepted, Request, StopJobRequest
 from midstep.controller.endpoints.line_socket import MAX_CONNECTIONS, SOCKET_NAME, LineServer
+from midstep.protocol.time_limit import within
 
 from .attack import attack
 from .served import DESCRIPTORS, PATIENCE_S, REFUSED, A, B, Served, descriptors_here, served
@@ -138,7 +139,7 @@ def test_idle_local_connections_do_not_keep_detectors_away(tmp_path: Path) -> No
 async def said(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, code: str) -> bytes:
     """Report a fault by one line and return the answer."""
     writer.write(json.dumps({"code": code, "node": "a"}).encode() + b"\n")
-    return await asyncio.wait_for(reader.readline(), PATIENCE_S)
+    return await within(PATIENCE_S, reader.readline())
 
 
 @attack(

@@ -17,6 +17,7 @@ from midstep.protocol.endpoints import bound, name_of
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.keys import ClientKeys, JobKeys, ServerKeys
 from midstep.protocol.nonblocking import NonblockingSocket
+from midstep.protocol.time_limit import within
 from midstep.protocol.transport import MAX_IDENTITY_BYTES, OUTBOX_LIMIT, DealerSocket, Received, RouterSocket, wait
 
 PATIENCE_S = 20.0
@@ -350,7 +351,7 @@ def test_in_asyncio_no_message_is_overlooked_whatever_is_sent_meanwhile(house: H
         for _ in range(burst):
             dealer.send(b"start")
         try:
-            await asyncio.wait_for(over, PATIENCE_S)
+            await within(PATIENCE_S, over)
         finally:
             router.detach()
             dealer.detach()
@@ -383,7 +384,7 @@ def test_in_asyncio_a_callback_that_fails_does_not_lose_what_comes_after(house: 
         while b"first" not in got:
             await asyncio.sleep(0.01)
         dealer.send(b"last")
-        await asyncio.wait_for(over.wait(), PATIENCE_S)
+        await within(PATIENCE_S, over.wait())
         router.close()
         dealer.close()
         return got, len(failures)

@@ -1,9 +1,8 @@
 """The face of the package as a user's script sees it, to the type checker (`mypy` reads this file) and at run time."""
 
-from typing import assert_type
-
 import pytest
 import torch
+from typing_extensions import assert_type
 
 import midstep
 from midstep.protocol import environment

@@ -3,11 +3,15 @@
 import ast
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 NO_PACKAGE = {"tests", "typings", "docs", "benchmarks", "build", "dist"}

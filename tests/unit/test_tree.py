@@ -109,8 +109,8 @@ def test_numpy_and_torch_odds_and_ends_come_back() -> None:
     }
     back = tree.unpack(tree.pack(value, "value"))
     for name in ("fortran", "empty", "zero_d"):
-        assert np.array_equal(back[name], value[name])  # type: ignore[arg-type]
-        assert back[name].dtype == value[name].dtype  # type: ignore[attr-defined]
+        assert np.array_equal(back[name], value[name])
+        assert back[name].dtype == value[name].dtype
     for name in ("scalar", "dtype", "size", "counter", "ordered"):
         assert type(back[name]) is type(value[name])
         assert back[name] == value[name]

@@ -30,6 +30,7 @@ from midstep.protocol.messages import (
     StartProcess,
     WelcomeNode,
 )
+from midstep.protocol.time_limit import within
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import (
     CONTROLLER,
@@ -116,7 +117,7 @@ class Controller:
             heard = [type(each.body).__name__ for each in self.heard if each.number]
             assert remaining > 0, f"no {kind.__name__}; heard {heard}"
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(remaining, 1.0))
+                await within(min(remaining, 1.0), self._changed.wait())
 
 
 class Site:

@@ -13,6 +13,7 @@ import pytest
 from midstep.platforms.local import LocalOptions, LocalPlatform
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeJoined, NodeLost, NodeRefused
+from midstep.protocol.time_limit import within
 from midstep.protocol.types import PLATFORM, node_address
 
 from .conftest import CHEAP
@@ -123,7 +124,7 @@ def test_the_end_of_the_job_is_handed_to_the_launcher(play: Play) -> None:
         with nodes_of(site, on_end=told.set_result) as platform:
             site.controller.send(EndJob(exit_code=3, reason="enough"), PLATFORM)
 
-            assert (await asyncio.wait_for(told, 60)).exit_code == 3
+            assert (await within(60, told)).exit_code == 3
             platform.create_node(CreateNode("late"))
             assert platform.agents == {}
             await platform.close()

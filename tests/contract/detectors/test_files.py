@@ -11,6 +11,7 @@ import pytest
 
 from midstep.detectors.files import FileDetector
 from midstep.detectors.public_fault import NO_SERIALS
+from midstep.protocol.time_limit import within
 from midstep.protocol.types import Assertion, FaultKind, FaultReport
 
 PATIENCE_S = 30.0
@@ -67,9 +68,12 @@ class Heard:
 
     async def until(self, holds: Callable[[list[tuple[str | None, Assertion]]], bool]) -> None:
         """Wait until what was told is as wanted: code (or `detector`) and assertion of each report."""
-        async with asyncio.timeout(PATIENCE_S):
+
+        async def look() -> None:
             while not holds(self.short):
                 await asyncio.sleep(0.01)
+
+        await within(PATIENCE_S, look())
 
     @property
     def short(self) -> list[tuple[str | None, Assertion]]:

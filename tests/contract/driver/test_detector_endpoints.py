@@ -16,6 +16,7 @@ from midstep.detectors.reporter import FaultReporter, NotTaken
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.messages import FaultReported, NodeLost
+from midstep.protocol.time_limit import within
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 
 if TYPE_CHECKING:
@@ -136,8 +137,7 @@ async def answer(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], 
     """Say a line and return the answer."""
     reader, writer = connection
     writer.write(line + b"\n")
-    async with asyncio.timeout(20):
-        answered: dict[str, Any] = json.loads(await reader.readline())
+    answered: dict[str, Any] = json.loads(await within(20, reader.readline()))
     return answered
 
 

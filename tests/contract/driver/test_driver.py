@@ -19,6 +19,7 @@ from midstep.protocol.messages import (
     RankFinished,
     StartProcess,
 )
+from midstep.protocol.time_limit import within
 from midstep.protocol.types import Activity, RankProgress, Rendezvous, RunningProcess, StoreEndpoint
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def test_an_agent_that_does_not_answer_holds_up_the_end_for_a_moment_only(rig: "
         rig.machine.answers[StopRequested] = [Send("node/a", EndJob(0, "done"), 1), Finish(0, "done")]
         async with rig.controller() as (driver, task):
             driver.stop("done")
-            assert await asyncio.wait_for(task, timeout=15) == 0
+            assert await within(15, task) == 0
 
     asyncio.run(scenario())
 
@@ -231,10 +232,10 @@ def test_a_controller_that_starts_after_the_end_returns_its_exit_code_again(rig:
         rig.machine.answers.update(answers)
         async with rig.controller() as (driver, task):
             driver.stop("over")
-            assert await asyncio.wait_for(task, timeout=15) == 5
+            assert await within(15, task) == 5
         again = type(rig.machine)(rig.machine._journal_file)
         again.answers.update(answers)
         async with rig.controller(again) as (_, task):
-            assert await asyncio.wait_for(task, timeout=15) == 5
+            assert await within(15, task) == 5
 
     asyncio.run(scenario())

@@ -33,6 +33,7 @@ from midstep.protocol.messages import (
     ProcessStarted,
     RankFinished,
 )
+from midstep.protocol.time_limit import within
 from midstep.protocol.transport import DealerSocket, wait
 from midstep.protocol.types import (
     ArmedFault,
@@ -129,7 +130,7 @@ def test_a_journal_that_stays_unwritable_ends_the_controller(rig: "Rig") -> None
             try:
                 driver.stop("x")
                 with pytest.raises(JournalError, match=r"journal\.sqlite"):
-                    await asyncio.wait_for(task, timeout=15)
+                    await within(15, task)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -172,7 +173,7 @@ def test_an_operator_can_stop_the_job(rig: "Rig") -> None:
         rig.machine.answers[StopRequested] = [Finish(130, "enough")]
         async with rig.controller() as (_, task):
             assert isinstance(await rig.ask(StopJobRequest("enough")), Accepted)
-            assert await asyncio.wait_for(task, timeout=15) == 130
+            assert await within(15, task) == 130
             assert rig.machine.events[-1][0] == StopRequested("enough")
 
     asyncio.run(scenario())
