@@ -18,6 +18,7 @@ from . import channel
 from .linux import name_process
 
 STORE_S = 300.0  # timeout of the store's own client in its process, for which nothing waits
+LIBUV_LISTENS = "2.9"  # the first torch whose libuv store takes a socket that is bound already; 2.7 refuses it
 _PINGED = "midstep/ping"
 
 
@@ -26,6 +27,8 @@ def serve_store(assignment: channel.ServeStore, listener: int, end: socket.socke
 
     A ping on `end` is answered after the store has answered this process's own client.
     """
+    import torch
+    from packaging.version import Version
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from ..communicators.dns import disable_dns_in_this_process
@@ -39,6 +42,7 @@ def serve_store(assignment: channel.ServeStore, listener: int, end: socket.socke
         wait_for_workers=False,
         timeout=timedelta(seconds=STORE_S),
         master_listen_fd=listener,
+        use_libuv=Version(torch.__version__) >= Version(LIBUV_LISTENS),
     )
     end.setblocking(True)
     while channel.receive(end) is not None:

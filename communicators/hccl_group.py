@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
 from .generation_scope import GenerationScope
+from .kept_works import keep, release
 from .process_group import ReplaceableGroup, set_group_name
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class WatchedWork(dist.Work):
         self._inner: Any = inner
         self._op = op
         self._observer: CollectiveObserver | None = observer
+        keep(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait as the library does: for the device's queue, not for its end. Raises what the library raises."""
@@ -144,6 +146,7 @@ class WatchedWork(dist.Work):
             self._leave()
 
     def _leave(self) -> None:
+        release(self)
         observer, self._observer = self._observer, None
         if observer is not None:
             observer.left(self._op)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from .kept_works import keep, release
+
 Tensors = list[torch.Tensor]
 
 
@@ -20,9 +22,11 @@ class CompletedWork(dist.Work):
         """Complete with `result`."""
         super().__init__()
         self._result = result
+        keep(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return at once."""
+        release(self)
         return True
 
     def is_completed(self) -> bool:
@@ -53,6 +57,7 @@ class CompletedWork(dist.Work):
         """Return a completed future."""
         future: torch.futures.Future[Tensors] = torch.futures.Future()
         future.set_result(self._result)
+        release(self)
         return future
 
 

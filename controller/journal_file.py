@@ -67,13 +67,32 @@ _ADVICE = {
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
+# SQLite's own texts, for Python 3.10, whose errors carry no name.
+_TEXTS = {
+    "database or disk is full": "SQLITE_FULL",
+    "disk I/O error": "SQLITE_IOERR",
+    "file is not a database": "SQLITE_NOTADB",
+    "database disk image is malformed": "SQLITE_CORRUPT",
+    "database is locked": "SQLITE_BUSY",
+    "database table is locked": "SQLITE_LOCKED",
+    "attempt to write a readonly database": "SQLITE_READONLY",
+    "unable to open database file": "SQLITE_CANTOPEN",
+    "access permission denied": "SQLITE_PERM",
+}
+
+
+def _name_of(error: sqlite3.Error) -> str:
+    name: str | None = getattr(error, "sqlite_errorname", None)
+    return name or _TEXTS.get(str(error), "")
+
+
 @contextmanager
 def explained(path: Path, doing: str) -> Iterator[None]:
     """Turn every sqlite and file error inside into a JournalError with path and advice; JournalDamaged for damage."""
     try:
         yield
     except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", "") or ""
+        name = _name_of(error)
         advice = next((text for key, text in _ADVICE.items() if name.startswith(key)), "See the text above")
         kind = JournalDamaged if name.startswith(_DAMAGE) else JournalError
         raise kind(f"{path}: cannot {doing}: {error} ({name or 'sqlite'}). {advice}.") from error

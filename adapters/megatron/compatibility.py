@@ -137,7 +137,7 @@ def refuse_unsupported(parts: Parts) -> None:
         raise ConfigurationError("this job uses what midstep cannot recover in Megatron. " + "; ".join(found))
 
 
-TESTED = ("0.14.0", "0.15.3", "0.16.1")
+TESTED = ("0.12.1", "0.14.0", "0.15.3", "0.16.1")
 
 # Module or class, and what must be there: functions, methods and module globals.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -180,6 +180,11 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "megatron.core.rerun_state_machine": ("RerunDataIterator", "RerunMode", "RerunState", "get_rerun_state_machine"),
     "megatron.core.tensor_parallel.random": ("get_cuda_rng_tracker",),
+}
+
+# What some of these were called before: either will do.
+EARLIER_NAMES = {
+    "get_inter_distributed_optimizer_instance_group": "get_inter_partial_data_parallel_group",  # 0.12
 }
 
 # Attributes that objects of these classes have once they are made; the contract test looks for them in the source.
@@ -229,4 +234,4 @@ def _has(owner: str, name: str) -> bool:
             found = getattr(importlib.import_module(module), kind)
         except (ImportError, AttributeError):
             return False
-    return hasattr(found, name)
+    return hasattr(found, name) or hasattr(found, EARLIER_NAMES.get(name, name))

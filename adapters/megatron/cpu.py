@@ -60,6 +60,7 @@ def use_cpu() -> None:
     tensor.type = _cuda_type(tensor.type)  # optimizers compare it with "torch.cuda.FloatTensor"
     _one_generator()
     _experts()
+    _without_fp8()
 
 
 def _on_cpu(factory: Any) -> Any:
@@ -111,3 +112,16 @@ def _experts() -> None:
         return moved.numpy() if as_numpy and torch.is_tensor(moved) else moved
 
     token_dispatcher.maybe_move_tensor_to_cpu = to_host  # sizes of an all-to-all must be no tensors
+
+
+def _without_fp8() -> None:
+    """Let distributed optimizers do without Transformer Engine: 0.12 asks for it even if no parameter is fp8."""
+    from megatron.core.optimizer import distrib_optimizer
+
+    plain = distrib_optimizer.quantize_param_shard
+
+    def quantize(model_params: Any, *rest: Any, **options: Any) -> None:
+        if model_params:
+            plain(model_params, *rest, **options)
+
+    distrib_optimizer.quantize_param_shard = quantize

@@ -16,6 +16,7 @@ from ...processor import tree
 from ...processor.optimizer_state import OptimizerState
 from ...processor.shard import Shard
 from ...protocol.errors import RecoveryError
+from .compatibility import EARLIER_NAMES
 from .parts import Parts
 from .rank_order import Sizes
 from .step_cleanup import bucket_groups
@@ -121,15 +122,13 @@ def find_pieces(parts: Parts, *, alone: str | None) -> dict[str, ShardParts]:
 
 def replica_ranks(parts: Parts) -> dict[str, list[int]]:
     """Return the ranks that hold the same as this one, by a name for what they hold."""
-    from megatron.core import parallel_state
-
     held = {}
     for leaf in parts.leaves:
         what = "experts" if _is_expert(leaf) else "dense parameters"
         group = _replicas(_is_expert(leaf))
         if is_distributed(leaf):
             what = f"the optimizer piece of {what}"
-            group = parallel_state.get_inter_distributed_optimizer_instance_group()
+            group = _between_instances()
         held[what] = dist.get_process_group_ranks(group)
     return held
 
@@ -190,6 +189,14 @@ def _replicas(expert: bool) -> Any:
     from megatron.core import parallel_state as ps
 
     return ps.get_expert_data_parallel_group() if expert else ps.get_data_parallel_group(with_context_parallel=True)
+
+
+def _between_instances() -> Any:
+    """Return the group of the ranks that hold the same piece, one in each instance of a distributed optimizer."""
+    from megatron.core import parallel_state as ps
+
+    name = "get_inter_distributed_optimizer_instance_group"
+    return getattr(ps, name if hasattr(ps, name) else EARLIER_NAMES[name])()
 
 
 def _dense_place() -> str:

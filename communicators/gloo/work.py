@@ -15,6 +15,7 @@ from torch import distributed as dist
 from ..background import COMPLETION_THREADS
 from ..base import CollectiveObserver
 from ..generation_scope import GenerationScope
+from ..kept_works import keep, release
 
 OVERDUE_S = 5.0  # how much later than the backend's own timeout a missing completion is given up
 
@@ -97,6 +98,7 @@ class GroupWork(dist.Work):
         self._op = op
         self._observer = observer
         self._timeout_s = timeout_s
+        keep(self)
 
     def _when_done(self, call: Callable[[], None]) -> None:
         """Call `call`, in any thread, once the backend has completed."""
@@ -141,6 +143,7 @@ class GroupWork(dist.Work):
         return True
 
     def _leave(self) -> None:
+        release(self)
         observer, self._observer = self._observer, None
         if observer is not None:
             observer.left(self._op)
@@ -180,6 +183,7 @@ class GroupWork(dist.Work):
         if observer is not None:
             self._observer = None
             observer.left(self._op)
+        release(self)
         promise.settle(failure, value)  # last: the thread that waits for it needs the interpreter next
 
     def is_completed(self) -> bool:
