@@ -7,7 +7,7 @@ WORKERS ?= 2
 # For two cores: much of a test is waiting for processes.
 TEST_WORKERS ?= 3
 
-.PHONY: demo demo-megatron test lint sim mutants chaos soak attack prove nightly-megatron bench docs clean
+.PHONY: demo demo-megatron test test-versions lint sim mutants chaos soak attack prove nightly-megatron bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -17,6 +17,9 @@ demo-megatron: $(INSTALLED)  ## the same on megatron-core, with a second kill in
 
 test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the long ones
 	$(BIN)/python -m pytest -m "not soak" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+
+test-versions: $(INSTALLED)  ## contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one
+	$(BIN)/python -m tests.versions.run $(VERSIONS)
 
 lint: $(INSTALLED)  ## style, types and who may import whom
 	$(BIN)/ruff check .
@@ -64,4 +67,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis midstep.egg-info
+	rm -rf $(VENV) .versions .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis midstep.egg-info

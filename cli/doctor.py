@@ -115,7 +115,7 @@ def _process_scenarios(steps: int, ranks: int) -> tuple[Scenario, ...]:
 
 def examine(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:
     """Return what is found here, and how many NPUs can be used."""
-    findings = [_version("torch", needed=True), _version("torch_npu", needed=False)]
+    findings = [_version("torch", needed=True), _version("torch_npu", needed=False), *_releases()]
     try:
         library: Any = import_module("torch_npu")
     except Exception as error:  # torch-npu without CANN fails in its own ways, all of them news

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
+from packaging.version import Version
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -22,6 +23,8 @@ from .links import GlooLinks
 from .neighbours import Neighbours
 
 _WORLD = "world"
+# Before this torch, a gloo group keeps for its collectives the timeout that it was connected with.
+_TIMEOUT_CHANGES = Version(torch.__version__) >= Version("2.9")
 
 
 class Connections(NamedTuple):
@@ -87,7 +90,8 @@ def connect_backend(
     """
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [links.device]
-    options._timeout = timedelta(seconds=link_up_s)
+    # Where it stays, a link-up that fails may last that long in its thread. The task is given up in time all the same.
+    options._timeout = timedelta(seconds=link_up_s if _TIMEOUT_CHANGES else max(link_up_s, collective_s))
     gloo = dist.ProcessGroupGloo(store, group_rank, size, options)
     gloo._set_default_timeout(timedelta(seconds=collective_s))
     process_group = dist.ProcessGroup(store, group_rank, size)

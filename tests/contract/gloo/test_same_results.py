@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.contract.gloo.conftest import Rank, Ranks
 
 WORLD = 3
+LACKS = "does not support"  # reduce_scatter, for one, before torch 2.8
 Result = list[Any]
 
 
@@ -354,5 +355,8 @@ def answers(module_ranks: Ranks) -> dict[str, list[list[Any]]]:
 
 @pytest.mark.parametrize("index", range(len(OPS)), ids=[op.__name__ for op in OPS])
 def test_a_collective_gives_what_plain_gloo_gives(answers: dict[str, list[list[Any]]], index: int) -> None:
+    lacking = [answer for answer in answers["gloo"][index] if isinstance(answer, str) and LACKS in answer]
+    if lacking and OPS[index] is in_a_group_of_one:  # of which midstep does all by itself
+        pytest.skip(f"torch {torch.__version__}: {lacking[0]}")
     assert answers["midstep_gloo"][index] == answers["gloo"][index]
     assert any(answer for answer in answers["gloo"][index])
