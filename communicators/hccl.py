@@ -11,6 +11,7 @@ does not come up is seen in this phase, and not in the middle of a step. If resu
 """
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ _log = logging.getLogger("midstep")
 NEVER = -1
 _WORLD, _GROUPS = "hccl", "hccl/groups"
 _CLOSE_S = 0.5
+_RECORDER_VARIABLE = "TORCH_FR_BUFFER_SIZE"
 
 _REGISTRATION = BackendRegistration(BACKEND)
 
@@ -94,6 +96,8 @@ class HcclCommunicator:
             collective_s=collective_s,
             link_up_s=link_up_s,
         )
+        # torch 2.15's flight recorder asks groups for what those behind Python classes do not have, and would fail.
+        os.environ.setdefault(_RECORDER_VARIABLE, "0")
         _REGISTRATION.make_world(self, rank, world_size, timedelta(seconds=collective_s))
         if store is not None:
             self.reconnect(generation, store, link_up_s)

@@ -4,14 +4,18 @@ There C++ holds only its own part of a work whose class is Python's. Once no Pyt
 a wait in C++ (a functional collective's) finds torch's default, which waits for ever. From 2.7 on torch keeps both.
 """
 
+from collections import deque
+
 import torch
 from packaging.version import Version
 from torch import distributed as dist
 
 FIRST_THAT_KEEPS = Version("2.7")
 MOST = 1024  # that nobody has waited for; then the completed ones are let go
+LATEST = 8  # that have been waited for: of a coalesced collective, C++ waits once for each tensor
 
 _kept: dict[int, dist.Work] | None = None if Version(torch.__version__) >= FIRST_THAT_KEEPS else {}
+_latest: deque[dist.Work] = deque(maxlen=LATEST)
 
 
 def keep(work: dist.Work) -> None:
@@ -26,6 +30,6 @@ def keep(work: dist.Work) -> None:
 
 
 def release(work: dist.Work) -> None:
-    """Let a work go that has been waited for. Idempotent."""
-    if _kept is not None:
-        _kept.pop(id(work), None)
+    """Let a work go that has been waited for, soon. Idempotent."""
+    if _kept is not None and _kept.pop(id(work), None) is not None:
+        _latest.append(work)

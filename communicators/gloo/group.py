@@ -90,6 +90,10 @@ class GlooGroup(ReplaceableGroup):
             return work
         return (FuturelessGroupWork if futureless else GroupWork)(scope, work, op, observer, self._timeout_s)
 
+    def _get_backend(self, device: Any) -> Any:
+        """Return what does the collectives: torch 2.15 asks it, before a batch, whether it makes one of it."""
+        return self if self._backend is None else self._backend.gloo
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Let collectives take `timeout` from now on, until the next reconnect."""
         self._timeout_s = timeout.total_seconds()

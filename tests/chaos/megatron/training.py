@@ -63,6 +63,11 @@ def batches(shape: Shape, consumed: int) -> Iterator[Any]:
         yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
+def _known(kind: Any, **options: Any) -> dict[str, Any]:
+    """Return the options that this version of a configuration class has."""
+    return {name: value for name, value in options.items() if name in kind.__dataclass_fields__}
+
+
 def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
     """Return configuration, model chunks, optimizer and scheduler."""
     from megatron.core import parallel_state as ps
@@ -142,7 +147,7 @@ def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
             params_dtype=dtype,
             clip_grad=1.0,
             use_distributed_optimizer=shape.distributed,
-            overlap_param_gather=shape.overlap and shape.distributed,
+            **_known(OptimizerConfig, overlap_param_gather=shape.overlap and shape.distributed),  # not in 0.12
         ),
         chunks,
     )
