@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 # For two cores: much of a test is waiting for processes.
 TEST_WORKERS ?= 3
@@ -60,10 +61,10 @@ docs: $(INSTALLED)  ## refresh the generated parts of the docs, and write the AP
 	$(BIN)/python tests/unit/test_docs.py
 	$(BIN)/python tests/unit/test_reference.py
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev]"
 	touch $@
 
 clean:  ## remove the virtual environment and caches

@@ -17,7 +17,7 @@ from .environments import ENVIRONMENTS, OLDEST, ROOT, Environment, Made, NotHere
 FOLDER = ROOT / ".versions"
 SHORT_INSTALL_S = 400.0
 CHECK_S = 2400.0
-_PYTEST = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile")
+_PYTEST = ("python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile")
 
 
 class Check(NamedTuple):
@@ -32,7 +32,9 @@ CHECKS = (
     Check("contract tests", (*_PYTEST, "tests/contract")),
     DEMO,
     Check("demo --megatron", ("midstep", "demo", "--megatron")),
-    Check("a Megatron job", (*_PYTEST, "-m", "not soak", "tests/chaos/megatron/test_shapes.py", "-k", "instances")),
+    Check(
+        "Megatron jobs", (*_PYTEST, "-m", "not soak", "tests/chaos/megatron/test_shapes.py", "-k", "instances or buddy")
+    ),
 )
 SHORT = (Check("contract tests of gloo", (*_PYTEST, "tests/contract/gloo")), DEMO)
 
