@@ -32,11 +32,13 @@ FACTS = (
     Fact(TORCH_NPU, SpecifierSet("<2.7"), PYTHON, SpecifierSet("<3.12"), "it is published for Python 3.10 and 3.11"),
 )
 
-# midstep's own checks ran with these together: Python, torch, megatron-core (see the table in README.md).
+# midstep's own checks ran with these together: Python, torch, megatron-core (docs/versions.md).
 RUN_TOGETHER = (
     ("3.10", "2.6.0", "0.12.1"),
     ("3.10", "2.7.1", "0.12.1"),
     ("3.11", "2.13.0", "0.16.1"),
+    ("3.12", "2.9.1", "0.14.0"),
+    ("3.13", "2.15.0", "0.16.1"),
 )
 
 

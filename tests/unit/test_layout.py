@@ -114,6 +114,8 @@ def test_deciding_loads_no_torch() -> None:
 def test_the_import_contracts_hold() -> None:
     """Arrows only point down."""
     linter = Path(sys.executable).with_name("lint-imports")
+    if not linter.is_file():
+        pytest.skip("import-linter is not installed: pip install 'midstep[dev]'")
     done = subprocess.run(
         [str(linter), "--no-cache"], capture_output=True, text=True, timeout=110, check=False, cwd=ROOT
     )  # fmt: skip
