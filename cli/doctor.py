@@ -1,6 +1,8 @@
 """`midstep doctor`: what would work on this machine, and a self-test of a recovery on its devices."""
 
+import contextlib
 import os
+import platform
 import sys
 import tempfile
 from collections import Counter
@@ -19,6 +21,7 @@ from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from .demo import WIDTH, DemoRun, Scenario, by_step, device_scenarios, perform, say_problems
 from .display.terminal import Terminal
+from .releases import MEGATRON, MIDSTEP, PYTHON, TORCH, TORCH_NPU, misfits, was_run
 
 SELF_TEST_STEPS, ACCEPTANCE_STEPS = 20, 100
 TOY_RANKS, FAKE_RANKS, MOST_RANKS = 2, 4, 8
@@ -136,6 +139,22 @@ def examine(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:
     if not wrong:
         findings.append(CheckResult("environment", True, "allows a recovery (`midstep run` sets what is not set)"))
     return findings, devices if devices >= TOY_RANKS else 0
+
+
+def _releases() -> list[CheckResult]:
+    """Return what is installed and does not fit together, and whether all of it has been run together."""
+    installed = {PYTHON: platform.python_version()}
+    for name in (MIDSTEP, TORCH, TORCH_NPU, MEGATRON):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    wrong = misfits(installed)
+    if wrong:
+        return [CheckResult("releases", False, line) for line in wrong]
+    what = ", ".join(f"{name} {version}" for name, version in installed.items())
+    if was_run(installed):
+        return [CheckResult("releases", True, f"{what}: midstep's checks ran with these")]
+    text = f"{what}: nothing is known against these, but midstep's checks did not run with them"
+    return [CheckResult("releases", None, text)]
 
 
 def _version(package: str, *, needed: bool) -> CheckResult:
