@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
 from ..protocol.types import Rendezvous
@@ -38,6 +39,8 @@ NEVER = -1
 _WORLD, _GROUPS = "hccl", "hccl/groups"
 _CLOSE_S = 0.5
 _RECORDER_VARIABLE = "TORCH_FR_BUFFER_SIZE"
+# From this torch on, its flight recorder asks groups for what those behind Python classes do not have.
+_RECORDER_FAILS = Version("2.15")
 
 _REGISTRATION = BackendRegistration(BACKEND)
 
@@ -96,8 +99,8 @@ class HcclCommunicator:
             collective_s=collective_s,
             link_up_s=link_up_s,
         )
-        # torch 2.15's flight recorder asks groups for what those behind Python classes do not have, and would fail.
-        os.environ.setdefault(_RECORDER_VARIABLE, "0")
+        if Version(torch.__version__) >= _RECORDER_FAILS:
+            os.environ.setdefault(_RECORDER_VARIABLE, "0")
         _REGISTRATION.make_world(self, rank, world_size, timedelta(seconds=collective_s))
         if store is not None:
             self.reconnect(generation, store, link_up_s)
