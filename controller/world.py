@@ -141,6 +141,10 @@ class World:
         """Return how many ranks stand in one of the states; the same work in a world of any size."""
         return sum(len(self._standing[state]) for state in states)
 
+    def has(self, *states: RankState) -> bool:
+        """Whether some rank stands in one of the states; the same work in a world of any size."""
+        return any(map(self._standing.__getitem__, states))
+
     def first(self, state: RankState) -> Holder | None:
         """Return one of the holders in a state, None when there is none; the same work in a world of any size."""
         return next((self.holders[rank] for rank in self._standing[state]), None)

@@ -158,8 +158,8 @@ def _end(state: JobState, now: float) -> None:
 
 
 def _some_have_left(state: JobState) -> bool:
-    waits = state.world.count(RankState.JOINED, RankState.QUIESCING, RankState.QUIESCED)
-    return bool(waits and state.world.count(RankState.EXITED))
+    waits = state.world.has(RankState.JOINED, RankState.QUIESCING, RankState.QUIESCED)
+    return waits and state.world.has(RankState.EXITED)
 
 
 def _all(*states: RankState) -> Callable[[JobState], bool]:
@@ -167,7 +167,7 @@ def _all(*states: RankState) -> Callable[[JobState], bool]:
 
 
 def _none(*states: RankState) -> Callable[[JobState], bool]:
-    return lambda state: not state.world.count(*states)
+    return lambda state: not state.world.has(*states)
 
 
 def _clocks_are_read(state: JobState) -> bool:
@@ -175,7 +175,7 @@ def _clocks_are_read(state: JobState) -> bool:
 
 
 def _finish_is_unlimited(state: JobState) -> bool:
-    return state.due.phase_s is None and bool(state.world.count(*DONE))
+    return state.due.phase_s is None and state.world.has(*DONE)
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -204,7 +204,7 @@ RULES: tuple[Rule, ...] = (
 
 def advance(state: JobState, now: float) -> None:
     """Do what follows from how the ranks stand together, until nothing does. Runs after every event."""
-    if state.due.newcomers_s is not None and not state.world.count(RankState.STARTING):
+    if state.due.newcomers_s is not None and not state.world.has(RankState.STARTING):
         state.due.newcomers_s = None
     for _ in range(MOST_IN_A_ROW):
         phase = state.phase

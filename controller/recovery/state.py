@@ -40,6 +40,8 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
+# Towards barrier one.
+_ON_THE_WAY = (RankState.STARTING, *PARKED, RankState.QUIESCING)
 # In these nothing more can be mended: faults are not taken in.
 OVER = frozenset({Phase.SAVING, Phase.ENDED})
 
@@ -188,13 +190,13 @@ class JobState:
         if world.count(RankState.ABSENT) == world.size:
             return Phase.WAITING
         if self.plan is not None:
-            return Phase.REJOINING if world.count(RankState.REJOINING, RankState.READY) else Phase.RESUMING
+            return Phase.REJOINING if world.has(RankState.REJOINING, RankState.READY) else Phase.RESUMING
         if change is not None and change.stage in AT_THE_BOUNDARY:
             return Phase.PAUSING
-        if world.count(RankState.STARTING, *PARKED, RankState.QUIESCING):
+        if world.has(*_ON_THE_WAY):
             newcomer = world.first(RankState.STARTING)
             return Phase.STARTING if newcomer is not None and newcomer.connected else Phase.QUIESCING
-        return Phase.FINISHING if world.count(RankState.RELEASED, RankState.EXITED) else Phase.RUNNING
+        return Phase.FINISHING if world.has(RankState.RELEASED, RankState.EXITED) else Phase.RUNNING
 
     def enter(self, now: float, limit_s: float | None = None) -> None:
         """Give the present phase a deadline `limit_s` from now, and write down that it has begun."""

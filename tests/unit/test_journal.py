@@ -252,10 +252,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from midstep.controller.events import StopRequested
-from midstep.controller.journal import Entry, Journal
+from midstep.controller.journal import Journal, JournalEntry
 journal = Journal.open(Path(sys.argv[1]))
 for number in range(1, 1_000_000):
-    journal.append([Entry(StopRequested(str(number)), "node/a", 1, number)], float(number))
+    journal.append([JournalEntry(StopRequested(str(number)), "node/a", 1, number)], float(number))
     print(number, flush=True)
 """
 
