@@ -9,6 +9,7 @@ import msgspec
 
 from ...controller.actions import Action, Finish, Forget, Log, Send
 from ...controller.story import StoryEntry
+from ...protocol.types import rank_address
 from .wording import clock_text, telling_line
 
 # Fields that tell an operator what an event or a command is about; what else they hold is for machines.
@@ -31,7 +32,7 @@ FIELDS = (
     "exit_code",
 )
 NESTED = ("process", "report", "fault")  # whose fields count as if they were the event's own
-RANKS = "rank/"  # the addresses of processors: which rank is meant is said by them
+RANKS = rank_address(0).removesuffix("0")  # the addresses of processors: which rank is meant is said by them
 INDENT = " " * 8
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 

@@ -19,7 +19,7 @@ class Budget(msgspec.Struct, frozen=True):
     losses: int = 0  # messages that are sent again, and overtaken
     timeouts: int = 0  # deadlines that pass while something else could still happen
     crashes: int = 0  # of the controller, with all that is on its way from it
-    takeovers: int = 0  # likewise, and what is on its way from it arrives
+    takeovers: int = 0  # one dies and the next one comes, and what is on its way from it arrives
     stops: int = 0  # requests of an operator; each but the first insists
     faults: int = 0  # those of the first lines together
 
