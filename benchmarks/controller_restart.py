@@ -25,7 +25,7 @@ from midstep.benchmarks.machine import RANKS_PER_NODE, job_of, news_of_a_kill
 from midstep.controller.events import Event
 from midstep.controller.journal import Journal, JournalEntry, journal_path
 from midstep.controller.machine import RecoveryMachine
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.forecast.fault_trace import Model
 from midstep.forecast.fleet import Fleet
 from midstep.policies.schema import default_policy

@@ -18,7 +18,7 @@ from typing import Any
 
 from midstep.controller.events import Event
 from midstep.controller.machine import RecoveryMachine
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.forecast.fault_trace import Model
 from midstep.forecast.fleet import Fleet
 from midstep.policies.schema import default_policy

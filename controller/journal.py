@@ -29,7 +29,7 @@ from .events import Event
 from .journal_chain import damaged, link, origin
 from .journal_head import Head, HeadFile, read_head
 from .journal_records import Founding
-from .recovery.meeting import KEY_BYTES
+from .state.meeting import KEY_BYTES
 from .story import StoryEntry, turns
 
 JOURNAL_NAME = "journal.sqlite"

@@ -11,16 +11,16 @@ from ..policies.schema import Policy
 from ..protocol.incidents import Incident, JobStatus, RankStatus
 from ..protocol.types import JobSpec
 from .actions import Action
+from .changes.generation import wait_for_nodes
+from .changes.planning import follow, node_status
 from .events import Event
-from .fault_book import FaultBook
-from .recovery.barriers import advance
+from .handlers.barriers import advance
+from .handlers.table import TABLE
 from .recovery.decision import failure_counts
-from .recovery.generation import wait_for_nodes
-from .recovery.meeting import Meeting
-from .recovery.planning import follow, node_status
-from .recovery.state import Arrivals, JobState, Phase
-from .recovery.table import TABLE
-from .world import World
+from .state.fault_book import FaultBook
+from .state.job_state import Arrivals, JobState, Phase
+from .state.meeting import Meeting
+from .state.world import World
 
 
 class Machine(Protocol):

@@ -11,7 +11,7 @@ import msgspec
 from .actions import Action
 from .events import Event
 from .machine import RecoveryMachine
-from .recovery.state import Phase
+from .state.job_state import Phase
 
 
 class StoryEntry(msgspec.Struct, frozen=True):

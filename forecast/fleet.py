@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from ..controller.actions import Action, Finish, Send
 from ..controller.events import DeadlinePassed, Event
 from ..controller.machine import RecoveryMachine
-from ..controller.rank_states import RankState
-from ..controller.world import Holder, NodeState
+from ..controller.state.rank_states import RankState
+from ..controller.state.world import Holder, NodeState
 from ..protocol.messages import (
     CheckpointSaved,
     CreateNode,

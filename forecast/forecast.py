@@ -12,8 +12,8 @@ import msgspec
 from ..controller.actions import Action, Send
 from ..controller.events import Event
 from ..controller.machine import RecoveryMachine
-from ..controller.recovery.state import Phase
-from ..controller.world import NodeState
+from ..controller.state.job_state import Phase
+from ..controller.state.world import NodeState
 from ..policies.fault_levels import TREATMENTS, Treatment
 from ..policies.schema import Policy
 from ..protocol.incidents import Outcome

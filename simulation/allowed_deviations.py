@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..controller.actions import Action, Send
 from ..controller.events import DeadlinePassed, Event
-from ..controller.world import REACHABLE, NodeState
+from ..controller.state.world import REACHABLE, NodeState
 from ..protocol.messages import NodeLost, ProbeProgress, ProgressReported
 from ..protocol.types import CONTROLLER, FaultKind, node_address
 from .network import RESENDS_S

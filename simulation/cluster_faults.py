@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..controller.events import InjectRequested, KillNodeRequested, NodeReturned, StopRequested
-from ..controller.world import NodeState
+from ..controller.state.world import NodeState
 from ..policies.fault_levels import TREATMENTS, Treatment
 from ..protocol.types import ArmedFault, Assertion, FaultAction, FaultKind, FaultLevel
 from .process_faults import Inject, victim

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from ..controller.actions import Action, Send
 from ..controller.events import Event
-from ..controller.rank_states import RankState
-from ..controller.recovery.check import contradictions
-from ..controller.recovery.state import Phase
-from ..controller.world import NodeState
+from ..controller.handlers.check import contradictions
+from ..controller.state.job_state import Phase
+from ..controller.state.rank_states import RankState
+from ..controller.state.world import NodeState
 from ..policies.fault_levels import Treatment
 from ..policies.roles import WORLD_RESTARTS
 from ..processor.session import SessionStage

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from ..controller.actions import Action, Send
 from ..controller.events import ControllerStarted, Event
-from ..controller.recovery.state import Phase
-from ..controller.world import NodeState
+from ..controller.state.job_state import Phase
+from ..controller.state.world import NodeState
 from ..protocol.messages import Rejoin, SaveCheckpoint, StartProcess
 from ..protocol.types import RestoreSource, Rung
 from .invariants import Invariant

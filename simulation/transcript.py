@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from ..controller.actions import Action, Send
 from ..controller.events import Event
-from ..controller.recovery.state import Phase
+from ..controller.state.job_state import Phase
 
 SHOWN = 400  # lines that are kept, unless all are
 LONGEST_LINE = 260

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ..controller.actions import Action
 from ..controller.events import Event
 from ..controller.machine import RecoveryMachine
-from ..controller.recovery.state import Phase
+from ..controller.state.job_state import Phase
 from ..protocol.messages import Envelope
 from ..protocol.types import Rendezvous
 from . import faults

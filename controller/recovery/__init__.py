@@ -1,1 +1,1 @@
-"""What the controller does in a recovery, phase by phase: the transition table, its handlers and their state. Pure."""
+"""What is decided in an incident: who is to blame, and which rung treats it. Pure."""

@@ -9,10 +9,8 @@ from ...policies.facts import Facts, FailedRung, NodeFailure, Spent
 from ...policies.ladder import Choice
 from ...policies.roles import WORLD_RESTARTS
 from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
-from ..world import NodeState
-from . import memory_faults
-from .boundary import give_up
-from .generation import (
+from ..changes.boundary import give_up
+from ..changes.generation import (
     give_back_all_nodes,
     leave_node,
     nodes_needed,
@@ -22,11 +20,13 @@ from .generation import (
     stop_all_processes,
     wait_for_nodes,
 )
+from ..changes.scaling import least_nodes
+from ..changes.shutdown import begin_stop, save_first
+from ..state.incident import Verdict
+from ..state.job_state import JobState, Phase
+from ..state.world import NodeState
+from . import memory_faults
 from .hardware_faults import closed_nodes
-from .incident import Verdict
-from .scaling import least_nodes
-from .shutdown import begin_stop, save_first
-from .state import JobState, Phase
 
 # A replacement that is lost once may have been struck by a second fault; twice, and the rung does not help.
 SETBACKS_PER_RUNG = 2

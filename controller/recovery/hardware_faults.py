@@ -10,10 +10,10 @@ import msgspec
 from ...policies.fault_levels import TREATMENTS, Treatment, closed_text
 from ...policies.schema import SubHealthAction
 from ...protocol.types import Assertion, FaultLevel, FaultReport
-from ..world import NodeState
-from .draining import UNFIT, take_sub_health, well_again
-from .generation import release_held, start_if_possible
-from .state import JobState, Phase, Resize
+from ..changes.draining import UNFIT, take_sub_health, well_again
+from ..changes.generation import release_held, start_if_possible
+from ..state.job_state import JobState, Phase, Resize
+from ..state.world import NodeState
 
 # What keeps a node in use from getting new processes.
 MAX_PUT_OFF = 1000  # faults that wait for a world; the oldest goes

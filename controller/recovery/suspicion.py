@@ -7,12 +7,13 @@ nodes tell who holds up the others.
 import msgspec
 
 from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, RankProgress
+from ..changes import step_clocks
+from ..changes.generation import open_generation
 from ..faults import SUSPICIONS, describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
-from ..rank_states import DONE
-from . import memory_faults, step_clocks
+from ..state.job_state import JobState, Phase
+from ..state.rank_states import DONE
+from . import memory_faults
 from .decision import blame, current_rung, decide, rung_failed, with_rank
-from .generation import open_generation
-from .state import JobState, Phase
 
 PROBE_S = 2.0  # a node that does not read its clocks in this time counts as silent
 

@@ -17,7 +17,7 @@ from midstep.controller.endpoints import control_socket
 from midstep.controller.endpoints.abridging import Abridger
 from midstep.controller.endpoints.control_requests import Reply, StatusReply, StatusRequest
 from midstep.controller.endpoints.request_handler import RequestHandler
-from midstep.controller.fault_book import MAX_OF_ONE, FaultBook
+from midstep.controller.state.fault_book import MAX_OF_ONE, FaultBook
 from midstep.policies.fault_levels import Treatment
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankPhase, RankStatus

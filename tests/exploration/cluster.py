@@ -12,7 +12,7 @@ import msgspec
 
 from midstep.controller.actions import Action, Forget, Send
 from midstep.controller.events import Event
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.processor.session import SessionStage
 from midstep.protocol.messages import (
     ArmFault,

@@ -1,33 +1,33 @@
 """Emergency checkpoints, the end of a job, and worlds of another size, broken on purpose."""
 
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 
 from .mutant import Mutant
 
 MUTANTS = (
     Mutant(
         "give a checkpoint up when a writer dies",
-        "midstep.controller.recovery.shutdown",
+        "midstep.controller.changes.shutdown",
         '_save_again(state, f"rank {rank} was lost while it saved: {detail}", now)',
         'conclude(state, "", now)',
         focuses=(Phase.SAVING,),
     ),
     Mutant(
         "give a checkpoint up when a writer hangs",
-        "midstep.controller.recovery.shutdown",
+        "midstep.controller.changes.shutdown",
         '_save_again(state, f"rank {ranks} did not write the emergency checkpoint in time", now)',
         'conclude(state, "", now)',
         focuses=(Phase.SAVING,),
     ),
     Mutant(
         "forget what a lost rank needs",
-        "midstep.controller.recovery.shutdown",
+        "midstep.controller.changes.shutdown",
         "for need in holder.needs}",
         "if holder.report is not None for need in holder.needs}",
     ),
     Mutant(
         "make the world smaller before anything is saved",
-        "midstep.controller.recovery.shutdown",
+        "midstep.controller.changes.shutdown",
         "    state.saving.then = Resize(leaving)\n    _save(state, now)\n",
         '    state.saving.then = Resize(leaving)\n    conclude(state, "", now)\n',
     ),
@@ -39,28 +39,28 @@ MUTANTS = (
     ),
     Mutant(
         "leave the processes of ranks that are no more",
-        "midstep.controller.recovery.scaling",
+        "midstep.controller.changes.scaling",
         "    stop_all_processes(state)\n    kept =",
         "    kept =",
     ),
     Mutant(
         "make the world smaller than allowed",
-        "midstep.controller.recovery.scaling",
+        "midstep.controller.changes.scaling",
         "if nodes < (least_nodes(state) or nodes_needed(state)):",
         "if nodes < 1:",
     ),
     Mutant(
         "leave nodes idle that the world could use",
-        "midstep.controller.recovery.scaling",
+        "midstep.controller.changes.scaling",
         "nodes = min(len(have), nodes_asked(state))",
         "nodes = least_nodes(state) or nodes_needed(state)",
     ),
     Mutant(
         "let the world grow whatever its budget",
-        "midstep.controller.recovery.scaling",
+        "midstep.controller.changes.scaling",
         "if state.ladder.refusals(question, Rung.RESCHEDULE_POD):",
         "if False:",
         focuses=(None,),
     ),
-    Mutant("let the world grow at once", "midstep.controller.recovery.scaling", "if now < earliest_s:", "if False:"),
+    Mutant("let the world grow at once", "midstep.controller.changes.scaling", "if now < earliest_s:", "if False:"),
 )

@@ -5,19 +5,19 @@ from .mutant import Mutant
 MUTANTS = (
     Mutant(
         "skip barrier one",
-        "midstep.controller.recovery.barriers",
+        "midstep.controller.handlers.barriers",
         "and each.holds(state)), None)",
         "and (each.holds(state) or (each.then is _plan_repair and not state.world.count(RankState.STARTING)))), None)",
     ),
     Mutant(
         "skip barrier two",
-        "midstep.controller.recovery.barriers",
+        "midstep.controller.handlers.barriers",
         "and each.holds(state)), None)",
         "and (each.holds(state) or (each.then is _resume and state.world.count(RankState.READY)))), None)",
     ),
     Mutant(
         "resume one rank a step later",
-        "midstep.controller.recovery.barriers",
+        "midstep.controller.handlers.barriers",
         "Resume(each.rank, state.generation, step)",
         "Resume(each.rank, state.generation, step + (each.rank == 1))",
     ),
@@ -29,7 +29,7 @@ MUTANTS = (
     ),
     Mutant(
         "begin again whatever was complete",
-        "midstep.controller.recovery.barriers",
+        "midstep.controller.handlers.barriers",
         "if plan.target_step == 0 and (refused := _why_not_begin(state, reports)):",
         'if plan.target_step < 0 and (refused := ""):',
     ),
@@ -47,13 +47,13 @@ MUTANTS = (
     ),
     Mutant(
         "never time out",
-        "midstep.controller.recovery.deadlines",
+        "midstep.controller.handlers.deadlines",
         "    elif state.due.phase_s is not None and state.due.phase_s <= now:",
         "    elif False:",
     ),
     Mutant(
         "wait without a deadline",
-        "midstep.controller.recovery.state",
+        "midstep.controller.state.job_state",
         "self.due.phase_s = None if limit_s is None else now + limit_s",
         "self.due.phase_s = None",
     ),
@@ -71,13 +71,13 @@ MUTANTS = (
     ),
     Mutant(
         "stay on a device that broke under an earlier process",
-        "midstep.controller.recovery.reports",
+        "midstep.controller.handlers.reports",
         "if earlier and not asks_to_leave(report):",
         "if earlier:",
     ),
     Mutant(
         "let a process live that starts after its end was ordered",
-        "midstep.controller.recovery.reports",
+        "midstep.controller.handlers.reports",
         "        state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))\n",
         "",
     ),
@@ -89,13 +89,13 @@ MUTANTS = (
     ),
     Mutant(
         "open no new generation",
-        "midstep.controller.recovery.state",
+        "midstep.controller.state.job_state",
         "        self.generation += 1\n",
         "        pass\n",
     ),
     Mutant(
         "drop the generation check of the barriers",
-        "midstep.controller.recovery.answers",
+        "midstep.controller.handlers.answers",
         "event.generation != state.generation",
         "False",
     ),

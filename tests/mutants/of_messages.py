@@ -11,13 +11,13 @@ MUTANTS = (
     ),
     Mutant(
         "ask for nothing after a restart",
-        "midstep.controller.recovery.reconcile",
+        "midstep.controller.handlers.reconcile",
         "        yield from _to_a_rank(state, holder)\n",
         "        pass\n",
     ),
     Mutant(
         "give nodes back once only",
-        "midstep.controller.recovery.reconcile",
+        "midstep.controller.handlers.reconcile",
         "for name in given_back(state):",
         "for name in ():",
     ),

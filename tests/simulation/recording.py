@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-from midstep.controller import world
-from midstep.controller.rank_states import NEXT, RankEvent, RankState, after
-from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.table import TABLE
-from midstep.controller.recovery.transitions import LEADS_TO
+from midstep.controller.handlers.table import TABLE
+from midstep.controller.handlers.transitions import LEADS_TO
+from midstep.controller.state import world
+from midstep.controller.state.job_state import Phase
+from midstep.controller.state.rank_states import NEXT, RankEvent, RankState, after
 from midstep.simulation.campaign import run_seeds
 
 RECORDING = Path(__file__).with_name("recording.txt")
@@ -35,14 +35,14 @@ class Job(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """An event was taken in a phase (`controller/recovery/table.py`)."""
+    """An event was taken in a phase (`controller/handlers/table.py`)."""
 
     phase: Phase
     event: str
 
 
 class Led(NamedTuple):
-    """An event led from one phase to another (`controller/recovery/transitions.py`)."""
+    """An event led from one phase to another (`controller/handlers/transitions.py`)."""
 
     before: Phase
     event: str
@@ -50,7 +50,7 @@ class Led(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """An event took a rank on (`controller/rank_states.py`)."""
+    """An event took a rank on (`controller/state/rank_states.py`)."""
 
     state: RankState
     event: RankEvent

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from midstep.controller.events import DeadlinePassed
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.policies.schema import default_policy
 from midstep.protocol.messages import Envelope, NodeLost, RankQuiesced
 from midstep.protocol.types import Rung
@@ -21,7 +21,7 @@ from midstep.simulation.world import SimulatedWorld
 from ..mutants.mutant import Mutant, applied
 
 BLAME_THE_NEIGHBOUR = Mutant(
-    "", "midstep.controller.recovery.deadlines", "faults_of(state, not_stopped(state),", "faults_of(state, {0, 1},"
+    "", "midstep.controller.handlers.deadlines", "faults_of(state, not_stopped(state),", "faults_of(state, {0, 1},"
 )
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.simulation.cluster_faults import isolate_controller
 from midstep.simulation.invariants import InvariantBroken
 from midstep.simulation.world import SimulatedWorld

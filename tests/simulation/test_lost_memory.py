@@ -2,7 +2,7 @@
 
 import random
 
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.protocol.types import RestoreSource, Rung
 from midstep.simulation.process_faults import lose_memory_and_report
 from midstep.simulation.world import SimulatedWorld

@@ -6,9 +6,9 @@ import pytest
 
 from midstep.controller.actions import Action, Send
 from midstep.controller.events import Event
+from midstep.controller.handlers.reconcile import owed
 from midstep.controller.machine import RecoveryMachine
-from midstep.controller.recovery.reconcile import owed
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.protocol.messages import ArmFault, Command, IntroduceNode, KillNode, StopProcess
 from midstep.simulation.campaign import run_seeds
 

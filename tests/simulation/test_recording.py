@@ -4,9 +4,9 @@ import gc
 
 import pytest
 
-from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.table import TABLE
-from midstep.controller.recovery.transitions import LEADS_TO, diagram
+from midstep.controller.handlers.table import TABLE
+from midstep.controller.handlers.transitions import LEADS_TO, diagram
+from midstep.controller.state.job_state import Phase
 
 from ..fakes.cluster import job
 from . import boundary

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from midstep.controller.beginning import why_not_begin
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.devices.base import Damage
 from midstep.policies.schema import CheckpointPolicy, Policy
 from midstep.processor.checkpoints import archive

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from midstep.controller.events import DeadlinePassed
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.protocol.messages import FaultReported, NodeLost, ProcessStarted, StartProcess, StopProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung, RunningProcess
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from midstep.controller.events import StopRequested
-from midstep.controller.rank_states import RankEvent
-from midstep.controller.recovery.barriers import UNSETTLED
-from midstep.controller.recovery.check import contradictions
-from midstep.controller.recovery.state import JobState, Phase, Result
+from midstep.controller.handlers.barriers import UNSETTLED
+from midstep.controller.handlers.check import contradictions
+from midstep.controller.state.job_state import JobState, Phase, Result
+from midstep.controller.state.rank_states import RankEvent
 from midstep.protocol.types import FaultKind, FaultReport, Rung
 
 from ..fakes.cluster import FakeCluster

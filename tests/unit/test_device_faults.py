@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from midstep.controller.events import DeadlinePassed
-from midstep.controller.fault_book import FaultBook
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.fault_book import FaultBook
+from midstep.controller.state.job_state import Phase
 from midstep.policies.schema import TooOften
 from midstep.protocol.messages import FaultReported, NodeLost, Quiesce, StartProcess, StopProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung

@@ -14,9 +14,9 @@ from typing import TypeGuard
 import pytest
 
 from midstep.cli.main import COMMANDS
-from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.table import ROWS
-from midstep.controller.recovery.transitions import LEADS_TO, diagram
+from midstep.controller.handlers.table import ROWS
+from midstep.controller.handlers.transitions import LEADS_TO, diagram
+from midstep.controller.state.job_state import Phase
 from midstep.policies.acjob.translation import translate
 from midstep.policies.files import parse_policy
 

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from midstep.controller.changes.boundary import READINGS
+from midstep.controller.changes.draining import FAILURES
 from midstep.controller.events import ControllerStarted, DeadlinePassed
-from midstep.controller.rank_states import RankState
-from midstep.controller.recovery.boundary import READINGS
-from midstep.controller.recovery.draining import FAILURES
-from midstep.controller.recovery.state import Phase
 from midstep.controller.routes import Routes
-from midstep.controller.world import NodeState
+from midstep.controller.state.job_state import Phase
+from midstep.controller.state.rank_states import RankState
+from midstep.controller.state.world import NodeState
 from midstep.policies.schema import Policy, SubHealthAction, default_policy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (

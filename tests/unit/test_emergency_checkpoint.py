@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from midstep.controller.actions import Finish
+from midstep.controller.changes.shutdown import SAVE_S
 from midstep.controller.events import DeadlinePassed, StopRequested
-from midstep.controller.recovery.shutdown import SAVE_S
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.protocol.messages import CheckpointSaved, RankQuiesced, SaveCheckpoint, StartProcess, StopProcess
 from midstep.protocol.types import ShardHold
 

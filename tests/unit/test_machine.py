@@ -5,7 +5,7 @@ import pytest
 
 from midstep.controller.actions import Finish, Send
 from midstep.controller.events import ControllerStarted, DeadlinePassed, StopRequested
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
     CheckpointSaved,

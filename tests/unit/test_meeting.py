@@ -4,8 +4,7 @@ ranks could not link up."""
 import pytest
 
 from midstep.controller.events import DeadlinePassed
-from midstep.controller.recovery.meeting import rendezvous
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.protocol.messages import Rejoin, StartProcess, StoreMoved
 from midstep.protocol.types import FaultKind, Rendezvous
 
@@ -73,7 +72,7 @@ def test_the_choice_holds_for_all_members_of_a_generation(cluster: FakeCluster) 
     """A controller that takes over sends the orders again: to the same place, though link-ups have failed meanwhile."""
     met = meet(cluster)
     cluster.feed(cluster.fault(0, FaultKind.LINK_UP))
-    assert rendezvous(cluster.machine.state) == met
+    assert cluster.machine.state.rendezvous() == met
 
 
 def test_every_generation_and_every_job_has_another_secret(cluster: FakeCluster) -> None:
@@ -82,7 +81,7 @@ def test_every_generation_and_every_job_has_another_secret(cluster: FakeCluster)
     secrets.append(meet(cluster).secret)
     other = FakeCluster(rendezvous_key=KEY[::-1])
     other.start()
-    secrets.append(rendezvous(other.machine.state).secret)
+    secrets.append(other.machine.state.rendezvous().secret)
     assert len({*secrets}) == 3
     assert all(len(secret) == 32 for secret in secrets)
 
@@ -92,7 +91,7 @@ def test_a_replay_comes_to_the_same_secrets() -> None:
     for _ in range(2):
         cluster = FakeCluster(rendezvous_key=KEY)
         cluster.start()
-        met.append(rendezvous(cluster.machine.state))
+        met.append(cluster.machine.state.rendezvous())
     assert met[0] == met[1]
 
 

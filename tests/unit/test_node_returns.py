@@ -4,7 +4,7 @@ import msgspec
 
 from midstep.controller.events import ControllerStarted, NodeReturned, StopRequested
 from midstep.controller.liveness import Liveness
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.policies.schema import HeartbeatPolicy
 from midstep.protocol.messages import (
     DeleteNode,

@@ -7,7 +7,8 @@ import pytest
 
 from midstep.controller.actions import Finish
 from midstep.controller.events import ControllerStarted, StopRequested
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
+from midstep.controller.state.rank_states import RankState
 from midstep.policies.facts import Facts
 from midstep.policies.ladder import Ladder
 from midstep.policies.rules import broken_rules
@@ -365,3 +366,15 @@ def test_what_does_not_go_with_a_smaller_world_is_said() -> None:
         Policy(scale=scale, roles={"trainer": RolePolicy(ranks="0-1")}),
     ):
         assert [problem.key for problem in broken_rules(policy)] == ["scale.min_nodes"]
+
+
+def test_an_exit_after_which_the_world_is_smaller_leaves_no_trace_of_its_rank() -> None:
+    """Rank 3 ends on a node that is to get no new process, and nothing is there to be saved."""
+    cluster = FakeCluster(job(spares=0), SCALES)
+    cluster.join()
+    broken = FaultReport(FaultKind.DEVICE, cluster.now, "detector", "seen", node="node1", device=1)
+    cluster.feed(FaultReported(msgspec.structs.replace(broken, level=FaultLevel.PRE_SEPARATE_NPU)))
+    cluster.feed(cluster.exited(3))
+    world = cluster.machine.state.world
+    assert world.size == 2
+    assert world.ranks(*RankState) == {0, 1}

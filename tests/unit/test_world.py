@@ -2,9 +2,9 @@
 
 import pytest
 
-from midstep.controller.rank_states import NEXT, RankEvent, RankState
 from midstep.controller.sources import Location
-from midstep.controller.world import NodeState, World
+from midstep.controller.state.rank_states import NEXT, RankEvent, RankState
+from midstep.controller.state.world import NodeState, World
 from midstep.protocol.types import StepReport, StoreEndpoint
 
 

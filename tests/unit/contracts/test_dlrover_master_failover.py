@@ -13,7 +13,7 @@ from midstep.controller.events import DeadlinePassed
 from midstep.controller.journal import Journal, JournalEntry, journal_path
 from midstep.controller.journal_trouble import JournalTrouble
 from midstep.controller.machine import RecoveryMachine
-from midstep.controller.recovery.state import Phase
+from midstep.controller.state.job_state import Phase
 from midstep.policies.schema import default_policy
 from midstep.protocol.errors import JournalError
 from midstep.protocol.messages import CheckpointSaved, Quiesce, Rejoin, Release, Resume, SaveCheckpoint

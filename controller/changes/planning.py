@@ -1,14 +1,14 @@
 """Follows what is planned: begins a change when the job can bear one, and gives it up when something comes between."""
 
 from ...protocol.incidents import NodeStatus
-from ..rank_states import DONE
-from ..world import Node, NodeState
+from ..state.job_state import JobState, Phase
+from ..state.planned_change import AT_THE_BOUNDARY, Stage
+from ..state.rank_states import DONE
+from ..state.world import Node, NodeState
 from .boundary import READINGS, give_up, not_stopped, read_clocks
 from .draining import begin, leave_or_stay
-from .planned_change import AT_THE_BOUNDARY, Stage
 from .scaling import consider_growth
 from .shutdown import save_first
-from .state import JobState, Phase
 
 # A planned change goes on in these; everything else is an incident, and comes first.
 _QUIET = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SUSPECTING})

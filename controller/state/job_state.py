@@ -13,15 +13,15 @@ from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.enums import StrEnum
 from ...protocol.messages import Command
-from ...protocol.types import Decision, FaultReport, JobSpec, RankProgress, RepairPlan, rank_address
+from ...protocol.types import Decision, FaultReport, JobSpec, RankProgress, Rendezvous, RepairPlan, rank_address
 from ..actions import Action, Finish, Forget, Log, Send
-from ..fault_book import FaultBook
-from ..rank_states import PARKED, RankState
-from ..world import World
+from .fault_book import FaultBook
 from .history import History
 from .incident import OpenIncident
 from .meeting import Meeting
 from .planned_change import AT_THE_BOUNDARY, Plans
+from .rank_states import PARKED, RankState
+from .world import World
 
 
 class Phase(StrEnum):
@@ -164,6 +164,10 @@ class JobState:
     def send(self, receiver: str, body: Command) -> None:
         """Ask for a command to be sent in the present generation."""
         self.turn.actions.append(Send(receiver, body, self.generation))
+
+    def rendezvous(self) -> Rendezvous:
+        """Return where the present generation meets."""
+        return self.meeting.rendezvous(self.world, f"{self.job.job}/{self.generation}")
 
     def fence(self) -> None:
         """Begin the next generation: whatever is said in the present one is not listened to any more."""

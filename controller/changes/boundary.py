@@ -10,12 +10,12 @@ import math
 from ...protocol.messages import Quiesce, StopProcess
 from ...protocol.types import Activity, RankProgress, node_address, rank_address
 from ..faults import excused_ranks
-from ..rank_states import RankEvent, RankState
-from ..world import NodeState
+from ..state.job_state import JobState, Phase
+from ..state.planned_change import Plan, Stage
+from ..state.rank_states import RankEvent, RankState
+from ..state.world import NodeState
 from . import step_clocks
 from .generation import next_generation, quiesce
-from .planned_change import Plan, Stage
-from .state import JobState, Phase
 
 LEAD_S = 1.0  # the boundary is at least so far ahead, for the word to reach everybody first
 READ_S = 5.0  # a node that does not read its clocks in this time is asked again

@@ -6,10 +6,10 @@ Plain bookkeeping, no decisions. Only the recovery machine changes it.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..protocol.enums import StrEnum
-from ..protocol.types import StepReport, StoreEndpoint
+from ...protocol.enums import StrEnum
+from ...protocol.types import StepReport, StoreEndpoint
+from ..sources import Location
 from .rank_states import RankEvent, RankState, after
-from .sources import Location
 
 
 class NodeState(StrEnum):
@@ -96,10 +96,14 @@ class World:
         self._standing[RankState.ABSENT] = set(range(self.size))
 
     def take(self, holder: Holder, event: RankEvent) -> None:
-        """Move a rank to where an event takes it. What does not fit its state changes nothing."""
+        """Move a rank to where an event takes it. What does not fit its state changes nothing.
+
+        A rank that the world has become too small for is not counted.
+        """
         state = after(holder.state, event)
-        self._standing[holder.state].discard(holder.rank)
-        self._standing[state].add(holder.rank)
+        if self.holder(holder.rank) is holder:
+            self._standing[holder.state].discard(holder.rank)
+            self._standing[state].add(holder.rank)
         holder._state = state
 
     def lose(self, holder: Holder) -> None:

@@ -18,13 +18,13 @@ from ...protocol.messages import (
     WelcomeNode,
 )
 from ...protocol.types import PLATFORM, node_address, rank_address
-from ..rank_states import RankState
-from ..world import REACHABLE, Holder, NodeState
+from ..changes.draining import outstanding_starts
+from ..changes.generation import given_back, start_command
+from ..changes.shutdown import asked_to_save, save_command
+from ..state.job_state import JobState, Phase
+from ..state.rank_states import RankState
+from ..state.world import REACHABLE, Holder, NodeState
 from .barriers import rejoin_command
-from .draining import outstanding_starts
-from .generation import given_back, start_command
-from .shutdown import asked_to_save, save_command
-from .state import JobState, Phase
 
 Owed = tuple[str, Command]  # who is to get it, and what
 

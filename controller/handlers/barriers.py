@@ -14,17 +14,16 @@ from ...protocol.errors import StateLost
 from ...protocol.messages import Rejoin, Release, Resume
 from ...protocol.types import FaultKind, RepairPlan, RestoreSource, Rung, StepReport, rank_address
 from ..beginning import why_not_begin
-from ..rank_states import DONE, PARKED, RankEvent, RankState
+from ..changes.boundary import consider
+from ..changes.generation import faults_of
+from ..changes.planning import all_finished, all_stopped, make_change
+from ..changes.shutdown import all_parked, end, save
+from ..recovery.decision import blame_and_decide, rung_failed, stop_now
+from ..recovery.suspicion import resolve_suspicion
 from ..repair import plan_repair
-from ..world import Holder, World
-from .boundary import consider
-from .decision import blame_and_decide, rung_failed, stop_now
-from .generation import faults_of
-from .meeting import linked_up, rendezvous
-from .planning import all_finished, all_stopped, make_change
-from .shutdown import all_parked, end, save
-from .state import OVER, JobState, Phase
-from .suspicion import resolve_suspicion
+from ..state.job_state import OVER, JobState, Phase
+from ..state.rank_states import DONE, PARKED, RankEvent, RankState
+from ..state.world import Holder, World
 
 MOST_IN_A_ROW = 20  # rules after one event: each leads to another phase, and no way through them is that long
 """The two barriers and the resume: what happens when ranks answer.
@@ -101,7 +100,7 @@ def rejoin_command(state: JobState, holder: Holder) -> Rejoin:
     return Rejoin(
         rank=holder.rank,
         generation=state.generation,
-        store=rendezvous(state),
+        store=state.rendezvous(),
         connected=holder.connected and holder.joined_generation == state.generation,
         part=state.plan.parts[holder.rank],
     )
@@ -118,7 +117,7 @@ def _first_step_limit_s(state: JobState) -> float:
 def _resume(state: JobState, now: float) -> None:
     """Barrier two has closed: all train on."""
     assert state.plan is not None
-    linked_up(state)
+    state.meeting.linked_up(state.world)
     step = state.plan.target_step
     for each in state.world.holders:
         state.world.take(each, RankEvent.RESUME_ORDERED)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ...protocol import messages as m
+from ..changes import draining, shutdown, step_clocks
 from ..events import (
     ControllerStarted,
     DeadlinePassed,
@@ -19,8 +20,8 @@ from ..events import (
     NodeReturned,
     StopRequested,
 )
-from . import answers, deadlines, draining, nodes, reports, requests, shutdown, step_clocks
-from .state import JobState, Phase
+from ..state.job_state import JobState, Phase
+from . import answers, deadlines, nodes, reports, requests
 from .transitions import LEADS_TO
 
 Handler = Callable[[JobState, Any, float], None]

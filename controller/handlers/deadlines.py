@@ -5,21 +5,20 @@ from collections.abc import Callable
 import msgspec
 
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from ..changes.boundary import late as late_at_the_boundary
+from ..changes.boundary import not_stopped
+from ..changes.draining import handover_overdue
+from ..changes.generation import faults_of, nodes_needed, release_held, start_if_possible
+from ..changes.planning import overdue as overdue_plan
+from ..changes.shutdown import end, saving_overdue
 from ..events import DeadlinePassed
-from ..rank_states import DONE, RankState
-from ..world import NodeState
-from .boundary import late as late_at_the_boundary
-from .boundary import not_stopped
-from .decision import blame, blame_and_decide, rung_failed
-from .draining import handover_overdue
-from .generation import faults_of, nodes_needed, release_held, start_if_possible
-from .meeting import link_up_failed
+from ..recovery.decision import blame, blame_and_decide, rung_failed
+from ..recovery.suspicion import resolve_suspicion, suspect
+from ..state.job_state import JobState, Phase
+from ..state.rank_states import DONE, RankState
+from ..state.world import NodeState
 from .nodes import nodes_missing
-from .planning import overdue as overdue_plan
 from .reports import take_up
-from .shutdown import end, saving_overdue
-from .state import JobState, Phase
-from .suspicion import resolve_suspicion, suspect
 
 
 def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
@@ -90,7 +89,7 @@ def _pausing(state: JobState, now: float) -> None:
 
 def _rejoining(state: JobState, now: float) -> None:
     limit_s = state.policy.deadlines.rejoin_s
-    link_up_failed(state)
+    state.meeting.link_up_failed(state.world)
     _over_time(state, f"{state.world.count(RankState.REJOINING)} ranks not ready after {limit_s:g} s", now)
 
 

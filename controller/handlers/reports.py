@@ -7,17 +7,16 @@ from ...protocol.messages import (
     StopProcess,
 )
 from ...protocol.types import FaultKind, FaultReport, node_address
+from ..changes.draining import newcomer_failed, newcomer_started
+from ..changes.shutdown import end, lost_while_saving
 from ..faults import SUSPICIONS, describe_exit
-from ..rank_states import GONE, RankEvent, RankState
-from . import memory_faults
-from .decision import blame_and_decide
-from .draining import newcomer_failed, newcomer_started
-from .hardware_faults import asks_to_leave, put_off, sort_out, stands
-from .incident import Verdict
-from .meeting import link_up_failed
-from .shutdown import end, lost_while_saving
-from .state import OVER, JobState, Phase
-from .suspicion import suspect
+from ..recovery import memory_faults
+from ..recovery.decision import blame_and_decide
+from ..recovery.hardware_faults import asks_to_leave, put_off, sort_out, stands
+from ..recovery.suspicion import suspect
+from ..state.incident import Verdict
+from ..state.job_state import OVER, JobState, Phase
+from ..state.rank_states import GONE, RankEvent, RankState
 
 
 def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None:
@@ -57,7 +56,7 @@ def take_fault(state: JobState, report: FaultReport, now: float) -> None:
         state.ignore(stale)
         return
     if report.kind is FaultKind.LINK_UP:
-        link_up_failed(state)
+        state.meeting.link_up_failed(state.world)
     if state.incident.verdict(report.rank) is Verdict.CULPRIT:
         state.ignore("fault of a rank that is being replaced")
         return

@@ -8,11 +8,11 @@ import math
 
 from ...policies import scale
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
-from ..world import NodeState
+from ..state.job_state import JobState
+from ..state.planned_change import Plan
+from ..state.world import NodeState
 from .boundary import read_clocks
 from .generation import natural, nodes_needed, open_world, replace_node, stop_all_processes, wait_for_nodes
-from .planned_change import Plan
-from .state import JobState
 
 
 def nodes_asked(state: JobState) -> int:

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ..policies.fault_levels import TREATMENTS, Treatment
-from ..policies.schema import TooOften
-from ..protocol.incidents import StandingFault
-from ..protocol.types import Assertion, FaultLevel, FaultReport
+from ...policies.fault_levels import TREATMENTS, Treatment
+from ...policies.schema import TooOften
+from ...protocol.incidents import StandingFault
+from ...protocol.types import Assertion, FaultLevel, FaultReport
 
 MAX_STANDING = 10_000  # a cluster's documents speak of all its nodes; the oldest entry goes
 MAX_OF_ONE = 5_000  # of one detector: its own oldest goes, so that none can push out what others have seen

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from ...protocol import messages as m
 from ..events import DeadlinePassed, StopRequested
-from .state import Phase
+from ..state.job_state import Phase
 
 P = Phase
 # Where a decision can lead: on with survivors, with a new world, to wait for nodes, or to the stop.

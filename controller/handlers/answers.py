@@ -5,12 +5,12 @@ What follows when enough of them have answered is in `barriers.py`.
 
 from ...protocol.messages import RankFinished, RankJoined, RankQuiesced, RankReady, StepCommitted
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport
-from ..rank_states import RankEvent, RankState
-from ..world import Holder
-from .boundary import before_boundary
-from .boundary import stopped as begin_at_the_boundary
-from .decision import blame_and_decide
-from .state import JobState, Phase
+from ..changes.boundary import before_boundary
+from ..changes.boundary import stopped as begin_at_the_boundary
+from ..recovery.decision import blame_and_decide
+from ..state.job_state import JobState, Phase
+from ..state.rank_states import RankEvent, RankState
+from ..state.world import Holder
 
 
 def on_rank_joined(state: JobState, event: RankJoined, now: float) -> None:

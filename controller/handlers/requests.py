@@ -2,10 +2,10 @@
 
 from ...protocol.messages import ArmFault, KillNode
 from ...protocol.types import PLATFORM, FaultAction, node_address, rank_address
+from ..changes.shutdown import SAVE_S, begin_stop, end
 from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
+from ..state.job_state import JobState, Phase, Resize, Result
 from .reconcile import owed
-from .shutdown import SAVE_S, begin_stop, end
-from .state import JobState, Phase, Resize, Result
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
 

@@ -21,14 +21,14 @@ from ...protocol.types import (
     node_address,
     rank_address,
 )
-from ..rank_states import RankEvent
 from ..repair import plan_repair
-from ..world import NodeState
+from ..state.job_state import JobState, Phase
+from ..state.planned_change import AT_THE_BOUNDARY, Newcomer, Plan, Stage, Unwell
+from ..state.rank_states import RankEvent
+from ..state.world import NodeState
 from .boundary import end_newcomers, give_up, read_clocks
 from .generation import natural, open_generation, start_command, vacate
-from .planned_change import AT_THE_BOUNDARY, Newcomer, Plan, Stage, Unwell
 from .shutdown import SAVE_S, start_saving, take_saved
-from .state import JobState, Phase
 
 # What keeps a node without ranks from being chosen.
 UNFIT = frozenset(Treatment) - {Treatment.NOTE}

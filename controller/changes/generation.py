@@ -8,10 +8,9 @@ from collections.abc import Iterable
 
 from ...protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
 from ...protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
-from ..rank_states import GONE, PARKED, RankEvent, RankState
-from ..world import REACHABLE, Holder, NodeState
-from .meeting import begin, link_up_failed, rendezvous
-from .state import JobState, Phase
+from ..state.job_state import JobState, Phase
+from ..state.rank_states import GONE, PARKED, RankEvent, RankState
+from ..state.world import REACHABLE, Holder, NodeState
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
 
@@ -59,7 +58,7 @@ def open_world(state: JobState, now: float) -> None:
     if state.generation > 0:
         state.accounts.restarts += 1
     if state.turn.came_in is Phase.STARTING and state.ever_resilient:
-        link_up_failed(state)  # a world that links up as it starts did not get that far
+        state.meeting.link_up_failed(state.world)  # a world that links up as it starts did not get that far
     next_generation(state, range(world.size))
     for holder in world.holders:
         _start(state, holder, connected=True)
@@ -164,7 +163,7 @@ def stop_all_processes(state: JobState) -> None:
 def next_generation(state: JobState, replaced: Iterable[int]) -> None:
     """Begin the next generation, in which these ranks have other processes."""
     state.fence()
-    begin(state)
+    state.meeting.begin()
     state.incident = state.incident.opened(replaced)
     state.plan = None
     state.history.opened(state.generation, replaced)
@@ -217,7 +216,7 @@ def start_command(state: JobState, holder: Holder, *, early: int = 0) -> StartPr
         generation=state.generation,
         restart_count=state.accounts.restarts,
         connected=holder.connected and not early,
-        store=rendezvous(state),
+        store=state.rendezvous(),
         early=early > 0,
         world_size=state.world.size,
         nodes=nodes_needed(state),

@@ -9,13 +9,13 @@ import math
 
 from ...protocol.messages import CheckpointSaved, EndJob, SaveCheckpoint
 from ...protocol.types import PLATFORM, LocalStateCopy, node_address, rank_address
-from ..rank_states import GONE, PARKED, RankState
 from ..repair import lost_shards
-from ..world import REACHABLE, Holder
+from ..state.incident import Verdict
+from ..state.job_state import JobState, Resize, Result
+from ..state.rank_states import GONE, PARKED, RankState
+from ..state.world import REACHABLE, Holder
 from .generation import quiesce
-from .incident import Verdict
 from .scaling import start_anew
-from .state import JobState, Resize, Result
 
 SAVE_S = 300.0
 # A process that stands here has not trained since the job last stood at the step that the controller knows.

@@ -6,7 +6,7 @@ A test holds it against what simulated jobs reach.
 
 from collections.abc import Mapping
 
-from ..protocol.enums import StrEnum
+from ...protocol.enums import StrEnum
 
 
 class RankState(StrEnum):

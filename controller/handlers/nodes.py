@@ -11,16 +11,16 @@ from ...protocol.messages import (
     WelcomeNode,
 )
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
+from ..changes.draining import newcomer_of
+from ..changes.generation import nodes_needed, request_node, start_if_possible
+from ..changes.scaling import resize
+from ..changes.shutdown import end, lost_while_saving
 from ..events import HoldEnded, NodeReturned
-from ..rank_states import GONE
-from ..world import NodeState
-from .decision import blame, decide, rung_failed, too_many
-from .draining import newcomer_of
-from .generation import nodes_needed, request_node, start_if_possible
-from .hardware_faults import settle
-from .scaling import resize
-from .shutdown import end, lost_while_saving
-from .state import OVER, JobState, Phase
+from ..recovery.decision import blame, decide, rung_failed, too_many
+from ..recovery.hardware_faults import settle
+from ..state.job_state import OVER, JobState, Phase
+from ..state.rank_states import GONE
+from ..state.world import NodeState
 
 MAX_HOLDS = 100  # that are remembered
 MAX_LOST_WAITING = 10  # nodes, before one start of the world
