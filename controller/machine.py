@@ -78,7 +78,8 @@ class RecoveryMachine:
     def next_deadline(self) -> float | None:
         """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nothing is waited for."""
         state = self._state
-        planned = (state.plans.due_s, state.plans.grow_due_s) if state.phase is Phase.RUNNING else ()
+        looks_ahead = state.phase is Phase.RUNNING or state.runs_unwatched
+        planned = (state.plans.due_s, state.plans.grow_due_s) if looks_ahead else ()
         if state.has_put_off:
             return state.turn.now
         due = [at for at in (state.due.phase_s, state.due.newcomers_s, state.due.devices_s, *planned) if at is not None]

@@ -207,13 +207,16 @@ class SubHealthAction(StrEnum):
 
 
 class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether a job continues with fewer nodes where one is lost and none takes its place (null: it does not).
+    """With how few nodes a job trains (null: with no fewer than it asked for).
 
-    It grows again, up to what it asked for, when nodes come, but not within `min_interval_s` of the last change.
+    At its start it waits `last_call_s` for the others once `min_nodes` are there. Where a node is lost and none takes
+    its place, it continues with fewer. It grows, up to what it asked for, when nodes come, but not within
+    `min_interval_s` of the last change.
     """
 
     min_nodes: Count | None = None
     min_interval_s: SecondsOrZero = 600.0
+    last_call_s: SecondsOrZero = 30.0
 
 
 class IncidentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,6 +24,7 @@ def wait_for_nodes(state: JobState, now: float) -> None:
     """Start the world when there are enough nodes; until then wait, for as long as the policy says."""
     if _nodes_at_hand(state) < nodes_needed(state):
         state.enter(now, state.policy.deadlines.nodes_s)
+        state.arrivals.nodes_due_s = state.due.phase_s
     start_if_possible(state, now)
 
 
@@ -31,12 +32,26 @@ def start_if_possible(state: JobState, now: float) -> None:
     """Start the world that waits once there are enough nodes for it, and its spares have come or are overdue."""
     have = _nodes_at_hand(state)
     if have < nodes_needed(state):
+        _last_call(state, have, now)
         return
     if state.arrivals.spares_awaited and have < nodes_needed(state) + state.job.spare_nodes:
         if state.due.phase_s is None or state.due.phase_s > now + SPARES_WAIT_S:
             state.due.phase_s = now + SPARES_WAIT_S
         return
     open_world(state, now)
+
+
+def _last_call(state: JobState, have: int, now: float) -> None:
+    """A job that has not begun can do with fewer nodes: once those are there, the others have so long to come."""
+    arrivals, scale = state.arrivals, state.policy.scale
+    if state.generation > 0 or scale.min_nodes is None or arrivals.nodes_due_s is None:
+        return
+    if have < scale.min_nodes:
+        arrivals.last_call_s = None
+    elif arrivals.last_call_s is None:
+        arrivals.last_call_s = now + scale.last_call_s
+    limits = (arrivals.nodes_due_s, arrivals.last_call_s)
+    state.due.phase_s = min(limit for limit in limits if limit is not None)
 
 
 def _nodes_at_hand(state: JobState) -> int:

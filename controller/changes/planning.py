@@ -21,6 +21,8 @@ def follow(state: JobState, now: float) -> None:
         _watch(state, now)
     elif state.phase is Phase.RUNNING and (plans.unwell or state.world.size < state.job.world_size):
         _look(state, now)
+    elif state.runs_unwatched and state.world.size < state.job.world_size and plans.grow_due_s is None:
+        consider_growth(state, now)
 
 
 def _look(state: JobState, now: float) -> None:

@@ -8,6 +8,7 @@ import math
 
 from ...policies import scale
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from ..actions import Log
 from ..state.job_state import JobState
 from ..state.planned_change import Plan
 from ..state.world import NodeState
@@ -22,7 +23,7 @@ def nodes_asked(state: JobState) -> int:
 
 def least_nodes(state: JobState) -> int | None:
     """Return with how few nodes the world may go on; None: with no fewer than it has."""
-    return state.policy.scale.min_nodes if state.ever_resilient else None
+    return state.policy.scale.min_nodes
 
 
 def resize(state: JobState, now: float, remark: str) -> bool:
@@ -40,7 +41,8 @@ def resize(state: JobState, now: float, remark: str) -> bool:
     size = min(nodes * world.ranks_per_node, state.job.world_size)
     world.resize(size)
     world.place([*kept, *sorted(world.named(NodeState.SPARE), key=natural)])
-    state.plans.scaled_s = now if size != before else state.plans.scaled_s
+    if size != before and state.generation > 0:  # who comes a little late to the start need not wait
+        state.plans.scaled_s = now
     state.plans.grow_due_s = None
     for rank in range(size, before):
         state.forget(rank)
@@ -48,6 +50,7 @@ def resize(state: JobState, now: float, remark: str) -> bool:
     said = f"the world has {size} ranks on {nodes} of the {nodes_asked(state)} nodes that the job asked for"
     open_world(state, now)
     state.plans.remark = "; ".join(filter(None, (remark, said)))
+    state.turn.actions.append(Log(state.plans.remark))
     return True
 
 
@@ -78,6 +81,9 @@ def consider_growth(state: JobState, now: float) -> None:
         plans.grow_due_s = now + max(1.0, state.policy.scale.min_interval_s)
         return
     plans.grow_due_s = None
+    if not state.ever_resilient:
+        resize(state, now, f"the world grows from {before} to {nodes} nodes, and all processes restart")
+        return
     name = sorted(state.world.named(NodeState.SPARE), key=natural)[0]
     detail = f"{nodes} of the {nodes_asked(state)} nodes that the job asked for are there, and the world has {before}"
     plans.current = plan = Plan(

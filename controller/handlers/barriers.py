@@ -26,14 +26,6 @@ from ..state.rank_states import DONE, PARKED, RankEvent, RankState
 from ..state.world import Holder, World
 
 MOST_IN_A_ROW = 20  # rules after one event: each leads to another phase, and no way through them is that long
-"""The two barriers and the resume: what happens when ranks answer.
-
-Barrier one closes when every survivor has quiesced and every newcomer has joined; then the repair is planned and all
-rejoin. Barrier two closes when all stand at one step; then all resume, and the incident ends when each has committed
-the first new step.
-"""
-
-
 UNSETTLED = "rules that do not settle"
 
 # Rungs that keep processes alive, and so depend on state that can be had from them.

@@ -110,6 +110,8 @@ class Arrivals:
 
     can_be_created: bool = False  # a platform that makes nodes has said so
     spares_awaited: bool = True  # at the start of a job
+    nodes_due_s: float | None = None  # when too few nodes have come in time
+    last_call_s: float | None = None  # when a job that can do with fewer nodes starts without the others
     lost: int = 0  # nodes, since nodes are waited for
 
 
@@ -201,6 +203,14 @@ class JobState:
             newcomer = world.first(RankState.STARTING)
             return Phase.STARTING if newcomer is not None and newcomer.connected else Phase.QUIESCING
         return Phase.FINISHING if world.has(RankState.RELEASED, RankState.EXITED) else Phase.RUNNING
+
+    @property
+    def runs_unwatched(self) -> bool:
+        """Whether a script that is not resilient runs: of its ranks is known only that all their processes live."""
+        starting = self.world.count(RankState.STARTING) == self.world.size
+        return (
+            starting and not self.ever_resilient and self.result is None and len(self.world.pids()) == self.world.size
+        )
 
     def enter(self, now: float, limit_s: float | None = None) -> None:
         """Give the present phase a deadline `limit_s` from now, and write down that it has begun."""

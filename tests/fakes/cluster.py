@@ -164,6 +164,12 @@ class FakeCluster:
         """A rank has written its part of a checkpoint."""
         return m.CheckpointSaved(rank, self.machine.generation, step, "/ck", error)
 
+    def started(self, rank: int) -> m.ProcessStarted:
+        """The process of a rank was started by its agent."""
+        holder = self.holder(rank)
+        process = RunningProcess(rank, 100 + rank, holder.incarnation, self.machine.generation)
+        return m.ProcessStarted(holder.node, process, warm=True)
+
     def exited(self, rank: int, status: int = -9) -> m.ProcessExited:
         """A process that is gone."""
         holder = self.holder(rank)

@@ -378,3 +378,57 @@ def test_an_exit_after_which_the_world_is_smaller_leaves_no_trace_of_its_rank() 
     world = cluster.machine.state.world
     assert world.size == 2
     assert world.ranks(*RankState) == {0, 1}
+
+
+# --- a job that begins with fewer nodes than it can use --------------------------------------------------------
+
+
+CALLS = Policy(scale=ScalePolicy(min_nodes=1, min_interval_s=INTERVAL_S, last_call_s=30.0))
+
+
+def begin_small(*, plain: bool = False) -> FakeCluster:
+    """One node of two has come, and the other not within the last call."""
+    cluster = FakeCluster(job(spares=0), CALLS)
+    cluster.feed(cluster.node("node0"))
+    cluster.overdue()
+    if plain:
+        cluster.feed(*(cluster.started(rank) for rank in range(2)))
+    return cluster
+
+
+def test_a_job_that_can_do_with_fewer_nodes_waits_for_the_others_for_the_last_call_only() -> None:
+    """Counted from the moment at which the fewest are there; then it starts in the size that they hold."""
+    cluster = FakeCluster(job(spares=0), CALLS)
+    assert only(cluster.feed(cluster.node("node0")), StartProcess) == []
+    assert cluster.machine.next_deadline() == pytest.approx(cluster.now + 30.0)
+    starts = only(cluster.overdue(), StartProcess)
+    assert [(start.rank, start.world_size, start.nodes) for start in starts] == [(0, 2, 1), (1, 2, 1)]
+
+
+def test_a_node_that_goes_again_takes_the_last_call_with_it() -> None:
+    """Fewer than the least are waited for as long as any others."""
+    cluster = FakeCluster(job(spares=0), CALLS)
+    began_s = cluster.now
+    cluster.feed(cluster.node("node0"), NodeLost("node0", "its agent ended", cluster.now))
+    assert cluster.machine.next_deadline() == pytest.approx(began_s + CALLS.deadlines.nodes_s, abs=1.0)
+
+
+def test_a_script_that_is_not_resilient_restarts_as_a_whole_when_a_node_comes() -> None:
+    """As torchelastic does; a late node at the start waits for nobody, and no restart of the budget is used."""
+    cluster = begin_small(plain=True)
+    starts = only(cluster.feed(cluster.node("node1")), StartProcess)
+    assert [(start.rank, start.world_size, start.nodes) for start in starts] == [(rank, 4, 2) for rank in range(4)]
+    assert cluster.machine.incidents == ()
+
+
+def test_a_script_that_is_not_resilient_gets_smaller_with_its_restarts() -> None:
+    """A lost node is a failure, and --max-restarts counts it."""
+    cluster = FakeCluster(job(spares=0, max_restarts=1), CALLS)
+    cluster.feed(cluster.node("node0"), cluster.node("node1"))
+    cluster.feed(*(cluster.started(rank) for rank in range(4)))
+    starts = only(cluster.feed(NodeLost("node1", "its agent ended", cluster.now)), StartProcess)
+    assert [(start.rank, start.world_size) for start in starts] == [(0, 2), (1, 2)]
+    cluster.feed(*(cluster.started(rank) for rank in range(2)))
+    assert only(cluster.feed(cluster.node("node2")), StartProcess) == []  # not within the interval
+    starts = only(cluster.overdue(), StartProcess)
+    assert [(start.rank, start.world_size) for start in starts] == [(rank, 4) for rank in range(4)]
