@@ -78,7 +78,7 @@ class RecoveryMachine:
     def next_deadline(self) -> float | None:
         """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nothing is waited for."""
         state = self._state
-        looks_ahead = state.phase is Phase.RUNNING or state.runs_unwatched
+        looks_ahead = state.phase is Phase.RUNNING or state.can_restart_larger
         planned = (state.plans.due_s, state.plans.grow_due_s) if looks_ahead else ()
         if state.has_put_off:
             return state.turn.now

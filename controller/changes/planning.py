@@ -19,9 +19,9 @@ def follow(state: JobState, now: float) -> None:
     plans = state.plans
     if plans.current is not None:
         _watch(state, now)
-    elif state.phase is Phase.RUNNING and (plans.unwell or state.world.size < state.job.world_size):
+    elif state.phase is Phase.RUNNING and (plans.unwell or state.is_too_small):
         _look(state, now)
-    elif state.runs_unwatched and state.world.size < state.job.world_size and plans.grow_due_s is None:
+    elif state.can_restart_larger and plans.grow_due_s is None:
         consider_growth(state, now)
 
 
@@ -29,8 +29,13 @@ def _look(state: JobState, now: float) -> None:
     plans = state.plans
     if plans.due_s is None and plans.unwell and _all_train(state):
         begin(state, now)
-    smaller = state.world.size < state.job.world_size
-    if smaller and plans.current is None and plans.due_s is None and plans.grow_due_s is None and _all_train(state):
+    if (
+        state.is_too_small
+        and plans.current is None
+        and plans.due_s is None
+        and plans.grow_due_s is None
+        and _all_train(state)
+    ):
         consider_growth(state, now)
 
 

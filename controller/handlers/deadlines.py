@@ -36,7 +36,7 @@ def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
     elif state.due.phase_s is not None and state.due.phase_s <= now:
         state.due.phase_s = None
         _OVERDUE[state.phase](state, now)
-    elif state.phase is Phase.RUNNING or state.runs_unwatched:
+    elif state.phase is Phase.RUNNING or state.can_restart_larger:
         _planned(state, now)
     else:
         state.ignore("deadline that was met")

@@ -205,12 +205,16 @@ class JobState:
         return Phase.FINISHING if world.has(RankState.RELEASED, RankState.EXITED) else Phase.RUNNING
 
     @property
-    def runs_unwatched(self) -> bool:
-        """Whether a script that is not resilient runs: of its ranks is known only that all their processes live."""
-        starting = self.world.count(RankState.STARTING) == self.world.size
-        return (
-            starting and not self.ever_resilient and self.result is None and len(self.world.pids()) == self.world.size
-        )
+    def is_too_small(self) -> bool:
+        """Whether the world has fewer ranks than the job asked for."""
+        return self.world.size < self.job.world_size
+
+    @property
+    def can_restart_larger(self) -> bool:
+        """Whether all processes of a script that is not resilient live in a world that is too small."""
+        if not self.is_too_small or self.ever_resilient or self.result is not None:
+            return False
+        return self.world.count(RankState.STARTING) == self.world.size == len(self.world.pids())
 
     def enter(self, now: float, limit_s: float | None = None) -> None:
         """Give the present phase a deadline `limit_s` from now, and write down that it has begun."""
