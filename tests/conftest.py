@@ -2,6 +2,8 @@
 
 import pytest
 
+from .machines.availability import summary
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--device` has every job of the chaos tests run on one device; without it each test has its own."""
@@ -10,3 +12,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("cpu", "fake"),
         help="what the ranks of the chaos tests compute on. By default the CPU, and both where a test asks for both",
     )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say it when tests of several machines were skipped, and why: among thousands nobody sees it otherwise."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    said = summary([str(report.longrepr) for report in skipped])
+    if said:
+        terminalreporter.write_line(said, yellow=True)
