@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": "Say what would work on this machine's devices, and try it.",
     "simulate": "Forecast what a policy would do in a month of faults, before a job is started.",
     "policy": "Check a policy file, ask what it would do, or make one of an acjob.",
+    "token": "Make the secret that all machines of a job have.",
     "controller": "Run the controller of a job (`run` does it for you).",
     "agent": "Run the agent of a node (`run` does it for you).",
 }

@@ -11,23 +11,22 @@ added or removed later counts from its next connection on, without a word to the
 could read is refused.
 """
 
-import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
-import zmq
 from zmq.utils import z85
 
 from .errors import ConfigurationError
-from .private_files import DIRECTORY_MODE, FILE_MODE, replace_file
+from .key_pairs import KEY_BYTES, KeyPair, random_pair
+from .private_files import DIRECTORY_MODE, replace_file
+from .secret_files import require_private
 
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _SERVER = "server"
-_KEY_BYTES = 40  # a CURVE key in Z85
+_KEY_CHARACTERS = 40  # a CURVE key in Z85
+_MISSING = "`midstep run` makes the keys of a job; copy the client's folder to its host."
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -62,24 +61,22 @@ class ClientKeys(msgspec.Struct, frozen=True):
         return f"ClientKeys(identity={self.identity!r}, public={self.public!r})"
 
 
-class _KeyPair(msgspec.Struct, frozen=True):
-    public: str
-    secret: str
-
-
 class JobKeys:
     """Makes and reads the keys of a job. Each method raises ConfigurationError with the path and the remedy."""
 
     @staticmethod
-    def create(directory: str | Path, identities: Iterable[str]) -> None:
-        """Make the keys of the controller and of `identities`. What exists is kept: a restart changes no key."""
+    def create(directory: str | Path, identities: Iterable[str], *, server: KeyPair | None = None) -> None:
+        """Make the keys of the controller and of `identities`. What exists is kept: a restart changes no key.
+
+        `server`: the controller's keys, where they follow from a token.
+        """
         root = Path(directory)
         _make_private(root)
         _make_private(root / _SERVER)
         _make_private(root / _SERVER / "clients")
         path = root / _SERVER / "server.json"
         if not path.exists():
-            _write(path, msgspec.json.encode(_new_pair()))
+            _write(path, msgspec.json.encode(server or random_pair()))
         for identity in identities:
             JobKeys.add(root, identity)
 
@@ -92,11 +89,32 @@ class JobKeys:
         _make_private(folder)
         path = folder / "client.json"
         if not path.exists():
-            pair = _new_pair()
-            keys = ClientKeys(identity, pair.public, pair.secret, server.public)
-            _write(path, msgspec.json.encode(keys))
+            JobKeys.save_client(root, identity, random_pair(), server.public)
         keys = JobKeys.load_client(root, identity)
         _write(Path(server.clients) / z85.decode(keys.public).hex(), identity.encode())
+
+    @staticmethod
+    def save_client(directory: str | Path, identity: str, pair: KeyPair, server_public: str) -> None:
+        """Write the keys of a client on its own machine. The controller's machine lists the public one (`admit`)."""
+        root = Path(directory)
+        _make_private(root)
+        folder = _client_folder(root, identity)
+        _make_private(folder)
+        keys = ClientKeys(identity, pair.public, pair.secret, server_public)
+        _write(folder / "client.json", msgspec.json.encode(keys))
+
+    @staticmethod
+    def admit(directory: str | Path, identity: str, public: str) -> None:
+        """Admit a client whose keys were made elsewhere. Idempotent."""
+        clients = Path(JobKeys.load_server(directory).clients)
+        _check_keys(clients, public)
+        _write(clients / z85.decode(public).hex(), identity.encode())
+
+    @staticmethod
+    def withdraw(directory: str | Path, public: str) -> None:
+        """Admit a key no longer, whose client has the rest of it. As `remove` in all else."""
+        clients = Path(JobKeys.load_server(directory).clients)
+        (clients / z85.decode(public).hex()).unlink(missing_ok=True)
 
     @staticmethod
     def remove(directory: str | Path, identity: str) -> None:
@@ -123,10 +141,10 @@ class JobKeys:
     def load_server(directory: str | Path) -> ServerKeys:
         """Read the controller's keys."""
         folder = Path(directory) / _SERVER
-        pair = _read(folder / "server.json", _KeyPair)
+        pair = _read(folder / "server.json", KeyPair)
         _check_keys(folder / "server.json", pair.public, pair.secret)
         clients = folder / "clients"
-        _check_private(clients)
+        require_private(clients, _MISSING)
         return ServerKeys(pair.public, pair.secret, str(clients))
 
     @staticmethod
@@ -148,18 +166,13 @@ def _client_folder(root: Path, identity: str) -> Path:
     return root / quote(identity, safe="").replace(".", "%2E")
 
 
-def _new_pair() -> _KeyPair:
-    public, secret = zmq.curve_keypair()
-    return _KeyPair(public.decode(), secret.decode())
-
-
 def _check_keys(path: Path, *keys: str) -> None:
     for key in keys:
         try:
             raw = z85.decode(key.encode("ascii"))
         except (ValueError, KeyError, OverflowError, ArithmeticError) as error:
             raise ConfigurationError(f"{path} holds no Z85 key: {error}. Create the job's keys again.") from error
-        if len(key) != _KEY_BYTES or len(raw) != 32:
+        if len(key) != _KEY_CHARACTERS or len(raw) != KEY_BYTES:
             raise ConfigurationError(f"{path} holds a key of the wrong length. Create the job's keys again.")
 
 
@@ -168,32 +181,12 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"the key directory {folder} cannot be made: {error}.") from error
-    _check_private(folder)
-
-
-def _check_private(path: Path) -> None:
-    """Refuse a file that is missing, of another owner, or open to others."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        raise ConfigurationError(
-            f"{path} is missing. `midstep run` makes the keys of a job; copy the client's folder to its host."
-        ) from None
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be examined: {error}.") from error
-    if status.st_uid != os.getuid():
-        raise ConfigurationError(f"{path} belongs to user {status.st_uid}, not to {os.getuid()}: chown it.")
-    if status.st_mode & _OTHERS:
-        wanted = DIRECTORY_MODE if stat.S_ISDIR(status.st_mode) else FILE_MODE
-        raise ConfigurationError(
-            f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o}): chmod {wanted:o} it; "
-            "if others may have read it, delete the keys and restart the job."
-        )
+    require_private(folder, _MISSING)
 
 
 def _read(path: Path, kind: type[_T]) -> _T:
-    _check_private(path.parent)
-    _check_private(path)
+    require_private(path.parent, _MISSING)
+    require_private(path, _MISSING)
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError, ValueError) as error:

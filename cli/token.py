@@ -1,0 +1,89 @@
+"""`midstep token`: the secret that all machines of a job have."""
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..protocol.errors import MidstepError
+from ..protocol.secret_files import read_token
+from ..protocol.token import Token, expiry_text, full, job_of, new_token, token_text
+from .display.plain import echo
+from .jobs.directories import checked_name
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"(\d{1,6})([smhd])")
+
+
+def duration_s(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    """Make seconds of a number with its unit, as in 90m."""
+    if value is None:
+        return None
+    match = _DURATION.fullmatch(value)
+    if match is None or int(match[1]) == 0:
+        raise click.BadParameter(f"{value!r} is no duration: write a number and s, m, h or d, for example 12h")
+    return int(match[1]) * _UNITS_S[match[2]]
+
+
+def token_file_option(command: Any) -> Any:
+    """Add --token-file to a command."""
+    return click.option(
+        "--token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="The file (mode 600) with the job's token, from `midstep token`.  [default: MIDSTEP_TOKEN]",
+    )(command)
+
+
+@click.command("token")
+@click.option("--job", metavar="NAME", help="Make a token for this job only; --rdzv-id and --job can be left out then.")
+@click.option(
+    "--expires",
+    "lasts_s",
+    callback=duration_s,
+    metavar="DURATION",
+    help="Let no node join after so long: 30m, 12h, 7d.",
+)
+@click.option(
+    "--join-only",
+    is_flag=True,
+    help="Make of the job's token (--token-file, MIDSTEP_TOKEN) one with which nodes can join, and that can do nothing "
+    "else.",
+)
+@token_file_option
+def command(*, job: str | None, lasts_s: int | None, join_only: bool, token_file: Path | None) -> None:
+    """Print a new token: one line, the secret of a job.
+
+    Keep it in a file that only you can read, and give it to each machine of the job: as --token-file FILE, or in the
+    environment variable MIDSTEP_TOKEN. The keys of the controller, and those with which nodes join, follow from it.
+
+    \b
+        (umask 077; midstep token > job.token)
+    """
+    try:
+        if job is not None:
+            checked_name(job)
+        token: Token
+        if join_only:
+            token = _for_joining(job, token_file, lasts_s)
+        elif token_file is not None:
+            raise click.UsageError("--token-file is the token that --join-only starts from; a new one has no other.")
+        else:
+            token = new_token(job=job or "", expires_s=0 if lasts_s is None else int(time.time()) + lasts_s)
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+    echo(token_text(token))
+    if token.expires_s:
+        echo(f"nodes can join until {expiry_text(token.expires_s)}", err=True)
+
+
+def _for_joining(job: str | None, token_file: Path | None, lasts_s: int | None) -> Token:
+    if lasts_s is not None:
+        raise click.UsageError("--expires belongs to the full token: its controller is what refuses.")
+    token = read_token(token_file, os.environ)
+    if token is None:
+        raise click.UsageError("--join-only needs the job's token: --token-file or MIDSTEP_TOKEN.")
+    return full(token).for_joining(job_of(token, job))
