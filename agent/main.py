@@ -20,6 +20,7 @@ import zmq
 
 from ..platforms.processes import ChildReaper
 from ..protocol.discovery import GIVE_UP_S, read_endpoint
+from ..protocol.exits import RESTART_HERE
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
 from ..protocol.mailbox import Mailbox
@@ -29,6 +30,7 @@ from ..protocol.messages import (
     Envelope,
     IntroduceNode,
     NodeJoined,
+    NodeLost,
     ProbeProgress,
     ProgressReported,
     StartProcess,
@@ -39,8 +41,10 @@ from ..protocol.messages import (
 from ..protocol.run_directories import Fate, remove_abandoned
 from ..protocol.transport import DealerSocket
 from ..protocol.types import FaultAction, JobSettings, JobSpec, node_address
+from .absence import Absence
 from .heartbeat import Heartbeat
 from .linux import adopt_orphans
+from .own_program import OwnProgram
 from .ranks import RankHost
 from .relay import Relay, listen
 from .store_host import StoreHost
@@ -54,7 +58,11 @@ _log = logging.getLogger(__name__)
 
 
 class AgentOptions(msgspec.Struct, frozen=True):
-    """Options of an agent. `host`: the address under which other nodes reach this one's store."""
+    """Options of an agent. `host`: the address under which other nodes reach this one's store.
+
+    `session`: a number above those of all agents of this name before. `endpoints`: of controllers, for a node that has
+    joined by itself; it belongs to no launcher that ends it. `program`, `log_directory`: of this machine.
+    """
 
     job: str
     node: str
@@ -64,6 +72,10 @@ class AgentOptions(msgspec.Struct, frozen=True):
     failure_domain: str = ""
     host: str = "127.0.0.1"
     life_fd: int | None = None
+    session: int = 0
+    endpoints: tuple[str, ...] = ()
+    program: OwnProgram | None = None
+    log_directory: str | None = None
 
 
 class Agent:
@@ -75,7 +87,7 @@ class Agent:
         self._launcher = os.getppid()
         self._ending: str | None = None
         self._end = asyncio.Event()
-        self._failed = False
+        self._exit_code = 0
         self._folder = Path(options.run_directory) / options.node
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         address = node_address(options.node)
@@ -89,7 +101,7 @@ class Agent:
             Mailbox(
                 job=options.job,
                 address=address,
-                session=time.time_ns(),
+                session=options.session or time.time_ns(),
                 retry_max_s=RETRY_MAX_S,
                 give_up_s=GIVE_UP_S,
             ),
@@ -97,8 +109,9 @@ class Agent:
             on_command=self._command,
             on_new_controller=self._join,
             on_foreign=self._foreign,
-            lookup=partial(read_endpoint, self._folder.parent),
+            lookup=(lambda: None) if options.endpoints else partial(read_endpoint, self._folder.parent),
         )
+        self._absence = Absence(self._link, options.endpoints, self._give_up) if options.endpoints else None
         self._ranks = RankHost(options.node, router.endpoint, self._pool, post=self._link.post)
         self._relay = Relay(router, oldest_session=self._ranks.oldest_session, forward=self._link.forward)
         self._heartbeat = Heartbeat(options.node, self._ranks, post=self._link.post)
@@ -117,7 +130,7 @@ class Agent:
         await self._end.wait()
         _log.info("the agent of %s ends: %s", self._options.node, self._ending)
         await self._shut_down()
-        return 1 if self._failed else 0
+        return self._exit_code
 
     # --- commands -----------------------------------------------------------------------------------------------
 
@@ -126,7 +139,8 @@ class Agent:
             case WelcomeNode(job=job):
                 self._welcome(job)
             case IntroduceNode():
-                self._join()
+                if self._ending is None:
+                    self._join()
             case StartProcess() as order:
                 self._heartbeat.forget(order.rank)
                 self._ranks.start(order)
@@ -145,8 +159,9 @@ class Agent:
                 self._kill_node()
             case ArmFault(fault=fault):
                 self._ranks.inject(fault)
-            case EndJob(reason=reason):
-                self._begin_end(f"the job has ended: {reason}")
+            case EndJob() as order:
+                self._exit_code = order.exit_code if self._options.endpoints else self._exit_code
+                self._begin_end(f"the job has ended: {order.reason}")
             case other:
                 _log.warning("an agent cannot carry out a %s", type(other).__name__)
 
@@ -155,6 +170,11 @@ class Agent:
 
     def _welcome(self, job: JobSpec) -> None:
         self._settings = job.settings
+        if self._absence is not None:
+            self._absence.leave_s = job.settings.leave_s
+        job = job if self._options.program is None else self._options.program.of(job)
+        if self._options.log_directory is not None:
+            job = msgspec.structs.replace(job, job_directory=self._options.log_directory)
         directory = job.working_directory if job.is_module else str(Path(job.command[0]).parent)
         self._pool.configure(
             {**os.environ, **job.environment},
@@ -182,15 +202,19 @@ class Agent:
 
     def _store_failed(self, reason: str) -> None:
         _log.error("%s", reason)
-        self._failed = True
+        self._exit_code = 1
         self._begin_end(reason)
+
+    def _give_up(self) -> None:
+        self._exit_code = RESTART_HERE
+        self._begin_end(f"no controller has been there for {self._settings.leave_s:.0f} s (agent.leave_s)")
 
     # --- shutdown ------------------------------------------------------------------------------------------------
 
     def _watch_for_end(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._begin_end, f"signal {number.name}")
+            loop.add_signal_handler(number, self._signalled, number)
         if self._options.life_fd is not None:
             os.set_blocking(self._options.life_fd, False)
             os.set_inheritable(self._options.life_fd, False)
@@ -209,15 +233,23 @@ class Agent:
         asyncio.get_running_loop().remove_reader(fd)
         self._begin_end("the launcher has exited")
 
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._ending is not None:
+            self._ranks.kill_all()  # a second signal: no more grace
+        elif self._options.endpoints:
+            # Said first, or the ends of the ranks would be answered by starting them here again.
+            self._link.post(NodeLost(self._options.node, f"its agent received {number.name}", time.time()))
+        self._begin_end(f"signal {number.name}")
+
     def _begin_end(self, reason: str) -> None:
         if self._ending is None:
             self._ending = reason
             self._end.set()
-        elif reason.startswith("signal"):
-            self._ranks.kill_all()  # a second signal: no more grace
 
     async def _shut_down(self) -> None:
         self._heartbeat.close()
+        if self._absence is not None:
+            self._absence.close()
         await self._ranks.end_all(self._settings.stop_grace_s)
         self._pool.close()
         self._store.close()
@@ -243,6 +275,7 @@ class Agent:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(128 + signal.SIGKILL)  # the first process of a container cannot kill itself
 
 
 def _remove_run_directory(run_directory: Path) -> None:

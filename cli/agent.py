@@ -1,68 +1,148 @@
-"""`midstep agent`: the agent of one node, as platforms start it."""
+"""`midstep agent`: the agent of one node, as platforms and the launchers of engines start it."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import msgspec
 
-from ..protocol.errors import MidstepError
-from .display.plain import log_to_stderr
+from ..agent.main import AgentOptions, serve
+from ..agent.own_program import read_program
+from ..protocol.errors import ConfigurationError, MidstepError, NotAdmitted
+from ..protocol.exits import NOT_ADMITTED
+from ..protocol.private_files import make_private_directory
+from ..protocol.secret_files import read_token
+from ..protocol.token import TOKEN_VARIABLE, job_of
+from .display.plain import echo, log_to_stderr
+from .jobs.directories import base_directory, checked_name
+from .jobs.run_directory import claim_free_run_directory
+from .joining.admission import JOIN_S, Wishes, admitted
+from .joining.endpoints import endpoints
+from .token import token_file_option
+
+_LOOPBACK = "127.0.0.1"
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("agent")
-@click.option("--job", required=True, metavar="NAME", help="The job that the node works for.")
-@click.option("--controller", required=True, metavar="ENDPOINT", help="Where the controller listens, tcp://host:port.")
-@click.option("--node", required=True, metavar="NAME", help="The node's name; its keys are made out to it.")
+@click.option("--job", metavar="NAME", help="The job that the node works for.  [default: the one that the token names]")
 @click.option(
-    "--keys",
+    "--controller",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory with the node's client keys.",
+    metavar="HOST:PORT[,...]",
+    help="Where the job's controllers listen.",
 )
+@click.option("--node", metavar="NAME", help="The node's name.  [default: the host's, with a number if that is in use]")
+@token_file_option
+@click.option("--keys", type=_DIRECTORY, help="Directory with keys that were made for the node, instead of a token.")
 @click.option(
     "--run-dir",
     "run_directory",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the node's socket; its path must be short.",
+    type=_DIRECTORY,
+    help="Directory for the node's socket; its path must be short.  [default: made, and removed at the end]",
 )
-@click.option("--failure-domain", default="", metavar="NAME", help="What fails together. [default: the node]")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address under which other nodes reach this one.")
+@click.option(
+    "--log-dir",
+    "log_directory",
+    type=_DIRECTORY,
+    help="Directory in which the ranks' logs are made, in `logs`.  [default with a token: ~/.midstep/jobs/JOB@NODE]",
+)
+@click.option("--failure-domain", default="", metavar="NAME", help="What fails together.  [default: the host]")
+@click.option("--host", metavar="ADDRESS", help="Address under which other nodes reach this one.  [default: found out]")
+@click.option(
+    "--join-timeout",
+    "limit_s",
+    type=click.FloatRange(min=1),
+    default=JOIN_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to try to reach a controller, with a token.",
+)
 @click.option("--life-fd", type=int, help="End when this inherited pipe is closed at its other end.")
+@click.option("--session", type=int, default=0, hidden=True, help="A number above that of earlier agents of the name.")
+@click.option("--program", type=click.Path(dir_okay=False, path_type=Path), hidden=True, help="This machine's command.")
 def command(
     *,
-    job: str,
+    job: str | None,
     controller: str,
-    node: str,
-    keys: Path,
-    run_directory: Path,
+    node: str | None,
+    token_file: Path | None,
+    keys: Path | None,
+    run_directory: Path | None,
+    log_directory: Path | None,
     failure_domain: str,
-    host: str,
+    host: str | None,
+    limit_s: float,
     life_fd: int | None,
+    session: int,
+    program: Path | None,
 ) -> None:
-    """Start and watch training processes on this node, as the controller of JOB says, until the job ends.
+    """Start and watch training processes on this node, as the job's controller says, until the job ends.
 
-    Everything that the agent has started ends with it, even when it is killed.
+    With the job's token the node joins by itself: it makes its own keys, and the controller gives it a name. Everything
+    that the agent has started ends with it, even when it is killed.
+
+    The exit code is the job's: 0 when it ended well. 75: there was no controller for `agent.leave_s`. 76: the job does
+    not want this node any more; start an agent on another one. 77: the controller does not admit this node.
     """
-    from ..agent.main import AgentOptions, serve
+    log_to_stderr(logging.INFO, f"%(asctime)s {node or 'agent'} %(levelname)s %(message)s")
+    wishes = Wishes(node or "", failure_domain, host or "")
+    try:
+        if keys is not None:
+            if job is None or node is None or run_directory is None:
+                raise click.UsageError("--keys needs --job, --node and --run-dir.")
+            options = _with_keys(keys, job, endpoints(controller)[0], wishes, run_directory)
+            options = msgspec.structs.replace(options, life_fd=life_fd, session=session)
+            sys.exit(asyncio.run(serve(options)))
+        token = read_token(token_file, os.environ)
+        os.environ.pop(TOKEN_VARIABLE, None)  # not for the ranks
+        if token is None:
+            raise ConfigurationError(
+                "an agent needs the job's token: --token-file, or MIDSTEP_TOKEN. `midstep token` makes one."
+            )
+        invitation = token.invitation(checked_name(job_of(token, job)))
+        own = None if program is None else read_program(program)
+        with _run_directory(run_directory, invitation.job) as place:
+            options = admitted(endpoints(controller), invitation, wishes, place, limit_s=limit_s, program=own)
+            logs = (log_directory or base_directory() / f"{options.job}@{options.node}").absolute()
+            make_private_directory(logs / "logs")
+            options = msgspec.structs.replace(options, life_fd=life_fd, log_directory=str(logs))
+            sys.exit(asyncio.run(serve(options)))
+    except NotAdmitted as error:
+        echo(f"midstep agent: {error}", err=True)
+        sys.exit(NOT_ADMITTED)
+    except (MidstepError, OSError) as error:
+        raise click.ClickException(str(error)) from error
 
-    log_to_stderr(logging.INFO, f"%(asctime)s {node} %(levelname)s %(message)s")
-    options = AgentOptions(
+
+def _with_keys(keys: Path, job: str, controller: str, wishes: Wishes, run_directory: Path) -> AgentOptions:
+    return AgentOptions(
         job=job,
-        node=node,
+        node=wishes.node,
         controller=controller,
         keys=str(keys),
         run_directory=str(run_directory.resolve()),
-        failure_domain=failure_domain,
-        host=host,
-        life_fd=life_fd,
+        failure_domain=wishes.failure_domain,
+        host=wishes.host or _LOOPBACK,
     )
+
+
+@contextlib.contextmanager
+def _run_directory(given: Path | None, job: str) -> Iterator[Path]:
+    """Return where the node's socket and keys lie; what is made for it is removed in the end."""
+    if given is not None:
+        yield given.resolve()
+        return
+    held = claim_free_run_directory(f"{job}.agent")
     try:
-        sys.exit(asyncio.run(serve(options)))
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
+        yield held.path
+    finally:
+        held.remove()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
 """`midstep controller`: the controller process of one job. `midstep run` starts it, and starts it again if it dies."""
 
 import logging
+import os
 import sys
 from pathlib import Path
 
 import click
 
 from ..protocol.errors import JournalDamaged, MidstepError
+from ..protocol.secret_files import read_token
+from ..protocol.token import full, job_of
 from .display.plain import echo, log_to_stderr
+from .joining.opening import let_nodes_join, require_loopback
+from .token import token_file_option
 
 EXIT_FAILED = 70  # the controller failed; the job is not over (there is no result.json)
 EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
@@ -41,6 +46,7 @@ EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
     type=click.Path(file_okay=False, path_type=Path),
     help="The job's keys.  [default: keys in the run directory]",
 )
+@token_file_option
 @click.option(
     "--wait",
     "wait_s",
@@ -68,6 +74,7 @@ def command(
     run_directory: Path,
     listen: str,
     keys_directory: Path | None,
+    token_file: Path | None,
     wait_s: float,
     stop: str | None,
     in_memory: bool,
@@ -79,19 +86,28 @@ def command(
     It replays the job's journal, takes over with a new term, and continues where the last controller ended. When the
     job is over, its exit code is this command's. Exit code 70: the controller failed, and the job may be running; start
     another one. Exit code 65: the journal is damaged, and no controller can continue. Logs go to stderr.
+
+    With the job's token, nodes can join by themselves (`midstep agent`). Without one it listens on this machine only.
     """
+    from ..controller.journal import read_founding
     from ..controller.keepalive import KeepAlive
     from ..controller.service import KEYS_NAME, Term, serve
 
     if in_memory and stop is None:
         raise click.UsageError("--in-memory is for stopping a job only: give --stop REASON, too.")
     log_to_stderr(logging.DEBUG if verbose else logging.INFO, "%(asctime)s controller %(levelname)s %(message)s")
+    keys = keys_directory or run_directory / KEYS_NAME
     try:
+        token = read_token(token_file, os.environ)
+        if token is not None:
+            let_nodes_join(keys, full(token), job_of(token, read_founding(job_directory).job.job))
+        elif keys_directory is None:
+            require_loopback(listen)
         exit_code = serve(
             job_directory.resolve(),
             run_directory.resolve(),
             listen,
-            keys_directory=keys_directory or run_directory / KEYS_NAME,
+            keys_directory=keys,
             term=Term(wait_s, stop, in_memory),
             alive=KeepAlive(keepalive_fd),
         )

@@ -8,6 +8,7 @@ when the message was decoded (`protocol/bounds.py`).
 """
 
 from ..policies.fault_codes import DETECTABLE
+from ..protocol.enrolment import JOINING_FAMILY, EnrolmentRequested
 from ..protocol.messages import Ack, Envelope, FaultReported, NodeLost, NodeRefused
 from ..protocol.types import DETECTOR_PREFIX, PLATFORM, FaultLevel, FaultReport
 from .node_admission import NODE_PREFIX, RANK_PREFIX, ranks_of, refusal_of_node, refusal_of_rank
@@ -30,8 +31,16 @@ def refusal(identity: str, envelope: Envelope, world_size: int, routes: Routes) 
         return refusal_of_rank(identity, envelope, world_size, routes)
     if sender != identity:
         return "sender is not the connection's owner"
+    return _refusal_of_own_word(envelope, routes)
+
+
+def _refusal_of_own_word(envelope: Envelope, routes: Routes) -> str | None:
+    """Refuse what this sender may not say, over a connection that is its own."""
+    sender = envelope.sender
     if sender.startswith(NODE_PREFIX):
         return refusal_of_node(envelope, routes.placement)
+    if sender.startswith(JOINING_FAMILY):
+        return None if isinstance(envelope.body, EnrolmentRequested) else "not for a joining node to say"
     if sender.startswith(DETECTOR_PREFIX):
         return _refusal_of_detector(envelope)
     return _refusal_of_platform(envelope)

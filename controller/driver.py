@@ -14,6 +14,7 @@ import msgspec
 
 from ..policies.fault_codes import FaultCodes
 from ..protocol.discovery import FOUND_S
+from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded, MidstepError
 from ..protocol.incidents import JobStatus
 from ..protocol.messages import FaultReported, NodeHeartbeat, NodeLost
@@ -24,6 +25,7 @@ from .endpoints.control_requests import Reply
 from .endpoints.control_socket import ControlServer
 from .endpoints.discovery_files import JobResult, write_result
 from .endpoints.request_handler import RequestHandler
+from .enrolment.enroller import Enroller
 from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
 from .journal import Journal, JournalEntry
 from .journal_trouble import JournalTrouble
@@ -59,6 +61,7 @@ class Driver:
         board: ProgressBoard,
         liveness: Liveness,
         control: ControlServer,
+        enroller: Enroller,
         job_directory: Path,
         codes: FaultCodes | None = None,
         patience_s: float = JOURNAL_PATIENCE_S,
@@ -76,6 +79,7 @@ class Driver:
         self._codes = codes or FaultCodes({})
         self._alive = alive or KeepAlive()
         self._stop = stop
+        self._enroller = enroller
         self._signalled = False
         self._requests = RequestHandler(journal.founding.job)
         self._job_directory = job_directory
@@ -84,8 +88,7 @@ class Driver:
         self._trouble = JournalTrouble(patience_s)
         self._numbers = 0
         self._finish: Finish | None = None
-        self._drain_until_s = 0.0
-        self._deadline_not_before_s = 0.0
+        self._drain_until_s = self._deadline_not_before_s = 0.0
         self._wake: asyncio.Event | None = None
 
     async def run(self) -> int:
@@ -118,23 +121,18 @@ class Driver:
         """Ask the machine to end the job; asked again, at once. For signal handlers in the loop's thread."""
         self._pend(StopRequested(reason, insist=self._signalled))
         self._signalled = True
-        if self._wake is not None:
-            self._wake.set()
 
     def report(self, report: FaultReport, answer: Answer) -> None:
         """Take in what a detector on this machine says; it is answered when that is durable. In the loop's thread."""
         refused = self._requests.misfit(report)
-        if refused is not None:
+        if refused is None:
+            self._pend(FaultReported(report), answer)
+        else:
             answer(refused)
-            return
-        self._pend(FaultReported(report), answer)
-        if self._wake is not None:
-            self._wake.set()
 
     def begin(self) -> None:
         """Fold the journal into the machine without acting, then announce the new term to it."""
-        last_s = 0.0
-        events = 0
+        last_s, events = 0.0, 0
         for event, at_s in self._journal.replay():
             self._alive.beat()
             if isinstance(event, StopRequested):
@@ -144,6 +142,7 @@ class Driver:
             events += 1
         self._clock.raise_to(last_s)
         self._wire.restore(self._journal.seen())
+        self._enroller.restore()
         self._liveness.start(self._clock.now(), FOUND_S)
         _log.info("term %d begins, %d events replayed", self._journal.term, events)
         self._pend(ControllerStarted(self._journal.term))
@@ -163,16 +162,14 @@ class Driver:
         self._wire.resend(self._clock.now())
 
     def _is_busy(self) -> bool:
-        waiting = bool(self._pending) and self._trouble.error is None
-        return waiting or self._wire.pending or self._control.pending
+        return bool(self._pending and not self._trouble.error) or self._wire.pending or self._control.pending
 
     def status(self) -> JobStatus:
         """Return how the job stands, with the latest heartbeats and what this controller has refused."""
         now = self._clock.now()
         status = self._board.overlay(self._machine.status(now))
         refused = {**status.refused, **self._wire.refused, **self._control.refused}
-        error = self._trouble.error
-        reason = status.reason if error is None else f"the journal cannot be written: {error}"
+        reason = f"the journal cannot be written: {self._trouble.error}" if self._trouble.error else status.reason
         term, holding = self._journal.term, self._liveness.holding(now)
         return msgspec.structs.replace(status, refused=refused, reason=reason, term=term, holding=holding)
 
@@ -186,6 +183,9 @@ class Driver:
             self._board.take(envelope.body)
             self._wire.acknowledge(arrival)
             return
+        if isinstance(envelope.body, EnrolmentRequested):
+            self._enroller.take(envelope.body, arrival, now, self._pend)
+            return
         # Admission lets nothing but reports through.
         event: Event = self._taken_in(envelope.body, said_at(envelope, now))  # type: ignore[arg-type]
         entry = JournalEntry(event, envelope.sender, envelope.session, envelope.number)
@@ -195,6 +195,8 @@ class Driver:
         self._numbers += 1
         entry = JournalEntry(self._taken_in(event, self._clock.now()), CONTROLLER, self._journal.session, self._numbers)
         self._pending.append(Pending(entry, answer=answer))
+        if self._wake is not None:
+            self._wake.set()
 
     def _taken_in(self, event: Event, at_s: float) -> Event:
         """Fill in what a replay must not depend on: when it was, on this clock, and what a fault's code means today."""
@@ -273,6 +275,7 @@ class Driver:
             self._wire.forget(node_address(event.node))  # its agent is gone, and acknowledges nothing
         self._routes.learn(event, actions)
         self._liveness.learn(event, now)
+        self._enroller.learn(event, now)
         for action in actions:
             if isinstance(action, Finish):
                 self._finish = action
@@ -306,12 +309,9 @@ class Driver:
 
     async def _sleep(self, wake: asyncio.Event) -> None:
         now = self._clock.now()
-        times = [now + LONGEST_SLEEP_S, self._liveness.next_check(now)]
-        times += [self._deadline(now), self._wire.next_due()]
-        if self._trouble.error is not None:
-            times.append(self._trouble.retry_s)
-        if self._drain_until_s:
-            times.append(self._drain_until_s)
+        times = [now + LONGEST_SLEEP_S, self._liveness.next_check(now), self._deadline(now), self._wire.next_due()]
+        times.append(self._trouble.retry_s if self._trouble.error is not None else None)
+        times.append(self._drain_until_s or None)
         first = min(moment for moment in times if moment is not None)
         # Never zero: a deadline that has passed and waits for the journal must not make this a busy loop.
         await wait_at_most(wake, max(first - now, DEADLINE_SPACING_S / 2))

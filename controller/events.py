@@ -6,6 +6,7 @@ itself. All of them go into the journal, so all of them are frozen, tagged struc
 
 import msgspec
 
+from ..protocol.enrolment import NodeEnrolled
 from ..protocol.messages import Report
 from ..protocol.types import ArmedFault
 
@@ -62,6 +63,7 @@ class StopRequested(msgspec.Struct, frozen=True, tag=True):
 
 Event = (
     Report
+    | NodeEnrolled
     | DeadlinePassed
     | ControllerStarted
     | InjectRequested

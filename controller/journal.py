@@ -240,6 +240,12 @@ class Journal:
         self.close()
 
 
+def read_founding(job_directory: str | Path) -> Founding:
+    """Return what the journal of a job was founded with. Raises JournalError."""
+    with _reading(job_directory) as (founding, _):
+        return founding
+
+
 def read_status(job_directory: str | Path) -> JobStatus:
     """Return the job's status as of its last event, from the journal alone, without any process.
 

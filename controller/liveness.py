@@ -85,6 +85,10 @@ class Liveness:
         self._lost[node] = now
         return True
 
+    def watches(self, node: str) -> bool:
+        """Say whether a node has joined and is not given up."""
+        return node in self._heard
+
     def start(self, now: float, found_s: float = 0.0) -> None:
         """Begin to listen: the time before is no node's silence.
 

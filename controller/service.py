@@ -26,6 +26,7 @@ from .driver import Driver
 from .endpoints.control_socket import ControlServer
 from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
 from .endpoints.line_socket import LineServer
+from .enrolment.hosts_wire import open_wire
 from .journal import Journal, journal_path
 from .journal_copy import open_copy
 from .journal_head import HEAD_NAME
@@ -33,7 +34,6 @@ from .keepalive import KeepAlive
 from .liveness import Liveness
 from .progress import ProgressBoard
 from .routes import Routes
-from .wire import Wire
 
 KEYS_NAME = "keys"
 OUTSTANDING_LEAST = 10_000
@@ -92,13 +92,18 @@ def serve(
         )
         mailbox.term = journal.term
         routes = Routes()
+        liveness = Liveness(policy.heartbeat)
+        wire, enroller = open_wire(
+            router, mailbox, routes, liveness=liveness, world_size=job.world_size, keys=keys_directory
+        )
         driver = Driver(
             machine=journal.founding.machine(),
             journal=journal,
-            wire=Wire(router, mailbox, routes, job.world_size),
+            wire=wire,
             routes=routes,
             board=ProgressBoard(world_size=job.world_size),
-            liveness=Liveness(policy.heartbeat),
+            liveness=liveness,
+            enroller=enroller,
             control=control,
             job_directory=job_directory,
             codes=fault_codes(policy.faults),

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 import msgspec
 
 from ..protocol import codec
+from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import MailboxFull, WireError
 from ..protocol.mailbox import Mailbox
-from ..protocol.messages import Command, Envelope, NodeHeartbeat
+from ..protocol.messages import Command, Envelope, Message, NodeHeartbeat
 from ..protocol.transport import RouterSocket
 from .admission import refusal
 from .routes import Routes
@@ -64,7 +65,7 @@ class Wire:
             try:
                 envelope = codec.decode(received.data)
             except WireError as error:
-                self._refuse(type(error).__name__, received.identity)
+                self.refuse(type(error).__name__, received.identity)
                 continue
             if self._admit(received.identity, envelope, now):
                 arrivals.append(Arrival(envelope, received.identity))
@@ -73,14 +74,16 @@ class Wire:
     def _admit(self, connection: str, envelope: Envelope, now: float) -> bool:
         reason = refusal(connection, envelope, self._world_size, self._routes)
         if reason is not None:
-            self._refuse(reason, connection)
+            self.refuse(reason, connection)
             return False
         if self._unconfirmed >= UNCONFIRMED_LIMIT and not isinstance(envelope.body, NodeHeartbeat):
-            self._refuse("the journal is behind", connection)  # not taken, so its sender sends it again
+            self.refuse("the journal is behind", connection)  # not taken, so its sender sends it again
             return False
         taken = self._mailbox.take(envelope, now)
         if taken.reply is not None:
             self._transmit(taken.reply, connection)
+        if isinstance(envelope.body, EnrolmentRequested):
+            self._mailbox.forget_sender(envelope.sender)  # it has this one thing to say
         if not taken.deliver:
             return False
         self._routes.relayed(envelope.sender, connection)
@@ -104,6 +107,11 @@ class Wire:
             _log.exception("%s for %s is not sent", type(body).__name__, receiver)
             return
         self._forward(envelope)
+
+    def answer(self, arrival: Arrival, body: Message, now: float) -> None:
+        """Send an answer over the connection of a request, once: who misses it asks again."""
+        envelope = self._mailbox.post(body, arrival.envelope.sender, now, reliable=False)
+        self._transmit(envelope, arrival.connection)
 
     def restore(self, seen: Iterable[tuple[str, int, int]]) -> None:
         """Remember what an earlier controller took in, so that nothing is taken in twice."""
@@ -146,6 +154,7 @@ class Wire:
             return
         self._router.send(connection, data)
 
-    def _refuse(self, reason: str, connection: str) -> None:
+    def refuse(self, reason: str, connection: str) -> None:
+        """Count what is not believed."""
         self._refused[reason] += 1
         _log.debug("refused a message from %s: %s", connection, reason)

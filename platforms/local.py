@@ -93,6 +93,7 @@ class LocalPlatform:
         self._on_end = on_end
         self._nodes: dict[str, _Node] = {}
         self._ending = False
+        self._session = 0  # of the agent that was started last
         self._link = ControllerLink(
             Mailbox(
                 job=options.job,
@@ -232,6 +233,7 @@ class LocalPlatform:
             "--failure-domain": self._domain_of(name),
             "--host": options.host,
             "--life-fd": str(pipe),
+            "--session": str(self._next_session()),
         }
         for option, value in arguments.items():
             command += [option, value]
@@ -248,6 +250,11 @@ class LocalPlatform:
             )
         process.returncode = 0  # WatchedProcess reaps it; Popen must not do so too
         return process.pid
+
+    def _next_session(self) -> int:
+        """Return a number above those of all agents before, also when the clock was set back in between."""
+        self._session = max(time.time_ns(), self._session + 1)
+        return self._session
 
     def _mark(self, name: str) -> NodeMark:
         return NodeMark(Path(self._options.run_directory), name)

@@ -166,6 +166,12 @@ class ControllerPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when_lost: WhenLost = WhenLost.CONTINUE
 
 
+class AgentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long the agent of a machine that has joined by itself keeps training where it reaches no controller."""
+
+    leave_s: Seconds = 86_400.0  # then it ends what runs there, and exits with code 75
+
+
 class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The collective layer: how long one attempt to build it may take, how many, and its own timeout."""
 
@@ -249,6 +255,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall: StallPolicy = StallPolicy()
     heartbeat: HeartbeatPolicy = HeartbeatPolicy()
     controller: ControllerPolicy = ControllerPolicy()
+    agent: AgentPolicy = AgentPolicy()
     faults: FaultPolicy = FaultPolicy()
     sub_health: SubHealthAction = SubHealthAction.DRAIN
     scale: ScalePolicy = ScalePolicy()
@@ -294,4 +301,5 @@ def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
         device=policy.device.value,
         restore=tuple(source.value for source in policy.restore),
         resizes=policy.scale.min_nodes is not None,
+        leave_s=policy.agent.leave_s,
     )

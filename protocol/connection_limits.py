@@ -5,6 +5,8 @@ import resource
 
 import msgspec
 
+from .identities import is_family
+
 # For the process's own files and local sockets, beside those that it has open: a quarter of all, and no more than this.
 RESERVED_DESCRIPTORS = 512
 DESCRIPTORS_EACH = 3  # a client's connection, and both ends of what carries its bytes to the router
@@ -25,11 +27,17 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
     unproven: int
     unproven_per_address: int
     per_identity: int = 2
+    per_family: int = 1024  # of a key that several peers have
     handshake_s: float = 5.0
     idle_s: float | None = None  # without a byte from the client; None: for ever
     carried_bytes: int = 32 * 1024 * 1024
     burst_bytes: int = 32 * 1024 * 1024  # of one identity, over all its connections
     bytes_per_s: int = 8 * 1024 * 1024  # of one identity, after the burst
+
+
+def most_of(identity: str, limits: ConnectionLimits) -> int:
+    """Return how many connections a key's identity may have."""
+    return limits.per_family if is_family(identity) else limits.per_identity
 
 
 def limits_by_descriptors() -> ConnectionLimits:

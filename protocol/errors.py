@@ -43,6 +43,10 @@ class ConfigurationError(MidstepError):
     """The user's file, flag or environment is wrong. Nothing was started."""
 
 
+class NotAdmitted(ConfigurationError):
+    """The controller does not admit this node: a wrong token, or its own reason. The same again will not help."""
+
+
 class PolicyError(ConfigurationError):
     """A policy YAML is wrong. The text names the file, the path of the key and what is allowed there."""
 

@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
 from .connection import Connection, ConnectionClosed
-from .connection_limits import Allowance, ConnectionLimits
+from .connection_limits import Allowance, ConnectionLimits, most_of
 from .errors import MidstepError
 from .handshake import Handshake
 
@@ -228,7 +228,7 @@ class Front:
             of_identity = self._by_identity.setdefault(identity, deque())
             of_identity.append(connection)
             self._end_turn(connection)
-            if len(of_identity) > self._limits.per_identity:
+            if len(of_identity) > most_of(identity, self._limits):
                 self._drop(of_identity[0], "connection was replaced by a newer one")
 
     def _end_turn(self, connection: Connection) -> None:

@@ -4,6 +4,7 @@ Made once per job by the launcher. A key stands for one identity, so a node cann
 
     <directory>/server/server.json          the controller's key pair
     <directory>/server/clients/<hex key>    one file per admitted public key, holding its identity
+    <directory>/server/joining.json         on which terms nodes may join by themselves
     <directory>/<identity>/client.json      a client's key pair and the controller's public key
 
 A client's folder can be copied to another host; the server's stays where the controller runs. A client that is
@@ -19,12 +20,14 @@ from urllib.parse import quote
 import msgspec
 from zmq.utils import z85
 
+from .enrolment import JOINING_FAMILY
 from .errors import ConfigurationError
 from .key_pairs import KEY_BYTES, KeyPair, random_pair
 from .private_files import DIRECTORY_MODE, replace_file
 from .secret_files import require_private
 
 _SERVER = "server"
+_JOINING = "joining.json"
 _KEY_CHARACTERS = 40  # a CURVE key in Z85
 _MISSING = "`midstep run` makes the keys of a job; copy the client's folder to its host."
 
@@ -59,6 +62,13 @@ class ClientKeys(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"ClientKeys(identity={self.identity!r}, public={self.public!r})"
+
+
+class JoiningTerms(msgspec.Struct, frozen=True):
+    """On which terms nodes may join by themselves. `public`: the key of those who ask; `expires_s`: 0: never."""
+
+    public: str
+    expires_s: int = 0
 
 
 class JobKeys:
@@ -109,6 +119,21 @@ class JobKeys:
         clients = Path(JobKeys.load_server(directory).clients)
         _check_keys(clients, public)
         _write(clients / z85.decode(public).hex(), identity.encode())
+
+    @staticmethod
+    def open_for_joining(directory: str | Path, terms: JoiningTerms) -> None:
+        """Let those ask for admission who have the join keys. Terms of before no longer count."""
+        before = JobKeys.load_joining(directory)
+        if before is not None and before.public != terms.public:
+            JobKeys.withdraw(directory, before.public)
+        _write(Path(directory) / _SERVER / _JOINING, msgspec.json.encode(terms))
+        JobKeys.admit(directory, JOINING_FAMILY, terms.public)
+
+    @staticmethod
+    def load_joining(directory: str | Path) -> JoiningTerms | None:
+        """Return on which terms nodes may join; None: none can."""
+        path = Path(directory) / _SERVER / _JOINING
+        return _read(path, JoiningTerms) if path.exists() else None
 
     @staticmethod
     def withdraw(directory: str | Path, public: str) -> None:

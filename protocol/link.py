@@ -62,6 +62,20 @@ class ControllerLink:
         """Where the controller is believed to listen."""
         return self._socket.endpoint
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to a controller."""
+        return self._socket.connected
+
+    def connect_to(self, endpoint: str) -> None:
+        """Make the connection again, here or elsewhere. Raises ConfigurationError."""
+        if self._closed:
+            return
+        if endpoint == self.endpoint:
+            self._socket.connect_again()
+        else:
+            self._socket.move_to(endpoint)
+
     def post(self, body: Message, *, reliable: bool = True) -> None:
         """Send a report to the controller; a reliable one until it is acknowledged."""
         if self._closed:

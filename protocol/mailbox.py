@@ -200,8 +200,7 @@ class Mailbox:
         controller: when it is in the journal). A repeated one is answered at once if it was taken in, and not at all
         before.
         """
-        refusal = self._fault_of(envelope, now)
-        if refusal is not None:
+        if (refusal := self._fault_of(envelope, now)) is not None:
             return self._refuse(refusal)
         sender = self._senders.get(envelope.sender)
         new_session = sender is None or sender.session != envelope.session
@@ -219,6 +218,10 @@ class Mailbox:
             known = sender.was_acknowledged(envelope.number)
             return Taken(False, Refusal.DUPLICATE, self._ack(envelope) if known else None, new_session)
         return Taken(True, new_session=new_session)
+
+    def forget_sender(self, sender: str) -> None:
+        """Forget a sender that will not be heard again."""
+        self._senders.pop(sender, None)
 
     def acknowledge(self, envelope: Envelope) -> Envelope:
         """Note that a delivered envelope has been taken in, and return the answer to send. Only for numbers above 0."""

@@ -24,6 +24,7 @@ from .commands import (
     StopProcess,
     WelcomeNode,
 )
+from .enrolment import Enrolment
 from .reports import (
     CheckpointSaved,
     FaultReported,
@@ -127,7 +128,7 @@ Command = (
     | EndJob
 )
 
-Message = Report | Command | Ack
+Message = Report | Command | Ack | Enrolment
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

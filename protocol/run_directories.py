@@ -44,6 +44,10 @@ class Leftover(msgspec.Struct, frozen=True):
     fate: Fate
 
 
+class RunDirectoryTaken(ConfigurationError):
+    """There is a run directory of that name already."""
+
+
 class RunDirectory:
     """A run directory that this process holds, until `remove` or `close` is called, or the process ends."""
 
@@ -128,7 +132,7 @@ def claim(base: Path, name: str) -> RunDirectory:
             os.close(lock)
         remove_tree(base / draft)
         if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-            raise ConfigurationError(_why_taken(folder, base, name)) from error
+            raise RunDirectoryTaken(_why_taken(folder, base, name)) from error
         raise ConfigurationError(f"{base / name} cannot be made: {error.strerror}.") from error
     finally:
         os.close(folder)

@@ -1,7 +1,7 @@
-"""Files with secrets: read only if nobody else could have read or written them.
+"""Files with secrets: read only if no other user could have read or written them.
 
 Kubernetes mounts a Secret in a way of its own: the directory has mode 1777, its files are links into a directory
-`..data`, which is a link too, and they belong to root and can be read by everybody in the pod. Such a mount is taken.
+`..data`, which is a link too, and they belong to root and can be read by all in the pod. Such a mount is taken.
 """
 
 import os
@@ -56,7 +56,7 @@ def read_token(file: Path | None, environment: Mapping[str, str]) -> Token | Non
 
 
 def _is_mounted_secret(path: Path) -> bool:
-    """Return whether a path is in a volume of Kubernetes, or is one, in which nobody but root can change anything."""
+    """Return whether a path is in a volume of Kubernetes, or is one, in which none but root can change anything."""
     folder = path if stat.S_ISDIR(path.stat().st_mode) else path.parent
     link = folder / _DATA_LINK
     if not link.is_symlink():

@@ -1,7 +1,7 @@
 """The token of a job: the one line that all its machines have, and from which they know each other.
 
 A full token is a random secret. The controller's keys follow from it, and those with which a node may ask to join; so
-each machine knows the controller's public key, and nobody copies keys. A join token has only what a node needs.
+each machine knows the controller's public key, and no key is copied by hand. A join token has only what a node needs.
 
 A token is a secret. It is read from a file or from the environment, and is never an argument of a command.
 """
@@ -53,7 +53,7 @@ class FullToken(msgspec.Struct, frozen=True, tag="full", array_like=True):
         return Invitation(job, self.controller_keys(job).public, derived_pair(self.secret, _JOIN, job))
 
     def for_joining(self, job: str) -> "JoinToken":
-        """Return a token with which nodes can join the job, and nobody can be its controller."""
+        """Return a token with which nodes can join the job, and no process can be its controller."""
         invitation = self.invitation(job)
         return JoinToken(invitation.server_public, invitation.join, job, self.expires_s)
 

@@ -9,6 +9,7 @@ once. zmq would hand a routing id over to any peer that claims it, before its ke
 else knows, makes such a claim worthless. With CURVE the identity must also be the key's.
 """
 
+import contextlib
 import os
 import secrets
 from collections import Counter, deque
@@ -22,6 +23,7 @@ from .endpoints import allow_many_connections, bound, ipc_path, name_of, prepare
 from .errors import ConfigurationError
 from .front import Front
 from .gatekeeper import ZAP_DOMAIN, Gatekeeper
+from .identities import key_identity, may_be
 from .keys import ClientKeys, ServerKeys
 from .nonblocking import RECEIVE_LIMIT, Context, NonblockingSocket, Received, wait
 
@@ -171,8 +173,8 @@ class RouterSocket(NonblockingSocket):
         if len(frames) != 2 or not separator or not identity:
             self._refused["malformed frames"] += 1
             return None
-        user_id = _user_id(frames[0]) if self._curve else None
-        if self._curve and user_id != identity:
+        user_id = key_identity(frames[0]) if self._curve else None
+        if self._curve and not may_be(identity, user_id):
             self._refused["identity does not match key"] += 1
             return None
         if not self._admit(identity, routing_id):
@@ -229,6 +231,7 @@ class DealerSocket(NonblockingSocket):
             # reconnections too, and what was queued for a router that is gone does not reach the next one.
             self._socket.setsockopt(zmq.PROBE_ROUTER, 1)
             self._socket.setsockopt(zmq.IMMEDIATE, 1)
+            self._socket.setsockopt(zmq.IPV6, 1)
             self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
             self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
             self._socket.connect(endpoint)
@@ -241,6 +244,19 @@ class DealerSocket(NonblockingSocket):
         """Whether the outbox waits for a connection."""
         return bool(self._outbox)
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection: without one nothing can be sent."""
+        events = self._socket.getsockopt(zmq.EVENTS)
+        return bool(isinstance(events, int) and events & zmq.POLLOUT)
+
+    def connect_again(self) -> None:
+        """Leave what there is of a connection, and make it again. libzmq does not do so where a key was refused."""
+        with contextlib.suppress(zmq.ZMQError):  # it has given the connection up by itself
+            self._socket.disconnect(self.endpoint)
+        self._socket.connect(self.endpoint)
+        self._check_soon()
+
     def move_to(self, endpoint: str) -> None:
         """Connect to a router elsewhere, as the same identity and with the same keys, and leave the present one.
 
@@ -251,9 +267,10 @@ class DealerSocket(NonblockingSocket):
         _require_keys(endpoint, self._keys)
         try:
             self._socket.connect(endpoint)
-            self._socket.disconnect(self.endpoint)
         except zmq.ZMQError as error:
             raise ConfigurationError(f"cannot connect to {endpoint}: {error}.") from error
+        with contextlib.suppress(zmq.ZMQError):  # it has given the connection up by itself
+            self._socket.disconnect(self.endpoint)
         self.endpoint = endpoint
         self._check_soon()
 
@@ -293,12 +310,3 @@ def _require_keys(endpoint: str, curve: ClientKeys | ServerKeys | None) -> None:
     """Raise ConfigurationError for what is no endpoint, and for TCP without keys."""
     if ipc_path(endpoint) is None and curve is None:
         raise ConfigurationError(f"{endpoint} needs CURVE keys: only unix sockets go without.")
-
-
-def _user_id(frame: zmq.Frame) -> str | None:
-    """Return the identity of the key that the connection used, as the authenticator said."""
-    try:
-        user_id = frame.get("User-Id")
-    except zmq.ZMQError:
-        return None
-    return user_id if isinstance(user_id, str) else None

@@ -244,6 +244,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     device: str = "cpu"
     restore: tuple[str, ...] = ("replica", "checkpoint")
     resizes: bool = False  # the world may continue with fewer nodes
+    leave_s: float = 86_400.0  # without a controller, a node that has joined by itself gives the job up
 
 
 class SkippedRung(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ In `$XDG_RUNTIME_DIR/midstep`, if the system gives the user such a directory for
 `/tmp/midstep-UID`. The path has to be short, because those of unix sockets in it have to fit into 100 bytes.
 """
 
+import contextlib
 import logging
 import os
 import pwd
@@ -13,11 +14,12 @@ from pathlib import Path
 from ...platforms.leftovers import NodeMark
 from ...protocol.endpoints import MAX_IPC_PATH_BYTES
 from ...protocol.errors import ConfigurationError
-from ...protocol.run_directories import Fate, RunDirectory, claim, clear_abandoned
+from ...protocol.run_directories import Fate, RunDirectory, RunDirectoryTaken, claim, clear_abandoned
 
 XDG_VARIABLE = "XDG_RUNTIME_DIR"
 SYSTEMD_PLACE = Path("/run/user")
 LINGERING = Path("/var/lib/systemd/linger")
+MOST_OF_A_JOB = 64
 PID_FILE = "launcher.pid"
 _LONGEST_BELOW = "/node9999/agent.sock"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -41,6 +43,14 @@ def claim_run_directory(name: str) -> RunDirectory:
         directory.remove()
         raise ConfigurationError(f"{directory.path} cannot be written: {error.strerror}. Make room there.") from error
     return directory
+
+
+def claim_free_run_directory(name: str) -> RunDirectory:
+    """As `claim_run_directory`, under a name with a number where several of a job are on this machine."""
+    for number in range(1, MOST_OF_A_JOB + 1):
+        with contextlib.suppress(RunDirectoryTaken):
+            return claim_run_directory(name if number == 1 else f"{name}.{number}")
+    raise ConfigurationError(f"there are {MOST_OF_A_JOB} run directories of {name} on this machine.")
 
 
 def launcher_of(run_directory: Path) -> int | None:

@@ -16,6 +16,7 @@ from midstep.controller.driver import Driver
 from midstep.controller.endpoints.control_requests import Reply, Request
 from midstep.controller.endpoints.control_socket import ControlServer, ask
 from midstep.controller.endpoints.discovery_files import write_endpoint
+from midstep.controller.enrolment.hosts_wire import open_wire
 from midstep.controller.events import Event
 from midstep.controller.journal import Journal, journal_path
 from midstep.controller.keepalive import KeepAlive
@@ -23,7 +24,6 @@ from midstep.controller.liveness import Liveness
 from midstep.controller.progress import ProgressBoard
 from midstep.controller.routes import Routes
 from midstep.controller.service import bind
-from midstep.controller.wire import Wire
 from midstep.policies.schema import HeartbeatPolicy, default_policy, job_settings
 from midstep.protocol import codec
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
@@ -152,13 +152,18 @@ class Rig:
             mailbox.term = journal.term
             routes = Routes()
             routes.placement.learn(FIRST_LIVES)
+            liveness = Liveness(HeartbeatPolicy(HEARTBEAT_S, self.missed, hold_s=self.hold_s))
+            wire, enroller = open_wire(
+                router, mailbox, routes, liveness=liveness, world_size=JOB.world_size, keys=self.keys
+            )
             driver = Driver(
                 machine=self.machine,
                 journal=journal,
-                wire=Wire(router, mailbox, routes, JOB.world_size),
+                wire=wire,
+                enroller=enroller,
                 routes=routes,
                 board=ProgressBoard(world_size=JOB.world_size),
-                liveness=Liveness(HeartbeatPolicy(HEARTBEAT_S, self.missed, hold_s=self.hold_s)),
+                liveness=liveness,
                 control=control,
                 job_directory=self.job_directory,
                 patience_s=self.patience_s,

@@ -1,0 +1,51 @@
+"""Looks after the connection of a node that has joined by itself: makes it again, and says when to leave.
+
+libzmq connects again by itself, but waits as long as the kernel does where a machine was away, and not at all where a
+key was refused. While there is no controller the training continues; only after `leave_s` the node gives the job up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import cycle
+
+from ..protocol.errors import ConfigurationError
+from ..protocol.link import ControllerLink
+
+LOOK_S = 1.0
+CONNECT_AGAIN_S = 3.0
+
+_log = logging.getLogger(__name__)
+
+
+class Absence:
+    """Watches one link in the running loop. `on_leave` is called once, when no controller was there for `leave_s`."""
+
+    def __init__(self, link: ControllerLink, endpoints: Sequence[str], on_leave: Callable[[], None]) -> None:
+        """`endpoints`: where controllers may listen; they are tried in turn."""
+        self.leave_s = float("inf")
+        self._link = link
+        self._endpoints = cycle([link.endpoint, *(each for each in endpoints if each != link.endpoint)])
+        self._on_leave = on_leave
+        self._loop = asyncio.get_running_loop()
+        self._here_s = self._tried_s = self._loop.time()
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def close(self) -> None:
+        """Stop watching. Idempotent."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+        now = self._loop.time()
+        if self._link.connected:
+            self._here_s = self._tried_s = now
+        elif now - self._here_s > self.leave_s:
+            self._timer.cancel()
+            self._on_leave()
+        elif now - self._tried_s >= CONNECT_AGAIN_S:
+            self._tried_s = now
+            try:
+                self._link.connect_to(next(self._endpoints))
+            except ConfigurationError as error:
+                _log.warning("%s", error)

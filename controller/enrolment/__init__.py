@@ -1,0 +1,1 @@
+"""Admission of nodes that join a job by themselves, with its token."""

@@ -1,0 +1,142 @@
+"""Asks a job's controller to admit this node, until there is an answer.
+
+libzmq says nothing to a client whose keys do not fit: it connects again for ever. So the handshakes are watched, and
+who has another job's token is not left waiting.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from .codec import PROTOCOL_VERSION, decode, encode
+from .enrolment import JOINING_FAMILY, EnrolmentRefused, EnrolmentRequested, NodeEnrolled, RefusedBecause
+from .errors import ConfigurationError, NotAdmitted, WireError
+from .keys import ClientKeys
+from .messages import Envelope
+from .token import Invitation
+from .transport import DealerSocket
+from .types import CONTROLLER
+
+ASK_S = 1.0  # between two requests
+ATTEMPT_S = 5.0  # at one endpoint, before the next one is tried
+MISFIT_S = 3.0  # handshakes that fail for so long do not fail because a controller comes up or goes
+SAY_S = 15.0
+NAME_FREE_S = 15.0  # a node that has died is given up by then, and its name is free
+_POLL_MS = 100
+_NONCE_BYTES = 8
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """A node is admitted, by the controller at `endpoint`."""
+
+    enrolled: NodeEnrolled
+    endpoint: str
+
+
+def ask_for_admission(
+    endpoints: Sequence[str], invitation: Invitation, request: EnrolmentRequested, *, limit_s: float
+) -> Admission:
+    """Ask until a controller admits this node, for up to `limit_s`. Blocks.
+
+    Raises NotAdmitted when the token is not the job's, or the controller refuses; ConfigurationError when none answers.
+    """
+    now = time.monotonic()
+    until_s, say_s, name_until_s, attempt = now + limit_s, now + SAY_S, now + NAME_FREE_S, 0
+    while (now := time.monotonic()) < until_s:
+        endpoint = endpoints[attempt % len(endpoints)]
+        with _Asking(endpoint, invitation, request) as asking:
+            answer = asking.answer(min(until_s, now + ATTEMPT_S))
+        if isinstance(answer, NodeEnrolled):
+            return Admission(answer, endpoint)
+        if isinstance(answer, EnrolmentRefused):
+            if answer.reason is not RefusedBecause.NAME_IN_USE or time.monotonic() >= name_until_s:
+                raise NotAdmitted(f"the controller at {endpoint} does not admit this node: {answer.detail}.")
+            time.sleep(ASK_S)
+        attempt += 1
+        if time.monotonic() >= say_s:
+            say_s = time.monotonic() + SAY_S
+            _log.warning("waiting for the controller of job %s at %s", invitation.job, ", ".join(endpoints))
+    raise ConfigurationError(
+        f"no controller of job {invitation.job} has answered at {', '.join(endpoints)} for {limit_s:.0f} s. Is it "
+        "started, and can this machine reach it?"
+    )
+
+
+class _Asking:
+    """One connection on which admission is asked for."""
+
+    def __init__(self, endpoint: str, invitation: Invitation, request: EnrolmentRequested) -> None:
+        self._endpoint = endpoint
+        self._invitation = invitation
+        identity = JOINING_FAMILY + secrets.token_hex(_NONCE_BYTES)
+        keys = ClientKeys(identity, invitation.join.public, invitation.join.secret, invitation.server_public)
+        self._socket = DealerSocket(endpoint, identity=identity, curve=keys)
+        self._monitor = self._socket.raw.get_monitor_socket(_EVENTS)
+        self._misfits: list[float] = []
+        self._public_key = request.public_key
+        envelope = Envelope(PROTOCOL_VERSION, invitation.job, identity, CONTROLLER, 0, 0, 1, 0, request)
+        self._data = encode(envelope)
+
+    def __enter__(self) -> "_Asking":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.raw.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+
+    def answer(self, until_s: float) -> NodeEnrolled | EnrolmentRefused | None:
+        """Return what the controller says; None if it has said nothing by then. Raises NotAdmitted."""
+        poller = zmq.Poller()
+        poller.register(self._socket.raw, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        asked_s = 0.0
+        while (now := time.monotonic()) < until_s:
+            if now - asked_s >= ASK_S and not self._socket.wants_to_send:
+                asked_s = now
+                self._socket.send(self._data)
+            poller.poll(_POLL_MS)
+            self._watch()
+            for received in self._socket.receive():
+                body = _body(received.data)
+                if isinstance(body, EnrolmentRefused):
+                    return body
+                if isinstance(body, NodeEnrolled) and body.public_key == self._public_key:
+                    return body
+        return None
+
+    def _watch(self) -> None:
+        """Take note of handshakes that fail."""
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._misfits.clear()
+                continue
+            self._misfits.append(time.monotonic())
+            refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            if refused or self._misfits[-1] - self._misfits[0] >= MISFIT_S:
+                raise NotAdmitted(
+                    f"the token is not that of job {self._invitation.job} at {self._endpoint}: all machines need the "
+                    "same token (--token-file, MIDSTEP_TOKEN) and the same name of the job (--rdzv-id)."
+                )
+
+
+def _body(data: bytes) -> object:
+    try:
+        return decode(data).body
+    except WireError as error:
+        _log.warning("refused: %s", error)
+        return None

@@ -1,0 +1,169 @@
+"""Who is admitted to a job, under which name and session, and who is refused with which reason."""
+
+import pytest
+
+from midstep.controller.admission import refusal
+from midstep.controller.enrolment import book as enrolment_book
+from midstep.controller.enrolment.book import COMES_UP_S, EnrolmentBook, Standing
+from midstep.controller.routes import Routes
+from midstep.platforms.hosts import agent_order
+from midstep.protocol.codec import PROTOCOL_VERSION, decode, encode
+from midstep.protocol.enrolment import (
+    EnrolmentRefused,
+    EnrolmentRequested,
+    NodeEnrolled,
+    RefusedBecause,
+)
+from midstep.protocol.exits import ANOTHER_NODE
+from midstep.protocol.identities import may_be
+from midstep.protocol.key_pairs import random_pair
+from midstep.protocol.messages import ArmFault, CreateNode, DeleteNode, EndJob, Envelope, KillNode, Message, NodeLost
+from midstep.protocol.types import FaultAction
+
+KEYS = [random_pair().public for _ in range(4)]
+
+
+class Cluster:
+    """A book, with what the rest of the controller knows laid down by the test."""
+
+    def __init__(self) -> None:
+        self.book = EnrolmentBook()
+        self.alive: set[str] = set()
+        self.given_back: set[str] = set()
+        self.now = 100.0
+
+    def ask(
+        self, node: str = "host", key: int = 0, *, exact: bool = False, expires_s: int = 0, public: str | None = None
+    ) -> NodeEnrolled | EnrolmentRefused:
+        """Ask for admission, and make durable what was decided."""
+        request = EnrolmentRequested(node, exact, KEYS[key] if public is None else public, "rack")
+        standing = Standing(self.alive.__contains__, self.given_back.__contains__)
+        decided = self.book.decide(request, standing, self.now, expires_s=expires_s, wall_s=1000.0)
+        if isinstance(decided, NodeEnrolled):
+            self.book.learn(decided, self.now)
+        return decided
+
+    def refused(self, reason: RefusedBecause, **request: object) -> str:
+        """Ask, and return what the refusal says."""
+        answer = self.ask(**request)  # type: ignore[arg-type]
+        assert isinstance(answer, EnrolmentRefused)
+        assert answer.reason is reason
+        return answer.detail
+
+
+def test_a_node_gets_the_name_that_it_wishes_for_and_the_first_session() -> None:
+    assert Cluster().ask() == NodeEnrolled("host", 1, KEYS[0], "rack")
+
+
+def test_names_of_one_host_are_made_different() -> None:
+    cluster = Cluster()
+
+    assert [cluster.ask(key=key).node for key in range(3)] == ["host", "host-2", "host-3"]  # type: ignore[union-attr]
+
+
+def test_a_name_is_free_again_when_its_node_is_lost_and_the_session_counts_on() -> None:
+    cluster = Cluster()
+    cluster.ask(key=0)
+    cluster.book.learn(NodeLost("host", "gone", 0.0), cluster.now)
+
+    assert cluster.ask(key=1) == NodeEnrolled("host", 2, KEYS[1], "rack")
+
+
+def test_a_name_is_free_again_when_its_node_never_came_up() -> None:
+    cluster = Cluster()
+    cluster.ask(key=0)
+    cluster.now += COMES_UP_S
+
+    assert cluster.ask(key=1) == NodeEnrolled("host", 2, KEYS[1], "rack")
+
+
+def test_a_node_that_is_heard_keeps_its_name_however_long_ago_it_came() -> None:
+    cluster = Cluster()
+    cluster.ask(key=0)
+    cluster.alive.add("host")
+    cluster.now += 10 * COMES_UP_S
+
+    assert cluster.ask(key=1).node == "host-2"  # type: ignore[union-attr]
+
+
+def test_a_node_that_asks_again_with_its_key_keeps_its_name() -> None:
+    cluster = Cluster()
+    cluster.ask(key=0)
+    cluster.alive.add("host")
+
+    assert cluster.ask("other", key=0) == NodeEnrolled("host", 2, KEYS[0], "rack")
+
+
+def test_a_name_that_was_asked_for_and_is_in_use_is_refused() -> None:
+    cluster = Cluster()
+    cluster.ask(key=0)
+
+    assert "choose another --node" in cluster.refused(RefusedBecause.NAME_IN_USE, key=1, exact=True)
+
+
+def test_an_expired_token_admits_nobody_and_says_since_when() -> None:
+    assert isinstance(Cluster().ask(expires_s=1001), NodeEnrolled)
+    assert "expired at 1970-01-01 00:16:40 UTC" in Cluster().refused(RefusedBecause.EXPIRED, expires_s=1000)
+
+
+def test_a_node_that_was_given_back_is_not_admitted_again_and_nobody_takes_its_name() -> None:
+    cluster = Cluster()
+    cluster.ask(key=0)
+    cluster.given_back.add("host")
+    cluster.now += COMES_UP_S
+
+    assert "another node" in cluster.refused(RefusedBecause.GIVEN_BACK, key=0)
+    assert cluster.ask(key=1).node == "host-2"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a/b", "a b", "a\nb", "x" * 64, "ä"])
+def test_what_cannot_be_a_directory_is_no_node_name(name: str) -> None:
+    assert "--node" in Cluster().refused(RefusedBecause.BAD_NAME, node=name)
+
+
+def test_what_is_no_key_is_refused() -> None:
+    Cluster().refused(RefusedBecause.BAD_KEY, public="~" * 40)
+
+
+def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrolment_book, "MOST_NODES", 2)
+    cluster = Cluster()
+    cluster.ask("a", key=0)
+    cluster.ask("b", key=1)
+
+    cluster.refused(RefusedBecause.TOO_MANY, node="c", key=2)
+
+
+def test_who_joins_may_say_nothing_but_that() -> None:
+    request = EnrolmentRequested("host", False, KEYS[0], "rack")
+
+    assert _judged("joining/a", request) is None
+    assert _judged("joining/a", NodeLost("host", "gone", 0.0)) == "not for a joining node to say"
+    assert _judged("node/a", request) == "not for an agent to say"
+
+
+def _judged(sender: str, body: Message) -> str | None:
+    envelope = decode(encode(Envelope(PROTOCOL_VERSION, "j", sender, "controller", 0, 0, 1, 0, body)))
+    return refusal(sender, envelope, 4, Routes())
+
+
+def test_a_key_that_several_have_stands_for_a_family_of_identities() -> None:
+    assert may_be("joining/abc", "joining/")
+    assert may_be("node/a", "node/a")
+    assert not may_be("node/a", "joining/")
+    assert not may_be("node/ab", "node/a")
+    assert not may_be("node/a", None)
+
+
+def test_what_a_platform_is_told_the_agent_of_the_node_is_told() -> None:
+    leave, die = agent_order(DeleteNode("a")), agent_order(KillNode("a"))
+
+    assert leave is not None
+    assert leave.receiver == "node/a"
+    assert isinstance(leave.body, EndJob)
+    assert leave.body.exit_code == ANOTHER_NODE
+    assert die is not None
+    assert isinstance(die.body, ArmFault)
+    assert die.body.fault.action is FaultAction.KILL_NODE
+    assert agent_order(EndJob(0, "")) is None
+    assert agent_order(CreateNode("a")) is None
