@@ -19,6 +19,7 @@ import psutil
 import zmq
 
 from ..platforms.processes import ChildReaper
+from ..protocol.agent_end import AgentEnd, write_agent_end
 from ..protocol.discovery import GIVE_UP_S, read_endpoint
 from ..protocol.exits import RESTART_HERE
 from ..protocol.keys import JobKeys
@@ -130,6 +131,8 @@ class Agent:
         await self._end.wait()
         _log.info("the agent of %s ends: %s", self._options.node, self._ending)
         await self._shut_down()
+        if self._options.endpoints:
+            write_agent_end(Path(self._options.run_directory), AgentEnd(self._exit_code, self._ending or ""))
         return self._exit_code
 
     # --- commands -----------------------------------------------------------------------------------------------
@@ -239,6 +242,7 @@ class Agent:
         elif self._options.endpoints:
             # Said first, or the ends of the ranks would be answered by starting them here again.
             self._link.post(NodeLost(self._options.node, f"its agent received {number.name}", time.time()))
+            self._exit_code = 128 + number
         self._begin_end(f"signal {number.name}")
 
     def _begin_end(self, reason: str) -> None:

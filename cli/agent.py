@@ -13,6 +13,7 @@ import msgspec
 
 from ..agent.main import AgentOptions, serve
 from ..agent.own_program import read_program
+from ..protocol.agent_end import AgentEnd, write_agent_end
 from ..protocol.errors import ConfigurationError, MidstepError, NotAdmitted
 from ..protocol.exits import NOT_ADMITTED
 from ..protocol.private_files import make_private_directory
@@ -108,15 +109,17 @@ def command(
         invitation = token.invitation(checked_name(job_of(token, job)))
         own = None if program is None else read_program(program)
         with _run_directory(run_directory, invitation.job) as place:
-            options = admitted(endpoints(controller), invitation, wishes, place, limit_s=limit_s, program=own)
+            options = admitted(endpoints(controller), invitation, wishes, place, limit_s=limit_s, life_fd=life_fd)
             logs = (log_directory or base_directory() / f"{options.job}@{options.node}").absolute()
             make_private_directory(logs / "logs")
-            options = msgspec.structs.replace(options, life_fd=life_fd, log_directory=str(logs))
+            options = msgspec.structs.replace(options, program=own, log_directory=str(logs))
             sys.exit(asyncio.run(serve(options)))
     except NotAdmitted as error:
         echo(f"midstep agent: {error}", err=True)
+        _leave_word(run_directory, NOT_ADMITTED, error)
         sys.exit(NOT_ADMITTED)
     except (MidstepError, OSError) as error:
+        _leave_word(run_directory, 1, error)
         raise click.ClickException(str(error)) from error
 
 
@@ -130,6 +133,11 @@ def _with_keys(keys: Path, job: str, controller: str, wishes: Wishes, run_direct
         failure_domain=wishes.failure_domain,
         host=wishes.host or _LOOPBACK,
     )
+
+
+def _leave_word(run_directory: Path | None, exit_code: int, error: Exception) -> None:
+    if run_directory is not None:
+        write_agent_end(run_directory, AgentEnd(exit_code, str(error)))
 
 
 @contextlib.contextmanager

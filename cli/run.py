@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,20 @@ import msgspec
 from ..policies.schema import DeviceName
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
+from ..protocol.secret_files import read_token
+from ..protocol.token import TOKEN_VARIABLE
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
 from .jobs.fault_schedule import load_schedule
 from .jobs.rank_variables import named_variables, variables_of_files
 from .jobs.start import PreparedJob, Start, create_job
+from .joining.admission import Wishes
+from .joining.launch_environment import launched
+from .joining.machine import Machine, prepare
+from .joining.opening import required
+from .joining.role import Flags, meeting
+from .joining.torchrun_flags import rendezvous_options, spellings
+from .token import token_file_option
 
 
 class Whole(click.IntRange):
@@ -37,20 +47,23 @@ class Whole(click.IntRange):
         return int(super().convert(value, param, ctx))
 
 
-def two_ways(name: str) -> tuple[str, ...]:
-    """Return a torchrun flag in both of its spellings."""
-    dashed = name.replace("_", "-")
-    return (f"--{dashed}", f"--{name}") if dashed != name else (f"--{name}",)
-
-
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
-@click.option(*two_ways("nnodes"), "nodes", type=Whole(min=1), default=1, show_default=True, help="Nodes.")
 @click.option(
-    *two_ways("nproc_per_node"),
+    *spellings("nnodes"),
+    "nodes",
+    type=Whole(min=1),
+    default=1,
+    show_default=True,
+    envvar="PET_NNODES",
+    help="Nodes. Machines that come beyond them are spares.",
+)
+@click.option(
+    *spellings("nproc_per_node"),
     "ranks_per_node",
+    envvar="PET_NPROC_PER_NODE",
     type=Whole(min=1),
     default=1,
     show_default=True,
@@ -69,8 +82,15 @@ def two_ways(name: str) -> tuple[str, ...]:
     is_flag=True,
     help="Start no node beyond those of --nnodes and --spares, as in a cluster that has no more.",
 )
+@rendezvous_options
+@token_file_option
+@click.option("--node", metavar="NAME", default="", help="This machine's name in the job.  [default: the host's]")
 @click.option(
-    *two_ways("max_restarts"),
+    "--failure-domain", metavar="NAME", default="", help="What fails together with this machine.  [default: the host]"
+)
+@click.option(
+    *spellings("max_restarts"),
+    envvar="PET_MAX_RESTARTS",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
@@ -125,9 +145,22 @@ def two_ways(name: str) -> tuple[str, ...]:
     help="Set the variables of FILE for the ranks: NAME=VALUE lines, taken as they are, and # comments. Repeatable; "
     "--env goes before it.",
 )
-@click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module name, as with `python -m`.")
-@click.option(*two_ways("no_python"), "no_python", is_flag=True, help="SCRIPT is a program, not Python.")
-@click.option("--standalone", is_flag=True, help="As with torchrun; the default, and the only way, on one machine.")
+@click.option(
+    "-m",
+    "--module",
+    "is_module",
+    is_flag=True,
+    envvar="PET_MODULE",
+    help="SCRIPT is a module name, as with `python -m`.",
+)
+@click.option(
+    *spellings("no_python"),
+    "no_python",
+    is_flag=True,
+    envvar="PET_NO_PYTHON",
+    help="SCRIPT is a program, not Python.",
+)
+@click.option("--standalone", is_flag=True, envvar="PET_STANDALONE", help="All nodes are here, as by default.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -148,15 +181,21 @@ def command(
     environment_files: tuple[Path, ...],
     is_module: bool,
     no_python: bool,
-    standalone: bool,
     quiet: bool,
+    token_file: Path | None,
+    node: str,
+    failure_domain: str,
     script: str,
     arguments: tuple[str, ...],
+    **torchrun: Any,
 ) -> None:
     """Run SCRIPT on NNODES x NPROC-PER-NODE ranks and keep it running.
 
-    All nodes are on this machine: each is an agent with its ranks, and a failure domain of its own. Ranks get the
-    environment that torchrun sets. When a process fails, only what broke is replaced, if the script uses
+    All nodes are on this machine: each is an agent with its ranks, and a failure domain of its own. With
+    --rdzv-endpoint (or --master-addr) each machine is a node: run the same command on all of them, with the job's token
+    (`midstep token`); the one that has the address runs the controller.
+
+    Ranks get the environment that torchrun sets. When a process fails, only what broke is replaced, if the script uses
     `@midstep.resilient`; a script that does not is restarted as a whole, --max-restarts times.
 
     The exit code is 0 when all ranks have finished, 130 after a stop by Ctrl-C or `midstep stop`, 1 otherwise. It is
@@ -189,9 +228,32 @@ def command(
         device=None if device is None else DeviceName(device),
     )
     try:
-        sys.exit(launch(create_job(start), quiet=quiet))
+        token = read_token(token_file, os.environ)
+        os.environ.pop(TOKEN_VARIABLE, None)  # not for the ranks
+        where = meeting(Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job}), launched(os.environ))
+        if where is None:
+            sys.exit(launch(create_job(start), quiet=quiet))
+        sys.exit(join(prepare(where, required(token), start, Wishes(node, failure_domain)), quiet=quiet))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
+
+
+def join(machine: Machine, *, quiet: bool) -> int:
+    """Run this machine's part of a job to its end and return its exit code; says on stderr what happens to it."""
+    from .display.display import Display
+    from .supervision.joined_launcher import JoinedLauncher
+
+    try:
+        with Display(machine.directory, machine.held.path, quiet=quiet) as display:
+            role = "runs its controller" if machine.job is not None else "joins it"
+            display.say(f"job {machine.name} at {machine.endpoint}: this machine {role}", "dim")
+            display.say(f"logs in {machine.directory / 'logs'}", "dim")
+            result = asyncio.run(JoinedLauncher(machine).run())
+            display.drain()
+            display.say(f"{result.reason} (exit code {result.exit_code})", "green" if result.exit_code == 0 else "red")
+    finally:
+        machine.held.remove()
+    return result.exit_code
 
 
 def launch(job: PreparedJob, *, quiet: bool) -> int:

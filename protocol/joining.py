@@ -7,7 +7,7 @@ who has another job's token is not left waiting.
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
@@ -47,15 +47,20 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 def ask_for_admission(
-    endpoints: Sequence[str], invitation: Invitation, request: EnrolmentRequested, *, limit_s: float
+    endpoints: Sequence[str],
+    invitation: Invitation,
+    request: EnrolmentRequested,
+    *,
+    limit_s: float,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> Admission:
-    """Ask until a controller admits this node, for up to `limit_s`. Blocks.
+    """Ask until a controller admits this node, for up to `limit_s`, and while it is `wanted`. Blocks.
 
     Raises NotAdmitted when the token is not the job's, or the controller refuses; ConfigurationError when none answers.
     """
     now = time.monotonic()
     until_s, say_s, name_until_s, attempt = now + limit_s, now + SAY_S, now + NAME_FREE_S, 0
-    while (now := time.monotonic()) < until_s:
+    while (now := time.monotonic()) < until_s and wanted():
         endpoint = endpoints[attempt % len(endpoints)]
         with _Asking(endpoint, invitation, request) as asking:
             answer = asking.answer(min(until_s, now + ATTEMPT_S))

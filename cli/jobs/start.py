@@ -20,7 +20,9 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys
 from ...protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory, replace_file
 from ...protocol.run_directories import RunDirectory
+from ...protocol.token import FullToken
 from ...protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
+from ..joining.opening import let_nodes_join
 from .directories import base_directory, checked_name
 from .job_file import JobFile, write_job_file
 from .run_directory import claim_run_directory
@@ -45,6 +47,8 @@ class Start(msgspec.Struct, frozen=True):
     job: str | None = None
     environment: dict[str, str] = {}
     device: DeviceName | None = None  # instead of the policy's, with the communicator that goes with it
+    listen: str | None = None  # where the controller of a job on several machines listens
+    token: FullToken | None = None  # of such a job
 
 
 class PreparedJob(msgspec.Struct, frozen=True):
@@ -55,6 +59,7 @@ class PreparedJob(msgspec.Struct, frozen=True):
     job_directory: Path
     held: RunDirectory
     fault_sources: tuple[Path, ...] = ()
+    listen: str | None = None  # None: on this machine, at any port
 
     @property
     def run_directory(self) -> Path:
@@ -67,13 +72,10 @@ def create_job(start: Start) -> PreparedJob:
     name = (
         checked_name(start.job) if start.job is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     )
-    if not start.no_python and not start.is_module and not Path(start.command[0]).is_file():
-        raise ConfigurationError(
-            f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program."
-        )
+    require_script(start)
     policy = _on_device(load_policy(start.policy_file) if start.policy_file else default_policy(), start.device)
     needed = {name: value for name, value in rank_environment(policy.device).items() if name not in os.environ}
-    if one_node_on_a_machine(policy.device) and start.nodes + start.spare_nodes > 1:
+    if start.token is None and one_node_on_a_machine(policy.device) and start.nodes + start.spare_nodes > 1:
         raise ConfigurationError(
             f"--nnodes {start.nodes} --spares {start.spare_nodes} with the device {policy.device}: all nodes of the "
             "local platform are on this machine, and their ranks would take the same devices. Use --nnodes 1, without "
@@ -108,10 +110,10 @@ def create_job(start: Start) -> PreparedJob:
     )
     held = claim_run_directory(name)
     try:
-        names = [f"node{number}" for number in range(start.nodes + start.spare_nodes)]
-        JobKeys.create(held.path / "keys", [CONTROLLER, PLATFORM, *map(node_address, names)])
+        _make_keys(start, name, held.path / "keys")
+        can_create_nodes = not start.fixed_nodes and start.token is None
         Journal.create(
-            journal_path(directory), spec, policy, can_create_nodes=not start.fixed_nodes, head=held.path / HEAD_NAME
+            journal_path(directory), spec, policy, can_create_nodes=can_create_nodes, head=held.path / HEAD_NAME
         )
         write_job_file(directory, JobFile(str(held.path)))
     except OSError as error:
@@ -122,7 +124,25 @@ def create_job(start: Start) -> PreparedJob:
         raise
     _warn_of_writers(directory)
     sources = [*map(Path, policy.faults.sources), *(source.absolute() for source in start.fault_sources)]
-    return PreparedJob(spec, policy, directory, held, tuple(dict.fromkeys(sources)))
+    return PreparedJob(spec, policy, directory, held, tuple(dict.fromkeys(sources)), start.listen)
+
+
+def require_script(start: Start) -> None:
+    """Refuse a script that is not there. Raises ConfigurationError."""
+    if not start.no_python and not start.is_module and not Path(start.command[0]).is_file():
+        raise ConfigurationError(
+            f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program."
+        )
+
+
+def _make_keys(start: Start, job: str, keys: Path) -> None:
+    """Make the keys of all that the launcher starts; machines that join make their own."""
+    if start.token is not None:
+        let_nodes_join(keys, start.token, job)
+        JobKeys.add(keys, CONTROLLER)
+        return
+    names = [f"node{number}" for number in range(start.nodes + start.spare_nodes)]
+    JobKeys.create(keys, [CONTROLLER, PLATFORM, *map(node_address, names)])
 
 
 def _warn_of_writers(directory: Path) -> None:

@@ -1,5 +1,6 @@
 """From a token to an agent: the node asks for admission, and gets its name, its session and its keys."""
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from ...agent.main import AgentOptions
-from ...agent.own_program import OwnProgram
 from ...protocol.enrolment import LONGEST_NODE_NAME, EnrolmentRequested
 from ...protocol.joining import ask_for_admission
 from ...protocol.key_pairs import random_pair
@@ -37,8 +37,6 @@ def admitted(
     *,
     limit_s: float = JOIN_S,
     life_fd: int | None = None,
-    program: OwnProgram | None = None,
-    log_directory: Path | None = None,
 ) -> AgentOptions:
     """Ask for admission until there is an answer, and return what the agent is started with. Blocks.
 
@@ -47,7 +45,14 @@ def admitted(
     pair = random_pair()
     domain = wishes.failure_domain or host_name()
     request = EnrolmentRequested(wishes.node or host_name(), bool(wishes.node), pair.public, domain)
-    admission = ask_for_admission(endpoints, invitation, request, limit_s=limit_s)
+    launcher = os.getppid()
+    admission = ask_for_admission(
+        endpoints,
+        invitation,
+        request,
+        limit_s=limit_s,
+        wanted=lambda: life_fd is None or os.getppid() == launcher,
+    )
     name = admission.enrolled.node
     make_private_directory(run_directory / KEYS_NAME)
     JobKeys.save_client(run_directory / KEYS_NAME, node_address(name), pair, invitation.server_public)
@@ -62,8 +67,6 @@ def admitted(
         life_fd=life_fd,
         session=admission.enrolled.session,
         endpoints=endpoints,
-        program=program,
-        log_directory=None if log_directory is None else str(log_directory),
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys, JoiningTerms
-from ...protocol.token import FullToken, expiry_text
+from ...protocol.token import FullToken, Token, expiry_text
 from .endpoints import is_loopback
 
 _TCP = "tcp://"
@@ -23,6 +23,16 @@ def let_nodes_join(keys: Path, token: FullToken, job: str) -> None:
     if JobKeys.load_server(keys).public != pair.public:
         raise ConfigurationError(f"{keys} holds keys of another token: give this controller the token that it had.")
     JobKeys.open_for_joining(keys, JoiningTerms(token.invitation(job).join.public, token.expires_s))
+
+
+def required(token: Token | None) -> Token:
+    """Refuse to work with other machines without a token. Raises ConfigurationError."""
+    if token is None:
+        raise ConfigurationError(
+            "several machines need the job's token: `(umask 077; midstep token > job.token)` on one of them, and "
+            "--token-file job.token, or its text in MIDSTEP_TOKEN, on all."
+        )
+    return token
 
 
 def require_unexpired(token: FullToken) -> None:

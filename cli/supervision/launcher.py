@@ -44,7 +44,7 @@ class Launcher:
             ending.push_async_callback(supervisor.close)
             stop = ending.enter_context(StopSignals(supervisor.stop))
             supervising = asyncio.create_task(supervisor.run())
-            ending.push_async_callback(_cancelled, supervising)
+            ending.push_async_callback(cancelled, supervising)
             endpoint = await self._endpoint(supervisor, supervising, stop)
             if endpoint is None:
                 return await self._result(supervising, stop)
@@ -62,18 +62,18 @@ class Launcher:
                 environment={**os.environ, **spec.environment},
             )
             ending.push_async_callback(platform.close)
-            ending.push_async_callback(_cancelled, supervising)  # before the nodes leave, which is no fault then
+            ending.push_async_callback(cancelled, supervising)  # before the nodes leave, which is no fault then
             platform.start(spec.nodes + spec.spare_nodes)
             if self._job.fault_sources:
                 watching = asyncio.create_task(watch_faults(self._job))
-                watching.add_done_callback(_say_failure)
-                ending.push_async_callback(_cancelled, watching)
+                watching.add_done_callback(say_failure)
+                ending.push_async_callback(cancelled, watching)
             return await self._result(supervising, stop)
 
     async def _result(self, supervising: "asyncio.Task[JobResult]", stop: StopSignals) -> JobResult:
         insisting = asyncio.create_task(stop.insisted.wait())
         await asyncio.wait([supervising, insisting], return_when=asyncio.FIRST_COMPLETED)
-        await _cancelled(insisting)
+        await cancelled(insisting)
         if not supervising.done():
             return JobResult(self._job.spec.job, 130, "interrupted twice: ended at once", 0, time.time())
         return await supervising
@@ -87,7 +87,7 @@ class Launcher:
             await asyncio.wait([supervising, *waiting], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waiting:
-                await _cancelled(task)
+                await cancelled(task)
         if supervising.done() or stop.insisted.is_set():
             return None
         endpoint = read_endpoint(self._job.run_directory)
@@ -101,13 +101,14 @@ class Launcher:
             _log.error("%s cannot be removed, and may hold keys of the job: remove it", path)
 
 
-async def _cancelled(task: "asyncio.Task[Any]") -> None:
+async def cancelled(task: "asyncio.Task[Any]") -> None:
     """Cancel a task and wait for it. The error of a failed task belongs to the code that waits for its result."""
     if not task.done():
         task.cancel()
         await asyncio.wait([task])
 
 
-def _say_failure(watching: "asyncio.Task[None]") -> None:
+def say_failure(watching: "asyncio.Task[None]") -> None:
+    """Say why the fault sources are not watched any more."""
     if not watching.cancelled() and (error := watching.exception()) is not None:
         _log.error("the fault sources are not watched any more, and the job continues without: %s", error)

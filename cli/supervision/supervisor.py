@@ -120,6 +120,8 @@ class Supervisor:
             *self._program,
             *("--job-dir", str(self._job.job_directory), "--run-dir", str(self._job.run_directory)),
         ]
+        if self._job.listen is not None:
+            command += ["--listen", self._job.listen, "--keys", str(self._job.run_directory / "keys")]
         self._told_to_stop = attempt is not NextStart.ORDINARY
         if self._told_to_stop:
             command += ["--stop", self._stop_reason or self._lost_reason()]

@@ -1,0 +1,127 @@
+"""From what the user wrote to what this machine brings to a job on several machines."""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from ...agent.own_program import OwnProgram, write_program
+from ...protocol.errors import ConfigurationError
+from ...protocol.private_files import make_private_directory
+from ...protocol.run_directories import RunDirectory
+from ...protocol.token import Token, full, job_of, token_text
+from ..jobs.directories import base_directory, checked_name
+from ..jobs.run_directory import claim_free_run_directory
+from ..jobs.start import PreparedJob, Start, create_job, require_script
+from .admission import Wishes, host_name
+from .claim import EndpointClaim
+from .endpoints import endpoint, is_own, listening_at, own_addresses
+from .opening import require_unexpired
+from .role import Meeting
+
+_PROGRAM = "program.json"
+_MOST_DIRECTORIES = 1000
+_GRACE_S = 30.0  # for the agent of a machine that does not know the job's own grace
+_MARGIN_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What this machine brings to a job. `job`: what it runs the controller of; None: another machine does.
+
+    `endpoint`: where this machine reaches the controller. `token`: its text. `program`: the file with its own command.
+    `claim`: keeps other processes of this machine from being the controller's, too.
+    """
+
+    name: str
+    endpoint: str
+    token: str
+    held: RunDirectory
+    directory: Path
+    wishes: Wishes
+    join_s: float
+    program: Path
+    grace_s: float
+    job: PreparedJob | None = None
+    claim: EndpointClaim | None = None
+
+
+def prepare(where: Meeting, token: Token, start: Start, wishes: Wishes) -> Machine:
+    """Decide whether this machine runs the controller, and make what its part of the job needs. Nothing has run then.
+
+    Raises ConfigurationError.
+    """
+    name = checked_name(job_of(token, where.job))
+    listen = listening_at(where.host, where.port)
+    claim = _claim(where, listen)
+    job = None
+    if claim is None:
+        require_script(start)
+        held = claim_free_run_directory(f"{name}.node")
+        directory = start.job_directory or _own_directory(name)
+    else:
+        secret = full(token)
+        require_unexpired(secret)
+        job = create_job(msgspec.structs.replace(start, job=name, listen=listen, token=secret))
+        held, directory = job.held, job.job_directory
+    try:
+        make_private_directory(directory / "logs")
+        write_program(held.path / _PROGRAM, _program(start))
+    except (ConfigurationError, OSError) as error:
+        held.remove()
+        raise ConfigurationError(f"{directory} cannot be used: {error}") from error
+    return Machine(
+        name=name,
+        endpoint=endpoint(where.host, where.port),
+        token=token_text(token),
+        held=held,
+        directory=directory,
+        wishes=msgspec.structs.replace(wishes, host=where.local_addr),
+        join_s=where.join_s,
+        program=held.path / _PROGRAM,
+        grace_s=_GRACE_S if job is None else job.spec.settings.stop_grace_s + _MARGIN_S,
+        job=job,
+        claim=claim,
+    )
+
+
+def _claim(where: Meeting, listen: str) -> EndpointClaim | None:
+    """Return this machine's claim to run the controller; None if another process does."""
+    hosts = is_own(where.host, own_addresses()) if where.hosts is None else where.hosts
+    if not hosts:
+        return None
+    claim = EndpointClaim.take(listen)
+    if claim is None and where.hosts:
+        raise ConfigurationError(
+            f"this machine is to run the controller, and another process listens at {listen} already: choose another "
+            "port, or end that process."
+        )
+    return claim
+
+
+def _own_directory(job: str) -> Path:
+    """Return a new directory for the logs of this machine's ranks."""
+    stem = f"{job}@{host_name()}"
+    for number in range(1, _MOST_DIRECTORIES):
+        path = base_directory() / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            make_private_directory(path.parent)
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be made: {error.strerror}. Choose another --job-dir.") from error
+        return path
+    raise ConfigurationError(f"{base_directory()} has {_MOST_DIRECTORIES} directories of {stem}: remove some.")
+
+
+def _program(start: Start) -> OwnProgram:
+    return OwnProgram(
+        command=start.command,
+        is_module=start.is_module,
+        no_python=start.no_python,
+        working_directory=os.getcwd(),
+        environment=start.environment,
+    )
