@@ -24,27 +24,10 @@ from .joining.admission import Wishes
 from .joining.launch_environment import launched
 from .joining.machine import Machine, prepare
 from .joining.opening import required
-from .joining.role import Flags, meeting
+from .joining.role import Flags, last_call_s, meeting
 from .joining.torchrun_flags import rendezvous_options, spellings
+from .numbers import NodeCount, Whole, node_count
 from .token import token_file_option
-
-
-class Whole(click.IntRange):
-    """A whole number of at least 1; what else torchrun would take is refused with what to write instead."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Make a number of the text."""
-        text = str(value)
-        if text in {"auto", "gpu", "cpu"}:
-            self.fail(f"{text!r}: midstep starts as many ranks as you say; give the number", param, ctx)
-        if ":" in text:
-            most = text.rpartition(":")[2]
-            self.fail(
-                f"{text!r}: the number of nodes is fixed; write --nnodes {most}, and --spares for more", param, ctx
-            )
-        if not isinstance(value, int) and not text.isdecimal():
-            self.fail(f"{text!r} is not a whole number of at least 1", param, ctx)
-        return int(super().convert(value, param, ctx))
 
 
 @click.command(
@@ -54,11 +37,13 @@ class Whole(click.IntRange):
 @click.option(
     *spellings("nnodes"),
     "nodes",
-    type=Whole(min=1),
-    default=1,
+    callback=node_count,
+    metavar="N|MIN:MAX",
+    default="1",
     show_default=True,
     envvar="PET_NNODES",
-    help="Nodes. Machines that come beyond them are spares.",
+    help="Nodes. Machines that come beyond them are spares. MIN:MAX: the job starts with MIN when no more come within "
+    "the last call, and gets smaller and larger as nodes go and come; see scale in docs/policies.md.",
 )
 @click.option(
     *spellings("nproc_per_node"),
@@ -166,7 +151,7 @@ class Whole(click.IntRange):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     *,
-    nodes: int,
+    nodes: NodeCount,
     ranks_per_node: int,
     spare_nodes: int,
     fixed_nodes: bool,
@@ -207,15 +192,18 @@ def command(
     try:
         variables = {**variables_of_files(environment_files), **named_variables(environment)}
         if faults_file is not None:
-            faults = load_schedule(faults_file, nodes, ranks_per_node)
+            faults = load_schedule(faults_file, nodes.most, ranks_per_node)
             variables[env.FAULTS] = msgspec.json.encode(faults).decode()
+        last_call = last_call_s(torchrun["rdzv_conf"])
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     start = Start(
         command=(script, *arguments),
         is_module=is_module,
         no_python=no_python,
-        nodes=nodes,
+        nodes=nodes.most,
+        least_nodes=nodes.least,
+        last_call_s=last_call,
         ranks_per_node=ranks_per_node,
         spare_nodes=spare_nodes,
         fixed_nodes=fixed_nodes,

@@ -15,7 +15,9 @@ from ...controller.journal_head import HEAD_NAME
 from ...devices import one_node_on_a_machine, rank_environment
 from ...policies.files import load_policy, render
 from ...policies.roles import beyond
+from ...policies.rules import broken_rules
 from ...policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
+from ...policies.yaml_text import refuse
 from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys
 from ...protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory, replace_file
@@ -37,6 +39,8 @@ class Start(msgspec.Struct, frozen=True):
     is_module: bool = False
     no_python: bool = False
     nodes: int = 1
+    least_nodes: int | None = None  # instead of the policy's scale.min_nodes
+    last_call_s: float | None = None  # instead of the policy's scale.last_call_s
     ranks_per_node: int = 1
     spare_nodes: int = 0
     fixed_nodes: bool = False
@@ -73,7 +77,8 @@ def create_job(start: Start) -> PreparedJob:
         checked_name(start.job) if start.job is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     )
     require_script(start)
-    policy = _on_device(load_policy(start.policy_file) if start.policy_file else default_policy(), start.device)
+    policy = _with_few_nodes(load_policy(start.policy_file) if start.policy_file else default_policy(), start)
+    policy = _on_device(policy, start.device)
     needed = {name: value for name, value in rank_environment(policy.device).items() if name not in os.environ}
     if start.token is None and one_node_on_a_machine(policy.device) and start.nodes + start.spare_nodes > 1:
         raise ConfigurationError(
@@ -152,6 +157,18 @@ def _warn_of_writers(directory: Path) -> None:
         _log.warning(
             "%s can be written by others (mode %o): they can change the job's results; chmod 700 it", directory, mode
         )
+
+
+def _with_few_nodes(policy: Policy, start: Start) -> Policy:
+    """Return a policy by which the job trains with as few nodes as was asked for. Raises ConfigurationError."""
+    if start.least_nodes is None:
+        return policy
+    last_call_s = policy.scale.last_call_s if start.last_call_s is None else start.last_call_s
+    scale = msgspec.structs.replace(policy.scale, min_nodes=start.least_nodes, last_call_s=last_call_s)
+    policy = msgspec.structs.replace(policy, scale=scale)
+    source = start.policy_file or "the default policy"
+    refuse(broken_rules(policy), f"{source} with --nnodes {start.least_nodes}:{start.nodes}")
+    return policy
 
 
 def _on_device(policy: Policy, device: DeviceName | None) -> Policy:

@@ -53,7 +53,7 @@ def meeting(flags: Flags, launched: Launched) -> Meeting | None:
     hosts = _answer("is_host", conf["is_host"]) if "is_host" in conf else None
     if hosts is None and node_rank is not None:
         hosts = node_rank == 0
-    join_s = _seconds(conf)
+    join_s = _seconds(conf, "join_timeout") or _seconds(conf, "timeout") or JOIN_S
     job = flags.rdzv_id if flags.rdzv_id not in {None, "none"} else launched.job
     return Meeting(host, port, job, hosts, join_s, flags.local_addr or "")
 
@@ -87,12 +87,18 @@ def _answer(key: str, text: str) -> bool:
     return text.lower() in _YES
 
 
-def _seconds(conf: Mapping[str, str]) -> float:
-    text = conf.get("join_timeout") or conf.get("timeout")
+def last_call_s(conf: Mapping[str, str]) -> float | None:
+    """Return for how long a job that could start waits for more nodes; None: as the policy says."""
+    return _seconds(conf, "last_call_timeout")
+
+
+def _seconds(conf: Mapping[str, str], key: str) -> float | None:
+    if key not in conf:
+        return None
     try:
-        seconds = JOIN_S if text is None else float(text)
+        seconds = float(conf[key])
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ConfigurationError(f"--rdzv-conf join_timeout={text}: write a number of seconds above 0.")
+        raise ConfigurationError(f"--rdzv-conf {key}={conf[key]}: write a number of seconds above 0.")
     return seconds

@@ -102,9 +102,8 @@ def configuration(context: click.Context, option: click.Parameter, value: str | 
     return pairs
 
 
-CONFIGURATION = {"join_timeout", "timeout", "is_host", "rank"}
+CONFIGURATION = {"join_timeout", "timeout", "last_call_timeout", "is_host", "rank"}
 CONFIGURATION_INSTEAD = {
-    "last_call_timeout": "a machine that comes later is a spare",
     "close_timeout": "deadlines.stop_grace_s of the policy is how long an end may take",
     "read_timeout": "it has no meaning here",
     "keep_alive_interval": "write heartbeat.interval_s in the policy",
@@ -123,7 +122,12 @@ _TAKEN = (
         "rdzv_id", "The job's name, the same on all machines.  [default: the one that the token names]", metavar="NAME"
     ),
     _option("rdzv_backend", "static or c10d: both mean the job's controller.", callback=backend, metavar="NAME"),
-    _option("rdzv_conf", "join_timeout=SECONDS, is_host=0|1.", callback=configuration, metavar="KEY=VALUE,..."),
+    _option(
+        "rdzv_conf",
+        "join_timeout=SECONDS, last_call_timeout=SECONDS, is_host=0|1.",
+        callback=configuration,
+        metavar="KEY=VALUE,...",
+    ),
     _option("node_rank", "This machine's number; 0 runs the controller.", type=click.IntRange(min=0), metavar="N"),
     _option("master_addr", "As --rdzv-endpoint, its host alone.", metavar="HOST"),
     _option("master_port", "As --rdzv-endpoint, its port alone.", type=click.IntRange(1, 65_535), metavar="PORT"),

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from midstep.cli.jobs.start import Start, create_job
 from midstep.cli.main import main
 from midstep.cli.run import command
-from midstep.policies.schema import DeviceName
-from midstep.protocol.errors import ConfigurationError
+from midstep.policies.schema import DeviceName, ScalePolicy
+from midstep.protocol.errors import ConfigurationError, PolicyError
 
 
 @pytest.fixture
@@ -74,7 +74,8 @@ def test_a_command_that_is_not_there_is_answered_with_the_nearest(typed: str, wo
     [
         (["--nproc-per-node", "auto"], "'auto': midstep starts as many ranks as you say; give the number"),
         (["--nproc_per_node", "gpu"], "give the number"),
-        (["--nnodes", "1:4"], "the number of nodes is fixed; write --nnodes 4, and --spares for more"),
+        (["--nnodes", "4:1"], "'4:1': the fewest nodes come first, as in 1:4"),
+        (["--nnodes", "1:"], "'' is not a whole number of at least 1"),
         (["--nnodes", "two"], "'two' is not a whole number of at least 1"),
         (["--nnodes", "-1"], "not a whole number"),
         (["--nnodes", "0"], "0 is not in the range"),
@@ -88,3 +89,24 @@ def test_what_only_torchrun_takes_is_refused_with_what_to_write_instead(
 
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
+
+
+def test_a_range_of_nodes_is_what_the_policy_calls_its_fewest(tmp_path: Path, script: Path) -> None:
+    """`--nnodes MIN:MAX`, with torchrun's time for the last call; other things of the policy stay."""
+    start = Start(
+        command=(str(script),), nodes=4, least_nodes=2, last_call_s=5.0, job_directory=tmp_path / "job", job="few"
+    )
+    job = create_job(start)
+    job.held.remove()
+    assert (job.spec.nodes, job.spec.world_size) == (4, 4)
+    assert job.policy.scale == ScalePolicy(min_nodes=2, last_call_s=5.0)
+    assert job.spec.settings.resizes
+
+
+def test_a_policy_whose_world_cannot_get_smaller_refuses_a_range_of_nodes(tmp_path: Path, script: Path) -> None:
+    """It says which of its keys is in the way."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("restore: [replica]\n")
+    start = Start(command=(str(script),), nodes=4, least_nodes=2, policy_file=policy, job_directory=tmp_path / "job")
+    with pytest.raises(PolicyError, match=r"with --nnodes 2:4.*\n?.*scale\.min_nodes: needs checkpoint in restore"):
+        create_job(start)

@@ -1,0 +1,38 @@
+"""Whole numbers and ranges of them, as torchrun's flags take them."""
+
+from typing import Any
+
+import click
+import msgspec
+
+
+class Whole(click.IntRange):
+    """A whole number of at least 1; what else torchrun would take is refused with what to write instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Make a number of the text."""
+        text = str(value)
+        if text in {"auto", "gpu", "cpu"}:
+            self.fail(f"{text!r}: midstep starts as many ranks as you say; give the number", param, ctx)
+        if not isinstance(value, int) and not text.isdecimal():
+            self.fail(f"{text!r} is not a whole number of at least 1", param, ctx)
+        return int(super().convert(value, param, ctx))
+
+
+class NodeCount(msgspec.Struct, frozen=True):
+    """How many nodes a job has. `least`: with how few it trains; None: with all of them, or as the policy says."""
+
+    most: int
+    least: int | None = None
+
+
+def node_count(context: click.Context, option: click.Parameter, text: str) -> NodeCount:
+    """Make numbers of N or MIN:MAX. The callback of an option."""
+    least, colon, most = text.rpartition(":")
+    whole = Whole(min=1)
+    if not colon:
+        return NodeCount(whole.convert(most, option, context))
+    count = NodeCount(whole.convert(most, option, context), whole.convert(least, option, context))
+    if count.least is not None and count.least > count.most:
+        raise click.BadParameter(f"{text!r}: the fewest nodes come first, as in {most}:{least}")
+    return count
