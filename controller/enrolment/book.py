@@ -50,7 +50,7 @@ class EnrolmentBook:
         if isinstance(event, NodeEnrolled):
             before = self._nodes.get(event.node)
             if before is not None:
-                del self._by_key[before.public_key]
+                self._by_key.pop(before.public_key, None)
             self._nodes[event.node] = event
             self._by_key[event.public_key] = event.node
             self._comes_until_s[event.node] = now + COMES_UP_S

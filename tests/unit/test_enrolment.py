@@ -1,11 +1,17 @@
 """Who is admitted to a job, under which name and session, and who is refused with which reason."""
 
+from pathlib import Path
+
 import pytest
+from zmq.utils import z85
 
 from midstep.controller.admission import refusal
+from midstep.controller.endpoints.control_requests import Accepted, Refused, Reply
 from midstep.controller.enrolment import book as enrolment_book
 from midstep.controller.enrolment.book import COMES_UP_S, EnrolmentBook, Standing
+from midstep.controller.enrolment.enroller import Enroller
 from midstep.controller.routes import Routes
+from midstep.controller.wire import Arrival
 from midstep.platforms.hosts import agent_order
 from midstep.protocol.codec import PROTOCOL_VERSION, decode, encode
 from midstep.protocol.enrolment import (
@@ -17,6 +23,7 @@ from midstep.protocol.enrolment import (
 from midstep.protocol.exits import ANOTHER_NODE
 from midstep.protocol.identities import may_be
 from midstep.protocol.key_pairs import random_pair
+from midstep.protocol.keys import JobKeys, JoiningTerms
 from midstep.protocol.messages import ArmFault, CreateNode, DeleteNode, EndJob, Envelope, KillNode, Message, NodeLost
 from midstep.protocol.types import FaultAction
 
@@ -167,3 +174,69 @@ def test_what_a_platform_is_told_the_agent_of_the_node_is_told() -> None:
     assert die.body.fault.action is FaultAction.KILL_NODE
     assert agent_order(EndJob(0, "")) is None
     assert agent_order(CreateNode("a")) is None
+
+
+class _Wire:
+    """Takes down what is answered."""
+
+    def __init__(self) -> None:
+        self.answers: list[object] = []
+        self.refused: list[str] = []
+
+    def answer(self, arrival: Arrival, body: object, now: float) -> None:
+        self.answers.append(body)
+
+    def refuse(self, reason: str, connection: str) -> None:
+        self.refused.append(reason)
+
+
+def _enroller(keys: Path, wire: _Wire, *, expires_s: int = 0) -> Enroller:
+    JobKeys.create(keys, [])
+    JobKeys.open_for_joining(keys, JoiningTerms(KEYS[3], expires_s))
+    return Enroller(wire, Standing(lambda node: False, lambda node: False), keys)  # type: ignore[arg-type]
+
+
+def _arrival(request: EnrolmentRequested) -> Arrival:
+    return Arrival(Envelope(PROTOCOL_VERSION, "j", "joining/a", "controller", 0, 0, 1, 0, request), "joining/a")
+
+
+def test_two_nodes_that_ask_before_the_first_is_durable_get_two_names(tmp_path: Path) -> None:
+    wire = _Wire()
+    enroller = _enroller(tmp_path / "keys", wire)
+    pended: list[NodeEnrolled] = []
+    for key in range(2):
+        request = EnrolmentRequested("host", False, KEYS[key], "rack")
+        enroller.take(request, _arrival(request), 0.0, lambda event, answer: pended.append(event))
+
+    assert [event.node for event in pended] == ["host", "host-2"]
+    assert wire.answers == []
+
+
+@pytest.mark.parametrize(("reply", "admitted"), [(Accepted("durable"), True), (Refused("no space"), False)])
+def test_a_node_is_let_in_when_its_admission_is_durable(tmp_path: Path, reply: Reply, admitted: bool) -> None:
+    keys, wire = tmp_path / "keys", _Wire()
+    enroller = _enroller(keys, wire)
+    request = EnrolmentRequested("host", False, KEYS[0], "rack")
+    enroller.take(request, _arrival(request), 0.0, lambda event, answer: answer(reply))
+    identity = JobKeys.load_server(keys).identity_of(z85.decode(KEYS[0]))
+
+    assert identity == ("node/host" if admitted else None)
+    assert bool(wire.answers) is admitted
+
+
+def test_the_next_controller_lists_the_keys_of_nodes_that_an_earlier_one_has_admitted(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    enroller = _enroller(keys, _Wire())
+    enroller.learn(NodeEnrolled("host", 1, KEYS[0], "rack"), 0.0)
+    enroller.restore()
+
+    assert JobKeys.load_server(keys).identity_of(z85.decode(KEYS[0])) == "node/host"
+
+
+def test_a_refusal_is_answered_at_once_and_counted(tmp_path: Path) -> None:
+    wire = _Wire()
+    request = EnrolmentRequested("host", False, KEYS[0], "rack")
+    _enroller(tmp_path / "keys", wire, expires_s=1).take(request, _arrival(request), 0.0, pytest.fail)
+
+    assert wire.refused == ["enrolment: expired token"]
+    assert isinstance(wire.answers[0], EnrolmentRefused)

@@ -1,0 +1,295 @@
+"""How a machine comes to a job: torchrun's flags, what launchers say, where to meet, and who runs the controller."""
+
+import argparse
+import secrets
+import socket
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from midstep.cli.joining import endpoints as here
+from midstep.cli.joining.claim import EndpointClaim
+from midstep.cli.joining.endpoints import address_towards, endpoints, is_loopback, is_own, listening_at, split
+from midstep.cli.joining.launch_environment import Launched, first_host, launched
+from midstep.cli.joining.opening import let_nodes_join, require_loopback, require_unexpired, required
+from midstep.cli.joining.role import Flags, Meeting, meeting
+from midstep.cli.joining.torchrun_flags import REFUSED, WITHOUT_EFFECT
+from midstep.cli.run import command
+from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.token import FullToken, new_token
+
+# --- torchrun's flags -------------------------------------------------------------------------------------------------
+
+
+def _torch_actions() -> list[argparse.Action]:
+    run = pytest.importorskip("torch.distributed.run")
+    return [action for action in run.get_args_parser()._actions if action.option_strings and action.dest != "help"]
+
+
+def test_every_flag_of_this_torchs_torchrun_is_taken_or_refused_by_name() -> None:
+    known = {name for option in command.params for name in option.opts}
+
+    missing = {name for action in _torch_actions() for name in action.option_strings} - known
+
+    assert missing == set()
+
+
+def test_every_default_of_this_torchs_torchrun_is_taken() -> None:
+    """A wrapper that spells every default out still works."""
+    for action in _torch_actions():
+        if action.dest in REFUSED and isinstance(action.default, str) and action.default:
+            assert action.default in REFUSED[action.dest].allowed, action.dest
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *WITHOUT_EFFECT])
+def test_flags_that_are_not_midsteps_have_no_other_meaning_there(name: str) -> None:
+    (option,) = (each for each in command.params if f"--{name}" in each.opts)
+
+    assert isinstance(option, click.Option)
+    assert option.hidden
+    assert f"--{name.replace('_', '-')}" in option.opts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--log-dir", "x"], "--log-dir is not taken: write --job-dir DIR"),
+        (["--redirects", "3"], "--redirects is not taken"),
+        (["-t", "1"], "--tee is not taken"),
+        (["--run_path"], "--run-path is not taken"),
+        (["--virtual-local-rank"], "--virtual-local-rank is not taken"),
+        (["--rdzv-backend", "etcd"], "'etcd': the controller is where machines meet"),
+        (["--rdzv-conf", "last_call_timeout=3"], "a machine that comes later is a spare"),
+        (["--rdzv-conf", "nonsense=3"], "midstep knows"),
+        (["--rdzv-conf", "join_timeout"], "KEY=VALUE"),
+    ],
+)
+def test_what_is_refused_says_what_to_write_instead(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(command, [*arguments, "train.py"])
+
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--rdzv-endpoint", "127.0.0.1:1"],
+        ["--master_addr", "127.0.0.1", "--tee", "3", "--redirects", "0", "--monitor-interval", "5"],
+        ["--rdzv_endpoint", "localhost", "--rdzv_backend", "c10d", "--start-method", "fork", "-r", "0"],
+    ],
+)
+def test_several_machines_need_a_token(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    result = CliRunner().invoke(command, [*arguments, str(tmp_path / "train.py")], env={"MIDSTEP_TOKEN": ""})
+
+    assert result.exit_code == 1
+    assert "several machines need the job's token" in result.output
+
+
+def test_torchruns_variables_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    environment = {"PET_RDZV_ENDPOINT": "127.0.0.1:1", "MIDSTEP_TOKEN": ""}
+
+    assert "need the job's token" in CliRunner().invoke(command, [str(tmp_path / "train.py")], env=environment).output
+    assert "--tee is not taken" in CliRunner().invoke(command, ["train.py"], env={"PET_TEE": "2"}).output
+
+
+# --- where to meet ----------------------------------------------------------------------------------------------------
+
+
+def test_without_an_endpoint_all_nodes_are_on_this_machine() -> None:
+    assert meeting(Flags(), Launched(0, 2, "n0", "7")) is None
+    assert meeting(Flags(rdzv_endpoint="a:1", standalone=True), Launched()) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "said", "expected"),
+    [
+        (Flags(rdzv_endpoint="m0"), Launched(), Meeting("m0", 29400, None, None, 600.0, "")),
+        (Flags(rdzv_endpoint="m0:5", rdzv_id="j"), Launched(), Meeting("m0", 5, "j", None, 600.0, "")),
+        (Flags(rdzv_endpoint="[::1]:5", node_rank=0), Launched(), Meeting("::1", 5, None, True, 600.0, "")),
+        (Flags(rdzv_endpoint="m0", node_rank=3), Launched(0), Meeting("m0", 29400, None, False, 600.0, "")),
+        (Flags(master_addr="m0"), Launched(), Meeting("m0", 29500, None, None, 600.0, "")),
+        (Flags(master_addr="::1", master_port=7), Launched(), Meeting("::1", 7, None, None, 600.0, "")),
+        (
+            Flags(rdzv_endpoint="m0", rdzv_conf={"is_host": "0", "join_timeout": "9"}, local_addr="h"),
+            Launched(0),
+            Meeting("m0", 29400, None, False, 9.0, "h"),
+        ),
+        (Flags("m0", rdzv_conf={"is_host": "True"}, node_rank=2), Launched(), Meeting("m0", 29400, None, True, 600.0, "")),
+        (Flags(rdzv_endpoint="m0", rdzv_conf={"rank": "0"}), Launched(), Meeting("m0", 29400, None, True, 600.0, "")),
+        (Flags(rdzv_endpoint="auto"), Launched(1, 4, "n3", "77"), Meeting("n3", 29400, "77", False, 600.0, "")),
+        (Flags("auto:5", rdzv_id="j"), Launched(0, 4, "n3", "77"), Meeting("n3", 5, "j", True, 600.0, "")),
+        (Flags(rdzv_endpoint="m0", rdzv_id="none"), Launched(0, 2), Meeting("m0", 29400, None, True, 600.0, "")),
+    ],
+)  # fmt: skip
+def test_where_machines_meet_and_who_runs_the_controller(flags: Flags, said: Launched, expected: Meeting) -> None:
+    assert meeting(flags, said) == expected
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        Flags(rdzv_endpoint="auto"),
+        Flags(rdzv_endpoint="m0:port"),
+        Flags(rdzv_endpoint="m0", rdzv_conf={"is_host": "perhaps"}),
+        Flags(rdzv_endpoint="m0", rdzv_conf={"join_timeout": "-1"}),
+        Flags(rdzv_endpoint="m0", rdzv_conf={"rank": "first"}),
+    ],
+)
+def test_a_meeting_that_makes_no_sense_is_refused(flags: Flags) -> None:
+    with pytest.raises(ConfigurationError, match="write"):
+        meeting(flags, Launched())
+
+
+# --- what launchers say -----------------------------------------------------------------------------------------------
+
+SLURM = {
+    "SLURM_PROCID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_NNODES": "2",
+    "SLURM_JOB_NODELIST": "n[003-004]",
+    "SLURM_JOB_ID": "77",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, Launched()),
+        ({"SLURM_JOB_ID": "77"}, Launched()),  # in a batch script, and not started by srun
+        (SLURM, Launched(1, 2, "n003", "77")),
+        ({**SLURM, "SLURM_NTASKS": "4"}, Launched(None, 2, "n003", "77")),  # two on each machine: which is not said
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Launched(1, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Launched()),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, Launched(0, 3)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}, Launched()),
+        ({"PMI_RANK": "x"}, Launched()),
+    ],
+)
+def test_what_a_launcher_says_is_read(environment: dict[str, str], expected: Launched) -> None:
+    assert launched(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("n1", "n1"),
+        ("n[003-008,12],m1", "n003"),
+        ("n[7],m", "n7"),
+        ("a,b", "a"),
+        ("gpu-a-[1-2]", "gpu-a-1"),
+        ("", None),
+    ],
+)
+def test_the_first_host_of_a_list_of_slurm(hosts: str, first: str | None) -> None:
+    assert first_host(hosts) == first
+
+
+# --- endpoints --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h", ("h", 29400)),
+        ("h:1", ("h", 1)),
+        ("tcp://h:1", ("h", 1)),
+        ("1.2.3.4:65535", ("1.2.3.4", 65535)),
+        ("[fd00::2]:5", ("fd00::2", 5)),
+        ("fd00::2", ("fd00::2", 29400)),
+        ("[fd00::2]", ("fd00::2", 29400)),
+    ],
+)
+def test_endpoints_are_written_with_names_and_addresses_of_both_kinds(text: str, expected: tuple[str, int]) -> None:
+    assert split(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", ":1", "h:0", "h:65536", "h:x", "h:-1"])
+def test_what_is_no_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="HOST:PORT"):
+        split(text)
+
+
+def test_several_endpoints_are_written_with_commas() -> None:
+    assert endpoints("a:1,[::1]:2,a:1") == ("tcp://a:1", "tcp://[::1]:2")
+
+
+def test_loopback_is_known_by_all_its_names() -> None:
+    assert is_loopback("127.0.0.2")
+    assert is_loopback("::1")
+    assert is_loopback("localhost")
+    assert not is_loopback("192.0.2.1")
+    assert not is_loopback("no-such-host.invalid")
+
+
+def test_a_host_is_this_machine_if_one_of_its_addresses_is() -> None:
+    assert is_own("192.0.2.7", ("127.0.0.1", "192.0.2.7"))
+    assert is_own("127.0.0.9", ())
+    assert is_own("fd00:0:0::2", ("fd00::2",))
+    assert not is_own("192.0.2.8", ("127.0.0.1", "192.0.2.7"))
+    assert not is_own("no-such-host.invalid", ("127.0.0.1",))
+
+
+def test_a_controller_listens_where_others_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's own name means loopback in Debian's /etc/hosts, and others reach it by another address."""
+    names = {"me": ("127.0.1.1",), "vip": ("198.51.100.1",), "localhost": ("127.0.0.1",)}
+    monkeypatch.setattr(here, "resolved", lambda host: names.get(host, (host,)))
+    monkeypatch.setattr(here, "own_addresses", lambda: ("127.0.0.1", "192.0.2.7"))
+
+    assert listening_at("192.0.2.7", 5) == "tcp://192.0.2.7:5"
+    assert listening_at("localhost", 5) == "tcp://localhost:5"
+    assert listening_at("me", 5) == "tcp://0.0.0.0:5"
+    assert listening_at("vip", 5) == "tcp://0.0.0.0:5"
+
+
+def test_the_own_address_is_the_one_towards_the_controller() -> None:
+    assert address_towards("127.0.0.1", 5) == "127.0.0.1"
+    with pytest.raises(ConfigurationError, match="is not known"):
+        address_towards("no-such-host.invalid", 5)
+
+
+def test_one_process_of_a_machine_claims_an_endpoint() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert EndpointClaim.take(f"tcp://127.0.0.1:{port}") is None  # somebody listens there
+    endpoint = f"tcp://127.0.0.1:{port}"
+    claim = EndpointClaim.take(endpoint)
+    assert claim is not None
+    assert EndpointClaim.take(endpoint) is None
+    claim.close()
+    again = EndpointClaim.take(endpoint)
+    assert again is not None
+    again.close()
+
+
+# --- opening a job ----------------------------------------------------------------------------------------------------
+
+
+def test_listening_beyond_this_machine_needs_a_token() -> None:
+    require_loopback("tcp://127.0.0.1:0")
+    require_loopback("tcp://[::1]:5")
+    for listen in ("tcp://0.0.0.0:1", "tcp://*:1", "tcp://[::]:1", "tcp://192.0.2.1:1"):
+        with pytest.raises(ConfigurationError, match="Give the job's token"):
+            require_loopback(listen)
+
+
+def test_a_job_is_not_begun_with_an_expired_token_nor_without_one() -> None:
+    require_unexpired(new_token())
+    with pytest.raises(ConfigurationError, match="expired at 1970"):
+        require_unexpired(FullToken(secrets.token_bytes(32), expires_s=1))
+    with pytest.raises(ConfigurationError, match="midstep token"):
+        required(None)
+
+
+def test_a_controller_keeps_the_token_that_the_job_was_begun_with(tmp_path: Path) -> None:
+    token = new_token()
+    let_nodes_join(tmp_path / "keys", token, "j")
+    let_nodes_join(tmp_path / "keys", FullToken(token.secret, expires_s=1), "j")  # expired: no more nodes, and no end
+
+    with pytest.raises(ConfigurationError, match="keys of another token"):
+        let_nodes_join(tmp_path / "keys", new_token(), "j")
