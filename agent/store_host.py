@@ -48,7 +48,8 @@ class StoreHost:
         self._early_exits = 0
         self._closed = False
         try:
-            self._listener = socket.create_server((host, 0), backlog=BACKLOG)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         except OSError as error:
             raise AgentError(f"the rendezvous store cannot listen on {host}: {error}; see --host") from error
         self.endpoint = StoreEndpoint(host=host, port=self._listener.getsockname()[1])

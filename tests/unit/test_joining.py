@@ -119,7 +119,7 @@ def test_without_an_endpoint_all_nodes_are_on_this_machine() -> None:
             Launched(0),
             Meeting("m0", 29400, None, False, 9.0, "h"),
         ),
-        (Flags("m0", rdzv_conf={"is_host": "True"}, node_rank=2), Launched(), Meeting("m0", 29400, None, True, 600.0, "")),
+        (Flags("m", rdzv_conf={"is_host": "1"}, node_rank=2), Launched(), Meeting("m", 29400, None, True, 600.0, "")),
         (Flags(rdzv_endpoint="m0", rdzv_conf={"rank": "0"}), Launched(), Meeting("m0", 29400, None, True, 600.0, "")),
         (Flags(rdzv_endpoint="auto"), Launched(1, 4, "n3", "77"), Meeting("n3", 29400, "77", False, 600.0, "")),
         (Flags("auto:5", rdzv_id="j"), Launched(0, 4, "n3", "77"), Meeting("n3", 5, "j", True, 600.0, "")),

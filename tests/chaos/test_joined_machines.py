@@ -1,0 +1,126 @@
+"""Several machines run the same command and are one job: they join, are lost, leave, and are refused."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from midstep.protocol.exits import NOT_ADMITTED
+from midstep.protocol.keys import JobKeys
+from midstep.protocol.token import new_token
+
+from .comparing import assert_nobody_harmed, assert_same_numbers
+from .jobs import GONE_S, Record
+from .joined import JoinedJob, write_token
+
+pytestmark = pytest.mark.chaos
+
+KILLED_AT, LOST_AT = 10, 25
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[JoinedJob]:
+    """A job that nothing has been started of."""
+    made = JoinedJob(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def assert_nothing_left(job: JoinedJob) -> None:
+    """No process of the job is there any more."""
+    deadline = time.monotonic() + GONE_S
+    while (left := job.left()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, job.said()
+
+
+def test_three_machines_lose_a_rank_and_then_one_of_them_and_compute_the_same_numbers(
+    job: JoinedJob, undisturbed: Record
+) -> None:
+    """The third machine is a spare. A rank is killed, then a whole machine; no committed step is lost."""
+    for step in (KILLED_AT, LOST_AT):
+        job.gate(step).touch()
+    for _ in range(3):
+        job.start()
+    ranks = job.held_at(KILLED_AT).ranks
+    job.until(lambda status: len(status.nodes) == 3, "the spare machine")
+
+    psutil.Process(ranks[1].pid).kill()
+    job.gate(KILLED_AT).unlink()
+    job.held_at(LOST_AT)
+    used = {job.machine_of(0), job.machine_of(2)}
+    lost = min(used - {job.controller()})
+    harmed = {rank for rank in range(4) if job.machine_of(rank) == lost}
+    job.kill(lost)
+    job.gate(LOST_AT).unlink()
+
+    assert [job.wait(number) for number in range(3) if number != lost] == [0, 0], job.said()
+    assert_same_numbers(job.record(), undisturbed)
+    first, *others = job.report()["incidents"]
+    assert_nobody_harmed(first, {1})
+    assert_nobody_harmed(others[-1], harmed)
+    assert others[-1]["decisions"][-1]["rung"] == "recover"
+    assert_nothing_left(job)
+
+
+def test_who_has_no_right_to_join_is_told_why_and_disturbs_nobody(tmp_path: Path) -> None:
+    job = JoinedJob(tmp_path, ranks_per_node=1, host="::1")  # by IPv6, and with sockets of both kinds between ranks
+    try:
+        _refuse_others(job)
+    finally:
+        job.close()
+
+
+def _refuse_others(job: JoinedJob) -> None:
+    job.gate(5).touch()
+    job.start("--node", "a")
+    job.start("--node", "b")
+    job.held_at(5)
+
+    wrong = job.start(token=write_token(job.root / "other.token", new_token()))
+    used = job.start("--node", "b")
+    assert job.wait(wrong) == NOT_ADMITTED
+    assert "the token is not that of job" in job.output(wrong).read_text()
+    assert job.wait(used) == NOT_ADMITTED
+    assert "choose another --node" in job.output(used).read_text()
+
+    keys = job.run_directory() / "keys"
+    terms = JobKeys.load_joining(keys)
+    assert terms is not None
+    JobKeys.open_for_joining(keys, msgspec.structs.replace(terms, expires_s=1))
+    late = job.start()
+    assert job.wait(late) == NOT_ADMITTED
+    assert "the job's token expired" in job.output(late).read_text()
+
+    status = job.until(lambda status: "enrolment: expired token" in status.refused, "the count of refusals")
+    assert status.refused["enrolment: node name in use"] >= 1
+    assert {node.node for node in status.nodes} == {"a", "b"}
+    job.gate(5).unlink()
+    assert [job.wait(0), job.wait(1)] == [0, 0], job.said()
+    assert job.report()["incidents"] == []
+
+
+@pytest.mark.soak
+def test_a_machine_that_is_asked_to_leave_says_so_and_its_ranks_go_to_the_spare(job: JoinedJob) -> None:
+    """SIGTERM to `midstep run` where no controller runs: nothing is tried on the machine that leaves."""
+    job.gate(5).touch()
+    for _ in range(3):
+        job.start()
+    job.held_at(5)
+    job.until(lambda status: len(status.nodes) == 3, "the spare machine")
+    leaving = min({job.machine_of(0), job.machine_of(2)} - {job.controller()})
+
+    job.machines[leaving].send_signal(signal.SIGTERM)
+    job.gate(5).unlink()
+
+    assert job.wait(leaving) == 128 + signal.SIGTERM
+    assert [job.wait(number) for number in range(3) if number != leaving] == [0, 0], job.said()
+    (incident,) = job.report()["incidents"]
+    assert [decision["rung"] for decision in incident["decisions"]] == ["recover"]
+    assert incident["steps_lost"] == 0
