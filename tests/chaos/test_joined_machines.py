@@ -70,7 +70,7 @@ def test_three_machines_lose_a_rank_and_then_one_of_them_and_compute_the_same_nu
 
 
 def test_who_has_no_right_to_join_is_told_why_and_disturbs_nobody(tmp_path: Path) -> None:
-    job = JoinedJob(tmp_path, ranks_per_node=1, host="::1")  # by IPv6, and with sockets of both kinds between ranks
+    job = JoinedJob(tmp_path, ranks_per_node=1, host="::1")  # IPv6, too
     try:
         _refuse_others(job)
     finally:
