@@ -22,7 +22,7 @@ from .jobs.rank_variables import named_variables, variables_of_files
 from .jobs.start import PreparedJob, Start, create_job
 from .joining.admission import Wishes
 from .joining.launch_environment import launched
-from .joining.machine import Machine, prepare
+from .joining.machine import JoiningMachine, prepare
 from .joining.opening import required
 from .joining.role import Flags, last_call_s, meeting
 from .joining.torchrun_flags import rendezvous_options, spellings
@@ -191,9 +191,7 @@ def command(
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
     try:
         variables = {**variables_of_files(environment_files), **named_variables(environment)}
-        if faults_file is not None:
-            faults = load_schedule(faults_file, nodes.most, ranks_per_node)
-            variables[env.FAULTS] = msgspec.json.encode(faults).decode()
+        variables |= _faults(faults_file, nodes.most, ranks_per_node)
         last_call = last_call_s(torchrun["rdzv_conf"])
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
@@ -216,17 +214,30 @@ def command(
         device=None if device is None else DeviceName(device),
     )
     try:
-        token = read_token(token_file, os.environ)
-        os.environ.pop(TOKEN_VARIABLE, None)  # not for the ranks
-        where = meeting(Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job}), launched(os.environ))
-        if where is None:
-            sys.exit(launch(create_job(start), quiet=quiet))
-        sys.exit(join(prepare(where, required(token), start, Wishes(node, failure_domain)), quiet=quiet))
+        flags = Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
+        sys.exit(_run(start, flags, token_file, Wishes(node, failure_domain), quiet=quiet))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
 
 
-def join(machine: Machine, *, quiet: bool) -> int:
+def _run(start: Start, flags: Flags, token_file: Path | None, wishes: Wishes, *, quiet: bool) -> int:
+    """Run the job on this machine, or this machine's part of one on several; return the exit code."""
+    token = read_token(token_file, os.environ)
+    os.environ.pop(TOKEN_VARIABLE, None)  # not for the ranks
+    where = meeting(flags, launched(os.environ))
+    if where is None:
+        return launch(create_job(start), quiet=quiet)
+    return join(prepare(where, required(token), start, wishes), quiet=quiet)
+
+
+def _faults(file: Path | None, nodes: int, ranks_per_node: int) -> dict[str, str]:
+    """Return the variable with the faults that are to be caused on purpose."""
+    if file is None:
+        return {}
+    return {env.FAULTS: msgspec.json.encode(load_schedule(file, nodes, ranks_per_node)).decode()}
+
+
+def join(machine: JoiningMachine, *, quiet: bool) -> int:
     """Run this machine's part of a job to its end and return its exit code; says on stderr what happens to it."""
     from .display.display import Display
     from .supervision.joined_launcher import JoinedLauncher

@@ -18,7 +18,7 @@ from .admission import Wishes, host_name
 from .claim import EndpointClaim
 from .endpoints import endpoint, is_own, listening_at, own_addresses
 from .opening import require_unexpired
-from .role import Meeting
+from .role import RendezvousPoint
 
 _PROGRAM = "program.json"
 _MOST_DIRECTORIES = 1000
@@ -28,7 +28,7 @@ _MARGIN_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class Machine(msgspec.Struct, frozen=True):
+class JoiningMachine(msgspec.Struct, frozen=True):
     """What this machine brings to a job. `job`: what it runs the controller of; None: another machine does.
 
     `endpoint`: where this machine reaches the controller. `token`: its text. `program`: the file with its own command.
@@ -48,7 +48,7 @@ class Machine(msgspec.Struct, frozen=True):
     claim: EndpointClaim | None = None
 
 
-def prepare(where: Meeting, token: Token, start: Start, wishes: Wishes) -> Machine:
+def prepare(where: RendezvousPoint, token: Token, start: Start, wishes: Wishes) -> JoiningMachine:
     """Decide whether this machine runs the controller, and make what its part of the job needs. Nothing has run then.
 
     Raises ConfigurationError.
@@ -72,7 +72,7 @@ def prepare(where: Meeting, token: Token, start: Start, wishes: Wishes) -> Machi
     except (ConfigurationError, OSError) as error:
         held.remove()
         raise ConfigurationError(f"{directory} cannot be used: {error}") from error
-    return Machine(
+    return JoiningMachine(
         name=name,
         endpoint=endpoint(where.host, where.port),
         token=token_text(token),
@@ -87,7 +87,7 @@ def prepare(where: Meeting, token: Token, start: Start, wishes: Wishes) -> Machi
     )
 
 
-def _claim(where: Meeting, listen: str) -> EndpointClaim | None:
+def _claim(where: RendezvousPoint, listen: str) -> EndpointClaim | None:
     """Return this machine's claim to run the controller; None if another process does."""
     hosts = is_own(where.host, own_addresses()) if where.hosts is None else where.hosts
     if not hosts:

@@ -29,7 +29,7 @@ class Flags(msgspec.Struct, frozen=True):
     standalone: bool = False
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class RendezvousPoint(msgspec.Struct, frozen=True):
     """Where the machines of a job meet. `hosts`: this one runs the controller; None: if the address is its own."""
 
     host: str
@@ -40,7 +40,7 @@ class Meeting(msgspec.Struct, frozen=True):
     local_addr: str
 
 
-def meeting(flags: Flags, launched: Launched) -> Meeting | None:
+def meeting(flags: Flags, launched: Launched) -> RendezvousPoint | None:
     """Return where to meet; None: all nodes are on this machine. Raises ConfigurationError."""
     if flags.standalone or (flags.rdzv_endpoint is None and flags.master_addr is None):
         return None
@@ -55,7 +55,7 @@ def meeting(flags: Flags, launched: Launched) -> Meeting | None:
         hosts = node_rank == 0
     join_s = _seconds(conf, "join_timeout") or _seconds(conf, "timeout") or JOIN_S
     job = flags.rdzv_id if flags.rdzv_id not in {None, "none"} else launched.job
-    return Meeting(host, port, job, hosts, join_s, flags.local_addr or "")
+    return RendezvousPoint(host, port, job, hosts, join_s, flags.local_addr or "")
 
 
 def _endpoint(text: str, launched: Launched) -> tuple[str, int]:

@@ -14,7 +14,7 @@ _ENVIRONMENT = "PET_{}"
 _BACKENDS = {"static", "c10d"}
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RefusedFlag(msgspec.Struct, frozen=True):
     """A flag that is refused unless its value is one of `allowed`. `is_flag`: it has no value."""
 
     instead: str
@@ -26,23 +26,23 @@ class Refused(msgspec.Struct, frozen=True):
 # The end of a process is seen at once; how a script's process is started, standby.warm of the policy says.
 WITHOUT_EFFECT = ("monitor_interval", "start_method")
 
-REFUSED: Mapping[str, Refused] = {
-    "event_log_handler": Refused("read the job's events with `midstep report --story`", ("null",)),
-    "role": Refused("roles are named in the policy (docs/policies.md)", ("default",)),
-    "run_path": Refused("leave it out: SCRIPT runs as __main__ anyway", is_flag=True),
-    "log_dir": Refused("write --job-dir DIR: the ranks' logs are in its folder logs"),
-    "redirects": Refused("output is always in the job's logs; write -q to not show it, too", ("0",), short="-r"),
-    "tee": Refused("output is always in the job's logs and shown; leave --tee out", ("0", "3"), short="-t"),
-    "local_ranks_filter": Refused("write -q, and read the logs of the ranks in the job directory"),
-    "duplicate_stdout_filters": Refused("search the logs of the ranks in the job directory"),
-    "duplicate_stderr_filters": Refused("search the logs of the ranks in the job directory"),
-    "logs_specs": Refused("the ranks' logs are in the job directory; there is no other way to write them"),
-    "numa_binding": Refused("bind the ranks in the script, or with --no-python and a program such as numactl"),
-    "signals_to_handle": Refused(
+REFUSED: Mapping[str, RefusedFlag] = {
+    "event_log_handler": RefusedFlag("read the job's events with `midstep report --story`", ("null",)),
+    "role": RefusedFlag("roles are named in the policy (docs/policies.md)", ("default",)),
+    "run_path": RefusedFlag("leave it out: SCRIPT runs as __main__ anyway", is_flag=True),
+    "log_dir": RefusedFlag("write --job-dir DIR: the ranks' logs are in its folder logs"),
+    "redirects": RefusedFlag("output is always in the job's logs; write -q to not show it, too", ("0",), short="-r"),
+    "tee": RefusedFlag("output is always in the job's logs and shown; leave --tee out", ("0", "3"), short="-t"),
+    "local_ranks_filter": RefusedFlag("write -q, and read the logs of the ranks in the job directory"),
+    "duplicate_stdout_filters": RefusedFlag("search the logs of the ranks in the job directory"),
+    "duplicate_stderr_filters": RefusedFlag("search the logs of the ranks in the job directory"),
+    "logs_specs": RefusedFlag("the ranks' logs are in the job directory; there is no other way to write them"),
+    "numa_binding": RefusedFlag("bind the ranks in the script, or with --no-python and a program such as numactl"),
+    "signals_to_handle": RefusedFlag(
         "SIGTERM, SIGINT and SIGHUP end the job in order; others keep their meaning", ("SIGTERM,SIGINT,SIGHUP,SIGQUIT",)
     ),
-    "shutdown_timeout": Refused("write deadlines.stop_grace_s in the policy"),
-    "virtual_local_rank": Refused("set the visible devices by the rank in the script", is_flag=True),
+    "shutdown_timeout": RefusedFlag("write deadlines.stop_grace_s in the policy"),
+    "virtual_local_rank": RefusedFlag("set the visible devices by the rank in the script", is_flag=True),
 }
 
 
@@ -69,7 +69,7 @@ def _option(name: str, help_text: str, **settings: Any) -> Callable[[_Command], 
     return click.option(*spellings(name), envvar=environment_name(name), help=help_text, **settings)
 
 
-def _refused(name: str, refused: Refused) -> Callable[[_Command], _Command]:
+def _refused(name: str, refused: RefusedFlag) -> Callable[[_Command], _Command]:
     def check(context: click.Context, option: click.Parameter, value: Any) -> None:
         if value and value not in refused.allowed:
             raise click.UsageError(f"--{name.replace('_', '-')} is not taken: {refused.instead}.")

@@ -8,7 +8,7 @@ import time
 
 from ...controller.endpoints.discovery_files import JobResult
 from ...protocol.errors import PlatformError
-from ..joining.machine import Machine
+from ..joining.machine import JoiningMachine
 from .agent_process import AgentProcess
 from .fault_watch import watch_faults
 from .launcher import START_S, cancelled, say_failure
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class JoinedLauncher:
     """Runs the part of one machine to its end. Use as `await JoinedLauncher(machine).run()`."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: JoiningMachine) -> None:
         self._machine = machine
         self._agent: AgentProcess | None = None
         self._supervisor: Supervisor | None = None

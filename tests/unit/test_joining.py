@@ -14,7 +14,8 @@ from midstep.cli.joining.claim import EndpointClaim
 from midstep.cli.joining.endpoints import address_towards, endpoints, is_loopback, is_own, listening_at, split
 from midstep.cli.joining.launch_environment import Launched, first_host, launched
 from midstep.cli.joining.opening import let_nodes_join, require_loopback, require_unexpired, required
-from midstep.cli.joining.role import Flags, Meeting, meeting
+from midstep.cli.joining.role import Flags, meeting
+from midstep.cli.joining.role import RendezvousPoint as Point
 from midstep.cli.joining.torchrun_flags import REFUSED, WITHOUT_EFFECT
 from midstep.cli.run import command
 from midstep.protocol.errors import ConfigurationError
@@ -61,7 +62,7 @@ def test_flags_that_are_not_midsteps_have_no_other_meaning_there(name: str) -> N
         (["--run_path"], "--run-path is not taken"),
         (["--virtual-local-rank"], "--virtual-local-rank is not taken"),
         (["--rdzv-backend", "etcd"], "'etcd': the controller is where machines meet"),
-        (["--rdzv-conf", "last_call_timeout=3"], "a machine that comes later is a spare"),
+        (["--rdzv-conf", "close_timeout=3"], "deadlines.stop_grace_s of the policy"),
         (["--rdzv-conf", "nonsense=3"], "midstep knows"),
         (["--rdzv-conf", "join_timeout"], "KEY=VALUE"),
     ],
@@ -108,25 +109,25 @@ def test_without_an_endpoint_all_nodes_are_on_this_machine() -> None:
 @pytest.mark.parametrize(
     ("flags", "said", "expected"),
     [
-        (Flags(rdzv_endpoint="m0"), Launched(), Meeting("m0", 29400, None, None, 600.0, "")),
-        (Flags(rdzv_endpoint="m0:5", rdzv_id="j"), Launched(), Meeting("m0", 5, "j", None, 600.0, "")),
-        (Flags(rdzv_endpoint="[::1]:5", node_rank=0), Launched(), Meeting("::1", 5, None, True, 600.0, "")),
-        (Flags(rdzv_endpoint="m0", node_rank=3), Launched(0), Meeting("m0", 29400, None, False, 600.0, "")),
-        (Flags(master_addr="m0"), Launched(), Meeting("m0", 29500, None, None, 600.0, "")),
-        (Flags(master_addr="::1", master_port=7), Launched(), Meeting("::1", 7, None, None, 600.0, "")),
+        (Flags(rdzv_endpoint="m0"), Launched(), Point("m0", 29400, None, None, 600.0, "")),
+        (Flags(rdzv_endpoint="m0:5", rdzv_id="j"), Launched(), Point("m0", 5, "j", None, 600.0, "")),
+        (Flags(rdzv_endpoint="[::1]:5", node_rank=0), Launched(), Point("::1", 5, None, True, 600.0, "")),
+        (Flags(rdzv_endpoint="m0", node_rank=3), Launched(0), Point("m0", 29400, None, False, 600.0, "")),
+        (Flags(master_addr="m0"), Launched(), Point("m0", 29500, None, None, 600.0, "")),
+        (Flags(master_addr="::1", master_port=7), Launched(), Point("::1", 7, None, None, 600.0, "")),
         (
             Flags(rdzv_endpoint="m0", rdzv_conf={"is_host": "0", "join_timeout": "9"}, local_addr="h"),
             Launched(0),
-            Meeting("m0", 29400, None, False, 9.0, "h"),
+            Point("m0", 29400, None, False, 9.0, "h"),
         ),
-        (Flags("m", rdzv_conf={"is_host": "1"}, node_rank=2), Launched(), Meeting("m", 29400, None, True, 600.0, "")),
-        (Flags(rdzv_endpoint="m0", rdzv_conf={"rank": "0"}), Launched(), Meeting("m0", 29400, None, True, 600.0, "")),
-        (Flags(rdzv_endpoint="auto"), Launched(1, 4, "n3", "77"), Meeting("n3", 29400, "77", False, 600.0, "")),
-        (Flags("auto:5", rdzv_id="j"), Launched(0, 4, "n3", "77"), Meeting("n3", 5, "j", True, 600.0, "")),
-        (Flags(rdzv_endpoint="m0", rdzv_id="none"), Launched(0, 2), Meeting("m0", 29400, None, True, 600.0, "")),
+        (Flags("m", rdzv_conf={"is_host": "1"}, node_rank=2), Launched(), Point("m", 29400, None, True, 600.0, "")),
+        (Flags(rdzv_endpoint="m0", rdzv_conf={"rank": "0"}), Launched(), Point("m0", 29400, None, True, 600.0, "")),
+        (Flags(rdzv_endpoint="auto"), Launched(1, 4, "n3", "77"), Point("n3", 29400, "77", False, 600.0, "")),
+        (Flags("auto:5", rdzv_id="j"), Launched(0, 4, "n3", "77"), Point("n3", 5, "j", True, 600.0, "")),
+        (Flags(rdzv_endpoint="m0", rdzv_id="none"), Launched(0, 2), Point("m0", 29400, None, True, 600.0, "")),
     ],
 )  # fmt: skip
-def test_where_machines_meet_and_who_runs_the_controller(flags: Flags, said: Launched, expected: Meeting) -> None:
+def test_where_machines_meet_and_who_runs_the_controller(flags: Flags, said: Launched, expected: Point) -> None:
     assert meeting(flags, said) == expected
 
 
