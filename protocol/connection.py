@@ -7,6 +7,7 @@ from collections.abc import Callable
 from .handshake import SIGNATURE, Handshake
 
 CHUNK_BYTES = 256 * 1024
+OTHER_KEYS = "handshake with the keys of another job"  # or another token: the router cannot read a word of it
 _AGAIN = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR})
 
 
@@ -68,7 +69,12 @@ class Connection:
     def read_router(self) -> bool | None:
         """Carry what the router has sent; return whether it has just let the client in. Raises as `read_client`."""
         assert self.router is not None
-        data = _received(self.router)
+        try:
+            data = _received(self.router)
+        except ConnectionClosed as closed:
+            if self.handshake is None or not self.handshake.unwelcome:
+                raise
+            raise ConnectionClosed(OTHER_KEYS) from closed
         self.to_client += data
         admitted = None
         if self.handshake is not None and data:

@@ -40,6 +40,11 @@ class Handshake:
         """Whether the client has sent all of INITIATE, with which it asks for admission."""
         return self._passed > _GREETING_BYTES and next(_frames(self._held), None) is not None
 
+    @property
+    def unwelcome(self) -> bool:
+        """Whether the router has not answered HELLO, which it does where the client knows its key."""
+        return self._passed > _GREETING_BYTES and next(_frames(self._answer[_GREETING_BYTES:]), None) is None
+
     def initiate(self) -> bytes:
         """Return everything that was held."""
         return self._pass(len(self._held))

@@ -66,6 +66,7 @@ def prepare(where: RendezvousPoint, token: Token, start: Start, wishes: Wishes) 
         require_unexpired(secret)
         job = create_job(msgspec.structs.replace(start, job=name, listen=listen, token=secret))
         held, directory = job.held, job.job_directory
+        _warn_of_checkpoints(job)
     try:
         make_private_directory(directory / "logs")
         write_program(held.path / _PROGRAM, _program(start))
@@ -99,6 +100,15 @@ def _claim(where: RendezvousPoint, listen: str) -> EndpointClaim | None:
             "port, or end that process."
         )
     return claim
+
+
+def _warn_of_checkpoints(job: PreparedJob) -> None:
+    if job.policy.checkpoint.directory is None:
+        _log.warning(
+            "checkpoints are written to %s on each machine: name a directory that all of them see, in the policy "
+            "(checkpoint.directory), or a rank that moves finds none",
+            job.spec.settings.checkpoint_directory,
+        )
 
 
 def _own_directory(job: str) -> Path:

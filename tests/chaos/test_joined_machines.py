@@ -9,6 +9,7 @@ import msgspec
 import psutil
 import pytest
 
+from midstep.protocol.connection import OTHER_KEYS
 from midstep.protocol.exits import NOT_ADMITTED
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.token import new_token
@@ -100,6 +101,7 @@ def _refuse_others(job: JoinedJob) -> None:
 
     status = job.until(lambda status: "enrolment: expired token" in status.refused, "the count of refusals")
     assert status.refused["enrolment: node name in use"] >= 1
+    assert status.refused[OTHER_KEYS] >= 1
     assert {node.node for node in status.nodes} == {"a", "b"}
     job.gate(5).unlink()
     assert [job.wait(0), job.wait(1)] == [0, 0], job.said()

@@ -1,0 +1,94 @@
+"""An agent that has joined by itself: what it does without a controller, and what it runs."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from midstep.agent import absence
+from midstep.agent.absence import Absence
+from midstep.agent.own_program import OwnProgram, read_program, write_program
+from midstep.policies.schema import default_policy, job_settings
+from midstep.protocol.agent_end import AgentEnd, read_agent_end, write_agent_end
+from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.time_limit import within
+from midstep.protocol.types import JobSpec
+
+FIRST, SECOND = "tcp://a:1", "tcp://b:1"
+
+
+class _Link:
+    """A link without a network."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self.endpoint = FIRST
+        self.tried: list[str] = []
+
+    def connect_to(self, endpoint: str) -> None:
+        self.tried.append(endpoint)
+        self.endpoint = endpoint
+        if len(self.tried) == 1:
+            raise ConfigurationError("not now")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look without a pause."""
+    monkeypatch.setattr(absence, "LOOK_S", 0.0)
+    monkeypatch.setattr(absence, "CONNECT_AGAIN_S", 0.0)
+
+
+def test_an_agent_tries_all_endpoints_in_turn_and_leaves_when_none_answers_for_too_long(quick: None) -> None:
+    async def run() -> _Link:
+        link, left = _Link(), asyncio.Event()
+        watch = Absence(link, [FIRST, SECOND], left.set)  # type: ignore[arg-type]
+        while len(link.tried) < 4:
+            await asyncio.sleep(0)
+        assert not left.is_set()
+        watch.leave_s = 0.0
+        await within(20, left.wait())
+        watch.close()
+        return link
+
+    assert asyncio.run(run()).tried[:4] == [FIRST, SECOND, FIRST, SECOND]
+
+
+def test_an_agent_that_is_connected_stays_however_long_it_hears_nothing(quick: None) -> None:
+    async def run() -> list[str]:
+        link, left = _Link(), asyncio.Event()
+        link.connected = True
+        watch = Absence(link, [FIRST], left.set)  # type: ignore[arg-type]
+        watch.leave_s = 0.0
+        for _ in range(100):
+            await asyncio.sleep(0)
+        watch.close()
+        assert not left.is_set()
+        return link.tried
+
+    assert asyncio.run(run()) == []
+
+
+def test_each_machine_runs_its_own_command_and_all_else_is_the_jobs(tmp_path: Path) -> None:
+    settings = job_settings(default_policy(), "/")
+    job = JobSpec("j", ("t.py",), False, False, {"A": "1", "B": "1"}, "/there", "/job", 4, 2, 2, 0, 0, settings)
+    own = OwnProgram(("mine.py", "x"), False, False, "/here", {"B": "2"})
+    write_program(tmp_path / "program.json", own)
+
+    runs = read_program(tmp_path / "program.json").of(job)
+
+    assert (runs.command, runs.working_directory, runs.environment) == (own.command, "/here", {"A": "1", "B": "2"})
+    assert (runs.world_size, runs.settings, runs.job_directory) == (4, settings, "/job")
+    assert (tmp_path / "program.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_program_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"program\.json cannot be read"):
+        read_program(tmp_path / "program.json")
+
+
+def test_the_end_of_an_agent_is_read_by_the_launcher_that_started_it(tmp_path: Path) -> None:
+    assert read_agent_end(tmp_path) is None
+    write_agent_end(tmp_path, AgentEnd(75, "gone"))
+
+    assert read_agent_end(tmp_path) == AgentEnd(75, "gone")
