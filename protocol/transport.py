@@ -248,13 +248,20 @@ class DealerSocket(NonblockingSocket):
     def connected(self) -> bool:
         """Whether there is a connection: without one nothing can be sent."""
         events = self._socket.getsockopt(zmq.EVENTS)
+        self._check_soon()  # to ask uses up the edge of what has just come
         return bool(isinstance(events, int) and events & zmq.POLLOUT)
 
     def connect_again(self) -> None:
-        """Leave what there is of a connection, and make it again. libzmq does not do so where a key was refused."""
+        """Leave what there is of a connection, and make it again. libzmq does not do so where a key was refused.
+
+        Raises ConfigurationError when that cannot be begun.
+        """
         with contextlib.suppress(zmq.ZMQError):  # it has given the connection up by itself
             self._socket.disconnect(self.endpoint)
-        self._socket.connect(self.endpoint)
+        try:
+            self._socket.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            raise ConfigurationError(f"cannot connect to {self.endpoint}: {error}.") from error
         self._check_soon()
 
     def move_to(self, endpoint: str) -> None:

@@ -37,7 +37,8 @@ class JoinedLauncher:
         async with contextlib.AsyncExitStack() as ending:
             ending.callback(self._remove)
             supervising = await self._supervise(ending)
-            stop = ending.enter_context(StopSignals(self._stop))
+            what = "this machine leaves the job" if supervising is None else "asking the job to stop"
+            stop = ending.enter_context(StopSignals(self._stop, what))
             if supervising is not None and not await self._served(supervising, stop):
                 return await self._result(supervising, stop)
             self._agent = agent = await self._start_agent()

@@ -19,11 +19,12 @@ class StopSignals:
     Signals that were ignored when the launcher was started stay ignored, as `nohup` asks for.
     """
 
-    def __init__(self, stop: Callable[[str], None]) -> None:
-        """Call `stop` once, with the reason, when a signal arrives."""
+    def __init__(self, stop: Callable[[str], None], what: str = "asking the job to stop") -> None:
+        """Call `stop` once, with the reason, when a signal arrives. `what`: what that does, in words."""
         self.insisted = asyncio.Event()
         self.asked = False
         self._stop = stop
+        self._what = what
 
     def __enter__(self) -> "StopSignals":
         """Begin to listen."""
@@ -40,7 +41,7 @@ class StopSignals:
     def _heard(self, number: signal.Signals) -> None:
         if not self.asked:
             self.asked = True
-            _log.warning("%s: asking the job to stop; Ctrl-C once more ends it at once", number.name)
+            _log.warning("%s: %s; Ctrl-C once more ends it at once", number.name, self._what)
             self._stop(f"midstep run received {number.name}")
         elif number in INSISTING:
             self.insisted.set()

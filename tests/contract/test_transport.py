@@ -13,8 +13,10 @@ import pytest
 import zmq
 
 from midstep.protocol.codec import MAX_MESSAGE_BYTES
+from midstep.protocol.connection import OTHER_KEYS
 from midstep.protocol.endpoints import bound, name_of
 from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.key_pairs import random_pair
 from midstep.protocol.keys import ClientKeys, JobKeys, ServerKeys
 from midstep.protocol.nonblocking import NonblockingSocket
 from midstep.protocol.time_limit import within
@@ -139,6 +141,67 @@ def test_a_wrong_server_key_is_never_talked_to(house: House) -> None:
     dealer = house.dealer(router.endpoint, A, ClientKeys(A, right.public, right.secret, right.public))
     dealer.send(b"who are you")
     assert house.quiet(router, dealer) == []
+
+
+def test_a_wrong_server_key_is_counted_by_the_router_that_could_not_read_it(house: House) -> None:
+    router = house.router()
+    right = JobKeys.load_client(house.keys, A)
+    house.dealer(router.endpoint, A, ClientKeys(A, right.public, right.secret, right.public))
+    house.until(lambda: router.refused[OTHER_KEYS] > 0)
+
+
+def test_a_client_knows_whether_it_is_connected_and_can_connect_again(house: House) -> None:
+    """libzmq does not try again by itself after its key was refused."""
+    router, pair = house.router(), random_pair()
+    server = JobKeys.load_server(house.keys)
+    dealer = house.dealer(
+        router.endpoint, "node/late", ClientKeys("node/late", pair.public, pair.secret, server.public)
+    )
+    house.until(lambda: router.refused["unknown key"] > 0)
+    assert not dealer.connected
+    JobKeys.admit(house.keys, "node/late", pair.public)
+    dealer.connect_again()
+    house.send(router, "node/late", b"welcome")
+    house.until(lambda: dealer.connected)
+    house.expect(dealer, b"welcome")
+
+
+def test_peers_that_share_a_key_have_identities_of_its_family_and_no_other(house: House) -> None:
+    router, pair = house.router(), random_pair()
+    server = JobKeys.load_server(house.keys)
+    JobKeys.admit(house.keys, "joining/", pair.public)
+    for identity in ("joining/a", "joining/b", A):
+        house.dealer(router.endpoint, identity, ClientKeys(identity, pair.public, pair.secret, server.public)).send(
+            identity.encode()
+        )
+
+    assert house.expect(router, b"joining/a").user_id == "joining/"
+    house.until(lambda: router.refused["identity does not match key"] >= 1)
+    assert router.send("joining/b", b"hello")
+    assert not router.send(A, b"hello")
+
+
+def test_asking_whether_it_is_connected_loses_no_arrival_in_a_loop(house: House) -> None:
+    """What has come uses up the edge of the descriptor when the socket's state is read."""
+    router = house.router(house.ipc)
+    dealer = house.dealer(router.endpoint, A)
+    house.send(router, A, b"welcome")
+    house.expect(dealer, b"welcome")
+
+    async def listen() -> list[Received]:
+        came: list[Received] = []
+        dealer.attach(asyncio.get_running_loop(), came.extend)
+        await asyncio.sleep(0.01)
+        assert router.send(A, b"news")
+        assert dealer.raw.poll(PATIENCE_S * 1000)  # it is here, and the loop has not turned
+        assert dealer.connected
+        deadline = time.monotonic() + PATIENCE_S
+        while not came and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+        dealer.detach()
+        return came
+
+    assert [each.data for each in asyncio.run(listen())] == [b"news"]
 
 
 def test_the_right_key_under_a_wrong_identity_is_refused_counted_and_takes_nothing_over(house: House) -> None:
