@@ -35,7 +35,9 @@ def write_token(path: Path, token: FullToken) -> Path:
 class JoinedJob:
     """Machines that run the same command. `nodes` of them get ranks; who comes later is a spare."""
 
-    def __init__(self, root: Path, *, nodes: int = 2, ranks_per_node: int = 2, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, root: Path, *, nodes: int = 2, ranks_per_node: int = 2, host: str = "127.0.0.1", leave_s: float = 3600.0
+    ) -> None:
         self.name = f"joined-{secrets.token_hex(4)}"
         self.root, self.records = root, root / "records"
         self.records.mkdir()
@@ -47,6 +49,7 @@ class JoinedJob:
         policy = {**ROOMY, "checkpoint": {**ROOMY["checkpoint"], "directory": str(root / "checkpoints")}}
         policy["heartbeat"] = {"missed": 10}
         policy["stall"] = {"grace_s": PATIENCE_S, "suspended_s": PATIENCE_S}  # to be held at a gate is no stall
+        policy["agent"] = {"leave_s": leave_s}
         (root / "policy.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(policy))))
         self._shape = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node))
         self.machines: list[subprocess.Popen[bytes]] = []

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from midstep.protocol.connection import OTHER_KEYS
-from midstep.protocol.exits import NOT_ADMITTED
+from midstep.protocol.exits import NOT_ADMITTED, RESTART_HERE
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.token import new_token
 
@@ -103,6 +103,7 @@ def _refuse_others(job: JoinedJob) -> None:
     assert status.refused["enrolment: node name in use"] >= 1
     assert status.refused[OTHER_KEYS] >= 1
     assert {node.node for node in status.nodes} == {"a", "b"}
+    assert not any("MIDSTEP_TOKEN" in psutil.Process(rank.pid).environ() for rank in status.ranks)
     job.gate(5).unlink()
     assert [job.wait(0), job.wait(1)] == [0, 0], job.said()
     assert job.report()["incidents"] == []
@@ -126,3 +127,21 @@ def test_a_machine_that_is_asked_to_leave_says_so_and_its_ranks_go_to_the_spare(
     (incident,) = job.report()["incidents"]
     assert [decision["rung"] for decision in incident["decisions"]] == ["recover"]
     assert incident["steps_lost"] == 0
+
+
+@pytest.mark.soak
+def test_a_machine_that_reaches_no_controller_for_too_long_gives_the_job_up(tmp_path: Path) -> None:
+    job = JoinedJob(tmp_path, ranks_per_node=1, leave_s=3.0)
+    try:
+        job.gate(5).touch()
+        job.start()
+        job.start()
+        job.held_at(5)
+        lost = job.controller()
+        job.kill(lost)
+
+        assert job.wait(1 - lost) == RESTART_HERE, job.said()
+        assert "agent.leave_s" in job.output(1 - lost).read_text()
+        assert_nothing_left(job)
+    finally:
+        job.close()
