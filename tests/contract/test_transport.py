@@ -193,7 +193,7 @@ def test_asking_whether_it_is_connected_loses_no_arrival_in_a_loop(house: House)
         dealer.attach(asyncio.get_running_loop(), came.extend)
         await asyncio.sleep(0.01)
         assert router.send(A, b"news")
-        assert dealer.raw.poll(PATIENCE_S * 1000)  # it is here, and the loop has not turned
+        assert dealer.raw.poll(round(PATIENCE_S * 1000))  # it is here, and the loop has not turned
         assert dealer.connected
         deadline = time.monotonic() + PATIENCE_S
         while not came and time.monotonic() < deadline:
