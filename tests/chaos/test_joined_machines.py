@@ -18,7 +18,7 @@ from .comparing import assert_nobody_harmed, assert_same_numbers
 from .jobs import GONE_S, Record
 from .joined import JoinedJob, write_token
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]  # three times the imports of a job on one machine
 
 KILLED_AT, LOST_AT = 10, 25
 
