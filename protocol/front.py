@@ -29,7 +29,13 @@ _LAST_S = 0.5  # for what the router had said when it was closed
 _JOIN_S = 5.0
 _PEERS_METERED = 16_384
 _NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+# A client whose machine has lost its power says nothing. Keepalive does not act while data is underway to it.
+_SILENCE = (
+    (socket.TCP_KEEPIDLE, 10),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 2),
+    (socket.TCP_USER_TIMEOUT, 10_000),
+)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _log = logging.getLogger(__name__)
@@ -139,7 +145,7 @@ class Front:
         if client.family != socket.AF_UNIX:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE:
+            for option, value in _SILENCE:
                 client.setsockopt(socket.IPPROTO_TCP, option, value)
         self._make_room(address)
         if len(self._connections) >= self._limits.connections:

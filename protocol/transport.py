@@ -26,6 +26,7 @@ from .gatekeeper import ZAP_DOMAIN, Gatekeeper
 from .identities import key_identity, may_be
 from .keys import ClientKeys, ServerKeys
 from .nonblocking import RECEIVE_LIMIT, Context, NonblockingSocket, Received, wait
+from .reconnection import reconnect_by_itself
 
 __all__ = ["DealerSocket", "Received", "RouterSocket", "wait"]
 
@@ -34,8 +35,6 @@ MAX_IDENTITY_BYTES = 200
 MAX_PEERS = 16_384  # the oldest is forgotten
 REPLACED_REMEMBERED = 16  # earlier connections of one identity that stay unheard
 _BACKLOG = 4096
-_RECONNECT_MS = 50
-_RECONNECT_MAX_MS = 1_000
 _NONCE_BYTES = 12
 
 
@@ -232,8 +231,7 @@ class DealerSocket(NonblockingSocket):
             self._socket.setsockopt(zmq.PROBE_ROUTER, 1)
             self._socket.setsockopt(zmq.IMMEDIATE, 1)
             self._socket.setsockopt(zmq.IPV6, 1)
-            self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-            self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+            reconnect_by_itself(self._socket, between_machines=ipc_path(endpoint) is None)
             self._socket.connect(endpoint)
         except (zmq.ZMQError, OSError) as error:
             self.close()

@@ -1,7 +1,7 @@
 """Which of an incident's many reports tells what went wrong, and how to say it in one line.
 
-A dead process makes every other rank's collectives fail, and a stalled one makes all others wait: those reports are
-echoes, and often the first to arrive.
+A dead process makes every other rank's collectives fail, and a stalled one or a lost node makes all others wait: those
+reports are echoes, and often the first to arrive.
 """
 
 import msgspec
@@ -59,12 +59,13 @@ def root_report(incident: Incident) -> FaultReport | None:
 
 
 def is_echo(report: FaultReport, incident: Incident) -> bool:
-    """Tell whether a report only follows from another one: a failed collective, or the wait for a rank that stalls."""
+    """Tell whether a report only follows from another one: a failed collective, or the wait for what is gone."""
     if report.kind in ECHOES:
         return True
     waits = report.kind is FaultKind.STALL and report.rank is not None and report.rank not in incident.replaced
     return waits and any(
-        other.kind is FaultKind.STALL and other.rank in incident.replaced for other in incident.reports
+        other.kind is FaultKind.NODE_LOST or (other.kind is FaultKind.STALL and other.rank in incident.replaced)
+        for other in incident.reports
     )
 
 

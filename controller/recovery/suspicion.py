@@ -15,7 +15,7 @@ from ..state.rank_states import DONE
 from . import memory_faults
 from .decision import blame, current_rung, decide, rung_failed, with_rank
 
-PROBE_S = 2.0  # a node that does not read its clocks in this time counts as silent
+PROBE_S = 2.0  # a node that is heard, and does not read its clocks in this time, counts as silent
 
 
 def suspect(state: JobState, report: FaultReport, now: float) -> None:
@@ -30,7 +30,7 @@ def suspect(state: JobState, report: FaultReport, now: float) -> None:
     if report.kind is FaultKind.STALL and not state.clocks.awaited:
         step_clocks.ask(state)
         state.clocks.asked_s = now
-        state.due.phase_s = now + max(state.policy.deadlines.suspect_s, PROBE_S)
+        state.due.phase_s = now + max(state.policy.deadlines.suspect_s, PROBE_S + _unheard_s(state))
 
 
 def resolve_suspicion(state: JobState, now: float) -> None:
@@ -79,6 +79,11 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         _link_anew(state, suspicion, now)
     else:
         decide(state, now)
+
+
+def _unheard_s(state: JobState) -> float:
+    """Return how long a node may be silent. Until then it may be cut off, and its ranks are not to blame for that."""
+    return state.policy.heartbeat.interval_s * state.policy.heartbeat.missed
 
 
 def _first_step_awaited(state: JobState) -> bool:

@@ -1,16 +1,24 @@
-"""Machines made of Linux namespaces, for the tests of this folder."""
+"""Machines made of Linux namespaces, for the tests of this folder, and jobs on them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ..chaos.comparing import finish
+from ..chaos.jobs import Job as LocalJob
+from ..chaos.jobs import Record
 from .availability import require_machines
+from .job import Job
 from .machines import Machines, why_not
 
 StartMachines = Callable[..., Machines]
+StartJob = Callable[..., Job]
 REPOSITORY = Path(__file__).resolve().parents[2]
+RANKS = 2
+STEPS = 300
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +37,24 @@ def start_machines(reason_against: str, tmp_path: Path) -> Iterator[StartMachine
             return made.enter_context(Machines(count, (REPOSITORY, tmp_path, *shared), user=user))
 
         yield start
+
+
+@pytest.fixture
+def start_job(start_machines: StartMachines, tmp_path: Path) -> StartJob:
+    """Start a job of two ranks on machines of its own: one for the controller, and one for each node."""
+
+    def start(machines: int, **options: Any) -> Job:
+        return Job(start_machines(machines), tmp_path, **{"steps": STEPS, **options})
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """The record of the same training on this computer, to which nothing happens."""
+    job = LocalJob(tmp_path_factory.mktemp("undisturbed") / "it", nodes=1, ranks_per_node=RANKS, steps=STEPS, step_s=0)
+    try:
+        assert not finish(job)["incidents"], job.said()
+        return job.record()
+    finally:
+        job.close()

@@ -145,10 +145,25 @@ def test_a_silent_node_is_blamed_in_the_end(cluster: FakeCluster) -> None:
     probe = cluster.machine.state.clocks.probe
     waits = tuple(clock(rank, Activity.COLLECTIVE, **STANDS) for rank in (0, 1))  # type: ignore[arg-type]
     cluster.feed(ProgressReported("node0", probe, cluster.now, waits))
-    cluster.now += 3
-    bodies = cluster.feed(DeadlinePassed())
+    bodies = cluster.overdue()
     assert [order.rank for order in only(bodies, StartProcess)] == [2, 3]
     assert [order.rank for order in only(bodies, Quiesce)] == [0, 1]
+
+
+def test_a_node_that_is_cut_off_is_not_blamed_before_it_counts_as_silent(cluster: FakeCluster) -> None:
+    """The stall is seen at once, by those on the other side. The heartbeats say whether it is for good."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    asked_s = cluster.now
+    probe = cluster.machine.state.clocks.probe
+    waits = tuple(clock(rank, Activity.COLLECTIVE, **STANDS) for rank in (0, 1))  # type: ignore[arg-type]
+    assert cluster.feed(ProgressReported("node0", probe, cluster.now, waits)) == []
+    due_s = cluster.machine.next_deadline()
+    assert due_s is not None
+    heartbeat = cluster.policy.heartbeat
+    assert due_s > asked_s + heartbeat.interval_s * heartbeat.missed
+    cluster.now += heartbeat.interval_s * heartbeat.missed
+    answered = tuple(clock(rank, Activity.COLLECTIVE, **RUNS) for rank in (2, 3))  # type: ignore[arg-type]
+    assert only(cluster.feed(ProgressReported("node1", probe, cluster.now, answered)), StartProcess) == []
 
 
 def test_a_rejoin_that_takes_too_long_is_begun_anew_and_blames_no_newcomer_for_its_step(cluster: FakeCluster) -> None:

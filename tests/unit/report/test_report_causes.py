@@ -50,6 +50,14 @@ def test_ranks_that_wait_for_a_stalled_one_are_not_the_cause() -> None:
     assert cause_line(incident) == "stall: rank 3 on b: rank 3 holds up the others"
 
 
+def test_ranks_that_wait_for_a_lost_node_are_not_the_cause() -> None:
+    """A stall is seen after a second, the silence of a node after three."""
+    waits = FaultReport(FaultKind.STALL, 1.0, "node/a", "no progress", rank=0, node="a")
+    lost = FaultReport(FaultKind.NODE_LOST, 2.8, "controller", "no word for 3.0 s", node="b")
+    incident = Incident(1, 1.0, reports=(waits, lost), replaced=(1,))
+    assert cause_line(incident) == "node_lost: b: no word for 3.0 s"
+
+
 def test_a_second_kill_in_a_later_generation_is_told_on_its_own() -> None:
     kills = tuple(
         FaultReport(FaultKind.EXIT, float(generation), "node/a", "SIGKILL", rank=1, node="a", generation=generation)
