@@ -14,6 +14,7 @@ from .checkpoints import archive
 from .checkpoints.survey import survey
 from .checkpoints.writer import PUBLISHER
 from .framework import Expectant, Rescalable
+from .link_patience import LinkPatience
 from .transfer import run_transfers
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class RecoveryPhases:
         self._framework = framework
         self._own = own
         self._step_state = step_state
+        self._patience = LinkPatience()
         self._arrived: bytes | None = None  # the rank-local state that the repair has brought
 
     def inspect(self) -> list[str]:
@@ -98,6 +100,7 @@ class RecoveryPhases:
 
     def roll_back(self, order: Rejoin) -> None:
         """Run **rollback**, and hand the rank-local state to the buddy."""
+        self._patience.linked_up()
         (blob, self._arrived), step = (self._arrived, None), order.part.target_step
         assert blob is not None
         self._run(InjectionPoint.ROLLBACK, order, lambda: self._own.restore(blob, step))
@@ -116,7 +119,8 @@ class RecoveryPhases:
     def _rebuild(self, order: Rejoin) -> None:
         runtime = self._runtime
         if not order.connected:
-            runtime.communicator.reconnect(order.generation, order.store, runtime.settings.link_up_s)
+            limit_s = self._patience.next_s(runtime.settings.link_up_s)
+            runtime.communicator.reconnect(order.generation, order.store, limit_s)
         runtime.device.rebuilt()
         self._framework.rebuilt()
 

@@ -28,13 +28,15 @@ def suspect(state: JobState, report: FaultReport, now: float) -> None:
     elif not state.clocks.awaited and state.due.phase_s is not None:
         state.due.phase_s = min(state.due.phase_s, now + limit_s)
     if report.kind is FaultKind.STALL and not state.clocks.awaited:
-        step_clocks.ask(state)
-        state.clocks.asked_s = now
-        state.due.phase_s = now + max(state.policy.deadlines.suspect_s, PROBE_S + _unheard_s(state))
+        _read_clocks(state, now, again=False)
 
 
 def resolve_suspicion(state: JobState, now: float) -> None:
     """The time for the culprit to show itself is over: blame by the clocks, dismiss, link anew, or ask the ladder."""
+    if state.clocks.complete and not state.clocks.again and now - state.clocks.asked_s > PROBE_S:
+        # What was read first says nothing of now: a cable may have been mended since.
+        _read_clocks(state, now, again=True)
+        return
     suspicions = state.incident.suspicions
     suspicion = next((each for each in suspicions if each.kind in SUSPICIONS), suspicions[0])
     silent = [holder.rank for name in state.clocks.awaited for holder in state.world.on(name)]
@@ -79,6 +81,12 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         _link_anew(state, suspicion, now)
     else:
         decide(state, now)
+
+
+def _read_clocks(state: JobState, now: float, *, again: bool) -> None:
+    step_clocks.ask(state)
+    state.clocks.again, state.clocks.asked_s = again, now
+    state.due.phase_s = now + max(state.policy.deadlines.suspect_s, PROBE_S + _unheard_s(state))
 
 
 def _unheard_s(state: JobState) -> float:

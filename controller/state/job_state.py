@@ -83,6 +83,7 @@ class Clocks:
     awaited: set[str] = field(default_factory=set)  # nodes that have yet to answer
     read: dict[int, RankProgress] = field(default_factory=dict)  # by rank
     complete: bool = False  # all have answered, and nothing was made of it yet
+    again: bool = False  # read for the second time, as the first one took too long
 
 
 @dataclass

@@ -70,8 +70,7 @@ class Job:
         }
         self._run_directory = machines[0].run(sys.executable, str(_CREATE), json.dumps(options)).strip()
         self.controller = self._start_controller()
-        for number in range(1, len(machines)):
-            self.start_agent(number)
+        self.agents = {number: self.start_agent(number) for number in range(1, len(machines))}
 
     # --- how it is started ------------------------------------------------------------------------------------------
 
@@ -79,9 +78,11 @@ class Job:
         where = ["--job-dir", str(self.root / "job"), "--run-dir", self._run_directory]
         return self._midstep(self.machines[0], "controller", *where, "--listen", f"tcp://{self._controller()}")
 
-    def start_agent(self, number: int) -> None:
-        """Start the agent of a machine, which has been off."""
-        self._midstep(self.machines[number], "agent", "--controller", self._controller(), "--log-dir", str(self.root))
+    def start_agent(self, number: int) -> subprocess.Popen[bytes]:
+        """Start the agent of a machine."""
+        return self._midstep(
+            self.machines[number], "agent", "--controller", self._controller(), "--log-dir", str(self.root)
+        )
 
     def _controller(self) -> str:
         return f"{self.machines[0].address}:{PORT}"
@@ -146,6 +147,21 @@ class Job:
         assert status is not None
         machines = (self.machines[number] for number in range(len(self.machines)))
         return next(machine for machine in machines if machine.name == status.ranks[rank].node)
+
+    def until_spare(self, node: str) -> None:
+        """Wait until a node is a spare."""
+
+        def spare(status: JobStatus) -> bool:
+            return any((each.node, each.state) == (node, "spare") for each in status.nodes)
+
+        self.until(spare, f"{node} to be a spare")
+
+    def until_without_ranks(self, machine: Machine) -> None:
+        """Wait until no process of a rank is left on a machine; asks no controller."""
+        deadline = time.monotonic() + PATIENCE_S
+        while "midstep-r" in machine.run("ps", "-A", "-o", "comm="):
+            assert time.monotonic() < deadline, f"ranks are still on {machine.name}:\n{self.said()}"
+            time.sleep(_POLL_S)
 
     def kill_rank(self, rank: int) -> None:
         """Kill the process that holds a rank."""

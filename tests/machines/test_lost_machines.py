@@ -1,8 +1,10 @@
 """What is lost for good, or for long: a process, a cable, the power of a machine. The bits stay the same."""
 
+import time
+
 import pytest
 
-from midstep.protocol.incidents import JobStatus
+from midstep.protocol.exits import RESTART_HERE
 from midstep.protocol.types import FaultKind
 
 from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
@@ -13,6 +15,9 @@ from .job import PATIENCE_S
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
 
 KILLED, CUT, BACK, OFF, END = 40, 80, 120, 160, STEPS - 1
+STEPS_MEANWHILE = 20
+CONTROLLER_CUT_S = 20.0
+LEAVE_S = 8.0
 
 
 def test_a_killed_rank_a_cut_cable_and_a_power_cut_change_no_bit(start_job: StartJob, undisturbed: Record) -> None:
@@ -32,12 +37,8 @@ def test_a_killed_rank_a_cut_cable_and_a_power_cut_change_no_bit(start_job: Star
     machine.cut()
     assert job.held_at(BACK).ranks[1].node != cut_off
     machine.heal()
-
-    def is_spare(status: JobStatus) -> bool:
-        return any((node.node, node.state) == (cut_off, "spare") for node in status.nodes)
-
-    job.until(is_spare, "the machine whose cable is mended to be a spare")
-    job.until(lambda _: "midstep-r" not in machine.run("ps", "-A", "-o", "comm="), "the end of its old processes")
+    job.until_spare(cut_off)
+    job.until_without_ranks(machine)
     job.open_gate(BACK)
 
     without_power = job.held_at(OFF).ranks[0].node
@@ -53,4 +54,49 @@ def test_a_killed_rank_a_cut_cable_and_a_power_cut_change_no_bit(start_job: Star
         assert_nobody_harmed(incident, {rank}, ranks=RANKS)
     causes = [incident["cause"].split(":")[0] for incident in report["incidents"]]
     assert causes == [FaultKind.EXIT, FaultKind.NODE_LOST, FaultKind.NODE_LOST]
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+
+
+def test_a_controller_whose_own_cable_was_out_gives_nobody_up(start_job: StartJob, undisturbed: Record) -> None:
+    """For longer than any node may be silent. All are heard again in time after it, and the same processes go on."""
+    job = start_job(3, step_s=0.02, gates=(KILLED, END), policy={"stall": {"grace_s": PATIENCE_S}})
+    pids = {rank.rank: rank.pid for rank in job.held_at(KILLED).ranks}
+    controller = job.machines[0]
+    job.open_gate(KILLED)
+    controller.cut()
+    job.until_steps(KILLED + STEPS_MEANWHILE)
+    time.sleep(CONTROLLER_CUT_S)
+    held = job.status()
+    assert held is not None
+    assert held.holding
+    controller.heal()
+    job.until(lambda status: not status.holding, "the end of the hold")
+    ranks = job.held_at(END).ranks
+    assert {rank.rank: rank.pid for rank in ranks} == pids
+    job.open_gate(END)
+    assert job.finish()["incidents"] == []
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+
+
+def test_a_world_that_is_cut_off_as_a_whole_ends_by_itself(start_job: StartJob, undisturbed: Record) -> None:
+    """It trains on beside its successor until `agent.leave_s`; its agent says with its exit code that it may come back.
+
+    What it did meanwhile has the same bits, and none of it became a checkpoint of the job.
+    """
+    policy = {"stall": {"grace_s": PATIENCE_S}, "agent": {"leave_s": LEAVE_S}}
+    job = start_job(3, nodes=1, ranks_per_node=RANKS, step_s=0.02, gates=(KILLED, END), policy=policy)
+    cut_off = job.held_at(KILLED).ranks[0].node
+    machine = job.machine_of(0)
+    machine.cut()
+    job.open_gate(KILLED)
+    status = job.held_at(END)
+    assert all(rank.node != cut_off for rank in status.ranks)
+    assert job.agents[machine.number].wait(PATIENCE_S) == RESTART_HERE
+    job.until_without_ranks(machine)
+    machine.heal()
+    job.start_agent(machine.number)
+    job.until(lambda status: any(node.state == "spare" for node in status.nodes), "the machine to be a spare")
+    job.open_gate(END)
+    (incident,) = job.finish()["incidents"]
+    assert incident["cause"].startswith(FaultKind.NODE_LOST)
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)

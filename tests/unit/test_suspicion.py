@@ -150,6 +150,21 @@ def test_a_silent_node_is_blamed_in_the_end(cluster: FakeCluster) -> None:
     assert [order.rank for order in only(bodies, Quiesce)] == [0, 1]
 
 
+def test_clocks_that_took_long_to_read_are_read_again_once(cluster: FakeCluster) -> None:
+    """What the first node said was true before a cable was mended. It runs by now, and no step is repeated."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    probe = cluster.machine.state.clocks.probe
+    waits = tuple(clock(rank, Activity.COLLECTIVE, **STANDS) for rank in (0, 1))  # type: ignore[arg-type]
+    cluster.feed(ProgressReported("node0", probe, cluster.now, waits))
+    cluster.now += 4.0
+    runs = tuple(clock(rank, Activity.COMPUTING, **RUNS) for rank in (2, 3))  # type: ignore[arg-type]
+    bodies = cluster.feed(ProgressReported("node1", probe, cluster.now, runs))
+    assert len(only(bodies, ProbeProgress)) == len(bodies) == 2
+    cluster.now += 4.0
+    assert probed(cluster, *(clock(rank, Activity.COMPUTING, **RUNS) for rank in range(4))) == []  # type: ignore[arg-type]
+    assert cluster.machine.phase is Phase.RUNNING
+
+
 def test_a_node_that_is_cut_off_is_not_blamed_before_it_counts_as_silent(cluster: FakeCluster) -> None:
     """The stall is seen at once, by those on the other side. The heartbeats say whether it is for good."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
