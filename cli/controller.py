@@ -15,6 +15,7 @@ from .joining.opening import let_nodes_join, require_loopback
 from .token import token_file_option
 
 EXIT_FAILED = 70  # the controller failed; the job is not over (there is no result.json)
+LEASE_S = 2.0
 EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
 
 
@@ -57,6 +58,21 @@ EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
     help="Stand by this long for another controller of the job to end; then give up.",
 )
 @click.option(
+    "--standby",
+    is_flag=True,
+    help="Stand by without a limit of time, and take over when the active controller ends or shows no sign of life.",
+)
+@click.option(
+    "--lease",
+    "lease_s",
+    type=click.FloatRange(min=1.0),
+    default=LEASE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --standby: how long the active controller may be silent. One that is frozen is deposed after that.",
+)
+@click.option("--name", help="What this controller is called in `midstep status`.  [default: controller-PID]")
+@click.option(
     "--stop",
     metavar="REASON",
     help="Stop the job, with a checkpoint where that is possible, unless it is being stopped already.",
@@ -76,6 +92,9 @@ def command(
     keys_directory: Path | None,
     token_file: Path | None,
     wait_s: float,
+    standby: bool,
+    lease_s: float,
+    name: str | None,
     stop: str | None,
     in_memory: bool,
     keepalive_fd: int | None,
@@ -83,13 +102,15 @@ def command(
 ) -> None:
     """Run the controller of a job. You need this only to start one by hand; `midstep run` does it for you.
 
-    It replays the job's journal, takes over with a new term, and continues where the last controller ended. When the
-    job is over, its exit code is this command's. Exit code 70: the controller failed, and the job may be running; start
-    another one. Exit code 65: the journal is damaged, and no controller can continue. Logs go to stderr.
+    It loads the job's journal, takes over with a new term, and continues where the last controller ended. When the
+    job is over, its exit code is this command's. Exit code 70: the controller failed, or another one leads by now, and
+    the job may be running; start another one. Exit code 65: the journal is damaged, and no controller can continue.
+    Logs go to stderr.
 
     With the job's token, nodes can join by themselves (`midstep agent`). Without one it listens on this machine only.
+    Several may be started with --standby: one is active (hot), the others stand by (cold); see docs/controllers.md.
     """
-    from ..controller.journal import read_founding
+    from ..controller.journal_reading import read_founding
     from ..controller.keepalive import KeepAlive
     from ..controller.service import KEYS_NAME, Term, serve
 
@@ -108,7 +129,7 @@ def command(
             run_directory.resolve(),
             listen,
             keys_directory=keys,
-            term=Term(wait_s, stop, in_memory),
+            term=Term(None if standby else wait_s, lease_s if standby else None, stop, in_memory, name),
             alive=KeepAlive(keepalive_fd),
         )
     except MidstepError as error:

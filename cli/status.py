@@ -10,10 +10,10 @@ import msgspec
 from ..controller.endpoints.control_requests import StatusReply, StatusRequest
 from ..controller.endpoints.control_socket import NoController, ask
 from ..controller.endpoints.discovery_files import read_result
-from ..controller.journal import read_status
+from ..controller.journal_reading import read_status
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
-from .control import live_directory, what_became_of_it
+from .control import live_directory, living_controllers, what_became_of_it
 from .display.plain import echo, echo_json
 from .jobs.directories import find_job
 from .views.wording import date_text
@@ -72,7 +72,7 @@ def look(job_directory: Path) -> tuple[JobStatus, str]:
         why = "its controller gave no status"
     except NoController as error:
         why = what_became_of_it(job_directory) or str(error)
-    status = read_status(job_directory)
+    status = msgspec.structs.replace(read_status(job_directory), controllers=living_controllers(job_directory))
     if status.exit_code is not None:
         return status, "the job has ended; this is the end of its journal"
     result = read_result(job_directory)

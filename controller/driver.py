@@ -7,16 +7,15 @@ journal cannot be written nothing is handled, acknowledged or sent; operators ar
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-import msgspec
 
 from ..policies.fault_codes import FaultCodes
 from ..protocol.discovery import FOUND_S
 from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded, MidstepError
-from ..protocol.incidents import JobStatus
+from ..protocol.incidents import ControllerStatus, JobStatus
 from ..protocol.messages import FaultReported, NodeHeartbeat, NodeLost
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Log, Send
@@ -29,7 +28,10 @@ from .enrolment.enroller import Enroller
 from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
 from .journal import Journal, JournalEntry
 from .journal_trouble import JournalTrouble
+from .journal_upkeep import Upkeep
 from .keepalive import KeepAlive
+from .learned import Learned
+from .live_status import LiveStatus
 from .liveness import Liveness
 from .machine import Machine
 from .pending import Answer, Pending, regret
@@ -40,7 +42,7 @@ from .wire import Arrival, Wire
 
 BATCH_LIMIT = 1000  # events in one transaction
 DRAIN_S = 2.0  # after the end of the job: for its last words to arrive
-LONGEST_SLEEP_S = 1.0
+LONGEST_SLEEP_S = 0.5  # a quarter of a lease: signs of life come from the loop
 DEADLINE_SPACING_S = 0.02  # a machine that names a passed deadline again does not flood the journal
 JOURNAL_PATIENCE_S = 600.0  # an unwritable journal for longer than this ends the controller
 _NODE_PREFIX = node_address("")
@@ -67,19 +69,29 @@ class Driver:
         patience_s: float = JOURNAL_PATIENCE_S,
         alive: KeepAlive | None = None,
         stop: str | None = None,
+        on_serving: Callable[[], None] = lambda: None,
+        controllers: Callable[[], tuple[ControllerStatus, ...]] = tuple,
     ) -> None:
-        """Start nothing before `run`. `codes`: what codes of faults mean to this job. `stop`: why it is to end."""
+        """Start nothing before `run`. `codes`: what codes of faults mean to this job. `stop`: why it is to end.
+
+        `on_serving` is called when the journal has been read, `controllers` says which controllers the job has.
+        """
         self._machine = machine
         self._journal = journal
         self._wire = wire
-        self._routes = routes
         self._board = board
         self._liveness = liveness
+        self._learned = Learned(machine, routes, liveness, enroller.book)
+        self._upkeep = Upkeep(journal, self._learned)
         self._control = control
         self._codes = codes or FaultCodes({})
         self._alive = alive or KeepAlive()
         self._stop = stop
         self._enroller = enroller
+        self._on_serving = on_serving
+        self._status = LiveStatus(
+            machine, board, liveness, wire=wire, control=control, journal=journal, controllers=controllers
+        )
         self._signalled = False
         self._requests = RequestHandler(journal.founding.job)
         self._job_directory = job_directory
@@ -104,6 +116,7 @@ class Driver:
             loop.add_reader(descriptor, wake.set)
         try:
             self.begin()
+            self._on_serving()
             while True:
                 wake.clear()
                 self.turn()
@@ -131,17 +144,16 @@ class Driver:
             answer(refused)
 
     def begin(self) -> None:
-        """Fold the journal into the machine without acting, then announce the new term to it."""
-        last_s, events = 0.0, 0
-        for event, at_s in self._journal.replay():
-            self._alive.beat()
-            if isinstance(event, StopRequested):
-                self._stop = None  # asked twice, it would not wait for the checkpoint
-            self._learn(event, self._machine.handle(event, at_s), at_s)
-            last_s = max(last_s, at_s)
+        """Learn from the journal without acting, then announce the new term to the machine."""
+        events = 0
+        for event, at_s in self._journal.load(self._learned.restore, self._alive.beat):
+            self._learned.take(event, at_s)
             events += 1
-        self._clock.raise_to(last_s)
-        self._wire.restore(self._journal.seen())
+        if self._learned.stop_requested:
+            self._stop = None  # asked twice, it would not wait for the checkpoint
+        self._finish = self._learned.finish
+        self._clock.raise_to(self._learned.at_s)
+        self._wire.restore(self._journal.taken_in())
         self._enroller.restore()
         self._liveness.start(self._clock.now(), FOUND_S)
         _log.info("term %d begins, %d events replayed", self._journal.term, events)
@@ -152,6 +164,7 @@ class Driver:
     def turn(self) -> None:
         """Do everything that is to be done now, within bounds."""
         self._alive.serve()
+        self._journal.require_lead()
         now = self._clock.now()
         for arrival in self._wire.receive(now):
             self._take(arrival, now)
@@ -160,18 +173,15 @@ class Driver:
         self._commit(self._clock.now())
         self._watch_deadline(self._clock.now())
         self._wire.resend(self._clock.now())
+        if not self._pending and self._trouble.error is None:
+            self._upkeep.step(self._clock.now())
 
     def _is_busy(self) -> bool:
         return bool(self._pending and not self._trouble.error) or self._wire.pending or self._control.pending
 
     def status(self) -> JobStatus:
         """Return how the job stands, with the latest heartbeats and what this controller has refused."""
-        now = self._clock.now()
-        status = self._board.overlay(self._machine.status(now))
-        refused = {**status.refused, **self._wire.refused, **self._control.refused}
-        reason = f"the journal cannot be written: {self._trouble.error}" if self._trouble.error else status.reason
-        term, holding = self._journal.term, self._liveness.holding(now)
-        return msgspec.structs.replace(status, refused=refused, reason=reason, term=term, holding=holding)
+        return self._status.at(self._clock.now(), self._trouble.error)
 
     def _take(self, arrival: Arrival, now: float) -> None:
         if arrival.connection.startswith(_NODE_PREFIX):
@@ -253,8 +263,7 @@ class Driver:
         self._trouble.end(now)
         del self._pending[: len(batch)]
         for pending, new in zip(batch, fresh, strict=True):
-            actions = self._machine.handle(pending.entry.event, now) if new else []
-            self._learn(pending.entry.event, actions, now)
+            actions = self._take_event(pending.entry.event, now) if new else []
             if pending.arrival is not None:
                 self._wire.acknowledge(pending.arrival)
             if pending.answer is not None:
@@ -269,18 +278,12 @@ class Driver:
         self._pending = [pending for pending in self._pending if pending.answer is None]
         self._trouble.suffer(error, now, len(self._pending))
 
-    def _learn(self, event: Event, actions: list[Action], now: float) -> None:
-        """Take in what events and orders say about routes and liveness; the same in a replay as when it happens."""
+    def _take_event(self, event: Event, now: float) -> list[Action]:
+        actions = self._learned.take(event, now)
+        self._finish = self._learned.finish
         if isinstance(event, NodeLost):
             self._wire.forget(node_address(event.node))  # its agent is gone, and acknowledges nothing
-        self._routes.learn(event, actions)
-        self._liveness.learn(event, now)
-        self._enroller.learn(event, now)
-        for action in actions:
-            if isinstance(action, Finish):
-                self._finish = action
-            elif isinstance(action, Send):
-                self._liveness.ordered(action.receiver, action.body)
+        return actions
 
     def _perform(self, actions: list[Action], now: float) -> None:
         for action in actions:

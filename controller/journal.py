@@ -15,24 +15,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 import msgspec
 
 from ..policies.schema import Policy
-from ..protocol.errors import JournalSuperseded
-from ..protocol.incidents import JobStatus
-from ..protocol.types import CONTROLLER, JobSpec
-from . import journal_file, journal_records
+from ..protocol.dedup import SenderMemory
+from ..protocol.errors import ElectionLost, JournalError, JournalSuperseded
+from ..protocol.types import JobSpec
+from . import journal_file, journal_records, journal_snapshots
 from .clock import Clock
+from .election.election import Election, Leadership
+from .election.file_election import FileElection
 from .events import Event
 from .journal_chain import damaged, link, origin
+from .journal_compaction import Compaction, CompactionStep, Limits
 from .journal_head import Head, HeadFile, read_head
+from .journal_paths import lock_path
 from .journal_records import Founding
+from .journal_senders import TakenIn
 from .state.meeting import KEY_BYTES
-from .story import StoryEntry, turns
-
-JOURNAL_NAME = "journal.sqlite"
 
 _log = logging.getLogger(__name__)
 
@@ -49,22 +50,17 @@ class JournalEntry(msgspec.Struct, frozen=True):
 _encode_event = msgspec.msgpack.Encoder().encode
 
 
-def journal_path(job_directory: str | Path) -> Path:
-    """Return where the journal of a job lies."""
-    return Path(job_directory) / JOURNAL_NAME
-
-
-class WriterLock(Protocol):
-    """What keeps other controllers out while a journal is open."""
-
-    def close(self) -> None:
-        """Let the next one in."""
-
-
 class Journal:
     """The journal, open for its one writer. `term` and `session` are higher than those of every earlier opening."""
 
-    def __init__(self, path: Path, lock: WriterLock, connection: sqlite3.Connection, note: HeadFile | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lock: Leadership,
+        connection: sqlite3.Connection,
+        note: HeadFile | None,
+        limits: Limits | None = None,
+    ) -> None:
         """Not for callers: `Journal.open`, `journal_copy.open_copy`."""
         self._path = path
         self._lock = lock
@@ -72,6 +68,8 @@ class Journal:
         self._connection = connection
         self._note_file = note
         self._files: journal_file.OpenFiles | None = None
+        self._taken_in = TakenIn()
+        self._compaction = Compaction(limits or Limits())
         self.founding, self._origin = journal_records.read_founding(connection, path)
         self._leases = journal_records.read_leases(connection, path, self._origin)
         with journal_file.explained(path, "read the last event"):
@@ -98,35 +96,72 @@ class Journal:
 
     @classmethod
     def open(
-        cls, path: Path, *, wait_s: float = 0.0, head: Path | None = None, beat: Callable[[], None] = lambda: None
+        cls,
+        path: Path,
+        *,
+        wait_s: float | None = 0.0,
+        head: Path | None = None,
+        beat: Callable[[], None] = lambda: None,
+        limits: Limits | None = None,
+        election: Election | None = None,
     ) -> "Journal":
-        """Become the active controller of the job: take the lock (waiting up to `wait_s`) and begin a new term.
+        """Become the active controller of the job: be elected (waiting up to `wait_s`) and begin a new term.
 
         `head`: a file outside the job directory in which the journal's end is noted, and with which it is compared.
-        `beat` is called now and then, also later in what takes long: a big journal is no hang.
+        `beat` is called now and then, also later in what takes long: a big journal is no hang. `limits`: when it is
+        compacted, if not as usual. `election`: if not the one that `lock_path` stands for.
 
         Raises JournalError: no such file, not a journal, not writable, or another controller is active; JournalDamaged
         when it is not what was written.
         """
         if not path.is_file():
             journal_file.open_for_reading(path).close()  # says what is missing, before a lock file is made
-        with contextlib.ExitStack() as stack:
-            lock = journal_file.FileLock(path.with_name(path.name + ".lock"), wait_s, beat)
-            stack.callback(lock.close)
-            connection = journal_file.open_for_writing(path, beat)
-            stack.callback(connection.close)
-            return cls.begin(path, lock, connection, stack, head=head)
+        while True:
+            with contextlib.ExitStack() as stack, contextlib.suppress(ElectionLost):
+                lock = (election or FileElection(lock_path(path))).stand(wait_s, beat)
+                stack.callback(lock.close)
+                return cls._lead(path, lock, stack, head=head, beat=beat, limits=limits)
+
+    @classmethod
+    def _lead(
+        cls,
+        path: Path,
+        lock: Leadership,
+        stack: contextlib.ExitStack,
+        *,
+        head: Path | None,
+        beat: Callable[[], None],
+        limits: Limits | None,
+    ) -> "Journal":
+        def beat_both() -> None:
+            beat()
+            lock.beat()
+
+        connection = journal_file.open_for_writing(path, beat_both)
+        stack.callback(connection.close)
+        journal_file.wait_for_writers(connection, journal_file.BLOCKED_S)
+        try:
+            journal = cls.begin(path, lock, connection, stack, head=head, limits=limits)
+        except JournalError as error:
+            if not journal_file.is_busy(error):
+                raise
+            lock.overthrow()
+            journal_file.wait_for_writers(connection, journal_file.BUSY_S)
+            return cls.begin(path, lock, connection, stack, head=head, limits=limits)
+        journal_file.wait_for_writers(connection, journal_file.BUSY_S)
+        return journal
 
     @classmethod
     def begin(
         cls,
         path: Path,
-        lock: WriterLock,
+        lock: Leadership,
         connection: sqlite3.Connection,
         closing: contextlib.ExitStack,
         *,
         head: Path | None,
         in_memory: bool = False,
+        limits: Limits | None = None,
     ) -> "Journal":
         """Begin a new term on an open connection. For `Journal.open` and `journal_copy.open_copy`.
 
@@ -137,10 +172,14 @@ class Journal:
         if head is not None and not in_memory:
             with journal_file.explained(head, "open the note of the journal's end"):
                 note = closing.enter_context(HeadFile(head))
-        journal = cls(path, lock, connection, note)
-        if head is not None:
-            journal._compare(head)
-        journal._begin_term()
+        with journal_file.explained(path, "begin a term"), journal_file.transaction(connection):
+            # A leader that was deposed may wake up at any moment: what it has written, it has written before this.
+            journal = cls(path, lock, connection, note, limits)
+            if head is not None:
+                journal._compare(head)
+            journal._begin_term()
+            lock.begin(journal.term)
+        journal._note()
         if not in_memory:
             with journal_file.explained(path, "look at the journal"):
                 journal._files = journal_file.OpenFiles(path)
@@ -160,10 +199,8 @@ class Journal:
         events, chain = self._last
         columns = (self.term, self.session, os.getpid(), socket.gethostname(), *msgspec.structs.astuple(now), events)
         lease = link(self._leases.chain, *columns, chain)
-        with journal_file.explained(self._path, "begin a term"), journal_file.transaction(self._connection):
-            self._connection.execute("INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*columns, lease))
+        self._connection.execute("INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*columns, lease))
         self._lease = lease
-        self._note()
 
     def append(self, entries: Sequence[JournalEntry], at_s: float) -> tuple[bool, ...]:
         """Make events durable, all or none; False marks those that were there already.
@@ -174,10 +211,25 @@ class Journal:
         """
         self._last, fresh = self._append(entries, float(at_s))
         self._note()
+        for entry, new in zip(entries, fresh, strict=True):
+            if new:
+                self._taken_in.take(entry.sender, entry.session, entry.number or None)
         return fresh
 
     def _append(self, entries: Sequence[JournalEntry], at_s: float) -> tuple[tuple[int, bytes], tuple[bool, ...]]:
-        with journal_file.explained(self._path, "record events"), journal_file.transaction(self._connection):
+        with journal_file.explained(self._path, "record events"), self._fenced():
+            last = self._last
+            fresh = []
+            for entry in entries:
+                written = self._insert(entry, at_s, last)
+                last = last if written is None else written
+                fresh.append(written is not None)
+        return last, tuple(fresh)
+
+    @contextlib.contextmanager
+    def _fenced(self) -> Iterator[None]:
+        """Open a transaction in which this is the active controller, and the journal what it has written."""
+        with journal_file.transaction(self._connection):
             if self._files is not None and not self._files.are_there():
                 raise damaged(self._path, "it was deleted or replaced while this controller was writing it")
             latest = self._connection.execute("SELECT max(term) FROM lease").fetchone()[0]
@@ -189,16 +241,12 @@ class Journal:
             last = journal_records.last_event(self._connection, self._origin)
             if latest != self.term or last != self._last:
                 raise damaged(self._path, f"after event {self._last[0]} it was changed by another process")
-            fresh = []
-            for entry in entries:
-                written = self._insert(entry, at_s, last)
-                last = last if written is None else written
-                fresh.append(written is not None)
-        return last, tuple(fresh)
+            yield
 
     def _insert(self, entry: JournalEntry, at_s: float, last: tuple[int, bytes]) -> tuple[int, bytes] | None:
         """Write an event behind the `last` one; return its number and hash, None when it was there already."""
         kind, payload = type(entry.event).__name__, _encode_event(entry.event)
+        self._compaction.grown(1, len(payload))
         columns = (last[0] + 1, self.term, at_s, entry.sender, entry.session, entry.number or None, kind, payload)
         chain = link(last[1], *columns)
         cursor = self._connection.execute(
@@ -212,20 +260,52 @@ class Journal:
         if self._note_file is not None:
             self._note_file.write(Head(self._origin, self.term, self._lease, *self._last))
 
-    def replay(self) -> Iterator[tuple[Event, float]]:
-        """Yield every event with the time it was handled at, in order. Raises JournalDamaged where it is not whole."""
-        yield from journal_records.read_events(self._connection, self._path, self._origin)
+    def load(
+        self, restore: Callable[[bytes], None], beat: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[Event, float]]:
+        """Have the newest snapshot restored, if there is one, and yield the events after it with their times, in order.
 
-    def seen(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (sender, session, number) of what was taken in from each sender's latest session."""
-        with journal_file.explained(self._path, "read what was received"):
-            yield from self._connection.execute(
-                "SELECT sender, session, number FROM events JOIN"
-                " (SELECT sender AS who, max(session) AS latest FROM events GROUP BY sender)"
-                " ON sender = who AND session = latest"
-                " WHERE number IS NOT NULL AND sender != ? ORDER BY sender, number",
-                (CONTROLLER,),
-            )
+        `restore` raises SnapshotUnreadable for a snapshot that it cannot read; then an earlier one is taken. Read it to
+        the end before anything is appended. Raises JournalDamaged where the journal is not whole.
+        """
+        start = journal_records.begin(self._connection, self._path, self._origin, restore)
+        self._taken_in = start.taken_in
+        self._compaction.begin(self._connection, start.seq)
+        for event, at_s in journal_records.read_events(self._connection, self._path, start, beat):
+            self._compaction.grown(1, 0)
+            yield event, at_s
+
+    def require_lead(self) -> None:
+        """Raise JournalSuperseded when another controller leads by now, e.g. after this process stood still."""
+        self._lock.require()
+        self._lock.beat()
+
+    def replay(self) -> Iterator[tuple[Event, float]]:
+        """Yield every event that is kept with its time, in order, whether a snapshot has it or not."""
+        start = journal_records.begin_early(self._connection, self._path, self._origin, lambda state: None)
+        yield from journal_records.read_events(self._connection, self._path, start)
+
+    def taken_in(self) -> Iterator[tuple[str, SenderMemory]]:
+        """Yield what was taken in from each sender, in its latest session. Known once `load` has been read."""
+        return self._taken_in.senders()
+
+    def compact(self, snapshot: Callable[[], bytes], *, quiet: bool) -> None:
+        """Write a snapshot when enough events have come since the last one, or archive some that are before the last.
+
+        Short, so that it can be done between two turns; at a `quiet` moment rather than in the middle of an incident.
+        `snapshot` returns the state after the last event. Raises as `append` does; nothing is lost or changed then.
+        """
+        if self._files is None:  # a copy in memory
+            return
+        step = self._compaction.next_step(quiet=quiet)
+        if step is CompactionStep.NONE:
+            return
+        with journal_file.explained(self._path, "compact the journal"), self._fenced():
+            if step is CompactionStep.SNAPSHOT:
+                journal_snapshots.write(self._connection, self._last, snapshot(), self._taken_in)
+            else:
+                self._compaction.archive(self._connection)
+        self._compaction.begin(self._connection, self._last[0] if step is CompactionStep.SNAPSHOT else None)
 
     def close(self) -> None:
         """Close the files and let another controller in."""
@@ -238,36 +318,3 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def read_founding(job_directory: str | Path) -> Founding:
-    """Return what the journal of a job was founded with. Raises JournalError."""
-    with _reading(job_directory) as (founding, _):
-        return founding
-
-
-def read_status(job_directory: str | Path) -> JobStatus:
-    """Return the job's status as of its last event, from the journal alone, without any process.
-
-    May be called beside a running controller; nothing is changed. Raises JournalError.
-    """
-    with _reading(job_directory) as (founding, events):
-        machine, last_s = founding.machine(), founding.created_s
-        for event, at_s in events:
-            machine.handle(event, at_s)
-            last_s = at_s
-        return machine.status(last_s)
-
-
-def read_story(job_directory: str | Path) -> Iterator[StoryEntry]:
-    """Yield each event of the journal with what followed from it. As `read_status` in all else."""
-    with _reading(job_directory) as (founding, events):
-        yield from turns(founding.machine(), events)
-
-
-@contextlib.contextmanager
-def _reading(job_directory: str | Path) -> Iterator[tuple[Founding, Iterator[tuple[Event, float]]]]:
-    path = journal_path(job_directory)
-    with contextlib.closing(journal_file.open_for_reading(path)) as connection:
-        founding, first = journal_records.read_founding(connection, path)
-        yield founding, journal_records.read_events(connection, path, first)

@@ -30,6 +30,19 @@ class ReadLock:
                     f"{path}: another controller is active on this journal. A copy of it must not act beside that one."
                 ) from None
 
+    def begin(self, term: int) -> None:
+        """Nobody has to find a controller that only ends its job."""
+
+    def beat(self) -> None:
+        """Nobody deposes it either."""
+
+    def require(self) -> None:
+        """It leads for as long as it lives."""
+
+    def overthrow(self) -> bool:
+        """It was waited for."""
+        return False
+
     def close(self) -> None:
         """Let the next one in. Idempotent."""
         if self._descriptor >= 0:

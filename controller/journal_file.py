@@ -4,24 +4,20 @@ It exists so that `journal.py` can speak of events and terms only. Every sqlite 
 names the file.
 """
 
-import fcntl
-import json
 import os
-import socket
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from ..protocol.errors import JournalDamaged, JournalError
 from . import journal_chain
 
 APPLICATION_ID = 0x6D696473  # "mids": tells a journal from any other sqlite file
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+OLDEST_SCHEMA = 2  # without snapshots
 BUSY_S = 5.0  # how long sqlite waits for a reader that holds up a checkpoint
-LOCK_POLL_S = 0.05
+BLOCKED_S = 0.2  # for a leader that was deposed, and may be frozen in the middle of a write
 BEAT_INSTRUCTIONS = 100_000  # of sqlite's machine: some milliseconds
 
 _SCHEMA = """
@@ -49,6 +45,19 @@ CREATE TABLE events (
     chain BLOB NOT NULL,
     UNIQUE (sender, session, number)
 );
+"""
+
+# What compaction adds (journal_snapshots.py, journal_archive.py).
+_COMPACTION = """
+CREATE TABLE snapshots (
+    seq INTEGER PRIMARY KEY,  -- of the last event that is in it
+    chain BLOB NOT NULL,  -- of that event
+    state BLOB NOT NULL,
+    taken_in BLOB NOT NULL,  -- what was received from whom
+    digest BLOB NOT NULL
+);
+CREATE TABLE archive (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, rows BLOB NOT NULL);
+CREATE TABLE anchors (seq INTEGER PRIMARY KEY, chain BLOB NOT NULL);  -- of archived events that a term names
 """
 
 _ADVICE = {
@@ -102,6 +111,16 @@ def explained(path: Path, doing: str) -> Iterator[None]:
         ) from error
 
 
+def wait_for_writers(connection: sqlite3.Connection, limit_s: float) -> None:
+    """Wait so long for other processes from now on."""
+    connection.execute(f"PRAGMA busy_timeout = {int(1000 * limit_s)}")
+
+
+def is_busy(error: JournalError) -> bool:
+    """Say whether another process was in the middle of writing."""
+    return isinstance(error.__cause__, sqlite3.Error) and _name_of(error.__cause__).startswith("SQLITE_BUSY")
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Run a block as one transaction: durable when it has ended, undone when anything in it raises."""
@@ -131,7 +150,7 @@ def create(path: Path, meta: dict[str, bytes]) -> None:
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                connection.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+                connection.executescript(f"BEGIN;{_SCHEMA}{_COMPACTION}COMMIT;")
                 with transaction(connection):
                     connection.executemany("INSERT INTO meta VALUES (?, ?)", sorted(meta.items()))
             finally:
@@ -158,10 +177,26 @@ def open_for_writing(path: Path, beat: Callable[[], None] = lambda: None) -> sql
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if damage != "ok":
                 raise journal_chain.damaged(path, f"the file is damaged ({' '.join(str(damage).split())})")
+            upgrade(connection)
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+def is_compacted(connection: sqlite3.Connection) -> bool:
+    """Say whether the journal has a place for snapshots: those that earlier versions wrote have none."""
+    return bool(connection.execute("PRAGMA user_version").fetchone()[0] > OLDEST_SCHEMA)
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Make place for snapshots in a journal of an earlier version, or do nothing and raise sqlite3.Error."""
+    if is_compacted(connection):
+        return
+    with transaction(connection):
+        for statement in _COMPACTION.split(";\n"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -222,64 +257,8 @@ def _identify(connection: sqlite3.Connection, path: Path) -> None:
         raise JournalError(
             f"{path}: this sqlite file is not a journal of midstep. Check the job directory that was given."
         )
-    if version != SCHEMA_VERSION:
+    if not OLDEST_SCHEMA <= version <= SCHEMA_VERSION:
         raise JournalError(
-            f"{path}: the journal has schema {version}, this midstep reads {SCHEMA_VERSION}. "
+            f"{path}: the journal has schema {version}, this midstep reads {OLDEST_SCHEMA} to {SCHEMA_VERSION}. "
             "Use the midstep version that wrote it."
         )
-
-
-class FileLock:
-    """The one-writer lock of a journal: an flock, so that the kernel frees it however its holder ends."""
-
-    def __init__(self, path: Path, wait_s: float, beat: Callable[[], None] = lambda: None) -> None:
-        """Take the lock, waiting up to `wait_s` for its holder to end; JournalError names the holder.
-
-        `beat` is called again and again meanwhile.
-        """
-        self._path = path
-        self._file: IO[str] | None = None
-        with explained(path, "open the lock file"):
-            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
-        try:
-            self._take(file, wait_s, beat)
-        except BaseException:
-            file.close()
-            raise
-        self._file = file
-
-    def _take(self, file: IO[str], wait_s: float, beat: Callable[[], None]) -> None:
-        give_up = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= give_up:
-                    raise JournalError(
-                        f"{self._path}: another controller is active on this journal ({self._holder(file)}). "
-                        "It has to end first; one job has one active controller."
-                    ) from None
-                beat()
-                # The kernel has no wait for a lock with a deadline, and its holder may be on another machine.
-                time.sleep(LOCK_POLL_S)
-        with explained(self._path, "write the lock file"):
-            file.seek(0)
-            file.truncate()
-            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-            file.flush()
-
-    @staticmethod
-    def _holder(file: IO[str]) -> str:
-        file.seek(0)
-        try:
-            holder = json.loads(file.read(4096))
-            return f"pid {int(holder['pid'])} on {holder['host']}"
-        except (ValueError, KeyError, TypeError):
-            return "it has not written its name yet"
-
-    def close(self) -> None:
-        """Let the next one in. The file stays: to remove it would let two hold two files of one name."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None

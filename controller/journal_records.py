@@ -1,24 +1,28 @@
 """Reading a journal: every record is checked against the chain before anything is made of it."""
 
+import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from ..policies.schema import Policy
-from ..protocol.errors import JournalError
+from ..protocol.errors import JournalError, SnapshotUnreadable
 from ..protocol.types import JobSpec
-from . import journal_file
+from . import journal_archive, journal_file, journal_snapshots
 from .clock import ClockReading
 from .events import Event
+from .journal_archive import EventRow
 from .journal_chain import damaged, link, origin
 from .journal_head import Head
+from .journal_senders import TakenIn
 from .machine import RecoveryMachine
 
 FOUNDING = "founding"
 ORIGIN = "origin"
 _REPLAY_CHUNK = 500
+_log = logging.getLogger(__name__)
 _decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
@@ -83,10 +87,15 @@ def read_leases(connection: sqlite3.Connection, path: Path, first: bytes) -> Lea
 
 
 def chain_at(connection: sqlite3.Connection, seq: int, first: bytes) -> bytes | None:
-    """Return the hash of event `seq` as the file has it, 0 being the origin; None when there is no such event."""
+    """Return the hash of event `seq` as the file has it, 0 being the origin; None when there is no such event.
+
+    Of archived events only those have a hash at hand that a term begins with.
+    """
     if seq == 0:
         return first
     row = connection.execute("SELECT chain FROM events WHERE seq = ?", (seq,)).fetchone()
+    if row is None and journal_file.is_compacted(connection):
+        row = connection.execute("SELECT chain FROM anchors WHERE seq = ?", (seq,)).fetchone()
     return row[0] if row is not None else None
 
 
@@ -105,6 +114,8 @@ def require_head(connection: sqlite3.Connection, path: Path, head: Head, first: 
         lease = first if head.term == 0 else row and row[0]
         events, _ = last_event(connection, first)
         chain = chain_at(connection, head.events, first)
+        if chain is None and head.events < journal_archive.oldest_event(connection):
+            chain = head.chain  # the note could not be written for long; the journal has come much further
     if lease != head.lease:
         raise damaged(path, f"term {head.term} was in it, and is not any more")
     if chain is None:
@@ -113,24 +124,76 @@ def require_head(connection: sqlite3.Connection, path: Path, head: Head, first: 
         raise damaged(path, f"event {head.events} is not the one that was written")
 
 
-def read_events(connection: sqlite3.Connection, path: Path, first: bytes) -> Iterator[tuple[Event, float]]:
-    """Yield every event with its time, in order, from an open journal.
+class ReplayStart(msgspec.Struct, frozen=True):
+    """Where a replay begins: behind event `seq`, whose hash is `chain`; 0 and the origin for all of them."""
+
+    seq: int
+    chain: bytes
+    taken_in: TakenIn
+
+
+def begin(connection: sqlite3.Connection, path: Path, first: bytes, restore: Callable[[bytes], object]) -> ReplayStart:
+    """Have the newest snapshot restored that can be read, and return where the events continue.
+
+    `restore` raises SnapshotUnreadable for one that this version cannot read; then the one before is tried. Where there
+    is none, the events begin with the founding. Raises JournalError when neither will do.
+    """
+    return _start(connection, path, first, restore, journal_snapshots.read(connection, path))
+
+
+def begin_early(
+    connection: sqlite3.Connection, path: Path, first: bytes, restore: Callable[[bytes], object]
+) -> ReplayStart:
+    """As `begin`, in front of the earliest event that is kept."""
+    whole = _first_kept(connection, path) == 1
+    snapshots = journal_snapshots.read(connection, path, newest_first=False)
+    return _start(connection, path, first, restore, () if whole else snapshots)
+
+
+def _start(
+    connection: sqlite3.Connection,
+    path: Path,
+    first: bytes,
+    restore: Callable[[bytes], object],
+    snapshots: Iterable[journal_snapshots.SavedSnapshot],
+) -> ReplayStart:
+    failure = None
+    for saved in snapshots:
+        try:
+            restore(saved.state)
+        except SnapshotUnreadable as error:
+            failure = error
+            _log.warning("%s: the snapshot after event %d is passed over: %s", path, saved.seq, error)
+            continue
+        return ReplayStart(saved.seq, saved.chain, saved.taken_in)
+    kept = _first_kept(connection, path)
+    if kept > 1:
+        raise JournalError(
+            f"{path}: the events before number {kept} are not kept any more, and no snapshot of what they led to can "
+            f"be read ({failure or 'there is none that is what was written'}). Use the midstep version that wrote it."
+        )
+    return ReplayStart(0, first, TakenIn())
+
+
+def _first_kept(connection: sqlite3.Connection, path: Path) -> int:
+    with journal_file.explained(path, "look for the first event"):
+        return (journal_archive.first_kept(connection) if journal_file.is_compacted(connection) else None) or 1
+
+
+def read_events(
+    connection: sqlite3.Connection, path: Path, start: ReplayStart, beat: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Event, float]]:
+    """Yield the events behind `start` with their times, in order, from an open journal; what was taken in is noted.
 
     Raises JournalDamaged at the first one that is missing or was changed, JournalError for one that this version does
     not know.
     """
-    last, chain = 0, first
-    while True:
-        with journal_file.explained(path, "read events"):
-            rows = connection.execute(
-                "SELECT seq, term, at_s, sender, session, number, kind, payload, chain FROM events"
-                " WHERE seq > ? ORDER BY seq LIMIT ?",
-                (last, _REPLAY_CHUNK),
-            ).fetchall()
-        if not rows:
-            return
+    last, chain = start.seq, start.chain
+    while rows := _rows_after(connection, path, last):
         for *columns, written in rows:
-            seq, _, at_s, _, _, _, kind, payload = columns
+            seq, _, at_s, sender, session, number, kind, payload = columns
+            if seq <= last:
+                continue
             if seq != last + 1:
                 raise damaged(path, f"event {last + 1} is missing")
             chain = link(chain, *columns)
@@ -142,5 +205,20 @@ def read_events(connection: sqlite3.Connection, path: Path, first: bytes) -> Ite
                 raise JournalError(
                     f"{path}: event {seq} ({kind}) cannot be read: {error}. Use the midstep version that wrote it."
                 ) from error
+            start.taken_in.take(sender, session, number)
             yield event, at_s
             last = seq
+        beat()
+
+
+def _rows_after(connection: sqlite3.Connection, path: Path, last: int) -> Sequence[EventRow]:
+    """Return rows behind event `last`: a running controller may archive some while they are read."""
+    with journal_file.explained(path, "read events"):
+        rows = connection.execute(
+            "SELECT seq, term, at_s, sender, session, number, kind, payload, chain FROM events"
+            " WHERE seq > ? ORDER BY seq LIMIT ?",
+            (last, _REPLAY_CHUNK),
+        ).fetchall()
+        if rows and rows[0][0] != last + 1 and journal_file.is_compacted(connection):
+            return journal_archive.unpack(connection, path, last + 1) or rows
+        return rows

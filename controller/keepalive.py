@@ -8,6 +8,7 @@ import os
 import time
 
 STARTING = b"s"  # it takes the journal over and replays it
+STANDING_BY = b"c"  # another controller leads, and this one waits
 SERVING = b"r"  # its loop turns
 BEAT_S = 0.25
 
@@ -18,7 +19,7 @@ class KeepAlive:
     def __init__(self, descriptor: int | None = None) -> None:
         """Without a descriptor nothing is written."""
         self._descriptor = descriptor
-        self._stage = STARTING
+        self._stage = STARTING  # or standing by
         self._next_s = 0.0
         if descriptor is not None:
             os.set_blocking(descriptor, False)
@@ -34,8 +35,19 @@ class KeepAlive:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._descriptor, self._stage)
 
+    def stand_by(self) -> None:
+        """Beat while another controller leads."""
+        self._enter(STANDING_BY)
+
+    def start(self) -> None:
+        """Beat while the journal is read."""
+        self._enter(STARTING)
+
     def serve(self) -> None:
         """Beat from the loop."""
-        if self._stage is STARTING:
-            self._stage, self._next_s = SERVING, 0.0
+        self._enter(SERVING)
+
+    def _enter(self, stage: bytes) -> None:
+        if self._stage is not stage:
+            self._stage, self._next_s = stage, 0.0
         self.beat()

@@ -38,6 +38,13 @@ class Hold(msgspec.Struct, frozen=True):
         )
 
 
+class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes that are watched, and those that were given up, with the time at which that was last said."""
+
+    nodes: tuple[str, ...]
+    lost: dict[str, float]
+
+
 class Liveness:
     """When each node was last heard, and what follows from its silence."""
 
@@ -88,6 +95,14 @@ class Liveness:
     def watches(self, node: str) -> bool:
         """Say whether a node has joined and is not given up."""
         return node in self._heard
+
+    def learned(self) -> "Watch":
+        """Return what follows from events and commands alone."""
+        return Watch(tuple(self._heard), dict(self._lost))
+
+    def restore(self, learned: "Watch", now: float) -> None:
+        """Know what an earlier controller had learned by `now`."""
+        self._heard, self._lost = dict.fromkeys(learned.nodes, now), dict(learned.lost)
 
     def start(self, now: float, found_s: float = 0.0) -> None:
         """Begin to listen: the time before is no node's silence.

@@ -10,6 +10,7 @@ from ..policies.ladder import Ladder
 from ..policies.schema import Policy
 from ..protocol.incidents import Incident, JobStatus, RankStatus
 from ..protocol.types import JobSpec
+from . import machine_memory
 from .actions import Action
 from .changes.generation import wait_for_nodes
 from .changes.planning import follow, node_status
@@ -34,6 +35,16 @@ class Machine(Protocol):
 
     def status(self, now: float) -> JobStatus:
         """Return how the job stands."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether training goes on and nothing is wrong."""
+
+    def memory(self) -> bytes:
+        """Return everything that the events so far have left in it."""
+
+    def restore(self, memory: bytes) -> None:
+        """Stand where the machine stood whose memory this is. Raises SnapshotUnreadable."""
 
 
 class RecoveryMachine:
@@ -84,6 +95,19 @@ class RecoveryMachine:
             return state.turn.now
         due = [at for at in (state.due.phase_s, state.due.newcomers_s, state.due.devices_s, *planned) if at is not None]
         return min(due, default=None)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether training goes on and nothing is wrong: a moment for what takes long."""
+        return self.phase is Phase.RUNNING and self._state.history.open is None
+
+    def memory(self) -> bytes:
+        """Return everything that the events so far have left in it, for `restore`. Not in the middle of an event."""
+        return machine_memory.encode(self._state, self._started)
+
+    def restore(self, memory: bytes) -> None:
+        """Stand where the machine of the same job stood whose memory this is. Raises SnapshotUnreadable."""
+        self._started = machine_memory.restore(memory, self._state)
 
     @property
     def phase(self) -> Phase:

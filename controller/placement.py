@@ -6,20 +6,21 @@ was ordered follows from the journal alone, so a restarted controller knows it a
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from ..protocol.messages import CreateNode, DeleteNode, StartProcess
 from ..protocol.types import node_address
 from .actions import Action, Send
 
 
+@dataclass
 class PlacementHistory:
     """Incarnation -> node, per rank. Nodes are named by the address of their agent (`node_address`)."""
 
-    def __init__(self) -> None:
-        # Incarnations of a rank only rise, so an entry is needed only where the node changes.
-        self._moves: dict[int, list[tuple[int, str]]] = {}
-        self._latest: dict[int, int] = {}
-        self._given_back: set[str] = set()
+    # Incarnations of a rank only rise, so an entry is needed only where the node changes.
+    _moves: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    _latest: dict[int, int] = field(default_factory=dict)
+    _given_back: set[str] = field(default_factory=set)
 
     def learn(self, actions: Iterable[Action]) -> None:
         """Take in what has been ordered."""

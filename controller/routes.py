@@ -5,6 +5,7 @@ its journal.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from ..protocol.messages import NodeJoined, NodeLost, ProcessStarted, StartProcess, StopProcess
 from ..protocol.types import PLATFORM, RunningProcess, node_address, rank_address
@@ -14,19 +15,21 @@ from .placement import PlacementHistory
 
 _NODE_PREFIX = node_address("")
 _RANK_PREFIX = "rank/"
+_UNKNOWN = 0  # the incarnation of a rank that was only heard
 
 
+@dataclass
 class Routes:
     """Rank -> connection of its agent. A higher incarnation of a rank beats a lower one.
 
     A process that was started early is reached only when the one that holds the rank has been ordered to end.
     """
 
-    def __init__(self) -> None:
-        self.placement = PlacementHistory()  # which node may speak for which process
-        self._hosts: dict[str, tuple[int, str]] = {}  # rank address -> (incarnation, connection)
-        self._early: dict[str, tuple[int, str]] = {}  # the same, of those that wait to take a rank over
-        self._void: dict[str, set[int]] = {}  # incarnations that waited in vain; their start may be reported late
+    placement: PlacementHistory = field(default_factory=PlacementHistory)  # which node may speak for which process
+    _hosts: dict[str, tuple[int, str]] = field(default_factory=dict)  # rank address -> (incarnation, connection)
+    _early: dict[str, tuple[int, str]] = field(default_factory=dict)  # the same, of those that wait to take a rank over
+    # Incarnations that waited in vain; their start may be reported late.
+    _void: dict[str, set[int]] = field(default_factory=dict)
 
     def connection(self, receiver: str) -> str | None:
         """Return the identity of the connection that leads to `receiver`; None while no node hosts it."""
@@ -58,10 +61,20 @@ class Routes:
             elif isinstance(action.body, StopProcess):
                 self._stopped(rank_address(action.body.rank), action.body.incarnation)
 
+    def learned(self) -> "Routes":
+        """Return what follows from events and commands alone: not what was only heard by the way."""
+        hosts = {rank: host for rank, host in self._hosts.items() if host[0] > _UNKNOWN}
+        return Routes(self.placement, hosts, self._early, self._void)
+
+    def restore(self, learned: "Routes") -> None:
+        """Know what an earlier controller had learned, and nothing else."""
+        self.placement, self._hosts = learned.placement, learned._hosts
+        self._early, self._void = learned._early, learned._void
+
     def relayed(self, sender: str, connection: str) -> None:
         """Note that a rank was heard through `connection`: believed where nothing better is known."""
         if sender.startswith(_RANK_PREFIX) and sender not in self._hosts:
-            self._hosts[sender] = (0, connection)
+            self._hosts[sender] = (_UNKNOWN, connection)
 
     def _started(self, rank: str, order: StartProcess, connection: str) -> None:
         if order.early:

@@ -17,19 +17,23 @@ import msgspec
 
 from ..policies.code_files import fault_codes
 from ..protocol.discovery import read_endpoint
-from ..protocol.errors import ConfigurationError, MidstepError
+from ..protocol.errors import ConfigurationError, JournalSuperseded, MidstepError
+from ..protocol.incidents import ControllerPhase
 from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
 from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
 from .driver import Driver
-from .endpoints.control_socket import ControlServer
+from .election.file_election import FileElection
+from .election.roster import RosterEntry, controllers
+from .endpoints.control_socket import ControlServer, socket_path
 from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
-from .endpoints.line_socket import LineServer
+from .endpoints.line_socket import SOCKET_NAME, LineServer
 from .enrolment.hosts_wire import open_wire
-from .journal import Journal, journal_path
+from .journal import Journal
 from .journal_copy import open_copy
 from .journal_head import HEAD_NAME
+from .journal_paths import journal_path, lock_path
 from .keepalive import KeepAlive
 from .liveness import Liveness
 from .progress import ProgressBoard
@@ -46,13 +50,17 @@ _log = logging.getLogger(__name__)
 class Term(msgspec.Struct, frozen=True):
     """How a controller takes over.
 
-    `wait_s`: how long to stand by for the present controller to end. `stop`: why the job is to be stopped at once,
-    unless that has been asked for before. `in_memory`: with a copy of a journal that cannot be written.
+    `wait_s`: how long to stand by for the present controller to end; None: without a limit. `lease_s`: depose it when
+    it shows no sign of life for so long; None: wait for its end. `stop`: why the job is to be stopped at once, unless
+    that has been asked for before. `in_memory`: with a copy of a journal that cannot be written. `name`: what this
+    controller is called.
     """
 
-    wait_s: float = 10.0
+    wait_s: float | None = 10.0
+    lease_s: float | None = None
     stop: str | None = None
     in_memory: bool = False
+    name: str | None = None
 
 
 def serve(
@@ -69,14 +77,15 @@ def serve(
     SIGINT and SIGTERM ask the machine to stop the job. Raises JournalError, JournalSuperseded or ConfigurationError;
     then the job is not over, and another controller may continue it.
     """
-    alive.beat()
     _allow_many_connections()
     with contextlib.ExitStack() as stack:
-        path, head = journal_path(job_directory), run_directory / HEAD_NAME
-        if term.in_memory:
-            journal = stack.enter_context(open_copy(path, head=head))
-        else:
-            journal = stack.enter_context(Journal.open(path, wait_s=term.wait_s, head=head, beat=alive.beat))
+        entry = RosterEntry(run_directory, term.name)
+        stack.callback(entry.close)
+        journal = stack.enter_context(_elected(job_directory, run_directory, term, alive))
+        alive.start()
+        entry.enter(ControllerPhase.LOADING, journal.term)
+        stack.push(lambda kind, *_: _leave(entry) if kind is JournalSuperseded else None)
+        discard_sockets(run_directory)
         job, policy = journal.founding.job, journal.founding.policy
         router = bind(listen, run_directory, JobKeys.load_server(keys_directory))
         stack.callback(router.close)
@@ -109,6 +118,8 @@ def serve(
             codes=fault_codes(policy.faults),
             alive=alive,
             stop=term.stop,
+            on_serving=lambda: entry.enter(ControllerPhase.HOT, journal.term),
+            controllers=lambda: controllers(run_directory),
         )
         exit_code = asyncio.run(_drive(driver, run_directory))
         if term.in_memory and read_result(job_directory) is None:
@@ -116,6 +127,28 @@ def serve(
             result = JobResult(job.job, exit_code, driver.status().reason, journal.term, time.time())
             write_result(run_directory, result)
         return exit_code
+
+
+def _elected(job_directory: Path, run_directory: Path, term: Term, alive: KeepAlive) -> Journal:
+    """Stand by until this controller leads, and begin its term. Raises JournalError."""
+    path, head = journal_path(job_directory), run_directory / HEAD_NAME
+    alive.beat()
+    if term.in_memory:
+        return open_copy(path, head=head)
+    beat = alive.beat if term.wait_s is not None else alive.stand_by
+    election = FileElection(lock_path(path), lease_s=term.lease_s)
+    return Journal.open(path, wait_s=term.wait_s, head=head, beat=beat, election=election)
+
+
+def _leave(entry: RosterEntry) -> None:
+    """Say that this controller was deposed, and serves nobody any more."""
+    entry.enter(ControllerPhase.OUT_OF_SERVICE)
+
+
+def discard_sockets(run_directory: Path) -> None:
+    """Remove the unix sockets of the last leader: it may be frozen, and still be taken for one that listens."""
+    for path in (socket_path(run_directory), run_directory.resolve() / SOCKET_NAME):
+        path.unlink(missing_ok=True)
 
 
 def bind(listen: str, run_directory: Path, keys: ServerKeys) -> RouterSocket:

@@ -27,9 +27,9 @@ class StoryEntry(msgspec.Struct, frozen=True):
     ignored: str = ""  # why it changed nothing
 
 
-def turns(machine: RecoveryMachine, events: Iterable[tuple[Event, float]]) -> Iterator[StoryEntry]:
-    """Yield what each event led to, in order. `machine`: one to which nothing has happened yet."""
-    for number, (event, at_s) in enumerate(events, start=1):
+def turns(machine: RecoveryMachine, events: Iterable[tuple[Event, float]], first: int = 1) -> Iterator[StoryEntry]:
+    """Yield what each event led to, in order. `machine`: one that stands in front of event number `first`."""
+    for number, (event, at_s) in enumerate(events, start=first):
         before, opened, counted = machine.phase, _open(machine), dict(machine.state.history.ignored)
         actions = tuple(machine.handle(event, at_s))
         ignored = (why for why, count in machine.state.history.ignored.items() if count > counted.get(why, 0))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ..protocol import codec
+from ..protocol.dedup import SenderMemory
 from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import MailboxFull, WireError
 from ..protocol.mailbox import Mailbox
@@ -42,6 +43,7 @@ class Wire:
         self._routes = routes
         self._world_size = world_size
         self._unconfirmed = 0
+        self._out_of_reach: dict[str, set[str]] = {}  # connections that are not there yet, and whom they lead to
         self._refused: Counter[str] = Counter()
 
     @property
@@ -69,6 +71,9 @@ class Wire:
                 continue
             if self._admit(received.identity, envelope, now):
                 arrivals.append(Arrival(envelope, received.identity))
+        for connection in [each for each in self._out_of_reach if self._router.knows(each)]:
+            for receiver in self._out_of_reach.pop(connection):
+                self._mailbox.reached(receiver, now)
         return arrivals
 
     def _admit(self, connection: str, envelope: Envelope, now: float) -> bool:
@@ -113,10 +118,10 @@ class Wire:
         envelope = self._mailbox.post(body, arrival.envelope.sender, now, reliable=False)
         self._transmit(envelope, arrival.connection)
 
-    def restore(self, seen: Iterable[tuple[str, int, int]]) -> None:
-        """Remember what an earlier controller took in, so that nothing is taken in twice."""
-        for sender, session, number in seen:
-            self._mailbox.remember(sender, session, number)
+    def restore(self, taken_in: Iterable[tuple[str, SenderMemory]]) -> None:
+        """Remember what earlier controllers took in, so that nothing is taken in twice."""
+        for sender, memory in taken_in:
+            self._mailbox.recall(sender, memory)
 
     def forget(self, receiver: str) -> None:
         """Stop resending to a receiver."""
@@ -152,7 +157,8 @@ class Wire:
         except WireError:
             _log.exception("%s for %s cannot be sent", type(envelope.body).__name__, envelope.receiver)
             return
-        self._router.send(connection, data)
+        if not self._router.send(connection, data) and not self._router.knows(connection):
+            self._out_of_reach.setdefault(connection, set()).add(envelope.receiver)
 
     def refuse(self, reason: str, connection: str) -> None:
         """Count what is not believed."""

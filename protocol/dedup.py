@@ -40,6 +40,13 @@ class SenderMemory:
         self.taken |= bit
         return True
 
+    @classmethod
+    def of(cls, session: int, highest: int, taken: int) -> "SenderMemory":
+        """Return the memory of a receiver that has acknowledged all that it had taken."""
+        made = cls(session)
+        made.highest, made.taken, made.acknowledged = highest, taken, taken
+        return made
+
     def mark_acknowledged(self, number: int) -> None:
         """Remember that a repeated `number` may be acknowledged at once."""
         age = self.highest - number

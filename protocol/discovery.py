@@ -10,7 +10,8 @@ from pathlib import Path
 from .errors import ConfigurationError
 
 ENDPOINT_NAME = "controller.endpoint"
-LOOKUP_S = 1.0  # a controller that has been silent for this long is looked up, again and again
+LOOKUP_S = 1.0  # a controller that has been silent for this long is looked up,
+LOOKUP_EVERY_S = 0.2  # again and again
 FOUND_S = 5.0  # by then every living agent has found a controller that has just started
 GIVE_UP_S = 7 * 24 * 3600.0  # what is to be said to a controller is kept for so long: training continues without one
 _TCP = "tcp://"

@@ -95,6 +95,15 @@ def bound(endpoint: str) -> socket.socket:
     return made
 
 
+def file_at(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of the file of that name; None when there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def name_of(listener: socket.socket) -> str:
     """Return the endpoint that a socket is bound to."""
     if listener.family == socket.AF_UNIX:

@@ -13,6 +13,8 @@
     +-- MailboxFull                 more is unacknowledged than a mailbox may hold; nothing was posted
     +-- JournalError                the controller's journal cannot be read or written
     |   +-- JournalDamaged          it is not what was written: no controller may act on it
+    |   +-- ElectionLost            another controller was quicker to depose a silent leader
+    |   +-- SnapshotUnreadable      a snapshot in it is not one that this version reads; an earlier one may do
     |   +-- JournalSuperseded       a later term has begun: this controller is no longer the active one
     +-- PlatformError               nodes could not be had or released
     +-- YamlError                   YAML text is refused; carries line and column
@@ -81,6 +83,14 @@ class JournalError(MidstepError):
 
 class JournalDamaged(JournalError):
     """The journal is not what was written: records are missing, changed or foreign. No controller may act on it."""
+
+
+class SnapshotUnreadable(JournalError):
+    """A snapshot in the journal cannot be read by this version. An earlier one, or the events, may do."""
+
+
+class ElectionLost(JournalError):
+    """Another controller was quicker to depose a silent leader: stand by again."""
 
 
 class JournalSuperseded(JournalError):

@@ -63,7 +63,7 @@ class Incident(msgspec.Struct, frozen=True):
     median_step_s: float = 0.0
     outcome: Outcome = Outcome.OPEN
     ended_reason: str = ""
-    abridged: bool = False  # what each rank did is left out, to keep an answer small; the journal has it
+    abridged: bool = False  # what each rank did is left out, to keep it small; the events have it
 
     @property
     def rung(self) -> Rung | None:
@@ -82,6 +82,20 @@ class Incident(msgspec.Struct, frozen=True):
         """Whether every rank that was not to be replaced has the process id that it had before."""
         return all(
             self.pids_after.get(rank) == pid for rank, pid in self.pids_before.items() if rank not in self.replaced
+        )
+
+    def without_ranks(self) -> "Incident":
+        """Leave out what each rank did. Which healthy process was not kept, if any, is still seen."""
+        replaced = frozenset(self.replaced)
+        harmed = [
+            rank for rank, pid in self.pids_before.items() if rank not in replaced and self.pids_after.get(rank) != pid
+        ]
+        return msgspec.structs.replace(
+            self,
+            rank_phases=(),
+            pids_before={rank: self.pids_before[rank] for rank in harmed},
+            pids_after={rank: self.pids_after[rank] for rank in harmed if rank in self.pids_after},
+            abridged=True,
         )
 
     @property
@@ -145,6 +159,26 @@ class HoldRecord(msgspec.Struct, frozen=True):
     lost: tuple[str, ...] = ()
 
 
+class ControllerPhase(StrEnum):
+    """What a controller does."""
+
+    COLD = "cold"  # it stands by
+    LOADING = "loading"  # it has been elected, and reads the journal; who asks is to try later
+    HOT = "hot"  # it leads
+    OUT_OF_SERVICE = "not in service"  # another one leads, and it leaves
+
+
+class ControllerStatus(msgspec.Struct, frozen=True):
+    """A controller of the job that lives. `term`: of the one that leads. `since_s`: wall-clock seconds."""
+
+    name: str
+    pid: int
+    host: str
+    phase: ControllerPhase
+    term: int
+    since_s: float
+
+
 class JobStatus(msgspec.Struct, frozen=True):
     """The answer to `midstep status`: the machine's view at `at_s`.
 
@@ -172,3 +206,4 @@ class JobStatus(msgspec.Struct, frozen=True):
     faults_left_out: int = 0  # those that were heard of first
     holding: str = ""
     holds: tuple[HoldRecord, ...] = ()
+    controllers: tuple[ControllerStatus, ...] = ()  # those that live, as far as the one that answers knows

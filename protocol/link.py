@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from .codec import decode, encode
-from .discovery import LOOKUP_S, Lookup
+from .discovery import LOOKUP_EVERY_S, LOOKUP_S, Lookup
 from .errors import ConfigurationError, MailboxFull, WireError
 from .mailbox import Mailbox
 from .messages import Envelope, Message
@@ -119,7 +119,7 @@ class ControllerLink:
 
     def _follow(self) -> None:
         """Look a silent controller up, and connect to where it is: another process may have its old port by now."""
-        self._next_lookup = self._loop.call_later(LOOKUP_S, self._follow)
+        self._next_lookup = self._loop.call_later(LOOKUP_EVERY_S, self._follow)
         if self._loop.time() - self._heard_s < LOOKUP_S:
             return
         try:

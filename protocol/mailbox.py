@@ -18,6 +18,7 @@ from .dedup import WINDOW, SenderMemory
 from .enums import StrEnum
 from .errors import ConfigurationError, MailboxFull
 from .messages import Ack, Envelope, Message
+from .taken import Taken
 from .types import CONTROLLER, DETECTOR_PREFIX
 
 MAX_SENDERS = 65_536
@@ -38,19 +39,6 @@ class Refusal(StrEnum):
     TOO_MANY_SENDERS = "too many senders"
     DUPLICATE = "duplicate"  # normal on a lossy wire
     UNKNOWN_ACK = "acknowledges another session"
-
-
-class Taken(msgspec.Struct, frozen=True):
-    """What became of an envelope that arrived.
-
-    `reply`, if there is one, must be sent now. `new_session`: the first word of this session of its sender, so the
-    sender is new or has been restarted.
-    """
-
-    deliver: bool
-    refused: str | None = None
-    reply: Envelope | None = None
-    new_session: bool = False
 
 
 class _Outgoing:
@@ -187,6 +175,12 @@ class Mailbox:
         for receiver in self._outgoing:
             self._hurry(receiver, now)
 
+    def reached(self, receiver: str, now: float) -> None:
+        """Send at once what waits for a receiver that was out of reach when it was to be sent."""
+        for outgoing in self._outgoing.get(receiver, {}).values():
+            outgoing.wait_s, outgoing.due_s = self._retry_s, now
+            self._schedule(outgoing)
+
     def forget(self, receiver: str) -> None:
         """Drop what is unacknowledged for a receiver that is gone. Its numbers continue where they were."""
         self._outstanding -= len(self._outgoing.pop(receiver, {}))
@@ -229,6 +223,12 @@ class Mailbox:
         if sender is not None and sender.session == envelope.session:
             sender.mark_acknowledged(envelope.number)
         return self._ack(envelope)
+
+    def recall(self, sender: str, memory: SenderMemory) -> None:
+        """Note all that an earlier process in its place had taken in from a sender. For a restart, from the journal."""
+        known = self._senders.get(sender)
+        if known is None or known.session <= memory.session:
+            self._senders[sender] = memory
 
     def remember(self, sender: str, session: int, number: int) -> None:
         """Note that a message was taken in by an earlier process in its place. For a restart, from the journal."""

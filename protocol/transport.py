@@ -19,7 +19,7 @@ import zmq
 
 from .codec import MAX_MESSAGE_BYTES
 from .connection_limits import ConnectionLimits, limits_by_descriptors
-from .endpoints import allow_many_connections, bound, ipc_path, name_of, prepare_ipc
+from .endpoints import allow_many_connections, bound, file_at, ipc_path, name_of, prepare_ipc
 from .errors import ConfigurationError
 from .front import Front
 from .gatekeeper import ZAP_DOMAIN, Gatekeeper
@@ -81,6 +81,7 @@ class RouterSocket(NonblockingSocket):
             prepare_ipc(path)
         super().__init__(zmq.ROUTER, context)
         self._path = path
+        self._file: tuple[int, int] | None = None
         self._gatekeeper: Gatekeeper | None = None
         self._front: Front | None = None
         self._peers: dict[str, _Peer] = {}
@@ -92,6 +93,7 @@ class RouterSocket(NonblockingSocket):
             self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
             self.endpoint = self._listen(endpoint) if limits is None else self._listen_behind(endpoint, limits)
+            self._file = None if path is None else file_at(path)
         except (zmq.ZMQError, OSError) as error:
             self.close()
             raise ConfigurationError(f"cannot listen at {endpoint}: {error}.") from error
@@ -110,6 +112,10 @@ class RouterSocket(NonblockingSocket):
         if self._front is not None:
             self._front.check()
         return super().receive(limit)
+
+    def knows(self, identity: str) -> bool:
+        """Whether a client of that identity has connected."""
+        return identity in self._peers
 
     def send(self, identity: str, data: bytes) -> bool:
         """Send to a client. False: it is not connected, its queue is full, or the message is too big."""
@@ -159,8 +165,8 @@ class RouterSocket(NonblockingSocket):
             self._front.close()
         if self._gatekeeper is not None:
             self._gatekeeper.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if self._path is not None and self._file is not None and file_at(self._path) == self._file:
+            self._path.unlink(missing_ok=True)  # and not that of a process that has taken the name over
 
     def _accept(self, frames: Sequence[zmq.Frame]) -> Received | None:
         routing_id = frames[0].bytes

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from ...controller.file_system import require_local
-from ...controller.journal import Journal, journal_path
+from ...controller.journal import Journal
 from ...controller.journal_head import HEAD_NAME
+from ...controller.journal_paths import journal_path
 from ...devices import one_node_on_a_machine, rank_environment
 from ...policies.files import load_policy, render
 from ...policies.roles import beyond

@@ -11,11 +11,12 @@ from typing import IO
 
 import msgspec
 
-from ...agent.linux import die_with_parent
-from ...controller.keepalive import SERVING
+from ...agent.linux import die_with_parent, is_stopped
+from ...controller.keepalive import SERVING, STANDING_BY
 from ...protocol.time_limit import within
-from .running_time import TICK_S
 
+STOPPED_S = 2.0  # stopped by a signal or a debugger, as the kernel says: no other proof is needed that it hangs
+LOOK_S = 0.25
 START_S = 60.0  # to the first sign of life: Python comes up, on a busy machine
 KILLED_S = 5.0
 UNKILLABLE_S = 30.0  # a disk that does not answer keeps a killed process in the kernel
@@ -52,6 +53,8 @@ class ControllerProcess:
         self._beat_s: float | None = None
         self.killed_for = ""  # why, if it had to be
         self._killed_s: float | None = None
+        self._stopped_s: float | None = None
+        self.stands_by = False  # another controller leads the job
         self.serving_s: float | None = None  # when its loop was first seen to turn
         os.set_blocking(pipe, False)
         asyncio.get_running_loop().add_reader(pipe, self._read)
@@ -100,11 +103,11 @@ class ControllerProcess:
         self._signal(signal.SIGINT)
 
     async def ended(self, tick: Callable[[], None]) -> Ending:
-        """Wait for its end, which is brought about when it hangs; call `tick` at least every TICK_S meanwhile."""
+        """Wait for its end, which is brought about when it hangs; call `tick` every LOOK_S meanwhile."""
         exited = asyncio.ensure_future(self._process.wait())
         try:
             while not exited.done():
-                await asyncio.wait([exited], timeout=TICK_S)
+                await asyncio.wait([exited], timeout=LOOK_S)
                 self._judge()
                 tick()
                 if self._killed_s is not None and self._now() - self._killed_s > UNKILLABLE_S:
@@ -128,10 +131,20 @@ class ControllerProcess:
         now = self._now()
         limit_s = START_S if self._beat_s is None else self._hang_s
         silent_s = now - (self._started_s if self._beat_s is None else self._beat_s)
+        if self._is_stopped_for_long(now):
+            limit_s = STOPPED_S
         if silent_s > limit_s and self._killed_s is None and self._process.returncode is None:
             self._killed_s = now
             self.killed_for = f"was killed, as it had shown no sign of life for {silent_s:.0f} s"
             self._signal(signal.SIGKILL)
+
+    def _is_stopped_for_long(self, now: float) -> bool:
+        if self._process.returncode is not None or not is_stopped(self._process.pid):
+            self._stopped_s = None
+            return False
+        if self._stopped_s is None:
+            self._stopped_s = now
+        return now - self._stopped_s >= STOPPED_S
 
     def _read(self) -> None:
         try:
@@ -142,7 +155,8 @@ class ControllerProcess:
             self._stop_reading()
             return
         self._beat_s = self._now()
-        if self.serving_s is None and SERVING in beats:
+        self.stands_by = beats.endswith(STANDING_BY)
+        if self.serving_s is None and (SERVING in beats or self.stands_by):
             self.serving_s = self._beat_s
             self._on_serving()
 

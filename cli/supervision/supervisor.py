@@ -15,8 +15,10 @@ from typing import IO
 
 import msgspec
 
+from ...controller.endpoints.control_requests import StopJobRequest
+from ...controller.endpoints.control_socket import ask
 from ...controller.endpoints.discovery_files import JobResult, read_result, write_result
-from ...controller.journal import read_status
+from ...controller.journal_reading import read_status
 from ...platforms.log_files import open_log
 from ...protocol.errors import MidstepError, PlatformError
 from ...protocol.time_limit import within
@@ -59,6 +61,7 @@ class Supervisor:
         self._waits = backoff or Backoff()
         self._backoff = RestartBackoff(self._waits)
         self._process: ControllerProcess | None = None
+        self._asking: asyncio.Future[None] | None = None
         self._stop_reason: str | None = None
         self._told_to_stop = False  # the present process
         self._hurry = asyncio.Event()
@@ -123,7 +126,9 @@ class Supervisor:
         if self._job.listen is not None:
             command += ["--listen", self._job.listen, "--keys", str(self._job.run_directory / "keys")]
         self._told_to_stop = attempt is not NextStart.ORDINARY
-        if self._told_to_stop:
+        if not self._told_to_stop:
+            command += ["--standby"]  # another one may lead, which somebody has started beside this launcher
+        else:
             command += ["--stop", self._stop_reason or self._lost_reason()]
         if attempt is NextStart.LAST_RESORT:
             _log.error("the job is to be stopped by a controller of last resort, with a copy of the journal in memory")
@@ -157,7 +162,16 @@ class Supervisor:
         if self._stop_reason is None or self._told_to_stop or process is None or not process.serves:
             return
         self._told_to_stop = True
-        process.interrupt()
+        if process.stands_by:
+            self._asking = asyncio.ensure_future(asyncio.to_thread(self._ask_leader, self._stop_reason))
+        else:
+            process.interrupt()
+
+    def _ask_leader(self, reason: str) -> None:
+        try:
+            ask(self._job.run_directory, StopJobRequest(reason))
+        except MidstepError as error:
+            _log.error("the controller that leads the job cannot be asked to stop it: %s", error)
 
     async def _result(self, ending: Ending) -> JobResult | None:
         """Return how the job ended, if it has: from the notice, or from the journal where there was no room for one."""

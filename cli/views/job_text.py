@@ -5,7 +5,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...protocol.incidents import BudgetUse, Incident, JobStatus, Outcome
+from ...protocol.incidents import BudgetUse, ControllerPhase, ControllerStatus, Incident, JobStatus, Outcome
 from .causes import headline_cause
 from .incident_text import OUTCOME_STYLES, incident_view
 from .timeline import incident_end_s
@@ -74,6 +74,19 @@ def hold_lines(status: JobStatus) -> list[Text]:
         silent = f"{len(hold.nodes)} of {count_text(hold.watched, 'node')} silent for {duration_text(hold.held_s)}"
         lines.append(Text(f"held: {silent} up to {clock_text(hold.ended_s)}, {end}", style="yellow"))
     return lines
+
+
+def controller_line(status: JobStatus) -> list[Text]:
+    """Return which controllers the job has, where there are several or the one is not in service."""
+    living = status.controllers
+    if len(living) < 2 and all(each.phase is ControllerPhase.HOT for each in living):
+        return []
+    return [Text("controllers: ").append(Text(", ".join(map(_controller_text, living))))]
+
+
+def _controller_text(each: ControllerStatus) -> str:
+    text = f"{cell(each.name)} (pid {each.pid}) {each.phase}"
+    return f"{text}, term {each.term}" if each.term else text
 
 
 def overview(incidents: tuple[Incident, ...], until_s: float) -> Table:

@@ -5,6 +5,8 @@ first what each rank did, then the earliest incidents themselves; of the standin
 How many were left out is said. The journal keeps all of it.
 """
 
+from itertools import islice
+
 import msgspec
 
 from ...protocol.incidents import Incident, JobStatus, StandingFault
@@ -77,24 +79,17 @@ def _latest_faults(faults: tuple[StandingFault, ...], room: int) -> tuple[Standi
 
 def _short(incident: Incident) -> Incident:
     """Return an incident without what each rank did. Which healthy process was not kept, if any, is still seen."""
-    replaced = frozenset(incident.replaced)
-    harmed = [
-        rank
-        for rank, pid in incident.pids_before.items()
-        if rank not in replaced and incident.pids_after.get(rank) != pid
-    ][:_MOST_NAMED]
+    short = incident.without_ranks()
     return msgspec.structs.replace(
-        incident,
+        short,
         reports=incident.reports[:_MOST_NAMED],
         decisions=incident.decisions[-_MOST_NAMED:],
         phases=incident.phases[-_MOST_NAMED:],
         generations=incident.generations[-_MOST_NAMED:],
-        rank_phases=(),
         replaced=incident.replaced[:_MOST_NAMED],
-        pids_before={rank: incident.pids_before[rank] for rank in harmed},
-        pids_after={rank: incident.pids_after[rank] for rank in harmed if rank in incident.pids_after},
+        pids_before=dict(islice(short.pids_before.items(), _MOST_NAMED)),
+        pids_after=dict(islice(short.pids_after.items(), _MOST_NAMED)),
         repair_reasons=incident.repair_reasons[:_MOST_NAMED],
-        abridged=True,
     )
 
 

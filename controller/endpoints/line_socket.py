@@ -51,6 +51,7 @@ class LineServer:
         self._take = take
         self._connections: dict[asyncio.StreamWriter, float] = {}  # when each was last heard
         self._server: asyncio.Server | None = None
+        self._inode = 0
 
     async def open(self) -> None:
         """Listen. Raises ConfigurationError when the run directory is open to others, or another process listens."""
@@ -59,6 +60,7 @@ class LineServer:
         try:
             self._server = await asyncio.start_unix_server(self._serve, str(self._path), limit=MAX_LINE_BYTES)
             self._path.chmod(0o600)
+            self._inode = self._path.stat().st_ino
         except OSError as error:
             raise ConfigurationError(f"cannot listen at {self._path}: {error}.") from error
 
@@ -67,7 +69,9 @@ class LineServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                if self._path.stat().st_ino == self._inode:  # and not that of a controller that leads by now
+                    self._path.unlink()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._take_in(writer)

@@ -5,6 +5,7 @@ What was decided is an event of the journal, so the next controller knows the sa
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 from zmq.utils import z85
@@ -32,18 +33,22 @@ class Standing(msgspec.Struct, frozen=True):
     given_back: Callable[[str], bool]
 
 
+@dataclass
 class EnrolmentBook:
     """The nodes that have joined by themselves, by name."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[str, NodeEnrolled] = {}
-        self._by_key: dict[str, str] = {}
-        self._comes_until_s: dict[str, float] = {}
+    _nodes: dict[str, NodeEnrolled] = field(default_factory=dict)
+    _by_key: dict[str, str] = field(default_factory=dict)
+    _comes_until_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def nodes(self) -> Mapping[str, NodeEnrolled]:
         """The latest admission of each name."""
         return self._nodes
+
+    def restore(self, learned: "EnrolmentBook") -> None:
+        """Know what an earlier controller knew, and nothing else."""
+        self._nodes, self._by_key, self._comes_until_s = learned._nodes, learned._by_key, learned._comes_until_s
 
     def learn(self, event: Event, now: float) -> None:
         """Take in an admission, or the loss of a node, whose name is free then."""

@@ -15,7 +15,6 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys
 from ...protocol.types import node_address
 from ..endpoints.control_requests import Accepted, Reply
-from ..events import Event
 from ..wire import Arrival, Wire
 from .book import EnrolmentBook, Standing
 
@@ -30,24 +29,20 @@ class Enroller:
         self._wire = wire
         self._standing = standing
         self._keys = keys_directory
-        self._book = EnrolmentBook()
-
-    def learn(self, event: Event, now: float) -> None:
-        """Take in what has become durable."""
-        self._book.learn(event, now)
+        self.book = EnrolmentBook()
 
     def restore(self) -> None:
         """List the keys of all nodes that an earlier controller has admitted. Raises ConfigurationError."""
-        for enrolled in self._book.nodes.values():
+        for enrolled in self.book.nodes.values():
             JobKeys.admit(self._keys, node_address(enrolled.node), enrolled.public_key)
 
     def take(self, request: EnrolmentRequested, arrival: Arrival, now: float, pend: Callable[..., None]) -> None:
         """Have an admission made durable by `pend(event, answer)`, or answer at once that there is none."""
         terms = JobKeys.load_joining(self._keys)
         expires_s = 0 if terms is None else terms.expires_s
-        decided = self._book.decide(request, self._standing, now, expires_s=expires_s, wall_s=time.time())
+        decided = self.book.decide(request, self._standing, now, expires_s=expires_s, wall_s=time.time())
         if isinstance(decided, NodeEnrolled):
-            before = self._book.nodes.get(decided.node)
+            before = self.book.nodes.get(decided.node)
             if before is not None and before.public_key != decided.public_key:
                 JobKeys.withdraw(self._keys, before.public_key)
             self._book.learn(decided, now)  # at once: another request may come before this one is durable

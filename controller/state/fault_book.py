@@ -5,8 +5,7 @@ that the job has nothing to do with; the book keeps what each of them said last,
 often a code came on a device, and answers what speaks against a node.
 """
 
-from collections import deque
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -25,17 +24,16 @@ _LASTING = frozenset({Treatment.LEAVE, Treatment.CLOSE})
 Key = tuple[str, ...]
 
 
+@dataclass
 class FaultBook:
     """All faults that stand, in the order in which they came. `devices_per_node`: those that ranks can be on."""
 
-    def __init__(self, devices_per_node: int, too_often: Iterable[TooOften] = ()) -> None:
-        self.put_off: list[FaultReport] = []  # what came while there was no world to recover, for when there is one
-        self._devices = devices_per_node
-        self._too_often = tuple(too_often)
-        self._standing: dict[Key, StandingFault] = {}
-        self._keys: dict[str, dict[Key, None]] = {}  # by detector, the oldest first
-        self._times: dict[Key, deque[float]] = {}
-        self._most_times = max((rule.times for rule in self._too_often), default=1)
+    devices_per_node: int
+    too_often: tuple[TooOften, ...] = ()
+    put_off: list[FaultReport] = field(default_factory=list)  # came while there was no world to recover
+    _standing: dict[Key, StandingFault] = field(default_factory=dict)
+    _keys: dict[str, dict[Key, None]] = field(default_factory=dict)  # by detector, the oldest first
+    _times: dict[Key, list[float]] = field(default_factory=dict)
 
     def enter(self, report: FaultReport, now: float) -> tuple[FaultReport, bool]:
         """Enter what occurred; return it, at a higher level if it came too often, and whether it is news.
@@ -74,7 +72,7 @@ class FaultBook:
 
     def concerns_ranks(self, report: FaultReport) -> bool:
         """Say whether a rank can be on the device of a report, or the whole node is meant."""
-        return report.device is None or 0 <= report.device < self._devices
+        return report.device is None or 0 <= report.device < self.devices_per_node
 
     def passing(self, node: str, device: int) -> FaultReport | None:
         """Return a fault that has to end before a process is started on the device."""
@@ -105,12 +103,14 @@ class FaultBook:
 
     def _counted(self, report: FaultReport, now: float) -> FaultReport:
         """Note one more occurrence, and raise the level of what came too often."""
-        for rule in self._too_often:
+        most = max((rule.times for rule in self.too_often), default=1)
+        for rule in self.too_often:
             if report.code is None or report.code.lower() not in {code.lower() for code in rule.codes}:
                 continue
             key = (report.node or "", str(report.device), report.code.lower())
-            times = self._times.setdefault(key, deque(maxlen=self._most_times))
+            times = self._times.setdefault(key, [])
             times.append(now)
+            del times[:-most]
             while len(self._times) > MAX_COUNTED:
                 del self._times[next(iter(self._times))]
             recent = sum(now - at_s <= rule.window_s for at_s in times)

@@ -5,6 +5,7 @@ into `Incident` records with phases, decisions and reasons.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -13,16 +14,18 @@ from ...protocol.types import Decision, FaultReport, RestoreSource
 
 MAX_INCIDENTS = 1000
 MAX_REPORTS_PER_INCIDENT = 200
+MAX_ROWS = 100_000  # of all incidents that have ended: what each rank did, and its process ids
 
 
+@dataclass
 class History:
     """All incidents of a job; the last one may be open."""
 
-    def __init__(self) -> None:
-        self.holds: list[HoldRecord] = []  # the latest ones
-        self.ignored: dict[str, int] = {}  # reports that changed nothing, by the reason
-        self._incidents: list[Incident] = []
-        self._rows: list[RankPhase] = []  # of the latest incident, not yet in it: there is one for each rank and phase
+    holds: list[HoldRecord] = field(default_factory=list)  # the latest ones
+    ignored: dict[str, int] = field(default_factory=dict)  # reports that changed nothing, by the reason
+    _incidents: list[Incident] = field(default_factory=list)
+    # Of the latest incident, not yet in it: there is one for each rank and phase.
+    _rows: list[RankPhase] = field(default_factory=list)
 
     @property
     def incidents(self) -> list[Incident]:
@@ -48,6 +51,7 @@ class History:
                 Incident(number=number, began_s=began_s, pids_before=dict(pids), committed_before=committed)
             )
             del self._incidents[:-MAX_INCIDENTS]
+            self._shorten()
         current = self._incidents[-1]
         if len(current.reports) < MAX_REPORTS_PER_INCIDENT:
             self._change(reports=(*current.reports, report), began_s=min(current.began_s, report.at_s))
@@ -126,6 +130,17 @@ class History:
         if self._rows:
             self._change(rank_phases=(*self._incidents[-1].rank_phases, *self._rows))
             self._rows = []
+
+    def _shorten(self) -> None:
+        """Leave out what each rank did in the earliest incidents, so that the history of a big job stays small."""
+        room = MAX_ROWS
+        for index in range(len(self._incidents) - 2, -1, -1):
+            incident = self._incidents[index]
+            if incident.abridged:
+                return
+            room -= len(incident.rank_phases) + len(incident.pids_before) + len(incident.pids_after)
+            if room < 0:
+                self._incidents[index] = incident.without_ranks()
 
     @staticmethod
     def _ended(phase: PhaseRecord, now: float) -> PhaseRecord:

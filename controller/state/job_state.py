@@ -46,14 +46,14 @@ _ON_THE_WAY = (RankState.STARTING, *PARKED, RankState.QUIESCING)
 OVER = frozenset({Phase.SAVING, Phase.ENDED})
 
 
-class Result(msgspec.Struct, frozen=True):
+class Result(msgspec.Struct, frozen=True, tag=True):
     """How the job ends, or will end when its checkpoint is written."""
 
     exit_code: int
     reason: str
 
 
-class Resize(msgspec.Struct, frozen=True):
+class Resize(msgspec.Struct, frozen=True, tag=True):
     """The world starts anew in another size when its checkpoint is written; `leaving` nodes are replaced then."""
 
     leaving: tuple[str, ...] = ()

@@ -88,12 +88,14 @@ class World:
     holders: list[Holder] = field(default_factory=list)
     nodes: dict[str, Node] = field(default_factory=dict)
     _by_node: dict[str, list[int]] = field(default_factory=dict)  # the ranks of each node, in order
-    _standing: dict[RankState, set[int]] = field(default_factory=lambda: {state: set() for state in RankState})
+    # The ranks in each state, in the order in which they came to it, which decides: it has to outlive a controller.
+    _standing: dict[RankState, dict[int, None]] = field(default_factory=lambda: {state: {} for state in RankState})
     retired: dict[int, Holder] = field(default_factory=dict)  # ranks that the world is too small for now
 
     def __post_init__(self) -> None:
-        self.holders = [Holder(rank) for rank in range(self.size)]
-        self._standing[RankState.ABSENT] = set(range(self.size))
+        if not self.holders:  # else it is the world of an earlier controller
+            self.holders = [Holder(rank) for rank in range(self.size)]
+            self._standing[RankState.ABSENT] = dict.fromkeys(range(self.size))
 
     def take(self, holder: Holder, event: RankEvent) -> None:
         """Move a rank to where an event takes it. What does not fit its state changes nothing.
@@ -101,9 +103,9 @@ class World:
         A rank that the world has become too small for is not counted.
         """
         state = after(holder.state, event)
-        if self.holder(holder.rank) is holder:
-            self._standing[holder.state].discard(holder.rank)
-            self._standing[state].add(holder.rank)
+        if self.holder(holder.rank) is holder and state is not holder.state:
+            self._standing[holder.state].pop(holder.rank, None)
+            self._standing[state][holder.rank] = None
         holder._state = state
 
     def lose(self, holder: Holder) -> None:
@@ -125,8 +127,9 @@ class World:
         for holder in self.holders:
             holder.needs = ()  # state is divided in another way
         for state, ranks in self._standing.items():
-            ranks.intersection_update(range(size))
-            ranks.update(rank for rank in more if self.holders[rank].state is state)
+            for rank in [each for each in ranks if each >= size]:
+                del ranks[rank]
+            ranks.update(dict.fromkeys(rank for rank in more if self.holders[rank].state is state))
         self.size = size
 
     def holder(self, rank: int) -> Holder | None:

@@ -24,8 +24,10 @@ from midstep.cli.supervision.controller_notice import read_notice, why_no_answer
 from midstep.cli.supervision.supervisor import Supervisor
 from midstep.controller.endpoints.discovery_files import JobResult, read_result
 from midstep.controller.events import StopRequested
-from midstep.controller.journal import Journal, JournalEntry, journal_path, read_status
+from midstep.controller.journal import Journal, JournalEntry
 from midstep.controller.journal_copy import open_copy
+from midstep.controller.journal_paths import journal_path
+from midstep.controller.journal_reading import read_status
 from midstep.policies.schema import ControllerPolicy, Policy, WhenLost, job_settings
 from midstep.protocol.errors import JournalError, PlatformError
 from midstep.protocol.run_directories import claim
@@ -175,7 +177,7 @@ def test_a_job_whose_first_controller_never_comes_up_ends_at_once_with_the_reaso
 
 @attack(
     "the controller is stopped by SIGSTOP and shows no sign of life",
-    holds="after `controller.hang_s` it is killed, and the next one takes over",
+    holds="after 2 s (`controller.hang_s` where it hangs otherwise) it is killed, and the next one takes over",
     reads="`its controller (pid ...) is stopped by a signal` in `midstep status`",
 )
 def test_a_controller_that_hangs_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ def lose_a_rank(state: JobState) -> None:
 
 def miscount(state: JobState) -> None:
     """A rank stands in two states."""
-    state.world._standing[state.world.holders[1].state].discard(1)
+    state.world._standing[state.world.holders[1].state].pop(1)
 
 
 def blame(state: JobState) -> None:

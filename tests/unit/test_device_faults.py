@@ -193,7 +193,7 @@ def test_two_detectors_that_see_the_same_are_two_entries_and_each_recovers_its_o
 
 
 def test_what_comes_too_often_on_one_device_is_separated_until_a_person_has_looked() -> None:
-    book = FaultBook(2, [TooOften(codes=("C1",), times=3, window_s=100.0)])
+    book = FaultBook(2, (TooOften(codes=("C1",), times=3, window_s=100.0),))
     report = FaultReport(
         FaultKind.DEVICE, 0.0, "d", "", node="n", device=0, level=FaultLevel.RESTART_BUSINESS, code="c1"
     )

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, InjectRequested, StopRequested
-from midstep.controller.journal import Journal, JournalEntry, journal_path, read_status
+from midstep.controller.journal import Journal, JournalEntry
 from midstep.controller.journal_chain import link
+from midstep.controller.journal_paths import journal_path
+from midstep.controller.journal_reading import read_status
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import JournalError, JournalSuperseded
 from midstep.protocol.messages import NodeJoined, RankJoined
@@ -67,6 +69,14 @@ def entry(event: Event, number: int, sender: str = "node/node0", session: int = 
     return JournalEntry(event, sender, session, number)
 
 
+def taken_in(journal: Journal) -> dict[tuple[str, int], set[int]]:
+    """What would not be taken in again, by sender and session."""
+    return {
+        (name, known.session): {number for number in range(known.highest + 1) if known.was_acknowledged(number)}
+        for name, known in journal.taken_in()
+    }
+
+
 def test_replay_returns_every_event_with_its_time_in_order(path: Path) -> None:
     with Journal.open(path) as journal:
         for number, event in enumerate(EVENTS, start=1):
@@ -99,7 +109,8 @@ def test_messages_without_a_number_are_never_taken_for_repetitions(path: Path) -
         assert len(list(journal.replay())) == 2
 
 
-def test_seen_names_the_latest_session_of_each_sender_and_not_the_controller(path: Path) -> None:
+def test_what_was_taken_in_is_that_of_the_latest_session_of_each_sender(path: Path) -> None:
+    """And nothing of the controller's own."""
     with Journal.open(path) as journal:
         entries = [
             entry(DeadlinePassed(), 1, "node/a", 5),
@@ -110,7 +121,10 @@ def test_seen_names_the_latest_session_of_each_sender_and_not_the_controller(pat
             entry(DeadlinePassed(), 1, "controller", 1),
         ]
         journal.append(entries, 1.0)
-        assert list(journal.seen()) == [("node/a", 6, 1), ("node/a", 6, 2), ("rank/0", 3, 9)]
+        before = taken_in(journal)
+    with Journal.open(path) as journal:
+        assert len(list(journal.load(lambda state: None))) == 6
+        assert taken_in(journal) == before == {("node/a", 6): {1, 2}, ("rank/0", 3): {9}}
 
 
 def test_each_opening_has_a_higher_term_and_session(path: Path) -> None:

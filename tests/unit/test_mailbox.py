@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from midstep.protocol.dedup import WINDOW, SenderMemory
 from midstep.protocol.errors import ConfigurationError, MailboxFull
-from midstep.protocol.mailbox import DETECTOR_QUIET_S, Mailbox, Refusal, Taken
+from midstep.protocol.mailbox import DETECTOR_QUIET_S, Mailbox, Refusal
 from midstep.protocol.messages import Ack, Envelope, ProbeProgress, Quiesce, RankFinished
+from midstep.protocol.taken import Taken
 from midstep.protocol.types import CONTROLLER
 
 QUIESCE = Quiesce(rank=0, generation=1)
@@ -312,3 +313,15 @@ def test_on_a_lossy_wire_everything_is_delivered_exactly_once(seed: int) -> None
         wire.step(now)
     assert wire.delivered == dict.fromkeys(posted, 1)
     assert all(box.next_due() is None for box in wire.ends.values())
+
+
+def test_what_could_not_be_sent_is_due_when_its_receiver_can_be_reached() -> None:
+    """And not only when its wait is over."""
+    box = Mailbox(job="demo", address="controller", session=1, retry_s=0.5)
+    posted = box.post(Ack(1, 1), "node/a", 10.0)
+    box.post(Ack(1, 2), "node/b", 10.0)
+    assert box.due(10.1) == []
+    box.reached("node/a", 10.1)
+    assert [each.number for each in box.due(10.1)] == [posted.number]
+    assert box.due(10.2) == []
+    assert {each.receiver for each in box.due(10.7)} == {"node/b"}

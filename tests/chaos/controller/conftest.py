@@ -14,7 +14,9 @@ import pytest
 
 from midstep.controller.endpoints.control_requests import Request, StatusReply, StatusRequest
 from midstep.controller.endpoints.control_socket import NoController, ask
-from midstep.controller.journal import Journal, journal_path, read_status
+from midstep.controller.journal import Journal
+from midstep.controller.journal_paths import journal_path
+from midstep.controller.journal_reading import read_status
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol import codec
 from midstep.protocol.discovery import read_endpoint
@@ -215,8 +217,8 @@ class Cluster:
         directories = ["--job-dir", str(self.job_directory), "--run-dir", str(self.run_directory)]
         return [sys.executable, "-m", "midstep.cli.main", "controller", *directories, *options]
 
-    def start_controller(self) -> None:
-        self.controllers.append(subprocess.Popen(self.command(), stderr=self.log))
+    def start_controller(self, *options: str) -> None:
+        self.controllers.append(subprocess.Popen(self.command(*options), stderr=self.log))
 
     def kill_controller(self) -> None:
         self.controllers[-1].kill()
@@ -277,7 +279,10 @@ class Cluster:
                 raise AssertionError(
                     f"waited {PATIENCE_S} s, phase {self.phase()}; controllers said:\n{self.log.read()}"
                 )
+            endpoint = read_endpoint(self.run_directory)
             for node in self.nodes:
+                if endpoint is not None and endpoint != node.socket.endpoint:
+                    node.socket.move_to(endpoint)
                 node.turn()
             time.sleep(0.01)
 

@@ -18,7 +18,8 @@ from midstep.controller.endpoints.control_socket import ControlServer, ask
 from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.controller.enrolment.hosts_wire import open_wire
 from midstep.controller.events import Event
-from midstep.controller.journal import Journal, journal_path
+from midstep.controller.journal import Journal
+from midstep.controller.journal_paths import journal_path
 from midstep.controller.keepalive import KeepAlive
 from midstep.controller.liveness import Liveness
 from midstep.controller.progress import ProgressBoard
@@ -66,6 +67,16 @@ class StubMachine:
         ranks = tuple(RankStatus(rank, "a", 100 + rank, 1, "training", 0, "") for rank in range(4))
         nodes = (NodeStatus("a", "rack", "active", (0, 1)),)
         return JobStatus("demo", now, "running", 1, 0, 0, 0.0, ranks, nodes, (), ())
+
+    @property
+    def is_quiet(self) -> bool:
+        return True
+
+    def memory(self) -> bytes:
+        return b""
+
+    def restore(self, memory: bytes) -> None:
+        """Nothing is remembered."""
 
     def kinds(self) -> list[str]:
         return [type(event).__name__ for event, _ in self.events]

@@ -1,0 +1,35 @@
+"""Keeps the journal of a running job short, between two turns of its controller."""
+
+import logging
+
+from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded
+from .journal import Journal
+from .learned import Learned
+
+AGAIN_S = 60.0  # after it has failed
+
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """Has the journal compacted. That it cannot be done at present is no reason not to continue."""
+
+    def __init__(self, journal: Journal, learned: Learned) -> None:
+        self._journal = journal
+        self._learned = learned
+        self._not_before_s = 0.0
+
+    def step(self, now: float) -> None:
+        """Do a little, if something is to be done. Only when all that was learned is in the journal.
+
+        Raises JournalDamaged, JournalSuperseded.
+        """
+        if now < self._not_before_s:
+            return
+        try:
+            self._journal.compact(self._learned.snapshot, quiet=self._learned.machine.is_quiet)
+        except (JournalDamaged, JournalSuperseded):
+            raise
+        except JournalError as error:
+            self._not_before_s = now + AGAIN_S
+            _log.warning("the journal grows, and the next controller has more to read: %s", error)

@@ -1,0 +1,49 @@
+"""How a job stands, as its active controller knows it: the machine's view, with what is in no journal."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from ..protocol.errors import JournalError
+from ..protocol.incidents import ControllerStatus, JobStatus
+from .endpoints.control_socket import ControlServer
+from .journal import Journal
+from .liveness import Liveness
+from .machine import Machine
+from .progress import ProgressBoard
+from .wire import Wire
+
+
+class LiveStatus:
+    """Adds to the machine's view the latest heartbeats, what was refused, and what stands in the way."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        board: ProgressBoard,
+        liveness: Liveness,
+        *,
+        wire: Wire,
+        control: ControlServer,
+        journal: Journal,
+        controllers: Callable[[], tuple[ControllerStatus, ...]],
+    ) -> None:
+        self._machine = machine
+        self._board = board
+        self._liveness = liveness
+        self._wire = wire
+        self._control = control
+        self._term = journal.term
+        self._controllers = controllers
+
+    def at(self, now: float, error: JournalError | None) -> JobStatus:
+        """Return the status. `error`: why the journal cannot be written, if so."""
+        status = self._board.overlay(self._machine.status(now))
+        return msgspec.structs.replace(
+            status,
+            refused={**status.refused, **self._wire.refused, **self._control.refused},
+            reason=status.reason if error is None else f"the journal cannot be written: {error}",
+            term=self._term,
+            holding=self._liveness.holding(now),
+            controllers=self._controllers(),
+        )

@@ -1,0 +1,171 @@
+"""What an election promises, with real processes: one leads; a dead or frozen one is replaced, and harms nothing."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstep.controller.election.file_election import BEAT_S, FileElection
+from midstep.controller.events import StopRequested
+from midstep.controller.journal import Journal, JournalEntry
+from midstep.controller.journal_paths import journal_path, lock_path
+from midstep.policies.schema import default_policy, job_settings
+from midstep.protocol.errors import JournalError, JournalSuperseded
+from midstep.protocol.types import JobSpec
+
+JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
+LEASE_S = 1.0
+PATIENCE_S = 60.0
+
+LEADER = """
+import os, signal, sys, time
+from pathlib import Path
+from midstep.controller.events import StopRequested
+from midstep.controller.journal import Journal, JournalEntry
+
+def say(text):
+    journal.append([JournalEntry(StopRequested(text), "node/a", 1, 0)], 1.0)
+
+journal = Journal.open(Path(sys.argv[1]))
+say("first")
+print("leads", flush=True)
+if sys.argv[2] == "beats":
+    while True:
+        journal.require_lead()
+        time.sleep(0.05)
+if sys.argv[2] == "frozen in a write":
+    journal._connection.set_trace_callback(
+        lambda statement: os.kill(os.getpid(), signal.SIGSTOP) if statement == "COMMIT" else None
+    )
+    say("never durable")
+os.kill(os.getpid(), signal.SIGSTOP)
+for harm in (lambda: say("late"), journal.require_lead, lambda: journal.compact(lambda: b"", quiet=True)):
+    try:
+        harm()
+        print("nothing", flush=True)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+class Leader:
+    """A process that leads."""
+
+    def __init__(self, path: Path, does: str) -> None:
+        command = [sys.executable, "-c", LEADER, str(path), does]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.line() == "leads"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = journal_path(tmp_path)
+    Journal.create(made, JOB, default_policy())
+    return made
+
+
+@pytest.fixture
+def leaders(path: Path) -> Iterator[list[Leader]]:
+    made: list[Leader] = []
+    yield made
+    for leader in made:
+        leader.close()
+
+
+def successor(path: Path, lease_s: float | None = LEASE_S, wait_s: float | None = None) -> Journal:
+    return Journal.open(path, wait_s=wait_s, election=FileElection(lock_path(path), lease_s=lease_s))
+
+
+def told(journal: Journal) -> list[str]:
+    return [event.reason for event, _ in journal.replay() if isinstance(event, StopRequested)]
+
+
+def test_a_leader_that_shows_signs_of_life_is_left_alone(path: Path, leaders: list[Leader]) -> None:
+    leaders.append(Leader(path, "beats"))
+    with pytest.raises(JournalError, match=f"another controller is active .*pid {leaders[0].process.pid}"):
+        successor(path, wait_s=3 * LEASE_S)
+
+
+def test_a_leader_that_is_killed_is_followed_at_once(path: Path, leaders: list[Leader]) -> None:
+    leaders.append(Leader(path, "beats"))
+    leaders[0].process.kill()
+    with successor(path, lease_s=None) as journal:
+        assert (journal.term, told(journal)) == (2, ["first"])
+
+
+def test_a_frozen_leader_is_deposed_and_can_write_nothing_when_it_wakes_up(path: Path, leaders: list[Leader]) -> None:
+    leaders.append(Leader(path, "frozen"))
+    with successor(path) as journal:
+        assert journal.term == 2
+        leaders[0].process.send_signal(signal.SIGCONT)
+        assert [leaders[0].line() for _ in range(3)] == ["JournalSuperseded", "JournalSuperseded", "nothing"]
+        assert journal.append([JournalEntry(StopRequested("second"), "node/a", 1, 0)], 2.0) == (True,)
+        assert told(journal) == ["first", "second"]
+        time.sleep(2 * BEAT_S)
+        journal.require_lead()  # the lead is not harmed by the one that leaves
+    with successor(path, lease_s=None, wait_s=0.0) as third:
+        assert third.term == 3
+
+
+def test_a_leader_that_is_frozen_in_the_middle_of_a_write_does_not_hold_up_its_successor(
+    path: Path, leaders: list[Leader]
+) -> None:
+    """It has the database's lock; what it was about to write was never durable, and is undone."""
+    leaders.append(Leader(path, "frozen in a write"))
+    with successor(path) as journal:
+        assert (journal.term, told(journal)) == (2, ["first"])
+    assert leaders[0].process.wait(PATIENCE_S) == -signal.SIGKILL
+
+
+def test_without_a_lease_a_frozen_leader_is_waited_for(path: Path, leaders: list[Leader]) -> None:
+    leaders.append(Leader(path, "frozen"))
+    with pytest.raises(JournalError, match="another controller is active"):
+        successor(path, lease_s=None, wait_s=2 * LEASE_S)
+
+
+def test_of_many_that_depose_a_leader_one_leads(path: Path, leaders: list[Leader]) -> None:
+    leaders.append(Leader(path, "frozen"))
+    terms: list[int] = []
+    refused: list[JournalError] = []
+
+    def stand() -> None:
+        try:
+            with successor(path, wait_s=3 * LEASE_S) as journal:
+                terms.append(journal.term)
+                until_s = time.monotonic() + PATIENCE_S
+                while len(refused) < 3 and time.monotonic() < until_s:
+                    journal.require_lead()
+                    time.sleep(0.05)
+        except JournalError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=stand) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE_S)
+    assert (terms, len(refused)) == ([2], 3), refused
+
+
+def test_a_deposed_leader_in_this_process_is_told(path: Path) -> None:
+    first = Journal.open(path)
+    with successor(path):
+        time.sleep(BEAT_S)
+        with pytest.raises(JournalSuperseded, match="another controller leads"):
+            first.require_lead()
+    first.close()
