@@ -26,7 +26,7 @@ from .endpoints.discovery_files import JobResult, write_result
 from .endpoints.request_handler import RequestHandler
 from .enrolment.enroller import Enroller
 from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
-from .journal import Journal, JournalEntry
+from .journal_store import JournalEntry, JournalStore
 from .journal_trouble import JournalTrouble
 from .journal_upkeep import Upkeep
 from .keepalive import KeepAlive
@@ -57,7 +57,7 @@ class Driver:
         self,
         *,
         machine: Machine,
-        journal: Journal,
+        journal: JournalStore,
         wire: Wire,
         routes: Routes,
         board: ProgressBoard,

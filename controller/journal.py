@@ -33,18 +33,10 @@ from .journal_head import Head, HeadFile, read_head
 from .journal_paths import lock_path
 from .journal_records import Founding
 from .journal_senders import TakenIn
+from .journal_store import JournalEntry
 from .state.meeting import KEY_BYTES
 
 _log = logging.getLogger(__name__)
-
-
-class JournalEntry(msgspec.Struct, frozen=True):
-    """An event and where it came from. `number` 0: not numbered, so it cannot be distinguished from a repetition."""
-
-    event: Event
-    sender: str
-    session: int
-    number: int
 
 
 _encode_event = msgspec.msgpack.Encoder().encode

@@ -7,7 +7,7 @@ import msgspec
 from ..protocol.errors import JournalError
 from ..protocol.incidents import ControllerStatus, JobStatus
 from .endpoints.control_socket import ControlServer
-from .journal import Journal
+from .journal_store import JournalStore
 from .liveness import Liveness
 from .machine import Machine
 from .progress import ProgressBoard
@@ -25,7 +25,7 @@ class LiveStatus:
         *,
         wire: Wire,
         control: ControlServer,
-        journal: Journal,
+        journal: JournalStore,
         controllers: Callable[[], tuple[ControllerStatus, ...]],
     ) -> None:
         self._machine = machine

@@ -11,10 +11,11 @@ import pytest
 
 from midstep.controller import journal_file, journal_records
 from midstep.controller.events import Event
-from midstep.controller.journal import Journal, JournalEntry
+from midstep.controller.journal import Journal
 from midstep.controller.journal_compaction import Limits
 from midstep.controller.journal_paths import journal_path
 from midstep.controller.journal_reading import read_status, read_story
+from midstep.controller.journal_store import JournalEntry
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
 from midstep.controller.machine import RecoveryMachine

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.events import DeadlinePassed
-from midstep.controller.journal import Journal, JournalEntry
+from midstep.controller.journal import Journal
 from midstep.controller.journal_paths import journal_path
+from midstep.controller.journal_store import JournalEntry
 from midstep.controller.journal_trouble import JournalTrouble
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.state.job_state import Phase
