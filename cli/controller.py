@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ..controller.election.file_election import LEASE_S
 from ..protocol.errors import JournalDamaged, MidstepError
 from ..protocol.secret_files import read_token
 from ..protocol.token import full, job_of
@@ -15,7 +16,6 @@ from .joining.opening import let_nodes_join, require_loopback
 from .token import token_file_option
 
 EXIT_FAILED = 70  # the controller failed; the job is not over (there is no result.json)
-LEASE_S = 2.0
 EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
 
 

@@ -90,7 +90,14 @@ def print_story(job_directory: Path, number: int | None) -> None:
     from ..controller.journal_reading import read_story
     from .views.story_text import story_lines
 
+    first = True
     for turn in read_story(job_directory):
+        if first and turn.number > 1:
+            echo(
+                f"the events before number {turn.number} are not kept any more; the report has their incidents",
+                err=True,
+            )
+        first = False
         if number is None or number in turn.incidents:
             echo("\n".join(story_lines(turn)))
 

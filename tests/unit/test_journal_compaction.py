@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from midstep.cli.report import command
 from midstep.controller import journal_file, journal_records
 from midstep.controller.events import Event
 from midstep.controller.journal import Journal
@@ -140,6 +142,8 @@ def test_the_file_of_a_long_job_does_not_grow_and_its_story_begins_later(place: 
     assert 1 < story[0].number <= len(place.told) - LIMITS.events
     assert [turn.number for turn in story] == list(range(story[0].number, len(place.told) + 1))
     assert story[-1].event == place.told[-1][0]
+    printed = CliRunner().invoke(command, [str(place.directory), "--story"])
+    assert f"events before number {story[0].number} are not kept" in printed.output
     assert len(read_status(place.directory).faults) == len(place.machine().status(0.0).faults)
 
 
