@@ -90,11 +90,11 @@ class RecoveryMachine:
         """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nothing is waited for."""
         state = self._state
         looks_ahead = state.phase is Phase.RUNNING or state.can_restart_larger
-        planned = (state.plans.due_s, state.plans.grow_due_s) if looks_ahead else ()
+        planned = (state.plans.due_s, state.plans.grow_due_s, state.arrivals.refill_due_s) if looks_ahead else ()
         if state.has_put_off:
             return state.turn.now
-        due = [at for at in (state.due.phase_s, state.due.newcomers_s, state.due.devices_s, *planned) if at is not None]
-        return min(due, default=None)
+        replacements = (state.due.newcomers_s, state.due.devices_s, state.due.nodes_s)
+        return min((at for at in (state.due.phase_s, *replacements, *planned) if at is not None), default=None)
 
     @property
     def is_quiet(self) -> bool:

@@ -55,6 +55,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     `closed`: nodes in use on which no new process is to be started, with the reason; what runs there stays.
 
+    `promised_nodes`: how many nodes the platform has been asked for, and has not brought yet.
+
     `min_nodes`: with how few nodes the world may continue where lost ones cannot be replaced; None: with no fewer.
 
     `taken`: the rungs taken so far in this incident, in order; `failed`: those of them that failed by
@@ -75,6 +77,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     closed: dict[str, str] = {}
     spare_nodes: tuple[str, ...] = ()
     can_create_nodes: bool = False
+    promised_nodes: int = 0
     taken: tuple[Rung, ...] = ()
     failed: tuple[FailedRung, ...] = ()
     spent: tuple[Spent, ...] = ()

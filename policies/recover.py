@@ -2,18 +2,18 @@
 
 For lost nodes, device faults that a restart does not mend, and culprits that may not be restarted in place
 any more. Culprits whose node is sound are restarted there in the same recovery. The healthy processes
-elsewhere stay alive.
+elsewhere stay alive. Where no spare is there and the platform brings nodes, they are parked until one has come.
 """
 
 from ..protocol.types import Rung
 from .facts import Spent
 from .placement import charge
-from .rule import RungQuery, kept, mending_cost, mending_text, nodes_missing, nothing_to_keep
+from .rule import RungQuery, kept, mending_cost, mending_text, nodes_missing, nodes_to_come, nothing_to_keep
 from .wording import count, faults_text, nodes_text, ranks_text
 
 
 def unfit(case: RungQuery) -> str | None:
-    """Return why it does not fit: it needs a spare for every node to be left, and a healthy rank."""
+    """Return why it does not fit: it needs a healthy rank, and for every node to be left a spare or one to come."""
     facts, placement = case.facts, case.placement
     if not placement.culprits and not placement.broken:
         return "no rank is known to be at fault, so there is no node to leave"
@@ -26,20 +26,24 @@ def unfit(case: RungQuery) -> str | None:
         return "no node has to be left"
     if not kept(case).difference(placement.moved):
         return f"no healthy rank is left outside {nodes_text(placement.leave)}, so there is no process to keep"
-    return nodes_missing(facts, len(placement.leave))
+    needed = len(placement.leave)
+    return None if nodes_to_come(facts, needed) > 0 else nodes_missing(facts, needed)
 
 
 def why(case: RungQuery) -> str:
     """Return what happened, which ranks move where and why, and how many stay."""
     facts, placement = case.facts, case.placement
     spares = facts.usable_spares()[: len(placement.leave)]
+    coming = max(0, nodes_to_come(facts, len(placement.leave)))
+    where = [f"to spare {nodes_text(spares)}"] if spares else []
+    where += [f"to {count(coming, 'node')} that the platform brings"] if coming else []
     stay = len(facts.healthy.difference(placement.moved))
     reasons = dict.fromkeys((*placement.broken.values(), *placement.misfits.values(), *placement.obstacles.values()))
     in_place = f", in place: {ranks_text(placement.in_place)}" if placement.in_place else ""
     in_place += mending_text(case)
     return (
         f"{faults_text(facts.faults)}: {ranks_text(placement.moved)} move from {nodes_text(placement.leave)} "
-        f"to spare {nodes_text(spares)} ({next(iter(reasons))}){in_place}, "
+        f"{' and '.join(where)} ({next(iter(reasons))}){in_place}, "
         f"keeping {count(stay, 'healthy rank')} alive"
     )
 

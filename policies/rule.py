@@ -71,6 +71,12 @@ def mending_cost(case: RungQuery) -> tuple[Spent, ...]:
     return (charge(case.facts, Rung.RETRY_STEP, mended),) if mended else ()
 
 
+def nodes_to_come(facts: Facts, needed: int) -> int:
+    """Return how many of the `needed` nodes the spares leave open, and the platform brings; 0: it cannot bring all."""
+    missing = needed - len(facts.usable_spares())
+    return missing if facts.can_create_nodes or missing <= facts.promised_nodes else 0
+
+
 def nodes_missing(facts: Facts, needed: int) -> str | None:
     """Say how many of the `needed` nodes the spares leave open, None when there are enough."""
     spares = len(facts.usable_spares())

@@ -106,6 +106,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish_s: Seconds = 600.0  # first rank finished to last
     stop_grace_s: SecondsOrZero = 5.0  # SIGTERM to SIGKILL when a job ends
     device_s: SecondsOrZero = 15.0  # a device becomes well again, before its process is restarted on it
+    save_s: Seconds = 300.0  # an emergency checkpoint is written, by all that are asked to
 
 
 class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -250,6 +251,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incident: IncidentPolicy = IncidentPolicy()
     deadlines: Deadlines = Deadlines()
     restore: tuple[RestoreSource, ...] = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
+    save_before_reschedule: bool = True  # what healthy processes hold is written before a rung ends all of them
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     standby: StandbyPolicy = StandbyPolicy()
     stall: StallPolicy = StallPolicy()

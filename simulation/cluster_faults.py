@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .world import SimulatedWorld
 
 CUTS_S = (0.5, 2.0, 10.0, 100.0)
+LEAVING_S = (0.0, 0.1, 5.0)  # until the agent is gone
 ISOLATED_S = (5.0, 10.0, 30.0)  # shorter than silence is held
 HARMLESS_S = 2.0  # what is shorter than this must cost no process its life
 STANDSTILLS_S = (1.0, 10.0, 600.0)
@@ -51,6 +52,13 @@ def kill_node(world: "SimulatedWorld", chance: random.Random, agent: "SimulatedA
     """A node dies."""
     world.kill_node(agent.name)
     return f"{agent.name} is killed"
+
+
+@_into_a_node
+def leave(world: "SimulatedWorld", chance: random.Random, agent: "SimulatedAgent") -> str:
+    """An agent is asked to end: it says that its node leaves, and its processes end one by one."""
+    agent.leave(chance.choice(LEAVING_S))
+    return f"{agent.name} leaves"
 
 
 @_into_a_node

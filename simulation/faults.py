@@ -34,6 +34,7 @@ FAULTS: tuple[tuple[int, Inject], ...] = (
     (1, processes.fail_next(OneShot.START)),
     (1, processes.fail_next(OneShot.SAVE)),
     (3, cluster.kill_node),
+    (2, cluster.leave),
     (3, cluster.cut_off_node),
     (2, cluster.isolate_controller),
     (1, cluster.storm),

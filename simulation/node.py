@@ -44,6 +44,7 @@ class SimulatedAgent(FakeAgent[Process]):
         self.isolated_until_s = 0.0  # it is the controller that is cut off: no process may be replaced for that
         self.faulty = False  # something of it is reported to be broken, so any process on it may be replaced
         self.broken = False  # it is reported as a whole, so all processes on it are at fault
+        self.leaving = False
         self.store_frozen = False
         self._skew_s = SKEWS_S[len(world.agents) % len(SKEWS_S)]
         self._welcome = False
@@ -51,7 +52,7 @@ class SimulatedAgent(FakeAgent[Process]):
         mailbox = Mailbox(job=world.job.job, address=node_address(name), session=world.next_session())
         self.endpoint = Endpoint(
             mailbox, world.timeline, transmit=self._transmit, take=self._take, complain=world.fail,
-            new_session=lambda _: self.say(self.introduction()),
+            new_session=lambda _: self._introduce(),
         )  # fmt: skip
         self.say(self.introduction())
 
@@ -80,6 +81,15 @@ class SimulatedAgent(FakeAgent[Process]):
             self.alive = self.endpoint.open = False
             for process in self.processes():
                 process.end(SIGKILL)
+
+    def leave(self, grace_s: float) -> None:
+        """Say that the node leaves, as its agent was asked to end, and end everything on it."""
+        self.leaving = True
+        self.say(m.NodeLost(self.name, "it leaves: SIGTERM", self.wall_s))
+        for process in self.processes():
+            process.faulty = True
+            process.end(SIGKILL)
+        self.world.timeline.after(grace_s, self.die)
 
     def freeze_store(self, seconds: float) -> None:
         """The rendezvous store does not answer; the agent notices after `seconds`, and starts the next one."""
@@ -141,6 +151,10 @@ class SimulatedAgent(FakeAgent[Process]):
 
     # --- inside -------------------------------------------------------------------------------------------------
 
+    def _introduce(self) -> None:
+        if not self.leaving:
+            self.say(self.introduction())
+
     def _report_while(
         self, lasts: Callable[[], bool], process: Process, kind: FaultKind, detail: str, first_s: float
     ) -> None:
@@ -166,6 +180,8 @@ class SimulatedAgent(FakeAgent[Process]):
                 early, self._early = self._early, []
                 for each in early:
                     self.obey(each)
+            case m.IntroduceNode() | m.StartProcess() if self.leaving:
+                pass
             case m.StartProcess() if not self._welcome:
                 self._early.append(order)
             case m.ArmFault(fault=fault):
@@ -181,7 +197,7 @@ class SimulatedAgent(FakeAgent[Process]):
     def start(self, place: HostedRank[Process], order: m.StartProcess) -> None:
         """Start what was ordered after a while, if the node is still there."""
         start = super().start
-        self.world.timeline.after(START_S, lambda: start(place, order) if self.alive else None)
+        self.world.timeline.after(START_S, lambda: start(place, order) if self.alive and not self.leaving else None)
 
     def new_process(self, place: HostedRank[Process], order: m.StartProcess) -> Process | None:
         """Return the process that an order has started; None where it cannot be started, which has been reported."""

@@ -1,4 +1,4 @@
-"""Checks worlds that get another size: as large as their nodes allow, in time, and without the loss of a step."""
+"""Checks worlds that start again: nothing is lost by it, and another size is as large as the nodes allow."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,6 +7,7 @@ from ..controller.actions import Action, Send
 from ..controller.events import ControllerStarted, Event
 from ..controller.state.job_state import Phase
 from ..controller.state.world import NodeState
+from ..policies.roles import WORLD_RESTARTS
 from ..protocol.messages import Rejoin, SaveCheckpoint, StartProcess
 from ..protocol.types import RestoreSource, Rung
 from .invariants import Invariant
@@ -40,15 +41,16 @@ class ScalingWatch:
         orders = [action.body for action in actions if isinstance(action, Send)]
         self._note_the_checkpoint(orders)
         self._growth_is_in_time(before)
-        if self._waits_for_nodes(before):
-            self._survivors_have_saved()
         seated = [order for order in orders if isinstance(order, StartProcess) and order.connected]
+        started = bool(seated) and seated[0].generation != self._started_generation  # and not only asked for again
+        if self._ends_all(before, started=started):
+            self._survivors_have_saved()
         if seated and seated[0].world_size != self.sizes[-1]:
             self._is_as_large_as_it_can_be(seated[0].world_size)
             self._survivors_have_saved()
             self.sizes.append(seated[0].world_size)
             self._changed_s = self._world.machine.state.plans.scaled_s
-        if seated and seated[0].generation != self._started_generation:  # and not when they are only asked for again
+        if started:
             self._started_generation = seated[0].generation
             self._on_disk = max((step for step in self._world.disk.steps if step <= self._trusted), default=0)
             self._ever = self._world.disk.ever
@@ -62,12 +64,16 @@ class ScalingWatch:
         trusted = self._world.machine.state.incident.trusted_step
         return float("inf") if trusted is None else trusted
 
-    def _waits_for_nodes(self, before: Phase) -> bool:
-        """Whether all have just been stopped, for nodes to come or for a world without them."""
-        incidents = self._world.machine.incidents
-        waits = self._world.machine.phase is Phase.WAITING and before is not Phase.WAITING
-        scales = self._world.policy.scale.min_nodes is not None
-        return waits and scales and bool(incidents) and incidents[-1].rung is Rung.RESCHEDULE_POD
+    def _ends_all(self, before: Phase, *, started: bool) -> bool:
+        """Whether a rung that saves first has just ended all processes, for nodes to come or for a start at once."""
+        machine, policy = self._world.machine, self._world.policy
+        if before is Phase.WAITING or not machine.incidents or not machine.state.ever_resilient:
+            return False
+        rung, waits = machine.incidents[-1].rung, machine.phase is Phase.WAITING
+        if waits and rung is Rung.RESCHEDULE_POD and policy.scale.min_nodes is not None:
+            return True
+        saves = policy.save_before_reschedule and RestoreSource.CHECKPOINT in policy.restore
+        return saves and rung in WORLD_RESTARTS and (waits or started)
 
     def _note_the_checkpoint(self, orders: Sequence[object]) -> None:
         saving = self._world.machine.phase is Phase.SAVING
@@ -113,7 +119,7 @@ class ScalingWatch:
         saved = max(world.disk.steps, default=0)
         if whole and newest > saved and newest <= self._trusted:
             who = [process.rank for process in current]
-            what = f"a world of another size starts, and step {newest} is whole on ranks {who}, not on disk"
+            what = f"all processes end for a new start, and step {newest} is whole on ranks {who}, not on disk"
             world.fail(Invariant.NOTHING_LOST, f"{what}, where the newest is {saved}")
 
     def _is_well(self, process: "Process") -> bool:

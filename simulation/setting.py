@@ -33,7 +33,8 @@ POLICIES: tuple[Policy, ...] = (
             RungPolicy(Rung.RESCHEDULE_POD, attempts=1, budget=Budget(per_job=2)),
             RungPolicy(Rung.RESCHEDULE_JOB, attempts=1, budget=Budget(per_job=1)),
             RungPolicy(Rung.STOP),
-        )
+        ),
+        save_before_reschedule=False,
     ),
     Policy(restore=(RestoreSource.CHECKPOINT,)),
     Policy(

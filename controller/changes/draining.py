@@ -28,7 +28,7 @@ from ..state.rank_states import RankEvent
 from ..state.world import NodeState
 from .boundary import end_newcomers, give_up, read_clocks
 from .generation import natural, open_generation, start_command, vacate
-from .shutdown import SAVE_S, start_saving, take_saved
+from .shutdown import start_saving, take_saved
 
 # What keeps a node without ranks from being chosen.
 UNFIT = frozenset(Treatment) - {Treatment.NOTE}
@@ -239,7 +239,7 @@ def leave_or_stay(state: JobState, plan: Plan, now: float) -> None:
         stay(state, plan, f"{lost}; and no checkpoint can be written: {why_not}", now)
         return
     plan.stage = Stage.HANDING_OVER
-    state.due.phase_s = now + SAVE_S
+    state.due.phase_s = now + state.policy.deadlines.save_s
 
 
 def on_part_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
@@ -271,5 +271,5 @@ def handover_overdue(state: JobState, now: float) -> bool:
     plan = state.plans.current
     if plan is None or plan.stage is not Stage.HANDING_OVER:
         return False
-    stay(state, plan, f"the checkpoint was not written within {SAVE_S:g} s", now)
+    stay(state, plan, f"the checkpoint was not written within {state.policy.deadlines.save_s:g} s", now)
     return True

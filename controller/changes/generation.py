@@ -82,6 +82,16 @@ def open_world(state: JobState, now: float) -> None:
     state.enter(now)
 
 
+def open_world_or_wait(state: JobState, now: float) -> None:
+    """Start the process of every rank anew; where there are too few nodes, end all and wait for them."""
+    if _nodes_at_hand(state) >= nodes_needed(state):
+        open_world(state, now)
+        return
+    request_missing(state)
+    stop_all_processes(state)
+    wait_for_nodes(state, now)
+
+
 def open_generation(state: JobState, replace: Iterable[int], now: float, *, moved: Iterable[int] = ()) -> None:
     """Open the next generation: survivors quiesce, the ranks of `replace` get a new process, those of `moved` have one.
 
@@ -94,13 +104,13 @@ def open_generation(state: JobState, replace: Iterable[int], now: float, *, move
     replaced |= {h.rank for h in world.in_state(RankState.STARTING) if h.connected}
     survivors = [holder for holder in world.holders if holder.rank not in replaced and holder.resilient]
     if not survivors:
-        open_world(state, now)
+        open_world_or_wait(state, now)
         return
     next_generation(state, {*replaced, *moved})
     quiesce(state, survivors)
     for rank in sorted(replaced):
         _start_or_hold(state, world.holders[rank], now)
-    limits, joining = state.policy.deadlines, world.count(RankState.STARTING)
+    limits, joining = state.policy.deadlines, world.ranks(RankState.STARTING) - state.due.unplaced
     if replaced or not joining:
         state.due.newcomers_s = now + limits.start_s if joining else None
     state.enter(now, limits.quiesce_s)
@@ -115,18 +125,24 @@ def quiesce(state: JobState, survivors: Iterable[Holder]) -> None:
 
 
 def leave_node(state: JobState, name: str) -> None:
-    """Move the ranks of a node to a spare one. The ladder has seen to it that there is one."""
+    """Move the ranks of a node to a spare one; where there is none they stay in its books until a node has come."""
     vacate(state, name)
-    state.world.move(name, min(state.world.named(NodeState.SPARE), key=natural))
+    spares = state.world.named(NodeState.SPARE)
+    if spares:
+        state.world.move(name, min(spares, key=natural))
 
 
 def replace_node(state: JobState, name: str) -> None:
     """Give a node back and make sure that another takes its place: a spare one, or one that the platform creates."""
     vacate(state, name)
-    world = state.world
     _give_back(state, name)
-    have = len(world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED))
-    if have < nodes_needed(state) and state.arrivals.can_be_created:
+    request_missing(state)
+
+
+def request_missing(state: JobState) -> None:
+    """Ask the platform, if it can create nodes, for those that the world takes and that neither are there nor come."""
+    have = len(state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED))
+    for _ in range(nodes_needed(state) - have if state.arrivals.can_be_created else 0):
         request_node(state)
 
 
@@ -188,6 +204,7 @@ def _start(state: JobState, holder: Holder, *, connected: bool) -> None:
     """Have the agent start the next process of a rank (it ends the present one first)."""
     state.forget(holder.rank)
     state.due.held.discard(holder.rank)
+    state.due.unplaced.discard(holder.rank)
     state.world.lose(holder)
     holder.incarnation, holder.connected = holder.next_incarnation(), connected
     state.world.take(holder, RankEvent.START_ORDERED)
@@ -195,18 +212,23 @@ def _start(state: JobState, holder: Holder, *, connected: bool) -> None:
 
 
 def _start_or_hold(state: JobState, holder: Holder, now: float) -> None:
-    """Start the next process of a rank; where its device has a fault that passes, end the present one and wait."""
-    limit_s = state.policy.deadlines.device_s
+    """Start the next process of a rank; where it has no node, or a device whose fault passes, wait with that."""
+    limits, due = state.policy.deadlines, state.due
     device = holder.rank % state.world.ranks_per_node
-    if not limit_s or state.book.passing(holder.node, device) is None:
+    left = state.world.nodes[holder.node].state is not NodeState.ACTIVE
+    if not left and (not limits.device_s or state.book.passing(holder.node, device) is None):
         _start(state, holder, connected=False)
         return
     state.forget(holder.rank)
     _end_process(state, holder)
     holder.incarnation = holder.next_incarnation()
     state.world.take(holder, RankEvent.START_ORDERED)
-    state.due.held.add(holder.rank)
-    state.due.devices_s = now + limit_s
+    if left:
+        due.unplaced.add(holder.rank)
+        due.nodes_s = now + limits.nodes_s if due.nodes_s is None else due.nodes_s  # however often they are put off
+    else:
+        due.held.add(holder.rank)
+        due.devices_s = now + limits.device_s
 
 
 def release_held(state: JobState, now: float) -> None:
@@ -245,6 +267,7 @@ def _end_process(state: JobState, holder: Holder, node: str = "") -> None:
     if known and holder.state not in GONE:
         state.send(node_address(name), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
     state.due.held.discard(holder.rank)
+    state.due.unplaced.discard(holder.rank)
     state.world.lose(holder)
 
 

@@ -1,7 +1,7 @@
 """Follows what is planned: begins a change when the job can bear one, and gives it up when something comes between."""
 
 from ...protocol.incidents import NodeStatus
-from ..state.job_state import JobState, Phase
+from ..state.job_state import JobState, Phase, Resize
 from ..state.planned_change import AT_THE_BOUNDARY, Stage
 from ..state.rank_states import DONE
 from ..state.world import Node, NodeState
@@ -9,6 +9,7 @@ from .boundary import READINGS, give_up, not_stopped, read_clocks
 from .draining import begin, leave_or_stay
 from .scaling import consider_growth
 from .shutdown import save_first
+from .spares import refill
 
 # A planned change goes on in these; everything else is an incident, and comes first.
 _QUIET = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SUSPECTING})
@@ -17,6 +18,8 @@ _QUIET = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SUSPECTING})
 def follow(state: JobState, now: float) -> None:
     """Runs after every event. Costs nothing while nothing is planned and every node is well."""
     plans = state.plans
+    if state.phase is Phase.RUNNING:
+        refill(state, now)
     if plans.current is not None:
         _watch(state, now)
     elif state.phase is Phase.RUNNING and (plans.unwell or state.is_too_small):
@@ -84,7 +87,7 @@ def make_change(state: JobState, now: float) -> None:
     assert plan is not None
     if plan.nodes:
         state.plans.current, state.plans.due_s = None, None
-        save_first(state, now)
+        save_first(state, now, Resize())
     else:
         leave_or_stay(state, plan, now)
 

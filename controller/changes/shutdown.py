@@ -1,23 +1,23 @@
 """How a job ends: well, with all processes released; or stopped, with an emergency checkpoint where there is state.
 
-The checkpoint is written by the survivors, parked at one step: each its own state, and each shard by the lowest rank
-that holds it. The lowest of all comes last and publishes. Whatever fails on the way is said and does not keep the job
-from ending.
+The same checkpoint is written before a world starts anew, as that ends healthy processes. Survivors write it, parked
+at one step: each its own state, and each shard by the lowest rank that holds it. The lowest of all comes last and
+publishes. Whatever fails on the way is said and does not keep the job from ending, or the world from starting.
 """
 
 import math
 
 from ...protocol.messages import CheckpointSaved, EndJob, SaveCheckpoint
-from ...protocol.types import PLATFORM, LocalStateCopy, node_address, rank_address
+from ...protocol.types import PLATFORM, LocalStateCopy, RestoreSource, node_address, rank_address
 from ..repair import lost_shards
 from ..state.incident import Verdict
-from ..state.job_state import JobState, Resize, Result
+from ..state.job_state import JobState, Reschedule, Resize, Result
 from ..state.rank_states import GONE, PARKED, RankState
 from ..state.world import REACHABLE, Holder
 from .generation import quiesce
+from .restart import restart
 from .scaling import start_anew
 
-SAVE_S = 300.0
 # A process that stands here has not trained since the job last stood at the step that the controller knows.
 UNTRAINED = frozenset({RankState.STARTING, RankState.JOINED, RankState.REJOINING, RankState.READY})
 
@@ -28,10 +28,16 @@ def begin_stop(state: JobState, reason: str, now: float, exit_code: int = 1) -> 
     _save(state, now)
 
 
-def save_first(state: JobState, now: float, leaving: tuple[str, ...] = ()) -> None:
-    """Park the survivors and save what they hold, before the world starts anew with another number of ranks."""
-    state.saving.then = Resize(leaving)
+def save_first(state: JobState, now: float, goal: Resize | Reschedule) -> None:
+    """Park the survivors and save what they hold, before the world starts anew."""
+    state.saving.then = goal
     _save(state, now)
+
+
+def saves_first(state: JobState) -> bool:
+    """Whether a checkpoint is written before all processes are restarted: not where nobody would load it."""
+    wanted = state.policy.save_before_reschedule and RestoreSource.CHECKPOINT in state.policy.restore
+    return wanted and state.ever_resilient
 
 
 def conclude(state: JobState, remark: str, now: float) -> None:
@@ -40,6 +46,8 @@ def conclude(state: JobState, remark: str, now: float) -> None:
     goal, state.saving.then = state.saving.then, None
     if isinstance(goal, Resize):
         start_anew(state, now, remark, goal.leaving)
+    elif isinstance(goal, Reschedule):
+        restart(state, now, goal, remark)
     elif goal is not None:
         end(state, goal.exit_code, "; ".join(filter(None, (goal.reason, remark))), now)
 
@@ -72,14 +80,21 @@ def _save_again(state: JobState, remark: str, now: float) -> None:
 
 def _save(state: JobState, now: float) -> None:
     survivors = [each for each in state.world.holders if _is_survivor(state, each)]
-    nothing_yet = state.progress.committed == 0 and all(holder.state in UNTRAINED for holder in survivors)
-    if not survivors or nothing_yet:
-        conclude(state, "", now)
+    untrained = all(holder.state in UNTRAINED for holder in survivors)
+    if not survivors or (untrained and (state.progress.committed == 0 or _all_is_on_disk(state, survivors))):
+        nobody = not survivors and state.progress.committed > 0 and isinstance(state.saving.then, Reschedule)
+        conclude(state, "no emergency checkpoint: no healthy process is left" if nobody else "", now)
         return
     state.fence()
     state.due.forget_replacements()
     quiesce(state, survivors)
     state.enter(now, state.policy.deadlines.quiesce_s)
+
+
+def _all_is_on_disk(state: JobState, survivors: list[Holder]) -> bool:
+    """Whether the world is starting as a whole, and has nothing but what it will load. It is on its way to a start."""
+    started = all(holder.connected and holder.joined_generation == state.generation for holder in survivors)
+    return started and isinstance(state.saving.then, Reschedule)
 
 
 def _is_survivor(state: JobState, holder: Holder) -> bool:
@@ -98,7 +113,7 @@ def save(state: JobState, now: float, remark: str = "") -> None:
     """
     why_not = start_saving(state)
     if why_not is None:
-        state.enter(now, SAVE_S)
+        state.enter(now, state.policy.deadlines.save_s)
     else:
         conclude(state, "; ".join(filter(None, (remark, f"no emergency checkpoint: {why_not}"))), now)
 
@@ -174,7 +189,7 @@ def _local_state_writers(state: JobState, step: int, others: set[int]) -> list[i
 
 
 def on_checkpoint_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
-    """One rank has saved; the last one publishes, then the job ends."""
+    """One rank has saved; the last one publishes, then the job ends, or starts anew."""
     if not take_saved(state, event):
         return
     if event.error:

@@ -17,6 +17,7 @@ from ..beginning import why_not_begin
 from ..changes.boundary import consider
 from ..changes.generation import faults_of
 from ..changes.planning import all_finished, all_stopped, make_change
+from ..changes.promised_nodes import has_come, place
 from ..changes.shutdown import all_parked, end, save
 from ..recovery.decision import blame_and_decide, rung_failed, stop_now
 from ..recovery.suspicion import resolve_suspicion
@@ -178,6 +179,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(frozenset({Phase.QUIESCING}), has_come, place),
     Rule(frozenset({Phase.STARTING, Phase.QUIESCING}), _some_have_left, _blame_those_that_left),
     Rule(frozenset({Phase.STARTING, Phase.QUIESCING}), _all(*PARKED), _plan_repair),
     Rule(frozenset({Phase.REJOINING}), _all(RankState.READY), _resume),
@@ -197,6 +199,8 @@ def advance(state: JobState, now: float) -> None:
     """Do what follows from how the ranks stand together, until nothing does. Runs after every event."""
     if state.due.newcomers_s is not None and not state.world.has(RankState.STARTING):
         state.due.newcomers_s = None
+    if not state.due.unplaced:
+        state.due.nodes_s = None
     for _ in range(MOST_IN_A_ROW):
         phase = state.phase
         rule = next((each for each in RULES if phase in each.phases and each.holds(state)), None)

@@ -59,10 +59,15 @@ def _incident(state: JobState) -> Iterator[str]:
 def _waiting(state: JobState) -> Iterator[str]:
     if state.due.held - state.world.ranks(S.STARTING):
         yield f"ranks {sorted(state.due.held)} wait for their devices, and not all of them are to be started"
+    if state.due.unplaced - state.world.ranks(S.STARTING):
+        yield f"ranks {sorted(state.due.unplaced)} wait for a node, and not all of them are to be started"
+    if state.due.unplaced and state.due.nodes_s is None:
+        yield f"ranks {sorted(state.due.unplaced)} wait for a node, and that has no deadline"
     if state.saving.outstanding and state.phase not in {Phase.SAVING, Phase.PAUSING}:
         yield f"the job is {state.phase}, and ranks {sorted(state.saving.outstanding)} are to save"
-    deadlines = (state.due.phase_s, state.due.newcomers_s, state.due.devices_s)
-    if state.phase in _LIMITED and all(due is None for due in deadlines) and not state.has_put_off:
+    due = state.due
+    deadlines = (due.phase_s, due.newcomers_s, due.devices_s, due.nodes_s)
+    if state.phase in _LIMITED and all(at is None for at in deadlines) and not state.has_put_off:
         yield f"the job is {state.phase}, and that has no deadline"
     if state.history.ignored.get(UNSETTLED):
         yield "the rules about how ranks stand together do not settle"

@@ -10,7 +10,9 @@ from ..changes.boundary import not_stopped
 from ..changes.draining import handover_overdue
 from ..changes.generation import faults_of, nodes_needed, release_held, start_if_possible
 from ..changes.planning import overdue as overdue_plan
+from ..changes.promised_nodes import give_up_waiting
 from ..changes.shutdown import end, saving_overdue
+from ..changes.spares import refill_overdue
 from ..events import DeadlinePassed
 from ..recovery.decision import blame, blame_and_decide, rung_failed
 from ..recovery.suspicion import resolve_suspicion, suspect
@@ -28,11 +30,15 @@ def on_deadline(state: JobState, event: DeadlinePassed, now: float) -> None:
     elif state.due.newcomers_s is not None and state.due.newcomers_s <= now:
         state.due.newcomers_s = None
         what = "has not reached its train function"
-        late = faults_of(state, state.world.ranks(RankState.STARTING), FaultKind.START_FAILED, what, now)
-        blame_and_decide(state, late, now)
+        starting = state.world.ranks(RankState.STARTING) - state.due.unplaced
+        blame_and_decide(state, faults_of(state, starting, FaultKind.START_FAILED, what, now), now)
     elif state.due.devices_s is not None and state.due.devices_s <= now:
         state.due.devices_s = None
         _devices_not_well(state, now)
+    elif state.due.nodes_s is not None and state.due.nodes_s <= now:
+        state.due.nodes_s = None
+        give_up_waiting(state)
+        rung_failed(state, None, f"too few nodes came within {state.policy.deadlines.nodes_s:g} s", now)
     elif state.due.phase_s is not None and state.due.phase_s <= now:
         state.due.phase_s = None
         _OVERDUE[state.phase](state, now)
@@ -48,6 +54,8 @@ def _planned(state: JobState, now: float) -> None:
         overdue_plan(state, now)
     elif state.plans.grow_due_s is not None and state.plans.grow_due_s <= now:
         state.plans.grow_due_s = None  # it is looked at after every event
+    elif state.arrivals.refill_due_s is not None and state.arrivals.refill_due_s <= now:
+        refill_overdue(state)
     else:
         state.ignore("deadline that was met")
 
@@ -72,8 +80,7 @@ def _waiting(state: JobState, now: float) -> None:
         state.arrivals.spares_awaited = False
         start_if_possible(state, now)
     else:
-        for name in state.world.named(NodeState.REQUESTED):
-            state.world.nodes[name].state = NodeState.LOST  # nobody counts on it any more; if it comes, it is welcome
+        give_up_waiting(state)
         nodes_missing(state, f"too few nodes came within {state.policy.deadlines.nodes_s:g} s", now)
 
 

@@ -14,8 +14,10 @@ from ...protocol.messages import (
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
 from ..changes.draining import newcomer_of
 from ..changes.generation import nodes_needed, request_node, start_if_possible
+from ..changes.promised_nodes import ask_again, enough_promised
 from ..changes.scaling import resize
 from ..changes.shutdown import end, lost_while_saving
+from ..changes.spares import has_arrived
 from ..events import HoldEnded, NodeReturned
 from ..recovery.decision import blame, decide, rung_failed, too_many
 from ..recovery.hardware_faults import settle
@@ -36,6 +38,7 @@ def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
         node.note = too_many(state, event.node, now) or ""
         if node.note:
             node.state = NodeState.ISOLATED
+        has_arrived(state)
     node.store = event.store
     settle(state, event.node)
     state.send(node_address(event.node), WelcomeNode(state.job))
@@ -84,6 +87,8 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
             if state.phase is Phase.SAVING:
                 lost_while_saving(state, rank, event.reason, now)
         return
+    if was is NodeState.REQUESTED and state.due.unplaced and not ask_again(state):
+        rung_failed(state, None, f"node {event.node}, for which ranks waited, is gone: {event.reason}", now)
     if was is not NodeState.ACTIVE or state.phase in OVER:
         return
     if state.phase is Phase.FINISHING:
@@ -132,7 +137,9 @@ def on_node_refused(state: JobState, event: NodeRefused, now: float) -> None:
         state.ignore("refusal of a node that was not asked for")
         return
     node.state = NodeState.LOST
-    if state.phase is Phase.WAITING and not state.world.named(NodeState.REQUESTED):
+    if state.due.unplaced and not enough_promised(state):
+        rung_failed(state, None, f"the platform refused node {event.node}: {event.reason}", now)
+    elif state.phase is Phase.WAITING and not state.world.named(NodeState.REQUESTED):
         nodes_missing(state, f"the platform refused node {event.node}: {event.reason}", now)
 
 

@@ -60,7 +60,7 @@ def _to_the_ended(state: JobState) -> Iterator[Owed]:
 
 def _to_a_rank(state: JobState, holder: Holder) -> Iterator[Owed]:
     rank, generation, address = holder.rank, state.generation, rank_address(holder.rank)
-    if rank in state.due.held:
+    if rank in state.due.held or rank in state.due.unplaced:
         return
     if holder.state is RankState.STARTING:
         yield node_address(holder.node), start_command(state, holder)

@@ -2,9 +2,9 @@
 
 from ...protocol.messages import ArmFault, KillNode
 from ...protocol.types import PLATFORM, FaultAction, node_address, rank_address
-from ..changes.shutdown import SAVE_S, begin_stop, end
+from ..changes.shutdown import begin_stop, end
 from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
-from ..state.job_state import JobState, Phase, Resize, Result
+from ..state.job_state import JobState, Phase, Result
 from .reconcile import owed
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
@@ -39,7 +39,7 @@ def on_stop_requested(state: JobState, event: StopRequested, now: float) -> None
     A job that is ending already, for a reason of its own, is left to save: the first request changes nothing about it.
     """
     asked_before, state.saving.stop_requested = state.saving.stop_requested, True
-    if isinstance(state.saving.then, Resize):  # what is being saved is then for the end
+    if state.saving.before_a_start:  # what is being saved is then for the end
         state.saving.then = Result(STOPPED_BY_REQUEST, event.reason)
     elif state.phase is Phase.SAVING and not (asked_before and event.insist):
         state.ignore("stop request while the job is saving")
@@ -66,10 +66,10 @@ def _allow_time(state: JobState, now: float) -> None:
         Phase.WAITING: limits.nodes_s,
         Phase.SUSPECTING: limits.suspect_s,
         Phase.QUIESCING: limits.quiesce_s,
-        Phase.PAUSING: SAVE_S if state.saving.outstanding else limits.quiesce_s,
+        Phase.PAUSING: limits.save_s if state.saving.outstanding else limits.quiesce_s,
         Phase.REJOINING: limits.rejoin_s,
         Phase.RESUMING: limits.first_step_s,
-        Phase.SAVING: SAVE_S if state.saving.outstanding else limits.quiesce_s,
+        Phase.SAVING: limits.save_s if state.saving.outstanding else limits.quiesce_s,
     }.get(state.phase)
     if fresh_s is not None and state.due.phase_s is not None:
         state.due.phase_s = max(state.due.phase_s, now + fresh_s)
@@ -77,5 +77,7 @@ def _allow_time(state: JobState, now: float) -> None:
         state.due.newcomers_s = max(state.due.newcomers_s, now + limits.start_s)
     if state.due.devices_s is not None:
         state.due.devices_s = max(state.due.devices_s, now + limits.device_s)
+    if state.due.nodes_s is not None:
+        state.due.nodes_s = max(state.due.nodes_s, now + limits.nodes_s)
     if state.plans.due_s is not None:
         state.plans.due_s = max(state.plans.due_s, now + limits.start_s)

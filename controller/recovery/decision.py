@@ -11,42 +11,30 @@ from ...policies.roles import WORLD_RESTARTS
 from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
 from ..changes.boundary import give_up
 from ..changes.generation import (
-    give_back_all_nodes,
     leave_node,
     nodes_needed,
     open_generation,
-    open_world,
     replace_node,
-    stop_all_processes,
-    wait_for_nodes,
+    request_missing,
 )
+from ..changes.restart import restart
 from ..changes.scaling import least_nodes
-from ..changes.shutdown import begin_stop, save_first
+from ..changes.shutdown import begin_stop, save_first, saves_first
 from ..state.incident import Verdict
-from ..state.job_state import JobState, Phase
+from ..state.job_state import JobState, Phase, Reschedule, Resize
 from ..state.world import NodeState
 from . import memory_faults
 from .hardware_faults import closed_nodes
 
-# A replacement that is lost once may have been struck by a second fault; twice, and the rung does not help.
-SETBACKS_PER_RUNG = 2
-
 
 def blame(state: JobState, report: FaultReport) -> None:
-    """Hold a rank, or all ranks of a node, at fault; replacements that are lost again are their rung's failure."""
+    """Hold a rank, or all ranks of a node, at fault. A replacement that is lost again calls for another attempt."""
     ranks = [report.rank] if report.rank is not None else []
     if report.rank is None and report.node is not None:
         ranks = [holder.rank for holder in state.world.on(report.node)]
     count_failure(state, ranks)
     if report.trusted_step is not None:
         state.incident = state.incident.doubt(report.trusted_step)
-    rung = current_rung(state)
-    # A script that is not resilient is restarted as often as --max-restarts says, whatever became of the last time.
-    if rung is not None and state.ever_resilient and state.incident.replaced.intersection(ranks):
-        state.incident = state.incident.set_back(rung)
-        if state.incident.setbacks[rung] >= SETBACKS_PER_RUNG:
-            reason = f"{report.kind} again in a rank that it had replaced: {summary_line(report.detail)}"
-            state.incident = state.incident.rule_out(rung, reason)
     for rank in ranks:
         memory_faults.note(state, rank, report)
         verdict = state.incident.verdict(rank)
@@ -157,6 +145,7 @@ def gather(state: JobState, now: float) -> Facts:
         closed=closed_nodes(state, now),
         spare_nodes=tuple(world.named(NodeState.SPARE)),
         can_create_nodes=state.arrivals.can_be_created,
+        promised_nodes=len(world.named(NodeState.REQUESTED)),
         taken=incident.taken,
         failed=tuple(FailedRung(rung, reason) for rung, reason in incident.ruled_out.items()),
         spent=tuple(state.accounts.paid),
@@ -190,37 +179,38 @@ def _carry_out(state: JobState, choice: Choice, now: float) -> None:
     for name in course.leave:
         leave_node(state, name)
     open_generation(state, course.replace, now)
+    if state.due.unplaced:
+        request_missing(state)
 
 
 def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...], now: float) -> None:
-    """Restart the world: on the nodes that stay and replacements for the others, or on new nodes only."""
+    """Restart the world: on the nodes that stay and replacements for the others, or on new nodes only.
+
+    Healthy ranks save first, those on the nodes that are left, too, so these go after that.
+    """
     state.incident = state.incident.replaces_all(state.world.size)
-    if rung is not Rung.RESCHEDULE_POD:
-        give_back_all_nodes(state)
-    elif least_nodes(state) is not None and not _enough_nodes(state, apart_from=leave):
-        _save_before_leaving(state, leave, now)
+    every_node = rung is not Rung.RESCHEDULE_POD
+    if not every_node and least_nodes(state) is not None and not _enough_nodes(state, apart_from=leave):
+        save_first(state, now, Resize(_replace_lost(state, leave)))
         return
+    goal = Reschedule(every_node=True) if every_node else Reschedule(_replace_lost(state, leave))
+    if saves_first(state):
+        save_first(state, now, goal)
     else:
-        for name in leave:
-            replace_node(state, name)
-    if _enough_nodes(state):
-        open_world(state, now)
-        return
-    stop_all_processes(state)
-    wait_for_nodes(state, now)
+        restart(state, now, goal)
 
 
-def _enough_nodes(state: JobState, apart_from: tuple[str, ...] = ()) -> bool:
+def _enough_nodes(state: JobState, apart_from: tuple[str, ...]) -> bool:
     nodes = {*state.world.named(NodeState.ACTIVE, NodeState.SPARE)} - {*apart_from}
     return len(nodes) >= nodes_needed(state)
 
 
-def _save_before_leaving(state: JobState, leave: tuple[str, ...], now: float) -> None:
-    """The world may get smaller: healthy ranks save first, those on the nodes that go, too, so these go after that."""
+def _replace_lost(state: JobState, leave: tuple[str, ...]) -> tuple[str, ...]:
+    """Replace those of the nodes that are lost, on which nothing can be saved; return the others."""
     gone = [name for name in leave if state.world.nodes[name].state is NodeState.LOST]
     for name in gone:
         replace_node(state, name)
-    save_first(state, now, leaving=tuple(name for name in leave if name not in gone))
+    return tuple(name for name in leave if name not in gone)
 
 
 def with_rank(report: FaultReport, rank: int, node: str, incarnation: int) -> FaultReport:

@@ -12,7 +12,7 @@ from ...policies.schema import SubHealthAction
 from ...protocol.types import Assertion, FaultLevel, FaultReport
 from ..changes.draining import UNFIT, take_sub_health, well_again
 from ..changes.generation import release_held, start_if_possible
-from ..state.job_state import JobState, Phase, Resize
+from ..state.job_state import JobState, Phase
 from ..state.world import NodeState
 
 # What keeps a node in use from getting new processes.
@@ -136,7 +136,7 @@ def asks_to_leave(report: FaultReport) -> bool:
 def put_off(state: JobState, report: FaultReport) -> None:
     """Nothing can be done now: keep what will have to be left, for when there is a world again."""
     state.ignore(f"fault while {state.phase}")
-    if asks_to_leave(report) and (state.phase is Phase.WAITING or isinstance(state.saving.then, Resize)):
+    if asks_to_leave(report) and (state.phase is Phase.WAITING or state.saving.before_a_start):
         state.book.put_off = [*state.book.put_off[-MAX_PUT_OFF + 1 :], report]
 
 

@@ -46,8 +46,8 @@ class OpenIncident(msgspec.Struct, frozen=True):
 
     `cases`: ranks at fault that no generation has dealt with, and those that mend themselves. `suspicions`: something
     is wrong, and nobody's fault yet. `replaced`: ranks that have got another process. `attempts`: the last one is under
-    way. `ruled_out`: rungs that have failed, or cannot help, and why. `setbacks`: how often a replacement of a rung was
-    lost again. `trusted_step`: later state may be made of struck memory, on all ranks.
+    way. `ruled_out`: rungs that have failed, or cannot help, and why. `trusted_step`: later state may be made of struck
+    memory, on all ranks.
     """
 
     cases: dict[int, Case] = {}
@@ -55,7 +55,6 @@ class OpenIncident(msgspec.Struct, frozen=True):
     replaced: frozenset[int] = frozenset()
     attempts: tuple[Attempt, ...] = ()
     ruled_out: dict[Rung, str] = {}
-    setbacks: dict[Rung, int] = {}
     relinks: int = 0  # how often the communicators were linked anew
     trusted_step: int | None = None
     rank_failures: dict[int, int] = {}  # how often each rank has failed
@@ -118,10 +117,6 @@ class OpenIncident(msgspec.Struct, frozen=True):
         news = bool(node) and times > self.node_failures.get(node, 0)
         of_nodes = {**self.node_failures, node: times} if news else self.node_failures
         return self._with(rank_failures={**self.rank_failures, rank: times}, node_failures=of_nodes), news
-
-    def set_back(self, rung: Rung) -> "OpenIncident":
-        """A replacement of a rung was lost again."""
-        return self._with(setbacks={**self.setbacks, rung: self.setbacks.get(rung, 0) + 1})
 
     # --- what is done about it --------------------------------------------------------------------------------------
 

@@ -59,6 +59,13 @@ class Resize(msgspec.Struct, frozen=True, tag=True):
     leaving: tuple[str, ...] = ()
 
 
+class Reschedule(msgspec.Struct, frozen=True):
+    """The world starts anew when its checkpoint is written; `leaving` nodes are replaced then, or `every_node`."""
+
+    leaving: tuple[str, ...] = ()
+    every_node: bool = False
+
+
 @dataclass
 class Due:
     """When time runs out, on the clock of the events; None: nothing is waited for."""
@@ -67,11 +74,14 @@ class Due:
     newcomers_s: float | None = None  # for replacements to reach their train function
     devices_s: float | None = None  # for the devices of `held` to be well again
     held: set[int] = field(default_factory=set)  # ranks whose next process waits for its device
+    nodes_s: float | None = None  # for the nodes of `unplaced` to come
+    unplaced: set[int] = field(default_factory=set)  # ranks whose next process waits for a node
 
     def forget_replacements(self) -> None:
         """No replacement is waited for any more."""
-        self.newcomers_s = self.devices_s = None
+        self.newcomers_s = self.devices_s = self.nodes_s = None
         self.held.clear()
+        self.unplaced.clear()
 
 
 @dataclass
@@ -90,10 +100,16 @@ class Clocks:
 class Saving:
     """The checkpoint that is written before processes end."""
 
-    then: Result | Resize | None = None  # what follows when it is written, or cannot be; None: training goes on
+    # What follows when it is written, or cannot be; None: training goes on.
+    then: Result | Resize | Reschedule | None = None
     # The shards that each rank has yet to save; in front the rank that publishes, and is asked when it is the last.
     outstanding: dict[int, tuple[str, ...]] = field(default_factory=dict)
     stop_requested: bool = False  # by an operator, who may insist
+
+    @property
+    def before_a_start(self) -> bool:
+        """Whether the world starts anew when it is written."""
+        return isinstance(self.then, Resize | Reschedule)
 
 
 @dataclass
@@ -114,6 +130,8 @@ class Arrivals:
     nodes_due_s: float | None = None  # when too few nodes have come in time
     last_call_s: float | None = None  # when a job that can do with fewer nodes starts without the others
     lost: int = 0  # nodes, since nodes are waited for
+    refills: int = 0  # how often in a row spares were asked for, and none came
+    refill_due_s: float | None = None  # when it is time to look whether they have come
 
 
 @dataclass

@@ -73,14 +73,13 @@ def test_without_any_copy_left_the_checkpoint_is_used(incidents: dict[str, dict[
 
 
 def test_a_lost_node_without_a_spare_is_replaced_by_a_new_one(incidents: dict[str, dict[str, Any]]) -> None:
-    """No spare node: the policy's next rung has the platform create one, and all start from the checkpoint."""
+    """No spare node: the platform brings one, the healthy ranks are parked until then, and no step is lost."""
     incident = incidents["node"]
-    assert incident["outcome"] == "resumed"
-    assert incident["rung"] == "reschedule_pod"
-    assert incident["restore"] == "checkpoint"
-    assert incident["resumed_step"] == 40
+    assert_nobody_harmed(incident, {2, 3})
+    assert incident["rung"] == "recover"
+    assert incident["resumed_step"] == NODE_STEP
+    assert "to 1 node that the platform brings" in incident["decisions"][-1]["reason"]
     skipped = {skipped["rung"]: skipped["reason"] for skipped in incident["decisions"][-1]["skipped"]}
-    assert "no spare node" in skipped["recover"]
     assert "lost" in skipped["recover_in_place"]
 
 

@@ -28,8 +28,14 @@ MUTANTS = (
     Mutant(
         "make the world smaller before anything is saved",
         "midstep.controller.changes.shutdown",
-        "    state.saving.then = Resize(leaving)\n    _save(state, now)\n",
-        '    state.saving.then = Resize(leaving)\n    conclude(state, "", now)\n',
+        "    state.saving.then = goal\n    _save(state, now)\n",
+        '    state.saving.then = goal\n    conclude(state, "", now)\n',
+    ),
+    Mutant(
+        "restart all processes before anything is saved",
+        "midstep.controller.recovery.decision",
+        "    if saves_first(state):\n",
+        "    if False:\n",
     ),
     Mutant(
         "leave a node before its ranks have saved",

@@ -46,6 +46,12 @@ MUTANTS = (
         "open_generation(state, tuple(range(state.world.size)), now)",
     ),
     Mutant(
+        "wait for a promised node for ever",
+        "midstep.controller.changes.generation",
+        "due.nodes_s = now + limits.nodes_s if due.nodes_s is None else due.nodes_s",
+        "due.nodes_s = None",
+    ),
+    Mutant(
         "never time out",
         "midstep.controller.handlers.deadlines",
         "    elif state.due.phase_s is not None and state.due.phase_s <= now:",

@@ -5,6 +5,7 @@ import pytest
 
 from midstep.controller.events import DeadlinePassed
 from midstep.controller.state.job_state import Phase
+from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import FaultReported, NodeLost, ProcessStarted, StartProcess, StopProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung, RunningProcess
 
@@ -24,7 +25,8 @@ def broken(cluster: FakeCluster, node: str, assertion: Assertion = Assertion.OCC
 
 def waiting() -> FakeCluster:
     """A job of two nodes that has lost one, and waits for its replacement."""
-    cluster = FakeCluster(job(spares=0), creates=True)
+    ladder = (RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP))
+    cluster = FakeCluster(job(spares=0), Policy(ladder=ladder, save_before_reschedule=False), creates=True)
     cluster.start()
     cluster.feed(NodeLost("node1", "gone", cluster.now))
     cluster.expect(Phase.WAITING)

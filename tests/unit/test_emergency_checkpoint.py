@@ -6,14 +6,16 @@ import msgspec
 import pytest
 
 from midstep.controller.actions import Finish
-from midstep.controller.changes.shutdown import SAVE_S
 from midstep.controller.events import DeadlinePassed, StopRequested
 from midstep.controller.state.job_state import Phase
+from midstep.policies.schema import default_policy
 from midstep.protocol.messages import CheckpointSaved, RankQuiesced, SaveCheckpoint, StartProcess, StopProcess
 from midstep.protocol.types import ShardHold
 
 from ..fakes.cluster import FakeCluster, only
 from .test_scaling import lose, resume, scaling
+
+SAVE_S = default_policy().deadlines.save_s
 
 
 def saves(bodies: list[Any]) -> list[tuple[int, bool]]:

@@ -13,7 +13,7 @@ from midstep.policies.explain import SupposedWorld, Supposition, answer, parse_f
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import Policy
 from midstep.protocol.messages import FaultReported, NodeLost
-from midstep.protocol.types import Decision, FaultKind, FaultReport, Rung
+from midstep.protocol.types import Assertion, Decision, FaultKind, FaultReport, Rung
 
 from ..fakes.cluster import FakeCluster, job
 
@@ -88,10 +88,13 @@ def test_spent_budgets_and_failures_of_nodes_are_explained_as_they_are_counted()
 
 def test_what_failed_in_the_incident_is_explained_alike() -> None:
     rules = parse_policy("", "job.yaml")
-    fault = parse_fault("kind=exit,rank=0")
+    fault = parse_fault("kind=device,rank=0,level=RestartRequest")
     cluster = running(rules)
-    for _ in range(3):
-        decided = suffer(cluster, fault)
+    suffer(cluster, msgspec.structs.replace(fault, assertion=Assertion.OCCUR))
+    cluster.feed(*(cluster.quiesced(rank, 1, peers=[0]) for rank in (1, 2, 3)))
+    while cluster.machine.incidents[-1].rung is Rung.RECOVER_IN_PLACE:
+        cluster.overdue()  # the device does not get well
+    decided = cluster.machine.incidents[-1].decisions[-1]
     spoken = explained(rules, fault, SupposedWorld(can_create_nodes=False, failed=(Rung.RECOVER_IN_PLACE,)))
     assert spoken is not None
     before, after = (each.skipped[-1].reason.partition(":")[0] for each in (decided, spoken))

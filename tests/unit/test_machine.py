@@ -6,6 +6,7 @@ import pytest
 from midstep.controller.actions import Finish, Send
 from midstep.controller.events import ControllerStarted, DeadlinePassed, StopRequested
 from midstep.controller.state.job_state import Phase
+from midstep.policies.schema import Budget, IncidentPolicy, NodePolicy, Policy, RungPolicy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
     CheckpointSaved,
@@ -133,13 +134,28 @@ def test_a_second_kill_in_the_recovery_is_part_of_the_same_incident(cluster: Fak
 
 
 def test_a_replacement_that_dies_again_and_again_hands_over_to_the_next_rung(cluster: FakeCluster) -> None:
-    """Once may be a second fault and is tried again in place; after the second time the rank moves to the spare."""
-    for _ in range(3):
+    """It is tried again in place as often as the policy says, three times by default; then the rank moves."""
+    for _ in range(4):
         cluster.feed(cluster.exited(1))
     incident = cluster.machine.incidents[0]
-    rungs = [decision.rung for decision in incident.decisions]
-    assert rungs == [Rung.RECOVER_IN_PLACE, Rung.RECOVER_IN_PLACE, Rung.RECOVER]
-    assert "failed before" in incident.decisions[2].skipped[-1].reason
+    assert [decision.rung for decision in incident.decisions] == [*[Rung.RECOVER_IN_PLACE] * 3, Rung.RECOVER]
+    assert "taken 3 times in this incident, attempts is 3" in incident.decisions[3].skipped[-1].reason
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 8])
+def test_a_rung_is_tried_as_often_as_its_attempts_say(attempts: int) -> None:
+    """Whatever becomes of the replacements: no committed step is given up while the policy has a way to keep it."""
+    rungs = (Rung.RECOVER_IN_PLACE, Rung.RESCHEDULE_POD)
+    ladder = (
+        *(RungPolicy(rung, attempts=attempts, budget=Budget(per_job=None)) for rung in rungs),
+        RungPolicy(Rung.STOP),
+    )
+    policy = Policy(ladder=ladder, incident=IncidentPolicy(max_attempts=99), node=NodePolicy(failures=None))
+    cluster = FakeCluster(policy=policy).start()
+    while cluster.machine.phase is not Phase.SAVING:
+        cluster.feed(cluster.exited(1))
+    decided = [decision.rung for decision in cluster.machine.incidents[0].decisions]
+    assert decided == [*[Rung.RECOVER_IN_PLACE] * attempts, Rung.RESCHEDULE_POD]
 
 
 def test_a_plain_script_that_always_fails_is_restarted_exactly_as_often_as_allowed() -> None:

@@ -3,6 +3,7 @@
 import msgspec
 
 from midstep.controller.events import DeadlinePassed
+from midstep.controller.state.world import NodeState
 from midstep.policies.facts import NodeFailure
 from midstep.policies.ladder import Ladder
 from midstep.policies.rules import advice
@@ -135,9 +136,9 @@ def test_without_a_spare_the_platform_replaces_the_node_that_fails_too_often() -
     cluster.recover(1)
     cluster.feed(cluster.exited(0))
     decision = cluster.machine.incidents[-1].decisions[-1]
-    assert decision.rung is Rung.RESCHEDULE_POD
-    assert "node node0 replaced (node node0 has had 2 failures" in decision.reason
-    assert cluster.machine.state.world.nodes["node0"].given_back
+    assert decision.rung is Rung.RECOVER
+    assert "to 1 node that the platform brings (node node0 has had 2 failures" in decision.reason
+    assert cluster.machine.state.world.nodes["node0"].state is NodeState.ISOLATED
 
 
 def test_a_ladder_that_cannot_leave_a_node_takes_no_notice_of_the_count() -> None:
@@ -193,7 +194,8 @@ def test_a_world_of_nodes_with_eight_ranks_survives_that_all_processes_of_a_node
 
 def test_newcomers_that_never_join_are_another_attempt_each_time() -> None:
     """What is widened without end would never end."""
-    cluster = running(failures=None)
+    ladder = (RungPolicy(Rung.RECOVER_IN_PLACE, attempts=2), RungPolicy(Rung.RECOVER, attempts=1), *LADDER[2:])
+    cluster = FakeCluster(job(), Policy(ladder=ladder)).start()
     cluster.feed(cluster.exited(0))
     for rank in (1, 2, 3):
         cluster.feed(cluster.quiesced(rank, 5, peers=[0]))

@@ -5,7 +5,7 @@ import msgspec
 from midstep.controller.events import ControllerStarted, NodeReturned, StopRequested
 from midstep.controller.liveness import Liveness
 from midstep.controller.state.job_state import Phase
-from midstep.policies.schema import HeartbeatPolicy
+from midstep.policies.schema import HeartbeatPolicy, Policy
 from midstep.protocol.messages import (
     DeleteNode,
     FaultReported,
@@ -75,7 +75,7 @@ def test_a_node_with_a_standing_fault_returns_as_unfit() -> None:
 
 def test_a_node_that_was_given_back_is_not_used_again_but_freed() -> None:
     """The platform is about to end it."""
-    cluster = FakeCluster(job(nodes=1, spares=1), creates=True)
+    cluster = FakeCluster(job(nodes=1, spares=1), Policy(save_before_reschedule=False), creates=True)
     cluster.start()
     fault = cluster.fault(0, FaultKind.DEVICE).report
     cluster.feed(FaultReported(msgspec.structs.replace(fault, level=FaultLevel.SEPARATE_NPU)))
@@ -129,7 +129,7 @@ def test_nodes_that_are_to_end_are_not_waited_for() -> None:
 
 def test_a_restarted_controller_gives_nodes_back_once_more() -> None:
     """Between the record and the action the first one may have died; the platform ends each node once."""
-    cluster = FakeCluster(job(nodes=1, spares=1), creates=True)
+    cluster = FakeCluster(job(nodes=1, spares=1), Policy(save_before_reschedule=False), creates=True)
     cluster.start()
     assert only(cluster.feed(ControllerStarted(term=2)), DeleteNode) == []
     fault = cluster.fault(0, FaultKind.DEVICE).report

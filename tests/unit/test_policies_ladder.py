@@ -138,16 +138,21 @@ def test_a_fault_report_about_a_node_that_was_left_already_blames_no_other_node(
 
 
 @pytest.mark.parametrize("spares", [(), ("gone",), ("bad",)])
-def test_without_a_usable_spare_a_lost_node_is_replaced_by_the_platform(spares: tuple[str, ...]) -> None:
+def test_without_a_usable_spare_the_ranks_of_a_lost_node_wait_for_the_platform(spares: tuple[str, ...]) -> None:
+    """Where it creates nodes, or has promised one; the healthy ranks are parked meanwhile."""
     facts = facts_of(
         fault(FaultKind.NODE_LOST, node="b"),
         spare_nodes=spares,
         nodes_lost=frozenset({"b", "gone"}),
         isolated=frozenset({"bad"}),
     )
-    assert LADDER.decide(facts).rung is Rung.RESCHEDULE_POD
-    assert LADDER.course(facts, Rung.RESCHEDULE_POD).leave == ("b",)
-    assert "no spare node" in refusal(facts, Rung.RECOVER)
+    decision = LADDER.decide(facts)
+    assert decision.rung is Rung.RECOVER
+    assert "move from node b to 1 node that the platform brings" in decision.reason
+    assert LADDER.course(facts, Rung.RECOVER).leave == ("b",)
+    fixed = msgspec.structs.replace(facts, can_create_nodes=False)
+    assert "no spare node" in refusal(fixed, Rung.RECOVER)
+    assert LADDER.decide(msgspec.structs.replace(fixed, promised_nodes=1)).rung is Rung.RECOVER
 
 
 def test_without_spare_and_platform_a_lost_node_ends_the_job_and_the_reason_says_so() -> None:
@@ -161,8 +166,8 @@ def test_without_spare_and_platform_a_lost_node_ends_the_job_and_the_reason_says
 def test_two_lost_nodes_need_two_spares() -> None:
     nodes = {**NODES, 4: "c"}
     reports = (fault(FaultKind.NODE_LOST, node="a"), fault(FaultKind.NODE_LOST, node="b"))
-    facts = facts_of(*reports, nodes=nodes, healthy=frozenset({4}))
-    assert LADDER.decide(facts).rung is Rung.RESCHEDULE_POD
+    facts = facts_of(*reports, nodes=nodes, healthy=frozenset({4}), can_create_nodes=False)
+    assert LADDER.decide(facts).rung is Rung.STOP
     assert "only 1 spare node" in refusal(facts, Rung.RECOVER)
     enough = msgspec.structs.replace(facts, spare_nodes=("s", "t"))
     assert LADDER.decide(enough).rung is Rung.RECOVER

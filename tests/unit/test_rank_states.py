@@ -3,6 +3,7 @@
 from midstep.controller.events import DeadlinePassed, StopRequested
 from midstep.controller.state.job_state import Phase
 from midstep.controller.state.rank_states import RankState
+from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import CreateNode, NodeLost, Quiesce, RankFinished, Release
 from midstep.protocol.types import Rung
 
@@ -16,7 +17,8 @@ def finished(cluster: FakeCluster, rank: int) -> RankFinished:
 
 def test_no_start_is_overdue_while_nodes_are_awaited() -> None:
     """The processes that were on their way were ended when the world was given up: nobody is at fault for that."""
-    cluster = FakeCluster(job(spares=0), creates=True)
+    ladder = (RungPolicy(Rung.RECOVER_IN_PLACE), RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP))
+    cluster = FakeCluster(job(spares=0), Policy(ladder=ladder, save_before_reschedule=False), creates=True)
     cluster.start()
     cluster.feed(cluster.exited(1))
     assert cluster.holder(1).state is RankState.STARTING

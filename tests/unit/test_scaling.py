@@ -45,7 +45,12 @@ SCALES = Policy(scale=ScalePolicy(min_nodes=1, min_interval_s=INTERVAL_S))
 
 
 def scaling(policy: Policy = SCALES, *, creates: bool = False) -> FakeCluster:
-    """A running job on two nodes without a spare, under a policy that lets it shrink."""
+    """A running job on two nodes without a spare, under a policy that lets it shrink.
+
+    Where the platform `creates` nodes the ladder is without recover, which would wait for one.
+    """
+    if creates:
+        policy = msgspec.structs.replace(policy, ladder=(RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP)))
     return FakeCluster(job(spares=0), policy, creates=creates).start()
 
 

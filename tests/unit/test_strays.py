@@ -1,8 +1,9 @@
 """No process is left running where its rank is not any more."""
 
 from midstep.controller.state.job_state import Phase
+from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import NodeJoined, NodeLost, ProcessStarted, StartProcess, StopProcess
-from midstep.protocol.types import RunningProcess, StoreEndpoint
+from midstep.protocol.types import Rung, RunningProcess, StoreEndpoint
 
 from ..fakes.cluster import FakeCluster, job, only
 
@@ -40,8 +41,10 @@ def test_a_node_that_greets_a_new_controller_keeps_its_processes(cluster: FakeCl
     assert only(bodies, StopProcess) == []
 
 
-def test_a_start_that_is_still_on_its_way_is_called_back(cluster: FakeCluster) -> None:
+def test_a_start_that_is_still_on_its_way_is_called_back() -> None:
     """When its node is left the process may not have been reported yet."""
+    rungs = (RungPolicy(Rung.RECOVER_IN_PLACE, attempts=2), RungPolicy(Rung.RECOVER), RungPolicy(Rung.STOP))
+    cluster = FakeCluster(policy=Policy(ladder=rungs)).start()
     for rank in (2, 3):
         cluster.feed(cluster.exited(rank))  # both are to start again on node1
     assert cluster.holder(3).pid == 0

@@ -146,7 +146,7 @@ def test_relaunch_that_the_platform_refuses_is_a_failed_rung() -> None:
     job.lose_node("node1")
 
     assert job.rungs == [Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB, Rung.STOP]
-    assert "the platform refused node node2: no quota" in job.outcome.reason
+    assert "reschedule_pod: failed before in this incident: the platform refused node" in job.outcome.reason
 
 
 def test_relaunch_timeout_is_a_failed_rung() -> None:

@@ -11,6 +11,8 @@ from midstep.protocol.types import Activity, FaultKind, FaultLevel, Rung
 
 from ...fakes.answering import AnsweringCluster
 
+TWO_ATTEMPTS = "ladder: [{rung: recover_in_place, attempts: 2}, {rung: recover}, {rung: stop}]"
+
 
 @pytest.mark.parametrize("held", [Quiesce, Rejoin, Resume])
 @pytest.mark.parametrize("second", [0, 1, 3])
@@ -136,7 +138,7 @@ def test_order_of_reports_does_not_change_who_goes_where() -> None:
 
 def test_ladder_remembers_what_failed_in_this_incident_and_forgets_it_after() -> None:
     """A rung that failed is not taken again before the job has resumed, and is taken first in the next incident."""
-    job = AnsweringCluster(spares=2).start()
+    job = AnsweringCluster(TWO_ATTEMPTS, spares=2).start()
     job.never_joins = {1}
     job.kill(1)
     while job.rungs[-1] is Rung.RECOVER_IN_PLACE:

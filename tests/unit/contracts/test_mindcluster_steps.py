@@ -26,6 +26,8 @@ from midstep.protocol.types import FaultKind, FaultLevel, RestoreSource, Rung
 from ...fakes.answering import AnsweringCluster
 from ...fakes.cluster import SHARD
 
+TWO_ATTEMPTS = "ladder: [{rung: recover_in_place, attempts: 2}, {rung: recover}, {rung: stop}]"
+
 
 def hardware(job: AnsweringCluster) -> None:
     """A detector on the server reports a device that has to be isolated."""
@@ -230,7 +232,7 @@ def test_policies_roll_back_in_sequence() -> None:
 
 def test_failed_recovery_in_place_hands_over_to_recover() -> None:
     """In MindCluster it goes to dump or exit: in-place travels as `recover`, which is struck off when it failed."""
-    job = AnsweringCluster(spares=2).start()
+    job = AnsweringCluster(TWO_ATTEMPTS, spares=2).start()
     job.never_joins = {1}
     job.kill(1)
     while job.rungs[-1] is Rung.RECOVER_IN_PLACE:
@@ -239,7 +241,7 @@ def test_failed_recovery_in_place_hands_over_to_recover() -> None:
     job.wait_until(Phase.RUNNING)
 
     assert job.rungs[-1] is Rung.RECOVER
-    assert "failed before in this incident" in next(
+    assert "taken 2 times in this incident" in next(
         skipped.reason
         for decision in job.incidents[-1].decisions
         if decision.rung is Rung.RECOVER
