@@ -18,7 +18,7 @@ _QUIET = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SUSPECTING})
 def follow(state: JobState, now: float) -> None:
     """Runs after every event. Costs nothing while nothing is planned and every node is well."""
     plans = state.plans
-    if state.phase is Phase.RUNNING:
+    if state.phase is Phase.RUNNING and state.turn.came_in is not Phase.RUNNING:
         refill(state, now)
     if plans.current is not None:
         _watch(state, now)

@@ -15,7 +15,7 @@ AGAIN_S = 60.0  # to the second try; each further one comes after twice as long
 
 
 def refill(state: JobState, now: float) -> None:
-    """Ask for as many spares as are missing. Runs after every event while the job trains."""
+    """Ask for as many spares as are missing. Runs when the job trains again, when it loses one, and when time is up."""
     arrivals, missing = state.arrivals, _missing(state)
     if missing <= 0 or arrivals.refill_due_s is not None or arrivals.refills >= TRIES:
         return
@@ -25,10 +25,11 @@ def refill(state: JobState, now: float) -> None:
     arrivals.refills += 1
 
 
-def refill_overdue(state: JobState) -> None:
+def refill_overdue(state: JobState, now: float) -> None:
     """What was asked for has come, was refused, or is not counted on any more: look again."""
     state.arrivals.refill_due_s = None
     give_up_waiting(state)
+    refill(state, now)
 
 
 def has_arrived(state: JobState) -> None:

@@ -55,7 +55,7 @@ def _planned(state: JobState, now: float) -> None:
     elif state.plans.grow_due_s is not None and state.plans.grow_due_s <= now:
         state.plans.grow_due_s = None  # it is looked at after every event
     elif state.arrivals.refill_due_s is not None and state.arrivals.refill_due_s <= now:
-        refill_overdue(state)
+        refill_overdue(state, now)
     else:
         state.ignore("deadline that was met")
 

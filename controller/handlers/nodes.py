@@ -17,7 +17,7 @@ from ..changes.generation import nodes_needed, request_node, start_if_possible
 from ..changes.promised_nodes import ask_again, enough_promised
 from ..changes.scaling import resize
 from ..changes.shutdown import end, lost_while_saving
-from ..changes.spares import has_arrived
+from ..changes.spares import has_arrived, refill
 from ..events import HoldEnded, NodeReturned
 from ..recovery.decision import blame, decide, rung_failed, too_many
 from ..recovery.hardware_faults import settle
@@ -89,6 +89,8 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
         return
     if was is NodeState.REQUESTED and state.due.unplaced and not ask_again(state):
         rung_failed(state, None, f"node {event.node}, for which ranks waited, is gone: {event.reason}", now)
+    elif was is NodeState.SPARE and state.phase is Phase.RUNNING:
+        refill(state, now)
     if was is not NodeState.ACTIVE or state.phase in OVER:
         return
     if state.phase is Phase.FINISHING:
