@@ -19,6 +19,7 @@ from ..policies.schema import (
 from ..protocol.types import JobSettings, JobSpec, RestoreSource, Rung
 
 _STOP = RungPolicy(Rung.STOP)
+RESTARTING_AT_ONCE = 0.2  # share of the worlds that save nothing before a rung restarts everybody
 SCALING = 0.3  # share of the worlds of several nodes that may go on with fewer
 
 POLICIES: tuple[Policy, ...] = (
@@ -122,6 +123,15 @@ def _that_scales(setting: Setting, chance: random.Random) -> Setting:
         capacity=0 if lonely else setting.capacity,
         total_steps=max(20, setting.total_steps),
     )
+
+
+def draw_saving(setting: Setting, chance: random.Random) -> Setting:
+    """Have some worlds restart at once, without a checkpoint of what is alive."""
+    if chance.random() >= RESTARTING_AT_ONCE:
+        return setting
+    return msgspec.structs.replace(
+        setting, policy=msgspec.structs.replace(setting.policy, save_before_reschedule=False)
+    )  # fmt: skip
 
 
 def draw_setting(chance: random.Random, focus: Phase | None = None) -> Setting:

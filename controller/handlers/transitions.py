@@ -48,7 +48,8 @@ _BY_PHASE: Mapping[Phase, Mapping[tuple[type, ...], tuple[Phase, ...]]] = {
         (StopRequested,): (P.SAVING, P.ENDED),
     },
     P.QUIESCING: {
-        (m.NodeLost, m.NodeRefused, m.ProcessExited, m.FaultReported, DeadlinePassed): (*(DECIDED - {P.QUIESCING}),),
+        (m.NodeLost, m.ProcessExited, m.FaultReported, DeadlinePassed): (*(DECIDED - {P.QUIESCING}),),
+        (m.NodeRefused,): (P.WAITING, P.SAVING, P.ENDED),
         (m.RankJoined, m.RankQuiesced): (*(DECIDED - {P.QUIESCING}), P.REJOINING),
         (StopRequested,): (P.SAVING, P.ENDED),
     },

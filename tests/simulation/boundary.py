@@ -27,6 +27,11 @@ _LADDERS = (
     (_ONCE, RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP)),
     (_ONCE, RungPolicy(Rung.RESCHEDULE_JOB), RungPolicy(Rung.STOP)),
 )
+_POLICIES = [
+    msgspec.structs.replace(default_policy(), ladder=ladder, save_before_reschedule=saves)
+    for ladder in _LADDERS
+    for saves in (False, True)
+]
 _HAVE_STOPPED = ("", "clean", "dirty")  # the ranks before the last one: none of them, or all of them
 _EVENTS = ("exit", "fault", "loss of the node", "deadlines", "stop", "dirty stop", "checkpoint", "failed checkpoint")
 
@@ -75,14 +80,11 @@ class Written(FakeCluster):
 
 def transitions() -> set[Happened]:
     """Return all transitions that are seen."""
-    ways = product(_LADDERS, (False, True), (False, True), _HAVE_STOPPED, _EVENTS)
+    ways = product(_POLICIES, (False, True), (False, True), _HAVE_STOPPED, _EVENTS)
     return set().union(*(_played(*way) for way in ways))
 
 
-def _played(
-    ladder: tuple[RungPolicy, ...], creates: bool, sharded: bool, have_stopped: str, event: str
-) -> Iterator[Happened]:
-    policy: Policy = msgspec.structs.replace(default_policy(), ladder=ladder)
+def _played(policy: Policy, creates: bool, sharded: bool, have_stopped: str, event: str) -> Iterator[Happened]:
     cluster = Written(job(spares=1), policy, creates=creates)
     cluster.start()
     prepare(cluster)

@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -196,3 +197,15 @@ def test_a_seed_of_the_test_suite_is_replayed_with_its_transcript() -> None:
     assert done.exit_code == 0
     assert "ControllerStarted" in done.output
     assert "seed 11: all invariants hold" in done.output
+
+
+def test_a_rung_that_restarts_everybody_saves_first_and_that_is_in_the_forecast() -> None:
+    """It costs the time of a checkpoint, and no step; without it all steps since the last checkpoint."""
+    policy = Policy(ladder=(RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP)))
+    saved = forecast(TimedFault(3.0, Kind.PROCESS), policy=policy)
+    at_once = forecast(
+        TimedFault(3.0, Kind.PROCESS), policy=msgspec.structs.replace(policy, save_before_reschedule=False)
+    )
+    assert saved.steps_lost == 0 < at_once.steps_lost
+    cost_s = saved.lost_s[Loss.RECOVERY] - at_once.lost_s[Loss.RECOVERY]
+    assert Model().checkpoint_s <= cost_s < 3 * Model().checkpoint_s
