@@ -2,6 +2,7 @@
 
 import itertools
 
+from midstep.controller.actions import Send
 from midstep.controller.changes.spares import TRIES
 from midstep.controller.state.job_state import Phase
 from midstep.protocol.messages import CreateNode, NodeLost, NodeRefused
@@ -20,8 +21,8 @@ def test_a_spare_that_was_used_is_asked_for_when_the_job_trains_again() -> None:
     assert only(cluster.feed(NodeLost("node1", "gone", cluster.now)), CreateNode) == []
     before = len(cluster.log)
     cluster.recover(3)
-    created = [action.body for action in cluster.log[before:] if isinstance(getattr(action, "body", None), CreateNode)]
-    assert created == [CreateNode("node3")]
+    sent = [action.body for action in cluster.log[before:] if isinstance(action, Send)]
+    assert only(sent, CreateNode) == [CreateNode("node3")]
     cluster.feed(cluster.node("node3"))
     assert cluster.machine.state.world.nodes["node3"].state == "spare"
     assert cluster.machine.next_deadline() is None
