@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
+from midstep.controller.events import NodeEnrolled
 from midstep.controller.handlers.table import TABLE
 from midstep.controller.handlers.transitions import LEADS_TO
 from midstep.controller.state import world
@@ -58,7 +59,8 @@ class Moved(NamedTuple):
 
 Happened = Taken | Led | Moved
 
-_ROWS = frozenset(Taken(phase, event.__name__) for phase, event in TABLE)
+NOT_PLAYED = frozenset({NodeEnrolled})  # it changes nothing in any phase, and simulated nodes need no admission
+_ROWS = frozenset(Taken(phase, event.__name__) for phase, event in TABLE if event not in NOT_PLAYED)
 
 
 def happens(job: Job) -> frozenset[Happened]:

@@ -7,6 +7,8 @@ import pytest
 from midstep.controller.handlers.table import TABLE
 from midstep.controller.handlers.transitions import LEADS_TO, diagram
 from midstep.controller.state.job_state import Phase
+from midstep.policies.schema import Policy, RungPolicy
+from midstep.protocol.types import FaultKind, Rung
 
 from ..fakes.cluster import job
 from . import boundary
@@ -22,10 +24,27 @@ def left_by_one_and_awaited_by_the_other() -> set[Happened]:
     return starting.seen
 
 
+def all_restarted_after_a_suspicion() -> set[Happened]:
+    """A policy that only knows new nodes, and saves nothing first; few simulated jobs have one."""
+    policy = Policy(ladder=(RungPolicy(Rung.RESCHEDULE_JOB), RungPolicy(Rung.STOP)), save_before_reschedule=False)
+    seen: set[Happened] = set()
+    for exits in (False, True):
+        suspecting = Written(job(spares=0), policy, creates=True)
+        suspecting.start()
+        suspecting.feed(suspecting.fault(0, FaultKind.COMMUNICATION))
+        if exits:
+            suspecting.feed(suspecting.exited(1))
+        else:
+            suspecting.overdue()
+        suspecting.expect(Phase.WAITING)
+        seen |= suspecting.seen
+    return seen
+
+
 @pytest.mark.timeout(600)
 def test_what_the_tables_claim_is_what_happens() -> None:
     """In the jobs of the recording, each of which is played, and in some that are played by hand."""
-    happened = left_by_one_and_awaited_by_the_other() | boundary.transitions()
+    happened = left_by_one_and_awaited_by_the_other() | all_restarted_after_a_suspicion() | boundary.transitions()
     gc.freeze()  # as each job collects what it has left, and what other tests of this process have imported is large
     try:
         for each in recorded():
