@@ -42,6 +42,12 @@ def advice(policy: Policy) -> tuple[str, ...]:
         )
     if policy.rung(Rung.RECOVER) is None:
         notes.append("ladder is without recover: the loss of a node restarts every process, or stops the job")
+    limits = policy.deadlines
+    if limits.orders_s <= limits.quiesce_s + limits.save_s:
+        notes.append(
+            f"deadlines.orders_s ({limits.orders_s:g}) is not above deadlines.quiesce_s + deadlines.save_s: ranks that "
+            "have saved give up while others write"
+        )
     notes += _role_notes(policy)
     ladders = {"ladder": policy.ladder}
     ladders |= {f"roles.{name}.ladder": role.ladder for name, role in policy.roles.items() if role.ladder is not None}

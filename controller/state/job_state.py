@@ -59,7 +59,7 @@ class Resize(msgspec.Struct, frozen=True, tag=True):
     leaving: tuple[str, ...] = ()
 
 
-class Reschedule(msgspec.Struct, frozen=True):
+class Reschedule(msgspec.Struct, frozen=True, tag=True):
     """The world starts anew when its checkpoint is written; `leaving` nodes are replaced then, or `every_node`."""
 
     leaving: tuple[str, ...] = ()

@@ -33,7 +33,17 @@ _POLICIES = [
     for saves in (False, True)
 ]
 _HAVE_STOPPED = ("", "clean", "dirty")  # the ranks before the last one: none of them, or all of them
-_EVENTS = ("exit", "fault", "loss of the node", "deadlines", "stop", "dirty stop", "checkpoint", "failed checkpoint")
+_EVENTS = (
+    "exit",
+    "fault",
+    "loss of the node",
+    "deadlines",
+    "stop",
+    "dirty stop",
+    "checkpoint",
+    "failed checkpoint",
+    "late checkpoint",
+)
 
 
 class Written(FakeCluster):
@@ -70,8 +80,10 @@ class Written(FakeCluster):
             self.feed(events[what])
         while what == "deadlines" and self.machine.phase is Phase.PAUSING:
             self.overdue()
-        if what in {"stop", "dirty stop", "checkpoint", "failed checkpoint"}:
+        if what in {"stop", "dirty stop", "checkpoint", "failed checkpoint", "late checkpoint"}:
             self.feed(self.stops(LAST, what.partition(" ")[0], sharded=sharded))
+        while what == "late checkpoint" and self.machine.phase is Phase.PAUSING:
+            self.overdue()
         for rank in range(4):
             if "checkpoint" in what and self.machine.phase is Phase.PAUSING:
                 error = "disk full" if what == "failed checkpoint" else ""

@@ -7,6 +7,7 @@ import pytest
 
 from midstep.controller.events import DeadlinePassed, StopRequested
 from midstep.controller.state.job_state import Phase
+from midstep.policies.rules import advice
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import CreateNode, DeleteNode, NodeLost, NodeRefused, SaveCheckpoint, StartProcess
 from midstep.protocol.types import RestoreSource, Rung
@@ -143,3 +144,10 @@ def test_the_checkpoint_has_a_deadline_of_its_own() -> None:
     cluster.now = due_s or 0.0
     asked = only(cluster.feed(DeadlinePassed()), SaveCheckpoint)
     assert [(save.rank, save.publish) for save in asked] == [(0, True)], "it holds everything alone, too"
+
+
+def test_the_check_says_when_those_that_have_saved_would_give_up_while_others_write() -> None:
+    """They wait for the controller's next word meanwhile."""
+    slow = msgspec.structs.replace(Policy().deadlines, save_s=3000.0)
+    assert any("ranks that have saved give up" in note for note in advice(Policy(deadlines=slow)))
+    assert not any("ranks that have saved give up" in note for note in advice(Policy()))

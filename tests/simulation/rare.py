@@ -1,0 +1,83 @@
+"""What few simulated jobs come upon, or none: played by hand."""
+
+from midstep.controller.events import DeadlinePassed
+from midstep.controller.state.job_state import Phase
+from midstep.controller.state.rank_states import RankEvent, RankState
+from midstep.policies.schema import Budget, Policy, RungPolicy
+from midstep.protocol.messages import NodeLost
+from midstep.protocol.types import FaultKind, FaultLevel, Rung
+
+from ..fakes.cluster import job
+from .boundary import Written
+from .recording import Happened, Moved
+
+STOP = RungPolicy(Rung.STOP)
+
+
+def seen_by_hand() -> set[Happened]:
+    """Return all that is seen."""
+    return (
+        _left_by_one_and_awaited_by_the_other()
+        | _all_restarted_after_a_suspicion()
+        | _broken_before_the_world_was_back()
+        | _back_at_a_wrong_step()
+        | _said_once_more()
+    )
+
+
+def _left_by_one_and_awaited_by_the_other() -> set[Happened]:
+    """A process ends well in front of its train function, and another one waits there. No simulated script does so."""
+    starting = Written(job(nodes=1, spares=0))
+    starting.feed(starting.node("node0"))
+    starting.feed(starting.exited(0, 0), starting.joined(1, fresh=True, own=0))
+    return starting.seen
+
+
+def _all_restarted_after_a_suspicion() -> set[Happened]:
+    """A policy that only knows new nodes, and saves nothing first."""
+    policy = Policy(ladder=(RungPolicy(Rung.RESCHEDULE_JOB), STOP), save_before_reschedule=False)
+    seen: set[Happened] = set()
+    for exits in (False, True):
+        suspecting = Written(job(spares=0), policy, creates=True)
+        suspecting.start()
+        suspecting.feed(suspecting.fault(0, FaultKind.COMMUNICATION))
+        if exits:
+            suspecting.feed(suspecting.exited(1))
+        else:
+            suspecting.overdue()
+        suspecting.expect(Phase.WAITING)
+        seen |= suspecting.seen
+    return seen
+
+
+def _broken_before_the_world_was_back() -> set[Happened]:
+    """A fault that came while a node was waited for is taken up when all rejoin already, and the budget is spent."""
+    ladder = (RungPolicy(Rung.RESCHEDULE_POD, budget=Budget(per_job=1)), STOP)
+    waiting = Written(job(spares=0), Policy(ladder=ladder, save_before_reschedule=False), creates=True)
+    waiting.start()
+    waiting.feed(NodeLost("node1", "gone", waiting.now))
+    waiting.feed(waiting.fault(None, FaultKind.NODE, node="node0", level=FaultLevel.SEPARATE_NPU, code="A1"))
+    waiting.feed(waiting.node("node2"))
+    waiting.feed(*(waiting.joined(rank, fresh=True, own=0) for rank in range(4)))
+    waiting.expect(Phase.REJOINING)
+    waiting.feed(DeadlinePassed())
+    waiting.expect(Phase.SAVING)
+    return waiting.seen
+
+
+def _back_at_a_wrong_step() -> set[Happened]:
+    """At the first start there is nothing to be saved."""
+    rejoining = Written(job(), Policy(ladder=(STOP,)))
+    rejoining.join()
+    rejoining.feed(rejoining.ready(0, 99))
+    rejoining.expect(Phase.ENDED)
+    return rejoining.seen
+
+
+def _said_once_more() -> set[Happened]:
+    """A rank does not know whether its first step was heard of."""
+    running = Written(job())
+    running.start()
+    running.feed(running.committed(0, 2))
+    assert running.holder(0).state is RankState.TRAINING
+    return {Moved(RankState.TRAINING, RankEvent.STEP_COMMITTED)}
