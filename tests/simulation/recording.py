@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-from midstep.controller.events import NodeEnrolled
 from midstep.controller.handlers.table import TABLE
 from midstep.controller.handlers.transitions import LEADS_TO
 from midstep.controller.state import world
 from midstep.controller.state.job_state import Phase
 from midstep.controller.state.rank_states import NEXT, RankEvent, RankState, after
+from midstep.protocol.enrolment import NodeEnrolled
 from midstep.simulation.campaign import run_seeds
 
 RECORDING = Path(__file__).with_name("recording.txt")
