@@ -22,6 +22,7 @@ from midstep.cli.supervision import supervisor as supervision
 from midstep.cli.supervision.backoff import Backoff
 from midstep.cli.supervision.controller_notice import read_notice, why_no_answer
 from midstep.cli.supervision.supervisor import Supervisor
+from midstep.controller.endpoints.control_requests import StopJobRequest
 from midstep.controller.endpoints.discovery_files import JobResult, read_result
 from midstep.controller.events import StopRequested
 from midstep.controller.journal import Journal
@@ -63,6 +64,9 @@ if does == "fail":
 if does == "code":
     sys.exit(130)
 os.write(pipe, b"s")
+while does == "stand by":
+    os.write(pipe, b"c")
+    time.sleep(0.2)
 os.write(pipe, b"r")
 if does == "die":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -298,6 +302,24 @@ def test_a_controller_that_cannot_be_killed_is_given_up(
 
     play(scenario)
     assert "no sign of life" in caplog.text
+
+
+def test_a_wish_to_stop_reaches_a_controller_that_somebody_else_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher's own one stands by, and is not ended for it; the one that leads is asked."""
+    asked: list[object] = []
+    monkeypatch.setattr(supervision, "ask", lambda directory, request: asked.append(request))
+
+    async def scenario() -> None:
+        async with watching(tmp_path, lives=["stand by"]) as watch:
+            await within(PATIENCE_S, watch.supervisor.served.wait())
+            watch.supervisor.stop("enough")
+            await watch.until(lambda: asked)
+            assert watch.lives() == ["life"]
+
+    play(scenario)
+    assert asked == [StopJobRequest("enough")]
 
 
 def test_a_wish_to_stop_reaches_the_controller_that_comes_after_a_frozen_one(tmp_path: Path) -> None:
