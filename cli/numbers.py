@@ -19,20 +19,20 @@ class Whole(click.IntRange):
         return int(super().convert(value, param, ctx))
 
 
-class NodeCount(msgspec.Struct, frozen=True):
+class NodesAsked(msgspec.Struct, frozen=True):
     """How many nodes a job has. `least`: with how few it trains; None: with all of them, or as the policy says."""
 
     most: int
     least: int | None = None
 
 
-def node_count(context: click.Context, option: click.Parameter, text: str) -> NodeCount:
+def node_count(context: click.Context, option: click.Parameter, text: str) -> NodesAsked:
     """Make numbers of N or MIN:MAX. The callback of an option."""
     least, colon, most = text.rpartition(":")
     whole = Whole(min=1)
     if not colon:
-        return NodeCount(whole.convert(most, option, context))
-    count = NodeCount(whole.convert(most, option, context), whole.convert(least, option, context))
+        return NodesAsked(whole.convert(most, option, context))
+    count = NodesAsked(whole.convert(most, option, context), whole.convert(least, option, context))
     if count.least is not None and count.least > count.most:
         raise click.BadParameter(f"{text!r}: the fewest nodes come first, as in {most}:{least}")
     return count

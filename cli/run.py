@@ -26,7 +26,7 @@ from .joining.machine import JoiningMachine, prepare
 from .joining.opening import required
 from .joining.role import Flags, last_call_s, meeting
 from .joining.torchrun_flags import rendezvous_options, spellings
-from .numbers import NodeCount, Whole, node_count
+from .numbers import NodesAsked, Whole, node_count
 from .token import token_file_option
 
 
@@ -151,7 +151,7 @@ from .token import token_file_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     *,
-    nodes: NodeCount,
+    nodes: NodesAsked,
     ranks_per_node: int,
     spare_nodes: int,
     fixed_nodes: bool,

@@ -26,6 +26,7 @@ from .gatekeeper import ZAP_DOMAIN, Gatekeeper
 from .identities import key_identity, may_be
 from .keys import ClientKeys, ServerKeys
 from .nonblocking import RECEIVE_LIMIT, Context, NonblockingSocket, Received, wait
+from .peer import Peer
 from .reconnection import reconnect_by_itself
 
 __all__ = ["DealerSocket", "Received", "RouterSocket", "wait"]
@@ -33,24 +34,8 @@ __all__ = ["DealerSocket", "Received", "RouterSocket", "wait"]
 OUTBOX_LIMIT = 256  # what a dealer keeps while it is not connected; the mailbox repeats what matters
 MAX_IDENTITY_BYTES = 200
 MAX_PEERS = 16_384  # the oldest is forgotten
-REPLACED_REMEMBERED = 16  # earlier connections of one identity that stay unheard
 _BACKLOG = 4096
 _NONCE_BYTES = 12
-
-
-class _Peer:
-    """The connections of one identity: the valid one, and those that it replaced."""
-
-    __slots__ = ("replaced", "routing_id")
-
-    def __init__(self, routing_id: bytes) -> None:
-        self.routing_id = routing_id
-        self.replaced: tuple[bytes, ...] = ()
-
-    def move_to(self, routing_id: bytes) -> None:
-        """Take `routing_id` as the valid connection from now on."""
-        self.replaced = (self.routing_id, *self.replaced[: REPLACED_REMEMBERED - 1])
-        self.routing_id = routing_id
 
 
 class RouterSocket(NonblockingSocket):
@@ -84,7 +69,7 @@ class RouterSocket(NonblockingSocket):
         self._file: tuple[int, int] | None = None
         self._gatekeeper: Gatekeeper | None = None
         self._front: Front | None = None
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self._curve = curve is not None
         try:
             if curve is not None:
@@ -198,7 +183,7 @@ class RouterSocket(NonblockingSocket):
                 # Most are long gone (every CLI call has a name of its own). One that is not is let in again when it
                 # speaks.
                 del self._peers[next(iter(self._peers))]
-            self._peers[identity] = _Peer(routing_id)
+            self._peers[identity] = Peer(routing_id)
         elif peer.routing_id != routing_id:
             if routing_id in peer.replaced:
                 self._refused["connection was replaced"] += 1

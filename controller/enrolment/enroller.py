@@ -45,7 +45,7 @@ class Enroller:
             before = self.book.nodes.get(decided.node)
             if before is not None and before.public_key != decided.public_key:
                 JobKeys.withdraw(self._keys, before.public_key)
-            self._book.learn(decided, now)  # at once: another request may come before this one is durable
+            self.book.learn(decided, now)  # at once: another request may come before this one is durable
             pend(decided, partial(self._confirm, decided, arrival, now))
             return
         self._wire.refuse(f"enrolment: {decided.reason}", arrival.connection)

@@ -227,7 +227,7 @@ def test_a_node_is_let_in_when_its_admission_is_durable(tmp_path: Path, reply: R
 def test_the_next_controller_lists_the_keys_of_nodes_that_an_earlier_one_has_admitted(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     enroller = _enroller(keys, _Wire())
-    enroller.learn(NodeEnrolled("host", 1, KEYS[0], "rack"), 0.0)
+    enroller.book.learn(NodeEnrolled("host", 1, KEYS[0], "rack"), 0.0)
     enroller.restore()
 
     assert JobKeys.load_server(keys).identity_of(z85.decode(KEYS[0])) == "node/host"
