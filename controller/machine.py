@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ..policies.ladder import Ladder
 from ..policies.schema import Policy
+from ..protocol.enrolment import NodeEnrolled
 from ..protocol.incidents import Incident, JobStatus, RankStatus
 from ..protocol.types import JobSpec
 from . import machine_memory
@@ -72,6 +73,8 @@ class RecoveryMachine:
         Never raises for what comes from outside: an event that does not fit the phase changes nothing and is counted.
         """
         state = self._state
+        if isinstance(event, NodeEnrolled):
+            return []  # a node counts when it joins; its admission is in the journal for the next controller
         if not self._started:
             self._started = True
             wait_for_nodes(state, now)

@@ -1,6 +1,5 @@
 """When a node comes, goes, or cannot be had."""
 
-from ...protocol.enrolment import NodeEnrolled
 from ...protocol.incidents import HoldRecord
 from ...protocol.messages import (
     IntroduceNode,
@@ -57,10 +56,6 @@ def _is_stale(state: JobState, node: str, process: RunningProcess) -> bool:
         return True
     holder = state.world.holders[process.rank]
     return (holder.node, holder.incarnation) != (node, process.incarnation) or holder.state in GONE
-
-
-def on_node_enrolled(state: JobState, event: NodeEnrolled, now: float) -> None:
-    """A node is admitted. It counts when it joins; the admission is in the journal for the next controller."""
 
 
 def on_node_returned(state: JobState, event: NodeReturned, now: float) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from ...protocol import messages as m
-from ...protocol.enrolment import NodeEnrolled
 from ..changes import draining, shutdown, step_clocks
 from ..events import (
     ControllerStarted,
@@ -49,7 +48,6 @@ AT_WORK = tuple(phase for phase in ALIVE if phase is not Phase.WAITING)
 
 ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.NodeJoined, nodes.on_node_joined),
-    Row(tuple(Phase), NodeEnrolled, nodes.on_node_enrolled),
     Row(ALIVE, NodeReturned, nodes.on_node_returned),
     Row(ALIVE, HoldEnded, nodes.on_hold_ended),
     Row(ALIVE, m.NodeLost, nodes.on_node_lost),
