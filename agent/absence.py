@@ -1,7 +1,6 @@
 """Looks after the connection of a node that has joined by itself: makes it again, and says when to leave.
 
-libzmq connects again by itself, but waits as long as the kernel does where a machine was away, and not at all where a
-key was refused. While there is no controller the training continues; only after `leave_s` the node gives the job up.
+libzmq connects again by itself, but not where a key was refused, nor at another controller's endpoint. While there is no controller the training continues; only after `leave_s` the node gives the job up.
 """
 
 import asyncio
