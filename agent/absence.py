@@ -1,6 +1,7 @@
 """Looks after the connection of a node that has joined by itself: makes it again, and says when to leave.
 
-libzmq connects again by itself, but not where a key was refused, nor at another controller's endpoint. While there is no controller the training continues; only after `leave_s` the node gives the job up.
+libzmq connects again by itself, but not where a key was refused, nor at another controller's endpoint. While
+there is no controller the training continues; only after `leave_s` the node gives the job up.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 from ..protocol.types import Rung
 from .facts import Spent
 from .rule import RungQuery
-from .wording import faults_text
+from .wording import faults_text, last_words
 
 
 def unfit(case: RungQuery) -> str | None:
@@ -15,6 +15,8 @@ def unfit(case: RungQuery) -> str | None:
 def why(case: RungQuery) -> str:
     """Return what happened and why each cheaper rung was not possible, spent budgets included."""
     seen = faults_text(case.facts.faults) or "no fault is left"
+    words = last_words(case.facts.faults)
+    seen += f" ({words})" if words else ""
     if not case.skipped:
         return f"{seen}: the policy has no other rung"
     refused = ". ".join(f"{skipped.rung}: {skipped.reason}" for skipped in case.skipped)

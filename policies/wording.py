@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from ..protocol.types import FaultKind, FaultReport
 
+LONGEST_WORDS = 300  # of an exception, in a reason
 _LISTED = 8  # a reason stays one line, also for ten thousand ranks
 
 # Past tense, so that it fits one rank and many.
@@ -61,6 +62,20 @@ def faults_text(faults: Iterable[FaultReport]) -> str:
         subjects = ([ranks_text(ranks)] if ranks else []) + ([nodes_text(nodes)] if nodes else [])
         parts.append(f"{' and '.join(subjects) or 'a rank'} {happened}")
     return "; ".join(parts)
+
+
+def last_words(faults: Iterable[FaultReport]) -> str:
+    """Return what the newest exception among the faults says, in one line; empty: there is none."""
+    raised = [fault for fault in faults if fault.kind is FaultKind.EXCEPTION]
+    return summary_line(max(raised, key=lambda fault: fault.at_s).detail)[:LONGEST_WORDS] if raised else ""
+
+
+def summary_line(text: str) -> str:
+    """Return the last line of a traceback, or the first of anything else."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1].strip() if lines[0].startswith("Traceback") else lines[0].strip()
 
 
 def one_line(text: str, longest: int = 1000) -> str:

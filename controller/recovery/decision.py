@@ -8,6 +8,7 @@ from ...policies.budgets import failures_by_node, worn_out
 from ...policies.facts import Facts, FailedRung, NodeFailure, Spent
 from ...policies.ladder import Choice
 from ...policies.roles import WORLD_RESTARTS
+from ...policies.wording import summary_line
 from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
 from ..changes.boundary import give_up
 from ..changes.generation import (
@@ -157,14 +158,6 @@ def gather(state: JobState, now: float) -> Facts:
 def current_rung(state: JobState) -> Rung | None:
     """Return the rung under way in the open incident."""
     return state.history.open.rung if state.history.open else None
-
-
-def summary_line(text: str) -> str:
-    """Return the last line of a traceback, or the first of anything else."""
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    if not lines:
-        return ""
-    return lines[-1].strip() if lines[0].startswith("Traceback") else lines[0].strip()
 
 
 def _carry_out(state: JobState, choice: Choice, now: float) -> None:

@@ -178,7 +178,7 @@ def test_the_text_of_an_exception_does_not_cost_the_emergency_checkpoint(
     """The display used to fail on it, the launcher with the display, and the ranks that wrote with the launcher."""
     script = tmp_path / "raising.py"
     script.write_text(RAISING)
-    ladder = [{"rung": "recover_in_place"}, {"rung": "stop"}]
+    ladder = [{"rung": "recover_in_place", "attempts": 2}, {"rung": "stop"}]
     job = start_job(script=script, nodes=1, policy={**ROOMY, "ladder": ladder, "checkpoint": {}})
     assert job.wait() == 1, job.said()
     job.assert_nothing_left()

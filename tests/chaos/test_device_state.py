@@ -31,6 +31,7 @@ def run(start_job: StartJob, root: Path, number: int, *more: str, injecting: boo
     return job.record()
 
 
+@pytest.mark.soak
 def test_noise_of_the_device_is_the_same_after_a_recovery_and_only_if_its_generator_is_put_back(
     start_job: StartJob, tmp_path: Path
 ) -> None:

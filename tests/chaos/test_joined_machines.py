@@ -70,6 +70,7 @@ def test_three_machines_lose_a_rank_and_then_one_of_them_and_compute_the_same_nu
     assert_nothing_left(job)
 
 
+@pytest.mark.soak
 def test_who_has_no_right_to_join_is_told_why_and_disturbs_nobody(tmp_path: Path) -> None:
     job = JoinedJob(tmp_path, ranks_per_node=1, host="::1")  # IPv6, too
     try:

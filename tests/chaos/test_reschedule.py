@@ -17,6 +17,7 @@ LADDER = [{"rung": "reschedule_job", "attempts": 2, "budget": {"per_job": 5}}, {
 ONLY_RESCHEDULE: dict[str, Any] = {**ROOMY, "ladder": LADDER}
 
 
+@pytest.mark.soak
 def test_a_kill_under_a_policy_that_only_reschedules_loses_no_committed_step(
     start_job: StartJob, undisturbed: Record
 ) -> None:

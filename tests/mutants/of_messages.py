@@ -24,8 +24,8 @@ MUTANTS = (
     Mutant(
         "fence neither terms nor sessions of earlier controllers",
         "midstep.protocol.mailbox",
-        "        refusal = self._fault_of(envelope, now)\n",
-        "        refusal = None\n",
+        "if (refusal := self._fault_of(envelope, now)) is not None:",
+        "if (refusal := None) is not None:",
     ),
     Mutant(
         "take messages twice",

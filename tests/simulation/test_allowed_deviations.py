@@ -133,12 +133,13 @@ def test_what_is_given_up_with_a_few_silent_nodes_is_not_asked_for_its_state(
     assert not world.allowed.given_up(stays)
 
 
-def test_a_world_gets_smaller_without_what_the_controller_cannot_hear() -> None:
-    """Both nodes are lost, one after the other; the processes of the second live, and have not saved."""
-    world = SimulatedWorld(468, focus=Phase.SAVING)
-    world.run()
-    assert world.controller_watch.scaling.sizes == [4, 2]
-    assert not world.disk.steps
+def test_a_world_starts_anew_without_what_the_controller_cannot_hear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes are lost, one after the other; the processes of the last one live, and have not saved."""
+    SimulatedWorld(4121, focus=Phase.SAVING).run()
+    strict = SimulatedWorld(4121, focus=Phase.SAVING)
+    monkeypatch.setattr(strict.allowed, "given_up", lambda process: False)
+    with pytest.raises(InvariantBroken, match=r"step 4 is whole on ranks .* not on disk"):
+        strict.run()
 
 
 def test_what_a_world_that_was_given_up_still_writes_is_not_asked_of_the_next_one() -> None:

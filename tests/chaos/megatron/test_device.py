@@ -9,7 +9,7 @@ from ..jobs import inject
 from .conftest import StartMegatron, run_to_its_end
 from .training import Shape
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(900)]
 
 SHAPES = {
     "tensor 2 x data 2": Shape(tensor=2, steps=16),

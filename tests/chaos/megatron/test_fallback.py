@@ -82,6 +82,7 @@ def test_the_buddy_that_dies_while_it_hands_back_a_piece_takes_the_last_copy_alo
     assert len(incident["generations"]) > 1, incident
 
 
+@pytest.mark.soak
 def test_a_new_job_goes_on_bit_for_bit_from_what_was_saved_when_the_ladder_ended(
     start_megatron: StartMegatron, calm_run: CalmRun
 ) -> None:
