@@ -31,10 +31,10 @@ class ReadLock:
                 ) from None
 
     def begin(self, term: int) -> None:
-        """Nobody has to find a controller that only ends its job."""
+        """No process has to find a controller that only ends its job."""
 
     def beat(self) -> None:
-        """Nobody deposes it either."""
+        """No controller deposes it either."""
 
     def require(self) -> None:
         """It leads for as long as it lives."""

@@ -25,7 +25,7 @@ _decode = msgspec.msgpack.Decoder(list[_Sender]).decode
 
 
 class TakenIn:
-    """For each sender the numbers of its latest session. The controller's own events are nobody's message."""
+    """For each sender the numbers of its latest session. The controller's own events are no message."""
 
     def __init__(self) -> None:
         self._senders: dict[str, SenderMemory] = {}

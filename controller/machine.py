@@ -39,7 +39,7 @@ class Machine(Protocol):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether training goes on and nothing is wrong."""
+        """Whether training continues and nothing is wrong."""
 
     def memory(self) -> bytes:
         """Return everything that the events so far have left in it."""
@@ -101,7 +101,7 @@ class RecoveryMachine:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether training goes on and nothing is wrong: a moment for what takes long."""
+        """Whether training continues and nothing is wrong: a moment for what takes long."""
         return self.phase is Phase.RUNNING and self._state.history.open is None
 
     def memory(self) -> bytes:

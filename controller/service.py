@@ -141,7 +141,7 @@ def _elected(job_directory: Path, run_directory: Path, term: Term, alive: KeepAl
 
 
 def _leave(entry: RosterEntry) -> None:
-    """Say that this controller was deposed, and serves nobody any more."""
+    """Say that this controller was deposed, and does not serve any more."""
     entry.enter(ControllerPhase.OUT_OF_SERVICE)
 
 

@@ -69,7 +69,7 @@ class Forecast:
         self._begin(0.0, 0)
 
     def run(self, heard: Callable[[float], None] = lambda hours: None) -> Outlook:
-        """Play it. `heard` is told how many hours have been played."""
+        """Play it. `heard` gets how many hours have been played."""
         for fault in faults_of(self._trace, self.outlook.hours, self._cluster.ranks, self._chance):
             at_s = fault.at_h * HOUR_S
             if self._fleet.finish is None:

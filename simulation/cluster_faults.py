@@ -183,7 +183,7 @@ def crash_controller(world: "SimulatedWorld", chance: random.Random) -> str:
 
 
 def freeze_controller(world: "SimulatedWorld", chance: random.Random) -> str:
-    """The controller is stopped long enough for the next one to take over, and then goes on as if nothing were."""
+    """The controller is stopped long enough for the next one to take over, and then continues as if nothing were."""
     world.controller.outlives_s = chance.choice(OUTLIVES_S)
     world.controller.crash_next = chance.choice((0, 1, 1, 2))
     return f"the controller will be taken for dead, and go on for {world.controller.outlives_s} s"

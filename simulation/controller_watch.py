@@ -87,7 +87,7 @@ class ControllerWatch:
                     world.fail(Invariant.SOUND_NODES, f"{fault.level} of {name} stands, and ranks train there")
 
     def _all_are_ready(self, resumes: list[Resume]) -> None:
-        """Same step: no rank is told to resume before all have come back."""
+        """Same step: no rank is ordered to resume before all have come back."""
         world = self._world
         if not resumes or world.machine.phase is not Phase.RESUMING or len(resumes) < world.size:
             return  # after a restart those that may not have heard are told again

@@ -86,7 +86,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes * self.ranks_per_node
 
     def job(self) -> JobSpec:
-        """Return the job that the machine is told of."""
+        """Return the job that the machine gets."""
         return JobSpec(
             job="simulated", command=("train.py",), is_module=False, no_python=False, environment={},
             working_directory="/", job_directory="/", world_size=self.size, ranks_per_node=self.ranks_per_node,

@@ -1,8 +1,8 @@
 """All ranks stop between two steps, by themselves: how a planned change begins without an aborted collective.
 
-The step clocks are read, a step a little ahead is chosen, and every rank is told to stop before it, in the present
-generation. Who hears it too late hangs in a collective with nobody: after a deadline those who have not stopped are
-quiesced as in any incident, and the step that they were in is repeated.
+The step clocks are read, a step a little ahead is chosen, and every rank gets the order to stop before it, in the
+present generation. A rank that hears it too late hangs in a collective alone: after a deadline those that have not
+stopped are quiesced as in any incident, and the step that they were in is repeated.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Nodes that work and are not well: their ranks move to a spare node between two steps.
 
 First new processes are started on the spare node, while the old ones train. When all of them have reached their train
-function, everybody stops at a step boundary; the new processes take the ranks over, and get their state from the
-replicas that the others hold. The old processes end only when it is sure that nobody else's state goes with them.
+function, all ranks stop at a step boundary; the new processes take the ranks over, and get their state from the
+replicas that the others hold. The old processes end only when it is sure that no other rank's state goes with them.
 """
 
 import msgspec
@@ -126,14 +126,14 @@ def outstanding_starts(state: JobState) -> list[tuple[str, StartProcess]]:
 
 
 def newcomer_of(state: JobState, rank: int | None, incarnation: int) -> Newcomer | None:
-    """Return the newcomer that a report is about, None when it is about somebody else."""
+    """Return the newcomer that a report is about, None when it is about another process."""
     plan = state.plans.current
     newcomer = None if plan is None or rank is None else plan.newcomers.get(rank)
     return newcomer if newcomer is not None and newcomer.incarnation == incarnation else None
 
 
 def newcomer_started(state: JobState, process: RunningProcess) -> bool:
-    """Take in the start of a newcomer; False when it is somebody else's."""
+    """Take in the start of a newcomer; False when it is another process."""
     newcomer = newcomer_of(state, process.rank, process.incarnation)
     if newcomer is not None:
         newcomer.pid = process.pid
@@ -141,7 +141,7 @@ def newcomer_started(state: JobState, process: RunningProcess) -> bool:
 
 
 def newcomer_failed(state: JobState, rank: int | None, incarnation: int, why: str, now: float) -> bool:
-    """Take in that a newcomer could not be started, or has ended; False when it was somebody else."""
+    """Take in that a newcomer could not be started, or has ended; False when it was another process."""
     plan, newcomer = state.plans.current, newcomer_of(state, rank, incarnation)
     if plan is None or newcomer is None:
         return False
@@ -166,7 +166,7 @@ def on_newcomer_waiting(state: JobState, event: NewcomerWaiting, now: float) -> 
 
 
 def stay(state: JobState, plan: Plan, why_not: str, now: float) -> None:
-    """The ranks of the node cannot leave it after all: everybody goes on where it is."""
+    """The ranks of the node cannot leave it after all: all ranks continue where they are."""
     give_up(state, why_not, now, failed=True)
     if plan.node in state.plans.unwell and spare_of(state, plan):
         state.plans.unwell[plan.node].failures = FAILURES  # who holds what does not change by waiting

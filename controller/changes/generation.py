@@ -1,6 +1,6 @@
 """How a generation is opened: who is asked to quiesce, whose process is started, and where.
 
-Three ways: survivors stay and some ranks get a new process (`open_generation`); everybody starts anew on the nodes at
+Three ways: survivors stay and some ranks get a new process (`open_generation`); all start again on the nodes at
 hand (`open_world`); or nodes have to come first (`wait_for_nodes`).
 """
 
@@ -59,7 +59,7 @@ def _nodes_at_hand(state: JobState) -> int:
 
 
 def open_world(state: JobState, now: float) -> None:
-    """Start the process of every rank anew: where it was, or on a spare in the place of a node that has gone."""
+    """Start a new process of every rank: where it was, or on a spare in the place of a node that has gone."""
     state.arrivals.spares_awaited = False
     state.arrivals.lost = 0
     world = state.world
@@ -83,7 +83,7 @@ def open_world(state: JobState, now: float) -> None:
 
 
 def open_world_or_wait(state: JobState, now: float) -> None:
-    """Start the process of every rank anew; where there are too few nodes, end all and wait for them."""
+    """Start a new process of every rank; where there are too few nodes, end all and wait for them."""
     if _nodes_at_hand(state) >= nodes_needed(state):
         open_world(state, now)
         return
@@ -96,7 +96,7 @@ def open_generation(state: JobState, replace: Iterable[int], now: float, *, move
     """Open the next generation: survivors quiesce, the ranks of `replace` get a new process, those of `moved` have one.
 
     Newcomers of an earlier attempt that are still on their way, and ranks that are parked already, stay as they are.
-    Where nobody would survive, the world starts as a whole.
+    Where no process would survive, the world starts as a whole.
     """
     world = state.world
     replaced = set(replace)

@@ -1,4 +1,4 @@
-"""The world starts anew in its size: on the nodes that stay and others in the place of those that go, or on new ones.
+"""The world starts again in its size: on the nodes that stay and others in the place of those that go, or on new ones.
 
 What the survivors hold is on disk by then, or cannot be (`shutdown.py`).
 """
@@ -10,7 +10,7 @@ from .generation import give_back_all_nodes, open_world_or_wait, replace_node
 
 
 def restart(state: JobState, now: float, goal: Reschedule, remark: str = "") -> None:
-    """Start every process anew, as soon as there are nodes; `remark`: what became of the checkpoint, for the record."""
+    """Start every process again, as soon as there are nodes. `remark`: what became of the checkpoint."""
     if remark:
         state.plans.remark = remark
         state.turn.actions.append(Log(remark))

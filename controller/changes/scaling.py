@@ -1,7 +1,7 @@
 """A world of another size: with fewer nodes when one is lost and none takes its place, with more when they come.
 
-Only whole nodes leave and come. What the survivors hold is saved first, then every process is started anew with its new
-rank and the new number of ranks, and loads it. The data position knows how to go on in another division.
+Only whole nodes leave and come. What the survivors hold is saved first, then every process is started again with its
+new rank and the new number of ranks, and loads it. The data position knows how to go on in another division.
 """
 
 import math
@@ -27,7 +27,7 @@ def least_nodes(state: JobState) -> int | None:
 
 
 def resize(state: JobState, now: float, remark: str) -> bool:
-    """Start the world anew on the nodes that are there; False when they are fewer than the policy allows.
+    """Start the world again on the nodes that are there; False when they are fewer than the policy allows.
 
     Its size is what they can hold, up to what the job asked for.
     """

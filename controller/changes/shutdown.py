@@ -1,6 +1,6 @@
 """How a job ends: well, with all processes released; or stopped, with an emergency checkpoint where there is state.
 
-The same checkpoint is written before a world starts anew, as that ends healthy processes. Survivors write it, parked
+The same checkpoint is written before a world starts again, as that ends healthy processes. Survivors write it, parked
 at one step: each its own state, and each shard by the lowest rank that holds it. The lowest of all comes last and
 publishes. Whatever fails on the way is said and does not keep the job from ending, or the world from starting.
 """
@@ -29,19 +29,19 @@ def begin_stop(state: JobState, reason: str, now: float, exit_code: int = 1) -> 
 
 
 def save_first(state: JobState, now: float, goal: Resize | Reschedule) -> None:
-    """Park the survivors and save what they hold, before the world starts anew."""
+    """Park the survivors and save what they hold, before the world starts again."""
     state.saving.then = goal
     _save(state, now)
 
 
 def saves_first(state: JobState) -> bool:
-    """Whether a checkpoint is written before all processes are restarted: not where nobody would load it."""
+    """Whether a checkpoint is written before all processes are restarted: not where no process would load it."""
     wanted = state.policy.save_before_reschedule and RestoreSource.CHECKPOINT in state.policy.restore
     return wanted and state.ever_resilient
 
 
 def conclude(state: JobState, remark: str, now: float) -> None:
-    """The checkpoint is written, or cannot be: end the job, or start the world anew, whatever it was for."""
+    """The checkpoint is written, or cannot be: end the job, or start the world again, whatever it was for."""
     state.saving.outstanding.clear()
     goal, state.saving.then = state.saving.then, None
     if isinstance(goal, Resize):
@@ -53,7 +53,7 @@ def conclude(state: JobState, remark: str, now: float) -> None:
 
 
 def lost_while_saving(state: JobState, rank: int, detail: str, now: float) -> None:
-    """A survivor died while the checkpoint was under way: the others may still hold everything, and begin anew."""
+    """A survivor died while the checkpoint was under way: the others may still hold everything, and begin again."""
     state.world.lose(state.world.holders[rank])
     if rank in state.saving.outstanding:
         _save_again(state, f"rank {rank} was lost while it saved: {detail}", now)
@@ -72,7 +72,7 @@ def saving_overdue(state: JobState, now: float) -> None:
 
 
 def _save_again(state: JobState, remark: str, now: float) -> None:
-    """Begin the checkpoint anew, apart from what has been written; each time with fewer ranks."""
+    """Begin the checkpoint again, apart from what has been written; each time with fewer ranks."""
     state.saving.outstanding.clear()
     state.fence()
     save(state, now, remark)
@@ -102,7 +102,7 @@ def _is_survivor(state: JobState, holder: Holder) -> bool:
 
 
 def all_parked(state: JobState) -> bool:
-    """Whether all survivors have stopped, and nobody has been asked to save yet."""
+    """Whether all survivors have stopped, and none has been asked to save yet."""
     return not state.saving.outstanding and not _not_parked(state)
 
 
@@ -189,7 +189,7 @@ def _local_state_writers(state: JobState, step: int, others: set[int]) -> list[i
 
 
 def on_checkpoint_saved(state: JobState, event: CheckpointSaved, now: float) -> None:
-    """One rank has saved; the last one publishes, then the job ends, or starts anew."""
+    """One rank has saved; the last one publishes, then the job ends, or starts again."""
     if not take_saved(state, event):
         return
     if event.error:
@@ -199,7 +199,7 @@ def on_checkpoint_saved(state: JobState, event: CheckpointSaved, now: float) -> 
 
 
 def take_saved(state: JobState, event: CheckpointSaved) -> bool:
-    """Note that a rank has saved, and ask the one that publishes when it is its turn; False: nobody waits for it."""
+    """Note that a rank has saved, and ask the one that publishes when it is its turn; False: it is not waited for."""
     if event.generation != state.generation or event.rank not in state.saving.outstanding:
         state.ignore("checkpoint of another generation")
         return False
@@ -233,7 +233,7 @@ def _ask_to_save(state: JobState, rank: int) -> None:
 
 
 def end(state: JobState, exit_code: int, reason: str, now: float) -> None:
-    """Tell everybody that the job is over."""
+    """Tell all nodes and the platform that the job is over."""
     state.result = Result(exit_code, reason)
     state.history.stopped(now, state.world.pids(), reason)
     state.enter(now)

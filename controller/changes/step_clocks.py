@@ -1,6 +1,6 @@
 """The reading of all step clocks: how far each rank is, and what it does.
 
-A suspicion is judged by it, and a step boundary is chosen by it. Whoever asks first empties what was read before; what
+A suspicion is judged by it, and a step boundary is chosen by it. Each request empties what was read before; what
 follows when every node has answered is in `barriers.py`.
 """
 

@@ -136,7 +136,7 @@ class FileLeadership:
             self._write()
 
     def require(self) -> None:
-        """Look, at most every BEAT_S, whether the file still has its name. A name without a file is nobody's lead."""
+        """Look, at most every BEAT_S, whether the file still has its name. A name without a file is no lead."""
         now = time.monotonic()
         if now < self._looked_s + BEAT_S or self._descriptor < 0:
             return

@@ -1,6 +1,6 @@
 """The controllers of a job on this host: a file for each in the run directory, which says where it stands.
 
-A file is locked for as long as its process lives, so that nobody is listed who has gone.
+A file is locked for as long as its process lives, so that none is listed that has gone.
 """
 
 import contextlib

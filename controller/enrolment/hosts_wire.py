@@ -1,4 +1,4 @@
-"""The wire of a job whose machines join by themselves: what a platform would be told is told to the agents.
+"""The wire of a job whose machines join by themselves: what would be said to a platform is said to the agents.
 
 There is no platform process to talk to. A node that is given back hears it from the controller. Its key still opens
 connections, so that one that was cut off hears it, too; nothing else that it says is believed (`node_admission.py`).

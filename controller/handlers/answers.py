@@ -65,7 +65,7 @@ def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
 
 
 def _came_back_wrong(state: JobState, holder: Holder, step: int, target_step: int, now: float) -> None:
-    """A rank is not where it was told to go: it is at fault, and nobody else."""
+    """A rank is not where it was ordered to go: it is at fault, and no other."""
     report = FaultReport(
         kind=FaultKind.CORRUPTION,
         at_s=now,

@@ -80,7 +80,7 @@ def _why_not_begin(state: JobState, reports: Mapping[int, StepReport]) -> str:
 
 
 def _refuse_remains(world: World, plan: RepairPlan) -> None:
-    """Training begins anew only in processes that hold what their script made: no half of a repair may remain."""
+    """Training begins again only in processes that hold what their script made: no half of a repair may remain."""
     remains = [h.rank for h in world.in_state(RankState.QUIESCED) if h.report is not None and not h.report.clean]
     if plan.restore is RestoreSource.NOTHING and remains:
         ranks = ", ".join(map(str, remains))

@@ -1,4 +1,4 @@
-"""What happens when time runs out. Every phase in which somebody is waited for has a deadline, and it ends here."""
+"""What happens when time runs out. Every phase that waits has a deadline, and it ends here."""
 
 from collections.abc import Callable
 

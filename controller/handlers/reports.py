@@ -20,7 +20,7 @@ from ..state.rank_states import GONE, RankEvent, RankState
 
 
 def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None:
-    """Somebody saw something. What concerns no rank's process as it is now goes its own way."""
+    """Take in a fault report. What concerns no rank's process as it is now goes its own way."""
     report = sort_out(state, event.report, now)
     if report is None or newcomer_failed(state, report.rank, report.incarnation, report.detail, now):
         return

@@ -14,7 +14,7 @@ FROM_OUTSIDE = frozenset({FaultAction.KILL, FaultAction.STOP})
 
 
 def on_inject_requested(state: JobState, event: InjectRequested, now: float) -> None:
-    """Hand a fault to whoever can cause it."""
+    """Hand a fault to the agent or process that can cause it."""
     fault = event.fault
     if not 0 <= fault.rank < state.world.size:
         state.ignore("fault for a rank that is not there")
@@ -50,7 +50,7 @@ def on_stop_requested(state: JobState, event: StopRequested, now: float) -> None
 
 
 def on_controller_started(state: JobState, event: ControllerStarted, now: float) -> None:
-    """A controller has taken over: send what is owed. Deadlines that passed while nobody was looking start anew."""
+    """A controller has taken over: send what is owed. Deadlines that passed without a controller start again."""
     if state.generation > 0 and state.phase is not Phase.ENDED:
         _allow_time(state, now)
     state.term = event.term

@@ -51,7 +51,7 @@ def blame(state: JobState, report: FaultReport) -> None:
 def rung_failed(state: JobState, rung: Rung | None, reason: str, now: float, *, decide_now: bool = True) -> None:
     """Remember that a rung (None: the attempt under way) did not lead to a resume, and choose again.
 
-    Where nobody new is at fault, those whom the attempt was about are: the next rung is for them.
+    Where no further rank is at fault, those whom the attempt was about are: the next rung is for them.
     """
     failed = (rung,) if rung is not None else state.incident.attempt.rungs
     for each in failed:
@@ -95,7 +95,7 @@ def blame_and_decide(state: JobState, reports: list[FaultReport], now: float) ->
 
 
 def _widens(state: JobState) -> bool:
-    """Whether further ranks have failed while the attempt under way still gathers everybody: it takes them in.
+    """Whether further ranks have failed while the attempt under way still gathers all ranks: it takes them in.
 
     Ranks that it has replaced already, and rungs that have failed, call for another attempt.
     """

@@ -1,8 +1,8 @@
-"""What becomes of faults of devices, nodes and networks before they are anybody's fault.
+"""What becomes of faults of devices, nodes and networks before a rank or a node is blamed.
 
 They enter the fault book. One that stands where no rank can be hurt keeps its node from being chosen; one that asks
 for nothing is only noted; one that has recovered may free a node, or let a process start that waited for its device.
-What is left is a fault of a rank or of a node in use, and goes on through the one door in `reports.py`.
+What is left is a fault of a rank or of a node in use, and is taken by `take_fault` in `reports.py`.
 """
 
 import msgspec
@@ -24,7 +24,7 @@ _CLOSED = frozenset({Treatment.LEAVE, Treatment.CLOSE})
 def sort_out(state: JobState, report: FaultReport, now: float) -> FaultReport | None:
     """Enter a fault of hardware into the book; return it if something has to be done now, with its rank and node.
 
-    A fault of software is returned as it is, if anybody can be hurt by it.
+    A fault of software is returned as it is, if it can hurt a rank.
     """
     if report.assertion is Assertion.RECOVER:
         _recovered(state, located(state, report), now)
@@ -52,7 +52,7 @@ def _is_for_the_ladder(state: JobState, report: FaultReport, now: float) -> bool
 
 
 def _of_somebody(state: JobState, report: FaultReport) -> bool:
-    """Say whether a fault of software is a rank's, or of a node that holds some, or nobody's in particular."""
+    """Say whether a fault of software is a rank's, or of a node that holds some, or of none in particular."""
     known = report.rank is not None or report.node is None or bool(state.world.on(report.node))
     if not known:
         state.ignore("fault of a node that holds no rank")
@@ -141,7 +141,7 @@ def put_off(state: JobState, report: FaultReport) -> None:
 
 
 def stands(state: JobState, report: FaultReport) -> FaultReport | None:
-    """Return a fault that was put off as one of the rank that is there now; None: it is gone, or hurts nobody."""
+    """Return a fault that was put off as one of the rank that is there now; None: it is gone, or hurts no rank."""
     report = located(state, msgspec.structs.replace(report, rank=None, incarnation=0))
     standing = report.node and state.book.on(report.node, frozenset({Treatment.LEAVE}), report.device)
     return report if standing and _hurts(state, report) else None

@@ -1,4 +1,4 @@
-"""Something is wrong and nobody is at fault yet: wait for the culprit's own report, or read the step clocks.
+"""Something is wrong and no rank is at fault yet: wait for the culprit's own report, or read the step clocks.
 
 Those who wait for a dead or stalled rank often report first. A moment later its exit is known, or the clocks of all
 nodes tell who holds up the others.
@@ -32,7 +32,7 @@ def suspect(state: JobState, report: FaultReport, now: float) -> None:
 
 
 def resolve_suspicion(state: JobState, now: float) -> None:
-    """The time for the culprit to show itself is over: blame by the clocks, dismiss, link anew, or ask the ladder."""
+    """The time for the culprit to show itself is over: blame by the clocks, dismiss, link again, or ask the ladder."""
     if state.clocks.complete and not state.clocks.again and now - state.clocks.asked_s > PROBE_S:
         # What was read first says nothing of now: a cable may have been mended since.
         _read_clocks(state, now, again=True)

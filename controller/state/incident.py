@@ -30,7 +30,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One way from a fault to barrier one and on. Ranks that fail before everybody is stopped widen it.
+    """One way from a fault to barrier one and on. Ranks that fail before all are stopped widen it.
 
     `replaced` are the ranks at fault that get another process by it, each with its fault; `cost` is what its rungs take
     from the budgets.
@@ -45,9 +45,9 @@ class OpenIncident(msgspec.Struct, frozen=True):
     """What is known of the incident under way; each change returns another value.
 
     `cases`: ranks at fault that no generation has dealt with, and those that mend themselves. `suspicions`: something
-    is wrong, and nobody's fault yet. `replaced`: ranks that have got another process. `attempts`: the last one is under
-    way. `ruled_out`: rungs that have failed, or cannot help, and why. `trusted_step`: later state may be made of struck
-    memory, on all ranks.
+    is wrong, and no rank is at fault yet. `replaced`: ranks that have got another process. `attempts`: the last one is
+    under way. `ruled_out`: rungs that have failed, or cannot help, and why. `trusted_step`: later state may be made of
+    struck memory, on all ranks.
     """
 
     cases: dict[int, Case] = {}
@@ -150,7 +150,7 @@ class OpenIncident(msgspec.Struct, frozen=True):
         return self._with(relinks=self.relinks + 1 if again else 0), again
 
     def return_replaced(self) -> "OpenIncident":
-        """The attempt under way has failed, and nobody new is at fault: those that it was about are."""
+        """The attempt under way has failed, and no further rank is at fault: those that it was about are."""
         cases = {rank: Case(Verdict.CULPRIT, report) for rank, report in self.attempt.replaced.items()}
         return self._with(cases={**self.cases, **cases})
 

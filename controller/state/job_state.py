@@ -54,13 +54,13 @@ class Result(msgspec.Struct, frozen=True, tag=True):
 
 
 class Resize(msgspec.Struct, frozen=True, tag=True):
-    """The world starts anew in another size when its checkpoint is written; `leaving` nodes are replaced then."""
+    """The world starts again in another size when its checkpoint is written; `leaving` nodes are replaced then."""
 
     leaving: tuple[str, ...] = ()
 
 
 class Reschedule(msgspec.Struct, frozen=True, tag=True):
-    """The world starts anew when its checkpoint is written; `leaving` nodes are replaced then, or `every_node`."""
+    """The world starts again when its checkpoint is written; `leaving` nodes are replaced then, or `every_node`."""
 
     leaving: tuple[str, ...] = ()
     every_node: bool = False
@@ -108,7 +108,7 @@ class Saving:
 
     @property
     def before_a_start(self) -> bool:
-        """Whether the world starts anew when it is written."""
+        """Whether the world starts again when it is written."""
         return isinstance(self.then, Resize | Reschedule)
 
 

@@ -1,7 +1,7 @@
 """Where the members of a generation meet, and what keeps others out.
 
 Every node serves a rendezvous store, and one of them is enough. A store that is alive and does not answer, or one that
-somebody disturbs, must not cost the job all its attempts: where a link-up has failed, the next generation meets
+is disturbed, must not cost the job all its attempts: where a link-up has failed, the next generation meets
 elsewhere.
 """
 
@@ -41,7 +41,7 @@ class Meeting:
         self.node, self.failed = "", False
 
     def link_up_failed(self, world: World) -> None:
-        """Prefer other stores to that of the present generation from now on, whoever reports it and however often."""
+        """Prefer other stores to that of the present generation from now on, however many ranks report it."""
         if self.node in world.nodes and not self.failed:
             self.failed = True
             world.nodes[self.node].failed_link_ups += 1

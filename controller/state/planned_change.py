@@ -1,6 +1,6 @@
 """A change of the world that waits for a step boundary: data, no decisions.
 
-While it is prepared, training goes on and no incident is open. The incident begins when the first rank has stopped.
+While it is prepared, training continues and no incident is open. The incident begins when the first rank has stopped.
 """
 
 import math

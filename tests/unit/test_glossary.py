@@ -103,16 +103,16 @@ RETIRED_MODULES = {
 
 # words of a docstring, in any spelling
 RETIRED_PROSE = {
-    "anew": Retired("again", ("controller",)),
-    "anybody": Retired("any rank, any process", ("controller",)),
+    "anew": Retired("again"),
+    "anybody": Retired("any rank, any process"),
     "comes to nothing": Retired("fails, or has no effect"),
-    "everybody": Retired("all ranks, all processes", ("controller", "forecast", "simulation")),
-    "goes on": Retired("continues", ("controller", "simulation")),
-    "is told": Retired("gets, or is ordered", ("controller", "forecast", "simulation")),
+    "everybody": Retired("all ranks, all processes"),
+    "goes on": Retired("continues"),
+    "is told": Retired("gets, or is ordered"),
     "likewise": Retired("the same, said in full"),
-    "nobody": Retired("no rank, no process", ("controller", "simulation")),
-    "somebody": Retired("another process, another user", ("controller", "forecast", "simulation")),
-    "whoever": Retired("the process that", ("controller", "forecast", "simulation")),
+    "nobody": Retired("no rank, no process"),
+    "somebody": Retired("another process, another user"),
+    "whoever": Retired("the process that"),
 }
 
 # names of two public classes: remove one when its rename has landed
