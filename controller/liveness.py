@@ -118,7 +118,7 @@ class Liveness:
         Lost nodes are not watched any longer. Call it after everything that has arrived was taken in. When this process
         itself stood still (stopped, swapped out, waiting for its disk), that time counts for no node.
         """
-        self._excuse_own_pause(now)
+        self._discount_own_pause(now)
         self._listen(now)
         silent = self._silent_for(self._silent_s, now)
         if silent and self._deaf_since_s is not None and not self._hold_is_over(now):
@@ -158,7 +158,7 @@ class Liveness:
         self._heard.pop(node, None)
         self._lost.pop(node, None)
 
-    def _excuse_own_pause(self, now: float) -> None:
+    def _discount_own_pause(self, now: float) -> None:
         interval_s = self._policy.interval_s
         away_s = 0.0 if self._checked_s is None else now - self._checked_s - interval_s
         self._checked_s = now

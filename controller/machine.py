@@ -14,7 +14,7 @@ from ..protocol.types import JobSpec
 from . import machine_memory
 from .actions import Action
 from .changes.generation import wait_for_nodes
-from .changes.planning import follow, node_status
+from .changes.planned_changes import follow, node_status
 from .events import Event
 from .handlers.barriers import advance
 from .handlers.table import TABLE

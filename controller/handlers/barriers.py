@@ -16,7 +16,7 @@ from ...protocol.types import FaultKind, RepairPlan, RestoreSource, Rung, StepRe
 from ..beginning import why_not_begin
 from ..changes.boundary import consider
 from ..changes.generation import faults_of
-from ..changes.planning import all_finished, all_stopped, make_change
+from ..changes.planned_changes import all_finished, all_stopped, make_change
 from ..changes.promised_nodes import has_come, place
 from ..changes.shutdown import all_parked, end, save
 from ..recovery.decision import blame_and_decide, rung_failed, stop_now

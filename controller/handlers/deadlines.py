@@ -7,9 +7,9 @@ import msgspec
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
 from ..changes.boundary import late as late_at_the_boundary
 from ..changes.boundary import not_stopped
-from ..changes.draining import handover_overdue
+from ..changes.drain import part_save_overdue
 from ..changes.generation import faults_of, nodes_needed, release_held, start_if_possible
-from ..changes.planning import overdue as overdue_plan
+from ..changes.planned_changes import overdue as overdue_plan
 from ..changes.promised_nodes import give_up_waiting
 from ..changes.shutdown import end, saving_overdue
 from ..changes.spares import refill_overdue
@@ -90,7 +90,7 @@ def _quiescing(state: JobState, now: float) -> None:
 
 
 def _pausing(state: JobState, now: float) -> None:
-    if not handover_overdue(state, now) and not late_at_the_boundary(state, now):
+    if not part_save_overdue(state, now) and not late_at_the_boundary(state, now):
         _quiescing(state, now)
 
 

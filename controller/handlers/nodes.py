@@ -11,7 +11,7 @@ from ...protocol.messages import (
     WelcomeNode,
 )
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
-from ..changes.draining import newcomer_of
+from ..changes.drain import newcomer_of
 from ..changes.generation import nodes_needed, request_node, start_if_possible
 from ..changes.promised_nodes import ask_again, enough_promised
 from ..changes.scaling import resize

@@ -18,7 +18,7 @@ from ...protocol.messages import (
     WelcomeNode,
 )
 from ...protocol.types import PLATFORM, node_address, rank_address
-from ..changes.draining import outstanding_starts
+from ..changes.drain import outstanding_starts
 from ..changes.generation import given_back, start_command
 from ..changes.shutdown import asked_to_save, save_command
 from ..state.job_state import JobState, Phase

@@ -7,7 +7,7 @@ from ...protocol.messages import (
     StopProcess,
 )
 from ...protocol.types import FaultKind, FaultReport, node_address
-from ..changes.draining import newcomer_failed, newcomer_started
+from ..changes.drain import newcomer_failed, newcomer_started
 from ..changes.shutdown import end, lost_while_saving
 from ..faults import SUSPICIONS, describe_exit
 from ..recovery import memory_faults

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ...protocol import messages as m
-from ..changes import draining, shutdown, step_clocks
+from ..changes import drain, shutdown, step_clocks
 from ..events import (
     ControllerStarted,
     DeadlinePassed,
@@ -54,7 +54,7 @@ ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.NodeRefused, nodes.on_node_refused),
     Row(ALIVE, m.StoreMoved, nodes.on_store_moved),
     Row(ALIVE, m.ProcessStarted, reports.on_process_started),
-    Row((P.RUNNING, P.SUSPECTING), m.NewcomerWaiting, draining.on_newcomer_waiting),
+    Row((P.RUNNING, P.SUSPECTING), m.NewcomerWaiting, drain.on_newcomer_waiting),
     Row(ALIVE, m.ProcessExited, reports.on_process_exited),
     Row(ALIVE, m.FaultReported, reports.on_fault_reported),
     Row((P.SUSPECTING, P.RUNNING, P.PAUSING), m.ProgressReported, step_clocks.on_progress_reported),
@@ -63,7 +63,7 @@ ROWS: tuple[Row, ...] = (
     Row((P.REJOINING,), m.RankReady, answers.on_rank_ready),
     Row((P.RESUMING, P.RUNNING, P.SUSPECTING), m.StepCommitted, answers.on_step_committed),
     Row((P.RESUMING, P.RUNNING, P.PAUSING, P.SUSPECTING), m.RankFinished, answers.on_rank_finished),
-    Row((P.PAUSING,), m.CheckpointSaved, draining.on_part_saved),
+    Row((P.PAUSING,), m.CheckpointSaved, drain.on_part_saved),
     Row((P.SAVING,), m.CheckpointSaved, shutdown.on_checkpoint_saved),
     Row(ALIVE, DeadlinePassed, deadlines.on_deadline),
     Row(tuple(Phase), ControllerStarted, requests.on_controller_started),

@@ -10,7 +10,7 @@ import msgspec
 from ...policies.fault_levels import TREATMENTS, Treatment, closed_text
 from ...policies.schema import SubHealthAction
 from ...protocol.types import Assertion, FaultLevel, FaultReport
-from ..changes.draining import UNFIT, take_sub_health, well_again
+from ..changes.drain import UNFIT, take_sub_health, well_again
 from ..changes.generation import release_held, start_if_possible
 from ..state.job_state import JobState, Phase
 from ..state.world import NodeState

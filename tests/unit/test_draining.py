@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from midstep.controller.changes.boundary import READINGS
-from midstep.controller.changes.draining import FAILURES
+from midstep.controller.changes.drain import FAILURES
 from midstep.controller.events import ControllerStarted, DeadlinePassed
 from midstep.controller.routes import Routes
 from midstep.controller.state.job_state import Phase

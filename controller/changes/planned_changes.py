@@ -6,7 +6,7 @@ from ..state.planned_change import AT_THE_BOUNDARY, Stage
 from ..state.rank_states import DONE
 from ..state.world import Node, NodeState
 from .boundary import READINGS, give_up, not_stopped, read_clocks
-from .draining import begin, leave_or_stay
+from .drain import begin, leave_or_stay
 from .scaling import consider_growth
 from .shutdown import save_first
 from .spares import refill

@@ -266,7 +266,7 @@ def _note_checkpoint(state: JobState, step: int) -> None:
             holder.report = msgspec.structs.replace(holder.report, checkpoints=readable)
 
 
-def handover_overdue(state: JobState, now: float) -> bool:
+def part_save_overdue(state: JobState, now: float) -> bool:
     """The checkpoint was not written in time: go on without the change. False when none is being written."""
     plan = state.plans.current
     if plan is None or plan.stage is not Stage.HANDING_OVER:
