@@ -15,7 +15,7 @@ from .conftest import StartMachines
 from .machines import Machine, Machines
 from .test_joining import HOME, MIDSTEP, PATIENCE_S, status, until
 
-pytestmark = pytest.mark.machines
+pytestmark = [pytest.mark.machines, pytest.mark.timeout(600)]
 
 DIVIDED = Path(__file__).parents[1] / "chaos" / "divided.py"
 STEPS, STEP_S = 170, 0.05

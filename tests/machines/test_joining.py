@@ -15,7 +15,7 @@ from midstep.protocol.token import new_token, token_text
 from .conftest import StartMachines
 from .machines import Machine
 
-pytestmark = pytest.mark.machines
+pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
 
 MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
 TRAINING = Path(__file__).parents[1] / "chaos" / "training.py"
