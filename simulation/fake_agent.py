@@ -4,6 +4,7 @@ The simulation adds a network and a clock to it (`node.py`); the fake cluster of
 (`tests/fakes/answering.py`).
 """
 
+from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
 from ..protocol import messages as m
@@ -79,7 +80,7 @@ def _written(slots: Slots, rank: int, step: int, blob: int) -> Slots:
     return [*kept[-1:], (rank, step, blob)]
 
 
-class FakeAgent(Generic[Process]):
+class FakeAgent(ABC, Generic[Process]):
     """One node. A subclass says how its reports travel, and when and as what processes start."""
 
     def __init__(self, name: str) -> None:
@@ -87,18 +88,18 @@ class FakeAgent(Generic[Process]):
         self.store = StoreEndpoint(name, 1)
         self.places: dict[int, HostedRank[Process]] = {}
 
+    @abstractmethod
     def say(self, report: m.Report) -> None:
         """Report to the controller."""
-        raise NotImplementedError
 
+    @abstractmethod
     def new_process(self, place: HostedRank[Process], order: m.StartProcess) -> Process | None:
         """Return the process that an order has started; None where it cannot be started, which has been reported."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def wall_s(self) -> float:
         """What the node's wall clock says."""
-        raise NotImplementedError
 
     def processes(self) -> list[Process]:
         """Return the processes that live here."""
