@@ -11,7 +11,7 @@ from ...protocol.errors import PlatformError
 from ..joining.machine import JoiningMachine
 from .agent_process import AgentProcess
 from .fault_watch import watch_faults
-from .launcher import START_S, cancelled, say_failure
+from .launcher import cancelled, controller_serves, say_failure
 from .stop_signals import StopSignals
 from .supervisor import Supervisor
 
@@ -72,13 +72,7 @@ class JoinedLauncher:
         """Wait for the controller; False when the job is over already, or is to end at once."""
         assert self._supervisor is not None
         assert self._machine.job is not None
-        waiting = [asyncio.create_task(event.wait()) for event in (self._supervisor.served, stop.insisted)]
-        try:
-            await asyncio.wait([supervising, *waiting], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                await cancelled(task)
-        if supervising.done() or stop.insisted.is_set():
+        if not await controller_serves(self._supervisor, supervising, stop):
             return False
         if not self._supervisor.served.is_set():
             log = self._machine.job.job_directory / "logs" / "controller.log"

@@ -82,13 +82,7 @@ class Launcher:
         self, supervisor: Supervisor, supervising: "asyncio.Task[JobResult]", stop: StopSignals
     ) -> str | None:
         """Return where the job's first controller listens; None if the job is over already, or is to end at once."""
-        waiting = [asyncio.create_task(event.wait()) for event in (supervisor.served, stop.insisted)]
-        try:
-            await asyncio.wait([supervising, *waiting], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                await cancelled(task)
-        if supervising.done() or stop.insisted.is_set():
+        if not await controller_serves(supervisor, supervising, stop):
             return None
         endpoint = read_endpoint(self._job.run_directory)
         if endpoint is None:
@@ -99,6 +93,17 @@ class Launcher:
     def _remove(self) -> None:
         for path in self._job.held.remove():
             _log.error("%s cannot be removed, and may hold keys of the job: remove it", path)
+
+
+async def controller_serves(supervisor: Supervisor, supervising: "asyncio.Task[JobResult]", stop: StopSignals) -> bool:
+    """Wait up to START_S for the first controller; False when the job is over already, or is to end at once."""
+    waiting = [asyncio.create_task(event.wait()) for event in (supervisor.served, stop.insisted)]
+    try:
+        await asyncio.wait([supervising, *waiting], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            await cancelled(task)
+    return not (supervising.done() or stop.insisted.is_set())
 
 
 async def cancelled(task: "asyncio.Task[Any]") -> None:
