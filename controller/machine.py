@@ -4,6 +4,7 @@ Events in, actions out; the clock is an argument. It reads no clock, opens nothi
 told it, so its journal is the truth about it: replay the events, and it stands where it stood.
 """
 
+import math
 from typing import Protocol
 
 from ..policies.ladder import Ladder
@@ -90,12 +91,15 @@ class RecoveryMachine:
         return actions
 
     def next_deadline(self) -> float | None:
-        """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nothing is waited for."""
+        """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nothing is waited for.
+
+        What waits for no answer is due since ever: it is not put off while answers cannot arrive.
+        """
         state = self._state
         looks_ahead = state.phase is Phase.RUNNING or state.can_restart_larger
         planned = (state.plans.due_s, state.plans.grow_due_s, state.arrivals.refill_due_s) if looks_ahead else ()
         if state.has_put_off:
-            return state.turn.now
+            return -math.inf
         replacements = (state.due.newcomers_s, state.due.devices_s, state.due.nodes_s)
         return min((at for at in (state.due.phase_s, *replacements, *planned) if at is not None), default=None)
 

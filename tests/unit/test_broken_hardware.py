@@ -1,5 +1,7 @@
 """Faults that ask for a node to be left are dealt with whenever they come; strays of orders out of order end."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -39,9 +41,7 @@ def test_a_node_that_breaks_while_another_is_waited_for_is_left_when_the_world_s
     assert cluster.feed(broken(cluster, "node0")) == []
     cluster.feed(cluster.node("node2"))
     cluster.expect(Phase.STARTING)
-    due_s = cluster.machine.next_deadline()
-    assert due_s is not None
-    assert due_s <= cluster.now
+    assert cluster.machine.next_deadline() == -math.inf, "no answer is waited for"
     cluster.feed(DeadlinePassed())
     decision = cluster.machine.incidents[-1].decisions[-1]
     assert decision.rung is Rung.RESCHEDULE_POD

@@ -1,5 +1,6 @@
 """Liveness: which nodes have gone silent, and when the silence is held as the controller's own. Time is an argument."""
 
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -170,6 +171,7 @@ def test_no_deadline_is_put_off_for_longer_than_a_hold_lasts() -> None:
     run(made, 0.0, 50.0)
     assert made.puts_off(10.0, 50.0)
     assert not made.puts_off(10.0, 10.0 + POLICY.hold_s)
+    assert not made.puts_off(-math.inf, 50.0), "what waits for no answer"
 
 
 def test_one_silent_node_of_several_puts_no_deadline_off() -> None:
