@@ -34,22 +34,52 @@ class CompactionStep(enum.Enum):
     ARCHIVE = "archive a block of events"
 
 
+class Growth:
+    """What has come since the last snapshot."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Nothing is due before `restart`."""
+        self._limits = limits
+        self._begun = False
+        self._events = 0
+        self._bytes = 0
+
+    def restart(self) -> None:
+        """Count from here: after a takeover, and after each snapshot."""
+        self._begun, self._events, self._bytes = True, 0, 0
+
+    def grown(self, events: int, size_bytes: int) -> None:
+        """Count what has come."""
+        self._events += events
+        self._bytes += size_bytes
+
+    @property
+    def any(self) -> bool:
+        """Whether anything has come."""
+        return self._begun and self._events > 0
+
+    def is_due(self, *, quiet: bool) -> bool:
+        """Say whether a snapshot is to be written now."""
+        times = 1 if quiet else URGENT
+        return self.any and (
+            self._events >= times * self._limits.events or self._bytes >= times * self._limits.size_bytes
+        )
+
+
 class Compaction:
     """What has come since the last snapshot, and what lies in front of the one before."""
 
     def __init__(self, limits: Limits) -> None:
         """Nothing is due before `begin`."""
         self._limits = limits
-        self._begun = False
-        self._events = 0
-        self._bytes = 0
+        self._growth = Growth(limits)
         self._oldest = 1  # event that is not archived
         self._archive_to = 0
 
     def begin(self, connection: sqlite3.Connection, snapshot: int | None) -> None:
         """Look at the journal: after a takeover, and after each step. `snapshot`: the event of the one just used."""
         if snapshot is not None:
-            self._begun, self._events, self._bytes = True, 0, 0
+            self._growth.restart()
         if not journal_file.is_compacted(connection):
             return
         self._oldest = journal_archive.oldest_event(connection)
@@ -58,17 +88,14 @@ class Compaction:
 
     def grown(self, events: int, size_bytes: int) -> None:
         """Count what has come."""
-        self._events += events
-        self._bytes += size_bytes
+        self._growth.grown(events, size_bytes)
 
     def next_step(self, *, quiet: bool) -> CompactionStep:
         """Return what is to be done now; nothing in most turns."""
-        times = 1 if quiet else URGENT
-        if not self._begun or not self._events:
-            return CompactionStep.NONE
-        if self._events >= times * self._limits.events or self._bytes >= times * self._limits.size_bytes:
+        if self._growth.is_due(quiet=quiet):
             return CompactionStep.SNAPSHOT
-        return CompactionStep.ARCHIVE if quiet and self._oldest <= self._archive_to else CompactionStep.NONE
+        archives = quiet and self._growth.any and self._oldest <= self._archive_to
+        return CompactionStep.ARCHIVE if archives else CompactionStep.NONE
 
     def archive(self, connection: sqlite3.Connection) -> None:
         """Archive a block of events, and drop what is too old. Inside a transaction of the caller."""

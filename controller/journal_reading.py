@@ -30,7 +30,7 @@ def read_status(job_directory: str | Path) -> JobStatus:
 
         def restore(state: bytes) -> None:
             nonlocal last_s
-            last_s = _restore(machine, state)
+            last_s = restore_from(machine, state)
 
         start = journal_records.begin(connection, path, first, restore)
         for event, at_s in journal_records.read_events(connection, path, start):
@@ -46,11 +46,11 @@ def read_story(job_directory: str | Path) -> Iterator[StoryEntry]:
     """
     with _reading(job_directory) as (path, connection, founding, first):
         machine = founding.machine()
-        start = journal_records.begin_early(connection, path, first, lambda state: _restore(machine, state))
+        start = journal_records.begin_early(connection, path, first, lambda state: restore_from(machine, state))
         yield from turns(machine, journal_records.read_events(connection, path, start), start.seq + 1)
 
 
-def _restore(machine: RecoveryMachine, state: bytes) -> float:
+def restore_from(machine: RecoveryMachine, state: bytes) -> float:
     """Have the machine stand where a snapshot was taken, and return when that was. Raises SnapshotUnreadable."""
     snapshot = read_snapshot(state)
     machine.restore(snapshot.machine)

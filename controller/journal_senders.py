@@ -40,6 +40,11 @@ class TakenIn:
         if known.session == session:
             known.mark_taken(number)
 
+    def has(self, sender: str, session: int, number: int) -> bool:
+        """Say whether an event of the sender's latest session was noted."""
+        known = self._senders.get(sender)
+        return known is not None and known.session == session and known.was_taken(number)
+
     def senders(self) -> Iterator[tuple[str, SenderMemory]]:
         """Yield a memory for each sender, for the receiver's mailbox to keep."""
         for name, known in self._senders.items():

@@ -40,6 +40,11 @@ class SenderMemory:
         self.taken |= bit
         return True
 
+    def was_taken(self, number: int) -> bool:
+        """Say whether `number` is known. What is older than the window is."""
+        age = self.highest - number
+        return age >= WINDOW or (age >= 0 and bool(self.taken >> age & 1))
+
     @classmethod
     def of(cls, session: int, highest: int, taken: int) -> "SenderMemory":
         """Return the memory of a receiver that has acknowledged all that it had taken."""
