@@ -8,7 +8,7 @@ WORKERS ?= 2
 # For two cores: much of a test is waiting for processes.
 TEST_WORKERS ?= 3
 
-.PHONY: demo demo-megatron test test-machines test-versions lint sim mutants chaos soak attack prove nightly-megatron bench docs clean
+.PHONY: demo demo-megatron test test-machines test-etcd test-versions lint sim mutants chaos soak attack prove nightly-megatron bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -17,10 +17,13 @@ demo-megatron: $(INSTALLED)  ## the same on megatron-core, with a second kill in
 	$(BIN)/midstep demo --megatron $(DEMO)
 
 test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the long ones
-	$(BIN)/python -m pytest -m "not soak and not machines" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(BIN)/python -m pytest -m "not soak and not machines and not etcd" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/machines $(TESTS)
+
+test-etcd: $(INSTALLED)  ## controllers of a job in a real etcd: needs its program (Debian: etcd-server)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/etcd $(TESTS)
 
 test-versions: $(INSTALLED)  ## contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one
 	$(BIN)/python -m tests.versions.run $(VERSIONS)

@@ -121,6 +121,7 @@ class Driver:
                 wake.clear()
                 self.turn()
                 if self._finish is not None and self._has_drained():
+                    self._upkeep.conclude()
                     return self._finish.exit_code
                 if self._is_busy():
                     await asyncio.sleep(0)  # signals

@@ -299,6 +299,9 @@ class Journal:
                 self._compaction.archive(self._connection)
         self._compaction.begin(self._connection, self._last[0] if step is CompactionStep.SNAPSHOT else None)
 
+    def conclude(self, snapshot: Callable[[], bytes]) -> None:
+        """The file stays as it is, in the job's directory."""
+
     def close(self) -> None:
         """Close the files and let another controller in."""
         self._closing.close()

@@ -1,4 +1,4 @@
-"""What a controller needs of its journal, whatever it is kept in: sqlite on one host, and later a store of several.
+"""What a controller needs of its journal, whatever it is kept in: sqlite on one host, etcd on several.
 
 Who leads is decided elsewhere (`election/`). A store only sees to it that nothing of a term that is over is taken.
 """
@@ -44,6 +44,9 @@ class JournalStore(Protocol):
 
     def compact(self, snapshot: Callable[[], bytes], *, quiet: bool) -> None:
         """Do a little of what keeps the journal short, if something is due. Raises as `append` does."""
+
+    def conclude(self, snapshot: Callable[[], bytes]) -> None:
+        """The job is over: leave what reports need, and nothing that would have to be removed. Raises as `append`."""
 
     def require_lead(self) -> None:
         """Show that this controller lives. Raises JournalSuperseded when another one leads by now."""

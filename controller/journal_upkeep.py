@@ -33,3 +33,10 @@ class Upkeep:
         except JournalError as error:
             self._not_before_s = now + AGAIN_S
             _log.warning("the journal grows, and the next controller has more to read: %s", error)
+
+    def conclude(self) -> None:
+        """The job is over: nothing is appended any more. A failure is logged, and leaves more than reports need."""
+        try:
+            self._journal.conclude(self._learned.snapshot)
+        except JournalError as error:
+            _log.warning("the journal stays as it is: %s", error)

@@ -1,7 +1,7 @@
 """One controller process: opens what it needs, runs the driver, closes everything.
 
-What it needs to know lies in the journal, which `midstep run` founded; so the same command line starts the first
-controller of a job and the one that takes over from it.
+What it needs to know lies in the journal, which `midstep run` or `midstep submit` founded. So the same command line
+starts the first controller of a job and the one that takes over from it.
 """
 
 import asyncio
@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from ..policies.code_files import fault_codes
 from ..protocol.discovery import read_endpoint
 from ..protocol.errors import ConfigurationError, JournalSuperseded, MidstepError
@@ -24,18 +22,14 @@ from ..protocol.mailbox import Mailbox
 from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
 from .driver import Driver
-from .election.file_election import FileElection
-from .election.roster import RosterEntry, controllers
 from .endpoints.control_socket import ControlServer, socket_path
 from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
 from .endpoints.line_socket import SOCKET_NAME, LineServer
 from .enrolment.hosts_wire import open_wire
-from .journal import Journal
-from .journal_copy import open_copy
-from .journal_head import HEAD_NAME
-from .journal_paths import journal_path, lock_path
+from .etcd.place import EtcdPlace
 from .keepalive import KeepAlive
 from .liveness import Liveness
+from .opening import Entry, Term, open_in_etcd, open_in_files
 from .progress import ProgressBoard
 from .routes import Routes
 
@@ -47,22 +41,6 @@ _ANY_PORT = ":0"
 _log = logging.getLogger(__name__)
 
 
-class Term(msgspec.Struct, frozen=True):
-    """How a controller takes over.
-
-    `wait_s`: how long to stand by for the present controller to end; None: without a limit. `lease_s`: depose it when
-    it shows no sign of life for so long; None: wait for its end. `stop`: why the job is to be stopped at once, unless
-    that has been asked for before. `in_memory`: with a copy of a journal that cannot be written. `name`: what this
-    controller is called.
-    """
-
-    wait_s: float | None = 10.0
-    lease_s: float | None = None
-    stop: str | None = None
-    in_memory: bool = False
-    name: str | None = None
-
-
 def serve(
     job_directory: Path,
     run_directory: Path,
@@ -71,17 +49,21 @@ def serve(
     keys_directory: Path,
     term: Term,
     alive: KeepAlive,
+    place: EtcdPlace | None = None,
 ) -> int:
     """Be the active controller of a job until it is over, and return the job's exit code.
 
-    SIGINT and SIGTERM ask the machine to stop the job. Raises JournalError, JournalSuperseded or ConfigurationError;
-    then the job is not over, and another controller may continue it.
+    `place`: the job is kept in etcd, not in its directory. SIGINT and SIGTERM ask the machine to stop the job. Raises
+    JournalError, JournalSuperseded or ConfigurationError; then the job is not over, and another controller may
+    continue it.
     """
     _allow_many_connections()
     with contextlib.ExitStack() as stack:
-        entry = RosterEntry(run_directory, term.name)
-        stack.callback(entry.close)
-        journal = stack.enter_context(_elected(job_directory, run_directory, term, alive))
+        if place is None:
+            opened = open_in_files(stack, job_directory, run_directory, term, alive)
+        else:
+            opened = open_in_etcd(stack, place, term, alive)
+        entry, journal = opened.entry, opened.journal
         alive.start()
         entry.enter(ControllerPhase.LOADING, journal.term)
         stack.push(lambda kind, *_: _leave(entry) if kind is JournalSuperseded else None)
@@ -119,7 +101,7 @@ def serve(
             alive=alive,
             stop=term.stop,
             on_serving=lambda: entry.enter(ControllerPhase.HOT, journal.term),
-            controllers=lambda: controllers(run_directory),
+            controllers=opened.controllers,
         )
         exit_code = asyncio.run(_drive(driver, run_directory))
         if term.in_memory and read_result(job_directory) is None:
@@ -129,18 +111,7 @@ def serve(
         return exit_code
 
 
-def _elected(job_directory: Path, run_directory: Path, term: Term, alive: KeepAlive) -> Journal:
-    """Stand by until this controller leads, and begin its term. Raises JournalError."""
-    path, head = journal_path(job_directory), run_directory / HEAD_NAME
-    alive.beat()
-    if term.in_memory:
-        return open_copy(path, head=head)
-    beat = alive.beat if term.wait_s is not None else alive.stand_by
-    election = FileElection(lock_path(path), lease_s=term.lease_s)
-    return Journal.open(path, wait_s=term.wait_s, head=head, beat=beat, election=election)
-
-
-def _leave(entry: RosterEntry) -> None:
+def _leave(entry: Entry) -> None:
     """Say that this controller was deposed, and does not serve any more."""
     entry.enter(ControllerPhase.OUT_OF_SERVICE)
 

@@ -81,6 +81,10 @@ class JournalError(MidstepError):
     """The controller's journal cannot be read or written."""
 
 
+class StoreUnreachable(JournalError):
+    """etcd, which keeps the journal, does not answer, or cannot do what was asked. Asked again it may."""
+
+
 class JournalDamaged(JournalError):
     """The journal is not what was written: records are missing, changed or foreign. No controller may act on it."""
 

@@ -158,7 +158,9 @@ def test_a_share_of_the_frames_is_lost(pair: Pair) -> None:
     seen: set[int] = set()
 
     def some_lost_and_some_not() -> bool:
-        seen.add(pair.ask(1)["answers"])  # a lost "who has this address" costs a second's questions, so they may be many
+        seen.add(
+            pair.ask(1)["answers"]
+        )  # a lost "who has this address" costs a second's questions, so they may be many
         return seen == {0, 1}
 
     until(some_lost_and_some_not, "a lost question and an answered one")

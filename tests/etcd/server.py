@@ -1,0 +1,106 @@
+"""An etcd of the tests: one member, or a cluster, on this machine's loopback; killed, frozen and started again."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = "etcd"
+REQUIRED = "MIDSTEP_REQUIRE_ETCD"  # set where the tests have to run: a skipped one is a failed one then
+READY_S = 30.0
+_LOOPBACK = "127.0.0.1"
+
+
+def require_etcd() -> None:
+    """Skip the test where there is no etcd, with what to do; fail it where the environment says that it has to run."""
+    if shutil.which(PROGRAM) is not None:
+        return
+    reason = "no etcd here: install it, on Debian with `apt-get install etcd-server`"
+    if os.environ.get(REQUIRED):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nothing listens at."""
+    sockets = [socket.create_server((_LOOPBACK, 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Member:
+    """One member. What it has acknowledged outlives it."""
+
+    def __init__(self, directory: Path, name: str, ports: tuple[int, int], cluster: str, *options: str) -> None:
+        client, peer = (f"http://{_LOOPBACK}:{port}" for port in ports)
+        self.port = ports[0]
+        self._log = directory / f"{name}.log"
+        self._command = [
+            PROGRAM,
+            *("--name", name, "--data-dir", str(directory / name)),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", cluster),
+            *options,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it, and wait for its end. Idempotent."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(READY_S)
+            self._process = None
+
+    def wait(self) -> None:
+        """Wait until it listens."""
+        give_up_s = time.monotonic() + READY_S
+        while time.monotonic() < give_up_s:
+            with socket.socket() as probe:
+                probe.settimeout(1.0)
+                if probe.connect_ex((_LOOPBACK, self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        raise AssertionError(f"etcd does not listen:\n{self._log.read_text()[-3000:]}")
+
+
+class Server:
+    """An etcd with some members."""
+
+    def __init__(self, directory: Path, members: int = 1, *options: str) -> None:
+        ports = free_ports(2 * members)
+        peers = ",".join(f"m{number}=http://{_LOOPBACK}:{ports[2 * number + 1]}" for number in range(members))
+        self.members = [
+            Member(directory, f"m{number}", (ports[2 * number], ports[2 * number + 1]), peers, *options)
+            for number in range(members)
+        ]
+        for member in self.members:
+            member.wait()
+
+    @property
+    def url(self) -> str:
+        """Its address, as --store takes it."""
+        return f"etcd://{','.join(f'{_LOOPBACK}:{member.port}' for member in self.members)}"
+
+    def close(self) -> None:
+        """End all members."""
+        for member in self.members:
+            member.kill()
