@@ -1,5 +1,6 @@
 """`midstep controller`: the controller process of one job. `midstep run` starts it, and starts it again if it dies."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -10,9 +11,9 @@ import click
 from ..controller.election.file_election import LEASE_S
 from ..protocol.errors import JournalDamaged, MidstepError
 from ..protocol.secret_files import read_token
-from ..protocol.token import full, job_of
 from .display.plain import echo, log_to_stderr
-from .joining.opening import let_nodes_join, require_loopback
+from .jobs.controller_place import in_directories, in_store
+from .store import store_option
 from .token import token_file_option
 
 EXIT_FAILED = 70  # the controller failed; the job is not over (there is no result.json)
@@ -23,17 +24,18 @@ EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
 @click.option(
     "--job-dir",
     "job_directory",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    required=True,
-    help="The job directory, with the journal that `midstep run` founded.",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The job directory, with the journal that `midstep run` founded.  [default with --store: ~/.midstep/jobs/JOB]",
 )
 @click.option(
     "--run-dir",
     "run_directory",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    required=True,
-    help="Where sockets and keys are. Owner-only, on this machine, with a short path.",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where sockets and keys are. Owner-only, on this machine, with a short path.  [default with --store: made, "
+    "and removed at the end]",
 )
+@store_option()
+@click.option("--job", metavar="NAME", help="The job in the store.  [default: the one that the token names]")
 @click.option(
     "--listen",
     default="tcp://127.0.0.1:0",
@@ -86,8 +88,10 @@ EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
 @click.option("--verbose", is_flag=True, help="Log every refused message, too.")
 def command(
     *,
-    job_directory: Path,
-    run_directory: Path,
+    job_directory: Path | None,
+    run_directory: Path | None,
+    store: str | None,
+    job: str | None,
     listen: str,
     keys_directory: Path | None,
     token_file: Path | None,
@@ -109,29 +113,31 @@ def command(
 
     With the job's token, nodes can join by themselves (`midstep agent`). Without one it listens on this machine only.
     Several may be started with --standby: one is active (hot), the others stand by (cold); see docs/controllers.md.
+    With --store they may be on several machines, and the job is one that `midstep submit` has put there.
     """
-    from ..controller.journal_reading import read_founding
     from ..controller.keepalive import KeepAlive
-    from ..controller.service import KEYS_NAME, Term, serve
+    from ..controller.opening import Term
+    from ..controller.service import KEYS_NAME, serve
 
-    if in_memory and stop is None:
-        raise click.UsageError("--in-memory is for stopping a job only: give --stop REASON, too.")
+    if in_memory and (stop is None or store is not None):
+        raise click.UsageError("--in-memory is for stopping a job with a journal in a file: give --stop REASON, too.")
     log_to_stderr(logging.DEBUG if verbose else logging.INFO, "%(asctime)s controller %(levelname)s %(message)s")
-    keys = keys_directory or run_directory / KEYS_NAME
     try:
-        token = read_token(token_file, os.environ)
-        if token is not None:
-            let_nodes_join(keys, full(token), job_of(token, read_founding(job_directory).job.job))
-        elif keys_directory is None:
-            require_loopback(listen)
-        exit_code = serve(
-            job_directory.resolve(),
-            run_directory.resolve(),
-            listen,
-            keys_directory=keys,
-            term=Term(None if standby else wait_s, lease_s if standby else None, stop, in_memory, name),
-            alive=KeepAlive(keepalive_fd),
-        )
+        with contextlib.ExitStack() as stack:
+            token = read_token(token_file, os.environ)
+            if store is None:
+                place = in_directories(job_directory, run_directory, token, keys_directory, listen)
+            else:
+                place = in_store(stack, store, job, token, directories=(job_directory, run_directory))
+            exit_code = serve(
+                place.job_directory,
+                place.run_directory,
+                listen,
+                keys_directory=keys_directory or place.run_directory / KEYS_NAME,
+                term=Term(None if standby else wait_s, lease_s if standby else None, stop, in_memory, name),
+                alive=KeepAlive(keepalive_fd),
+                place=place.etcd,
+            )
     except MidstepError as error:
         echo(f"midstep controller: {error}", err=True)
         sys.exit(EXIT_DAMAGED if isinstance(error, JournalDamaged) else EXIT_FAILED)

@@ -80,14 +80,14 @@ def command(
 
 def load_status(job_directory: Path) -> JobStatus:
     """Replay a job's journal, read-only, to its last event. Raises JournalError if it cannot be read."""
-    from ..controller.journal_reading import read_status
+    from .jobs.journals import read_status
 
     return read_status(job_directory)
 
 
 def print_story(job_directory: Path, number: int | None) -> None:
     """Print each event of the job, or of one incident, with what followed from it, as it is read."""
-    from ..controller.journal_reading import read_story
+    from .jobs.journals import read_story
     from .views.story_text import story_lines
 
     first = True

@@ -17,6 +17,7 @@ from ..protocol.secret_files import read_token
 from ..protocol.token import TOKEN_VARIABLE
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
+from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, options
 from .jobs.fault_schedule import load_schedule
 from .jobs.rank_variables import named_variables, variables_of_files
 from .jobs.start import PreparedJob, Start, create_job
@@ -25,8 +26,8 @@ from .joining.launch_environment import launched
 from .joining.machine import JoiningMachine, prepare
 from .joining.opening import required
 from .joining.role import Flags, last_call_s, meeting
-from .joining.torchrun_flags import rendezvous_options, spellings
-from .numbers import NodesAsked, Whole, node_count
+from .joining.torchrun_flags import rendezvous_options
+from .numbers import NodesAsked
 from .token import token_file_option
 
 
@@ -34,34 +35,7 @@ from .token import token_file_option
     "run",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
-@click.option(
-    *spellings("nnodes"),
-    "nodes",
-    callback=node_count,
-    metavar="N|MIN:MAX",
-    default="1",
-    show_default=True,
-    envvar="PET_NNODES",
-    help="Nodes. Machines that come beyond them are spares. MIN:MAX: the job starts with MIN when no more come within "
-    "the last call, and gets smaller and larger as nodes go and come; see scale in docs/policies.md.",
-)
-@click.option(
-    *spellings("nproc_per_node"),
-    "ranks_per_node",
-    envvar="PET_NPROC_PER_NODE",
-    type=Whole(min=1),
-    default=1,
-    show_default=True,
-    help="Ranks on each node.",
-)
-@click.option(
-    "--spares",
-    "spare_nodes",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Spare nodes, warm and without ranks, that take the place of a lost one.",
-)
+@options(SHAPE)
 @click.option(
     "--fixed-nodes",
     is_flag=True,
@@ -73,26 +47,7 @@ from .token import token_file_option
 @click.option(
     "--failure-domain", metavar="NAME", default="", help="What fails together with this machine.  [default: the host]"
 )
-@click.option(
-    *spellings("max_restarts"),
-    envvar="PET_MAX_RESTARTS",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Restarts of the whole job, for scripts that are not resilient; others go by the policy.",
-)
-@click.option(
-    "--policy",
-    "policy_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The job's policy file; see `midstep policy check`.  [default: the built-in policy]",
-)
-@click.option(
-    "--device",
-    type=click.Choice([device.value for device in DeviceName]),
-    help="What the ranks compute on, instead of the policy's: cpu, npu (torch-npu), or fake, a CPU that behaves like "
-    "an NPU and in which device faults can be caused.",
-)
+@options(POLICY)
 @click.option(
     "--fault-source",
     "fault_sources",
@@ -114,41 +69,10 @@ from .token import token_file_option
     type=click.Path(dir_okay=False, path_type=Path),
     help="Cause the faults of this file on purpose; see `midstep inject` for what there is.",
 )
-@click.option(
-    "--env",
-    "environment",
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="Set a variable for the ranks. NAME alone takes its value from here, and `ps` does not show it. Repeatable.",
-)
-@click.option(
-    "--env-file",
-    "environment_files",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Set the variables of FILE for the ranks: NAME=VALUE lines, taken as they are, and # comments. Repeatable; "
-    "--env goes before it.",
-)
-@click.option(
-    "-m",
-    "--module",
-    "is_module",
-    is_flag=True,
-    envvar="PET_MODULE",
-    help="SCRIPT is a module name, as with `python -m`.",
-)
-@click.option(
-    *spellings("no_python"),
-    "no_python",
-    is_flag=True,
-    envvar="PET_NO_PYTHON",
-    help="SCRIPT is a program, not Python.",
-)
+@options(PROGRAM)
 @click.option("--standalone", is_flag=True, envvar="PET_STANDALONE", help="All nodes are here, as by default.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@options(SCRIPT)
 def command(
     *,
     nodes: NodesAsked,

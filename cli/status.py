@@ -10,12 +10,12 @@ import msgspec
 from ..controller.endpoints.control_requests import StatusReply, StatusRequest
 from ..controller.endpoints.control_socket import NoController, ask
 from ..controller.endpoints.discovery_files import read_result
-from ..controller.journal_reading import read_status
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
 from .control import live_directory, living_controllers, what_became_of_it
 from .display.plain import echo, echo_json
 from .jobs.directories import find_job
+from .jobs.journals import read_status
 from .views.wording import date_text
 
 ASK_S = 2.0

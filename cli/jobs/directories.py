@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
+from .job_file import JOB_FILE_NAME
 
 HOME_VARIABLE = "MIDSTEP_HOME"
 DEFAULT_BASE = Path("~/.midstep/jobs")
@@ -37,8 +38,8 @@ def checked_name(name: str) -> str:
 
 
 def is_job(directory: Path) -> bool:
-    """Tell whether a directory holds a job's journal."""
-    return (directory / JOURNAL_FILE).is_file()
+    """Tell whether a directory holds a job's journal, or says where it is."""
+    return (directory / JOURNAL_FILE).is_file() or (directory / JOB_FILE_NAME).is_file()
 
 
 def jobs(base: Path | None = None) -> list[Path]:
@@ -108,7 +109,7 @@ def _listing(base: Path) -> str:
 def _written_s(directory: Path) -> float:
     """Return when the journal was last written: while a job runs, only the write-ahead log beside it shows that."""
     times = []
-    for name in (JOURNAL_FILE, f"{JOURNAL_FILE}-wal"):
+    for name in (JOURNAL_FILE, f"{JOURNAL_FILE}-wal", JOB_FILE_NAME):
         try:
             times.append((directory / name).stat().st_mtime)
         except OSError:  # no log beside it, or gone between listing and looking

@@ -1,7 +1,7 @@
 """`job.json` in a job directory: where the running part of the job is, for the commands that talk to it.
 
-Written once by `midstep run`. The run directory holds sockets and keys and goes away with the job; the job directory
-stays.
+Written when a controller is started. The run directory holds sockets and keys and goes away with the job; the job
+directory stays.
 """
 
 from pathlib import Path
@@ -15,9 +15,14 @@ JOB_FILE_NAME = "job.json"
 
 
 class JobFile(msgspec.Struct, frozen=True):
-    """What `job.json` says. Unknown keys are left to later versions."""
+    """What `job.json` says. Unknown keys are left to later versions.
+
+    `store`: the address of the etcd that has the journal, under the name `job`; empty: it lies in the job directory.
+    """
 
     run_dir: str
+    store: str = ""
+    job: str = ""
 
 
 def write_job_file(job_directory: Path, job_file: JobFile) -> None:
@@ -34,12 +39,18 @@ def run_directory_of(job_directory: Path) -> Path | None:
 
     Raises ConfigurationError if the file is not what it should be.
     """
+    known = read_job_file(job_directory)
+    return None if known is None else Path(known.run_dir)
+
+
+def read_job_file(job_directory: Path) -> JobFile | None:
+    """Return `job.json`; None if the job was never started. Raises ConfigurationError if it cannot be read."""
     path = job_directory / JOB_FILE_NAME
     try:
-        return Path(msgspec.json.decode(path.read_bytes(), type=JobFile).run_dir)
+        return msgspec.json.decode(path.read_bytes(), type=JobFile)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigurationError(
-            f"{path}: cannot be read: {error}. It is written by `midstep run` and names the job's run directory."
+            f"{path}: cannot be read: {error}. It is written when a job is started and names the job's run directory."
         ) from error

@@ -26,7 +26,7 @@ from ...protocol.run_directories import RunDirectory
 from ...protocol.token import FullToken
 from ...protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
 from ..joining.opening import let_nodes_join
-from .directories import base_directory, checked_name
+from .directories import base_directory, checked_name, is_job
 from .job_file import JobFile, write_job_file
 from .run_directory import claim_run_directory
 
@@ -74,24 +74,17 @@ class PreparedJob(msgspec.Struct, frozen=True):
 
 def create_job(start: Start) -> PreparedJob:
     """Make the directories, the keys and the journal of a new job. Raises ConfigurationError; nothing has run then."""
-    name = (
-        checked_name(start.job) if start.job is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    )
+    name = checked_name(start.job) if start.job is not None else new_name()
     require_script(start)
-    policy = _with_few_nodes(load_policy(start.policy_file) if start.policy_file else default_policy(), start)
-    policy = _on_device(policy, start.device)
-    needed = {name: value for name, value in rank_environment(policy.device).items() if name not in os.environ}
+    policy = policy_of(start)
     if start.token is None and one_node_on_a_machine(policy.device) and start.nodes + start.spare_nodes > 1:
         raise ConfigurationError(
             f"--nnodes {start.nodes} --spares {start.spare_nodes} with the device {policy.device}: all nodes of the "
             "local platform are on this machine, and their ranks would take the same devices. Use --nnodes 1, without "
             "spares."
         )
-    out_of_range = beyond(policy, start.nodes * start.ranks_per_node)
-    if out_of_range is not None:
-        raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")
     directory = (start.job_directory or base_directory() / name).absolute()
-    if journal_path(directory).exists():
+    if is_job(directory):
         raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
     require_local(directory)
     try:
@@ -99,21 +92,7 @@ def create_job(start: Start) -> PreparedJob:
         replace_file(directory / "policy.yaml", render(policy).encode())
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
-    spec = JobSpec(
-        job=name,
-        command=start.command,
-        is_module=start.is_module,
-        no_python=start.no_python,
-        environment={**needed, **start.environment},
-        working_directory=str(Path.cwd()),
-        job_directory=str(directory),
-        world_size=start.nodes * start.ranks_per_node,
-        ranks_per_node=start.ranks_per_node,
-        nodes=start.nodes,
-        spare_nodes=start.spare_nodes,
-        max_restarts=start.max_restarts,
-        settings=job_settings(policy, directory),
-    )
+    spec = spec_of(start, name, policy, directory)
     held = claim_run_directory(name)
     try:
         _make_keys(start, name, held.path / "keys")
@@ -131,6 +110,41 @@ def create_job(start: Start) -> PreparedJob:
     _warn_of_writers(directory)
     sources = [*map(Path, policy.faults.sources), *(source.absolute() for source in start.fault_sources)]
     return PreparedJob(spec, policy, directory, held, tuple(dict.fromkeys(sources)), start.listen)
+
+
+def new_name() -> str:
+    """Return the name of a job that was given none."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def policy_of(start: Start) -> Policy:
+    """Return the policy of a new job. Raises ConfigurationError when it does not go with what was asked for."""
+    policy = _with_few_nodes(load_policy(start.policy_file) if start.policy_file else default_policy(), start)
+    policy = _on_device(policy, start.device)
+    out_of_range = beyond(policy, start.nodes * start.ranks_per_node)
+    if out_of_range is not None:
+        raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")
+    return policy
+
+
+def spec_of(start: Start, name: str, policy: Policy, directory: Path) -> JobSpec:
+    """Return what is to run, as agents get it."""
+    needed = {name: value for name, value in rank_environment(policy.device).items() if name not in os.environ}
+    return JobSpec(
+        job=name,
+        command=start.command,
+        is_module=start.is_module,
+        no_python=start.no_python,
+        environment={**needed, **start.environment},
+        working_directory=str(Path.cwd()),
+        job_directory=str(directory),
+        world_size=start.nodes * start.ranks_per_node,
+        ranks_per_node=start.ranks_per_node,
+        nodes=start.nodes,
+        spare_nodes=start.spare_nodes,
+        max_restarts=start.max_restarts,
+        settings=job_settings(policy, directory),
+    )
 
 
 def require_script(start: Start) -> None:

@@ -1,0 +1,118 @@
+"""The options that say what a job is, the same for `midstep run` and `midstep submit`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..policies.schema import DeviceName
+from .joining.torchrun_flags import spellings
+from .numbers import Whole, node_count
+
+Decorator = Callable[[Any], Any]
+
+SHAPE: tuple[Decorator, ...] = (
+    click.option(
+        *spellings("nnodes"),
+        "nodes",
+        callback=node_count,
+        metavar="N|MIN:MAX",
+        default="1",
+        show_default=True,
+        envvar="PET_NNODES",
+        help="Nodes. Machines that come beyond them are spares. MIN:MAX: the job starts with MIN when no more come "
+        "within the last call, and gets smaller and larger as nodes go and come; see scale in docs/policies.md.",
+    ),
+    click.option(
+        *spellings("nproc_per_node"),
+        "ranks_per_node",
+        envvar="PET_NPROC_PER_NODE",
+        type=Whole(min=1),
+        default=1,
+        show_default=True,
+        help="Ranks on each node.",
+    ),
+    click.option(
+        "--spares",
+        "spare_nodes",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Spare nodes, warm and without ranks, that take the place of a lost one.",
+    ),
+)
+
+POLICY: tuple[Decorator, ...] = (
+    click.option(
+        *spellings("max_restarts"),
+        envvar="PET_MAX_RESTARTS",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Restarts of the whole job, for scripts that are not resilient; others go by the policy.",
+    ),
+    click.option(
+        "--policy",
+        "policy_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="The job's policy file; see `midstep policy check`.  [default: the built-in policy]",
+    ),
+    click.option(
+        "--device",
+        type=click.Choice([device.value for device in DeviceName]),
+        help="What the ranks compute on, instead of the policy's: cpu, npu (torch-npu), or fake, a CPU that behaves "
+        "like an NPU and in which device faults can be caused.",
+    ),
+)
+
+PROGRAM: tuple[Decorator, ...] = (
+    click.option(
+        "--env",
+        "environment",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="Set a variable for the ranks. NAME alone takes its value from here, and `ps` does not show it. "
+        "Repeatable.",
+    ),
+    click.option(
+        "--env-file",
+        "environment_files",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Set the variables of FILE for the ranks: NAME=VALUE lines, taken as they are, and # comments. "
+        "Repeatable; --env goes before it.",
+    ),
+    click.option(
+        "-m",
+        "--module",
+        "is_module",
+        is_flag=True,
+        envvar="PET_MODULE",
+        help="SCRIPT is a module name, as with `python -m`.",
+    ),
+    click.option(
+        *spellings("no_python"),
+        "no_python",
+        is_flag=True,
+        envvar="PET_NO_PYTHON",
+        help="SCRIPT is a program, not Python.",
+    ),
+)
+
+SCRIPT: tuple[Decorator, ...] = (
+    click.argument("script"),
+    click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
+)
+
+
+def options(*groups: tuple[Decorator, ...]) -> Decorator:
+    """Add groups of options to a command, in this order."""
+
+    def add(command: Any) -> Any:
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return add

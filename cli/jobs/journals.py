@@ -1,0 +1,38 @@
+"""Reads the journal of a job from where it is: in the job directory, or in etcd."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...controller import journal_reading
+from ...controller.etcd.place import EtcdPlace, certificates_of, parse_place
+from ...controller.story import StoryEntry
+from ...protocol.incidents import JobStatus
+from .job_file import read_job_file
+
+
+def read_status(job_directory: Path) -> JobStatus:
+    """Return a job's status as of its last event, from its journal alone. Raises JournalError."""
+    place = _etcd_of(job_directory)
+    if place is None:
+        return journal_reading.read_status(job_directory)
+    from ...controller.etcd import reading
+
+    return reading.read_status(place)
+
+
+def read_story(job_directory: Path) -> Iterator[StoryEntry]:
+    """Yield each event that the journal of a job still has, with what followed from it. Raises JournalError."""
+    place = _etcd_of(job_directory)
+    if place is None:
+        return journal_reading.read_story(job_directory)
+    from ...controller.etcd import reading
+
+    return reading.read_story(place)
+
+
+def _etcd_of(job_directory: Path) -> EtcdPlace | None:
+    known = read_job_file(job_directory)
+    if known is None or not known.store:
+        return None
+    return parse_place(known.store, known.job, certificates_of(os.environ))

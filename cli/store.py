@@ -1,0 +1,18 @@
+"""The option that names the etcd in which a job is kept."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+
+def store_option(*, required: bool = False) -> Callable[[Any], Any]:
+    """Add --store to a command."""
+    return click.option(
+        "--store",
+        envvar="MIDSTEP_STORE",
+        required=required,
+        metavar="URL",
+        help="The etcd that keeps the job: etcd://HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS with the "
+        "files that ETCDCTL_CACERT, ETCDCTL_CERT and ETCDCTL_KEY name.  [env: MIDSTEP_STORE]",
+    )
