@@ -12,8 +12,9 @@ from itertools import cycle
 from ..protocol.errors import ConfigurationError
 from ..protocol.link import ControllerLink
 
-LOOK_S = 1.0
-CONNECT_AGAIN_S = 3.0
+LOOK_S = 0.25
+CONNECT_AGAIN_S = 3.0  # at the only endpoint
+NEXT_S = 0.75  # at the next one of several: on a slow link a handshake takes half of that
 
 _log = logging.getLogger(__name__)
 
@@ -22,10 +23,12 @@ class Absence:
     """Watches one link in the running loop. `on_leave` is called once, when no controller was there for `leave_s`."""
 
     def __init__(self, link: ControllerLink, endpoints: Sequence[str], on_leave: Callable[[], None]) -> None:
-        """`endpoints`: where controllers may listen; they are tried in turn."""
+        """`endpoints`: where controllers may listen; they are tried in turn, the present one last."""
         self.leave_s = float("inf")
         self._link = link
-        self._endpoints = cycle([link.endpoint, *(each for each in endpoints if each != link.endpoint)])
+        others = [each for each in endpoints if each != link.endpoint]
+        self._endpoints = cycle([*others, link.endpoint])
+        self._again_s = NEXT_S if others else CONNECT_AGAIN_S
         self._on_leave = on_leave
         self._loop = asyncio.get_running_loop()
         self._here_s = self._tried_s = self._loop.time()
@@ -43,7 +46,7 @@ class Absence:
         elif now - self._here_s > self.leave_s:
             self._timer.cancel()
             self._on_leave()
-        elif now - self._tried_s >= CONNECT_AGAIN_S:
+        elif now - self._tried_s >= self._again_s:
             self._tried_s = now
             try:
                 self._link.connect_to(next(self._endpoints))

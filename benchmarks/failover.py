@@ -1,16 +1,18 @@
 """How long a job is without a controller when the one that leads dies or freezes, and another one stands by.
 
-    python benchmarks/failover.py [--repeats 5] [--json FILE]
+    python benchmarks/failover.py [--repeats 5] [--store etcd://HOST:PORT] [--json FILE]
 
-Two real controllers of one job, elected by a file, and one played agent with the real link. The one that leads is
-killed (SIGKILL) or frozen (SIGSTOP), and the time is taken until the agent has the first command of the next one, which
-has decided something by then. A frozen one is woken up afterwards, and has to leave. The goal is a lease and 0.2 s.
+Two real controllers of one job, elected by a file or by the etcd that --store names, and one played agent with the
+real link. The one that leads is killed (SIGKILL) or frozen (SIGSTOP), and the time is taken until the agent has the
+first command of the next one, which has decided something by then. A frozen one is woken up afterwards, and has to
+leave. The goal is a lease and 0.2 s.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import secrets
 import shutil
 import signal
 import statistics
@@ -25,6 +27,9 @@ from typing import Any
 
 from midstep.controller.election.file_election import LEASE_S
 from midstep.controller.election.roster import controllers
+from midstep.controller.etcd.journal import submit
+from midstep.controller.etcd.place import parse_place
+from midstep.controller.etcd.reading import read_controllers
 from midstep.controller.journal import Journal
 from midstep.controller.journal_paths import journal_path
 from midstep.policies.schema import default_policy, job_settings
@@ -47,7 +52,9 @@ KINDS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
 class Job:
     """The directories of a job, and its controllers."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, store: str | None) -> None:
+        self._place = None if store is None else parse_place(store, f"failover-{secrets.token_hex(4)}")
+        self._store = store
         self.job_directory, self.run_directory = root / "job", root / "run"
         self.job_directory.mkdir()
         self.run_directory.mkdir(mode=0o700)
@@ -55,21 +62,32 @@ class Job:
         JobKeys.create(self.keys, [node_address(NODE), "platform"])
         directory = str(self.job_directory)
         settings = job_settings(default_policy(), directory)
-        spec = JobSpec("failover", ("t.py",), False, False, {}, directory, directory, 1, 1, 1, 0, 0, settings)
-        Journal.create(journal_path(self.job_directory), spec, default_policy())
+        spec = JobSpec(self.name, ("t.py",), False, False, {}, directory, directory, 1, 1, 1, 0, 0, settings)
+        if self._place is None:
+            Journal.create(journal_path(self.job_directory), spec, default_policy())
+        else:
+            submit(self._place, spec, default_policy())
         self.log = (root / "controllers.log").open("wb")
         self.controllers: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return "failover" if self._place is None else self._place.job
 
     def start(self) -> None:
         """Start one more controller, which stands by if another one leads."""
         directories = ["--job-dir", str(self.job_directory), "--run-dir", str(self.run_directory)]
         command = [sys.executable, "-m", "midstep.cli.main", "controller", *directories, "--standby"]
+        if self._store is not None:
+            command += ["--store", self._store, "--job", self.name, "--keys", str(self.keys)]
         process = subprocess.Popen(command, stderr=self.log)
         self.controllers[process.pid] = process
 
     def phases(self) -> dict[ControllerPhase, int]:
         """Return the process id of a controller in each phase."""
-        return {each.phase: each.pid for each in controllers(self.run_directory)}
+        known = controllers(self.run_directory) if self._place is None else read_controllers(self._place)
+        return {each.phase: each.pid for each in known if self.controllers[each.pid].poll() is None}
 
     def close(self) -> None:
         """End all controllers."""
@@ -86,7 +104,7 @@ class Agent:
         address = node_address(NODE)
         self.heard: dict[int, float] = {}  # by term: the first command
         self._link = ControllerLink(
-            Mailbox(job="failover", address=address, session=time.time_ns()),
+            Mailbox(job=job.name, address=address, session=time.time_ns()),
             DealerSocket(endpoint, identity=address, curve=JobKeys.load_client(job.keys, address)),
             on_command=self._take,
             on_new_controller=self._join,
@@ -121,9 +139,9 @@ async def until(holds: Any, what: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(root: Path) -> AsyncIterator[tuple[Job, Agent]]:
+async def running(root: Path, store: str | None) -> AsyncIterator[tuple[Job, Agent]]:
     """Have a job with a leader, and an agent that it has ordered to do something."""
-    job = Job(root)
+    job = Job(root, store)
     try:
         job.start()
         await until(lambda: ControllerPhase.HOT in job.phases(), "a leader")
@@ -157,11 +175,11 @@ async def failover(job: Job, agent: Agent, number: signal.Signals) -> float:
     return took_s
 
 
-async def measure(repeats: int) -> dict[str, list[float]]:
+async def measure(repeats: int, store: str | None) -> dict[str, list[float]]:
     """Measure all kinds, in turn."""
     root = Path(tempfile.mkdtemp(prefix="ms-"))
     try:
-        async with running(root) as (job, agent):
+        async with running(root, store) as (job, agent):
             taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
             for _ in range(repeats):
                 for kind, number in KINDS.items():
@@ -175,9 +193,10 @@ def main() -> int:
     """Print a table, and write JSON where it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--store", metavar="URL", help="an etcd, which is to be running")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    taken = asyncio.run(measure(options.repeats))
+    taken = asyncio.run(measure(options.repeats, options.store))
     print(f"lease {LEASE_S:g} s, goal {GOAL_S:g} s; seconds from the signal to the next leader's first command")
     for kind, values in taken.items():
         print(f"{kind:>8} {statistics.median(values):6.3f} ({min(values):.3f}-{max(values):.3f})")

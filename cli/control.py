@@ -4,11 +4,9 @@ from pathlib import Path
 
 import click
 
-from ..controller.election.roster import controllers
 from ..controller.endpoints.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
 from ..controller.endpoints.control_socket import NoController, ask
 from ..protocol.errors import MidstepError
-from ..protocol.incidents import ControllerStatus
 from .jobs.directories import find_job
 from .jobs.job_file import run_directory_of
 from .jobs.run_directory import launcher_of
@@ -54,12 +52,6 @@ def what_became_of_it(job_directory: Path) -> str | None:
     """Return what the launcher and the system say about a controller that does not answer; None if nothing is known."""
     run_directory = run_directory_of(job_directory)
     return None if run_directory is None else why_no_answer(run_directory, launcher_of(run_directory))
-
-
-def living_controllers(job_directory: Path) -> tuple[ControllerStatus, ...]:
-    """Return the controllers of a job that live on this machine, also those that stand by."""
-    run_directory = run_directory_of(job_directory)
-    return () if run_directory is None else controllers(run_directory)
 
 
 def live_directory(job_directory: Path) -> Path:

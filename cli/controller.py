@@ -12,7 +12,7 @@ from ..controller.election.file_election import LEASE_S
 from ..protocol.errors import JournalDamaged, MidstepError
 from ..protocol.secret_files import read_token
 from .display.plain import echo, log_to_stderr
-from .jobs.controller_place import in_directories, in_store
+from .jobs.controller_place import Given, in_directories, in_store
 from .store import store_option
 from .token import token_file_option
 
@@ -125,10 +125,8 @@ def command(
     try:
         with contextlib.ExitStack() as stack:
             token = read_token(token_file, os.environ)
-            if store is None:
-                place = in_directories(job_directory, run_directory, token, keys_directory, listen)
-            else:
-                place = in_store(stack, store, job, token, directories=(job_directory, run_directory))
+            given = Given(job, token, keys_directory, job_directory, run_directory)
+            place = in_directories(given, listen) if store is None else in_store(stack, store, given)
             exit_code = serve(
                 place.job_directory,
                 place.run_directory,

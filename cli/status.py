@@ -12,10 +12,10 @@ from ..controller.endpoints.control_socket import NoController, ask
 from ..controller.endpoints.discovery_files import read_result
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
-from .control import live_directory, living_controllers, what_became_of_it
+from .control import live_directory, what_became_of_it
 from .display.plain import echo, echo_json
 from .jobs.directories import find_job
-from .jobs.journals import read_status
+from .jobs.journals import living_controllers, read_status
 from .views.wording import date_text
 
 ASK_S = 2.0

@@ -1,6 +1,7 @@
 """The controller's time: one clock for a whole job, across its controllers."""
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import msgspec
 from ..protocol.time_limit import within
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_TIME_NAMESPACE = Path("/proc/self/ns/time")  # containers can have a monotonic clock of their own
 
 
 class ClockReading(msgspec.Struct, frozen=True):
@@ -62,7 +64,9 @@ async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
 
 
 def _boot() -> str:
+    """Return which monotonic clock this process has; empty where that is not known."""
     try:
-        return _BOOT.read_text().strip()
+        boot = _BOOT.read_text().strip()
+        return f"{boot} {os.readlink(_TIME_NAMESPACE)}" if _TIME_NAMESPACE.is_symlink() else boot
     except OSError:  # then each controller begins at the wall clock, and not behind the last one
         return ""

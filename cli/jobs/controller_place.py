@@ -19,6 +19,16 @@ from .job_file import JobFile, write_job_file
 from .run_directory import claim_free_run_directory
 
 
+class Given(msgspec.Struct, frozen=True):
+    """What the command line says."""
+
+    job: str | None
+    token: Token | None
+    keys: Path | None
+    job_directory: Path | None
+    run_directory: Path | None
+
+
 class ControllerPlace(msgspec.Struct, frozen=True):
     """Absolute paths, and `etcd` where the job is not kept in its directory."""
 
@@ -27,10 +37,9 @@ class ControllerPlace(msgspec.Struct, frozen=True):
     etcd: EtcdPlace | None = None
 
 
-def in_directories(
-    job_directory: Path | None, run_directory: Path | None, token: Token | None, keys: Path | None, listen: str
-) -> ControllerPlace:
+def in_directories(given: Given, listen: str) -> ControllerPlace:
     """Return where the job is that `midstep run` has made. Raises MidstepError, click.UsageError."""
+    job_directory, run_directory, token, keys = given.job_directory, given.run_directory, given.token, given.keys
     if job_directory is None or run_directory is None:
         raise click.UsageError("--job-dir and --run-dir name a job of this machine; --store URL one in etcd.")
     for directory in (job_directory, run_directory):
@@ -44,23 +53,16 @@ def in_directories(
     return ControllerPlace(job_directory.resolve(), run_directory.resolve())
 
 
-def in_store(
-    stack: contextlib.ExitStack,
-    store: str,
-    job: str | None,
-    token: Token | None,
-    *,
-    directories: tuple[Path | None, Path | None],
-) -> ControllerPlace:
-    """Make the directories of a controller whose job is in etcd, but for those of job and run that are given.
+def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> ControllerPlace:
+    """Make the directories of a controller whose job is in etcd, but for those that are given.
 
     `stack` removes what is not to stay. All of the job's controllers have their keys from the same token.
 
     Raises MidstepError.
     """
-    given = required(token)
-    name = checked_name(job_of(given, job))
-    job_directory, run_directory = directories
+    token = full(required(given.token)) if given.keys is None else None
+    name = checked_name(given.job or "" if token is None else job_of(token, given.job))
+    job_directory, run_directory = given.job_directory, given.run_directory
     place = parse_place(store, name, certificates_of(os.environ))
     directory = (job_directory or base_directory() / name).absolute()
     if run_directory is None:
@@ -72,6 +74,7 @@ def in_store(
         make_private_directory(run_directory)
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
-    let_nodes_join(run_directory / KEYS_NAME, full(given), name)
+    if token is not None:
+        let_nodes_join(run_directory / KEYS_NAME, token, name)
     write_job_file(directory, JobFile(str(run_directory), store, name))
     return ControllerPlace(directory, run_directory.resolve(), place)

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...controller import journal_reading
+from ...controller.election.roster import controllers
 from ...controller.etcd.place import EtcdPlace, certificates_of, parse_place
 from ...controller.story import StoryEntry
-from ...protocol.incidents import JobStatus
-from .job_file import read_job_file
+from ...protocol.incidents import ControllerStatus, JobStatus
+from .job_file import read_job_file, run_directory_of
 
 
 def read_status(job_directory: Path) -> JobStatus:
@@ -29,6 +30,17 @@ def read_story(job_directory: Path) -> Iterator[StoryEntry]:
     from ...controller.etcd import reading
 
     return reading.read_story(place)
+
+
+def living_controllers(job_directory: Path) -> tuple[ControllerStatus, ...]:
+    """Return the controllers of a job that live, also those that stand by. Raises JournalError."""
+    place = _etcd_of(job_directory)
+    if place is None:
+        run_directory = run_directory_of(job_directory)
+        return () if run_directory is None else controllers(run_directory)
+    from ...controller.etcd import reading
+
+    return reading.read_controllers(place)
 
 
 def _etcd_of(job_directory: Path) -> EtcdPlace | None:

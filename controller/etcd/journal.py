@@ -4,6 +4,7 @@ Each write is one transaction that compares the term, and the last events as thi
 that failed may have been carried out: the next one finds that out by what it compares, and writes over it.
 """
 
+import contextlib
 import logging
 import math
 import secrets
@@ -44,12 +45,9 @@ _log = logging.getLogger(__name__)
 def submit(place: EtcdPlace, job: JobSpec, policy: Policy) -> None:
     """Found the journal of a new job. Raises ConfigurationError when there is one of that name, JournalError."""
     founding = msgspec.msgpack.encode(Founding(job, policy, False, time.time(), secrets.token_bytes(KEY_BYTES)))
-    etcd = Etcd(place)
-    try:
+    with contextlib.closing(Etcd(place)) as etcd:
         if etcd.change([absent(place.founding)], [put(place.founding, founding)]) is None:
             raise ConfigurationError(f"{place}: there is a job of this name already. Choose another --job.")
-    finally:
-        etcd.close()
 
 
 class EtcdJournal:

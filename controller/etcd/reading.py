@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ...protocol.errors import JournalError, SnapshotUnreadable
-from ...protocol.incidents import JobStatus
+from ...protocol.incidents import ControllerStatus, JobStatus
 from ..events import Event
 from ..journal_chain import damaged, origin
 from ..journal_reading import restore_from
@@ -20,6 +20,7 @@ from .client import Etcd, Kept
 from .place import EtcdPlace, number_of, numbered
 from .values import is_head, value_of
 
+_decode_controller = msgspec.json.Decoder(ControllerStatus).decode
 _log = logging.getLogger(__name__)
 
 
@@ -103,6 +104,12 @@ def read_status(place: EtcdPlace) -> JobStatus:
         return machine.status(last_s)
 
 
+def read_controllers(place: EtcdPlace) -> tuple[ControllerStatus, ...]:
+    """Return the controllers of a job that live, by name. Raises JournalError."""
+    with contextlib.closing(Etcd(place)) as etcd:
+        return tuple(_decode_controller(kept.value) for kept in etcd.list(place.controllers))
+
+
 def read_story(place: EtcdPlace) -> Iterator[StoryEntry]:
     """Yield each event that the journal still has, with what followed from it. As `read_status` in all else."""
     with _reading(place) as (etcd, known, first):
@@ -170,10 +177,7 @@ def _head_of(etcd: Etcd, place: EtcdPlace, last: Kept) -> Kept | None:
 
 @contextlib.contextmanager
 def _reading(place: EtcdPlace) -> Iterator[tuple[Etcd, Founding, bytes]]:
-    etcd = Etcd(place)
-    try:
+    with contextlib.closing(Etcd(place)) as etcd:
         etcd.read_as_of_now()
         known, first = founding(etcd, place)
         yield etcd, known, first
-    finally:
-        etcd.close()

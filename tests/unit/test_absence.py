@@ -37,6 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look without a pause."""
     monkeypatch.setattr(absence, "LOOK_S", 0.0)
     monkeypatch.setattr(absence, "CONNECT_AGAIN_S", 0.0)
+    monkeypatch.setattr(absence, "NEXT_S", 0.0)
 
 
 def test_an_agent_tries_all_endpoints_in_turn_and_leaves_when_none_answers_for_too_long(quick: None) -> None:
@@ -51,7 +52,7 @@ def test_an_agent_tries_all_endpoints_in_turn_and_leaves_when_none_answers_for_t
         watch.close()
         return link
 
-    assert asyncio.run(run()).tried[:4] == [FIRST, SECOND, FIRST, SECOND]
+    assert asyncio.run(run()).tried[:4] == [SECOND, FIRST, SECOND, FIRST]
 
 
 def test_an_agent_that_is_connected_stays_however_long_it_hears_nothing(quick: None) -> None:

@@ -1,0 +1,169 @@
+"""A job in etcd: its members and the job's controllers are on the first three machines, the nodes on the others."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from midstep.protocol.token import new_token, token_text
+
+from ..chaos.jobs import TRAINING, Record, read_record
+from ..etcd.server import PROGRAM
+from .machines import Machine, Machines
+
+CONTROLLERS = 3
+PATIENCE_S = 120.0
+_CLIENT, _PEER, _CONTROLLER = 2379, 2380, 7070
+_POLL_S = 0.05
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+_MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
+
+
+class EtcdJob:
+    """Two ranks, a node each; machines beyond those are spares."""
+
+    def __init__(self, machines: Machines, root: Path, *, steps: int, policy: str) -> None:
+        self.machines = machines
+        self.root = root
+        self.records = root / "records"
+        self.records.mkdir()
+        self._token = root / "token"
+        self._token.touch(0o600)
+        self._token.write_text(token_text(new_token(job="demo")))
+        (root / "policy.yaml").write_text(policy)
+        self._store = f"etcd://{','.join(f'{machines[number].address}:{_CLIENT}' for number in range(CONTROLLERS))}"
+        for number in range(CONTROLLERS):
+            self.start_member(number)
+        self._submit(steps)
+        self.controllers = {number: self.start_controller(number) for number in range(CONTROLLERS)}
+        self.agents = {number: self.start_agent(number) for number in range(CONTROLLERS, len(machines))}
+
+    # --- how it is started ------------------------------------------------------------------------------------------
+
+    def start_member(self, number: int) -> None:
+        """Start the member of etcd on a machine, with what it knew before."""
+        client, peer = (f"http://{self.machines[number].address}:{port}" for port in (_CLIENT, _PEER))
+        cluster = ",".join(f"m{each}=http://{self.machines[each].address}:{_PEER}" for each in range(CONTROLLERS))
+        self.machines[number].start(
+            [
+                PROGRAM,
+                *("--name", f"m{number}", "--data-dir", str(self.root / f"etcd.m{number}")),
+                *("--listen-client-urls", client, "--advertise-client-urls", client),
+                *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+                *("--initial-cluster", cluster),
+            ],
+            output=self.root / f"etcd{number}.log",
+        )
+
+    def _submit(self, steps: int) -> None:
+        words = (
+            "submit",
+            "--store",
+            self._store,
+            "--job",
+            "demo",
+            "--job-dir",
+            str(self.root / "job"),
+            "--nnodes",
+            "2",
+        )
+        training = (str(TRAINING), str(self.records), str(steps), "0.02")
+        deadline = time.monotonic() + PATIENCE_S
+        while True:  # a new cluster of etcd has to find its leader first
+            said = self.machines[0].run(
+                *_MIDSTEP, *words, "--policy", str(self.root / "policy.yaml"), *training, check=False
+            )
+            if "submitted" in said:
+                return
+            assert time.monotonic() < deadline, said
+
+    def start_controller(self, number: int) -> subprocess.Popen[bytes]:
+        """Start a controller that stands by."""
+        machine = self.machines[number]
+        where = ("--store", self._store, "--job-dir", str(self.root / f"c{number}"), "--name", machine.name)
+        listen = ("--listen", f"tcp://{machine.address}:{_CONTROLLER}", "--standby")
+        return self._midstep(machine, "controller", *where, *listen)
+
+    def start_agent(self, number: int) -> subprocess.Popen[bytes]:
+        """Start the agent of a machine."""
+        endpoints = ",".join(f"{self.machines[each].address}:{_CONTROLLER}" for each in range(CONTROLLERS))
+        return self._midstep(self.machines[number], "agent", "--controller", endpoints, "--log-dir", str(self.root))
+
+    def _midstep(self, machine: Machine, *words: str) -> subprocess.Popen[bytes]:
+        command = [*_MIDSTEP, *words, "--token-file", str(self._token)]
+        return machine.start(command, environment=_ENVIRONMENT, output=self._log(machine))
+
+    def _log(self, machine: Machine) -> Path:
+        return self.root / f"{machine.name}.log"
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait for something that has to happen."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, f"still waiting for {what}:\n{self.said()}"
+            time.sleep(_POLL_S)
+
+    def leader(self, term: int) -> int:
+        """Wait until a term has begun, and return the machine of its controller."""
+        found: list[int] = []
+
+        def led() -> bool:
+            found[:] = [number for number in range(CONTROLLERS) if f"term {term} begins" in self._text(number)]
+            return bool(found)
+
+        self.until(led, f"term {term}")
+        return found[0]
+
+    def until_steps(self, count: int) -> None:
+        """Wait until each rank has written down so many steps."""
+        self.until(lambda: self.steps_done() >= count, f"step {count}")
+
+    def steps_done(self) -> int:
+        """Return how many steps every rank has written down."""
+        steps = self.record().steps
+        return min((len(steps.get(rank, {})) for rank in range(2)), default=0)
+
+    def record(self) -> Record:
+        """Return what the ranks wrote down."""
+        return read_record(self.records)
+
+    def status(self, number: int) -> dict[str, Any]:
+        """Return what `midstep status` says on the machine of a controller."""
+        said = self.machines[number].run(*_MIDSTEP, "status", "--json", str(self.root / f"c{number}"))
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+
+    def kill_rank(self, rank: int, status: dict[str, Any]) -> None:
+        """Kill the process that holds a rank."""
+        known = status["ranks"][rank]
+        machine = next(self.machines[number] for number in self.agents if f"m{number}" == known["node"])
+        machine.run("kill", "-9", str(known["pid"]))
+
+    def report(self, number: int) -> dict[str, Any]:
+        """Return what `midstep report` says on a machine, when the job is over."""
+        said = self.machines[number].run(*_MIDSTEP, "report", "--json", str(self.root / f"c{number}"))
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+
+    def until_over(self) -> None:
+        """Wait until the agents have ended with the job's exit code."""
+        for number, agent in self.agents.items():
+            try:
+                code = agent.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"the job does not end:\n{self.said()}") from None
+            assert code == 0, f"m{number}: {code}\n{self.said()}"
+
+    def said(self) -> str:
+        """Return everything that midstep printed, for messages of failed tests."""
+        logs = [*sorted(self.root.glob("m?.log")), *sorted(self.root.glob("logs/*"))]
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-5000:]}" for log in logs)
+
+    def _text(self, number: int) -> str:
+        path = self._log(self.machines[number])
+        return path.read_text(errors="replace") if path.exists() else ""

@@ -1,0 +1,52 @@
+"""Controllers on several machines, with their journal in etcd on the same ones: each of them can be lost."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
+from ..chaos.jobs import Record
+from ..etcd.server import require_etcd
+from .conftest import RANKS, STEPS, StartMachines
+from .etcd_job import PATIENCE_S, EtcdJob
+
+pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
+
+POLICY = "checkpoint: {every_steps: 50}\nstall: {grace_s: 120}\n"
+
+
+def test_the_machine_of_the_leader_is_lost_and_the_next_one_is_cut_off_and_training_continues(
+    start_machines: StartMachines, tmp_path: Path, undisturbed: Record
+) -> None:
+    """A rank is killed each time, just before: what the lost leader has begun, the next one finishes."""
+    require_etcd()
+    began_s = time.time()
+    job = EtcdJob(start_machines(5), tmp_path, steps=STEPS, policy=POLICY)
+    first = job.leader(1)
+    job.until_steps(20)
+    before = job.status(first)
+    job.kill_rank(1, before)
+    job.machines[first].power_off()
+
+    second = job.leader(2)
+    job.until_steps(job.steps_done() + 30)
+    job.machines[first].power_on()
+    job.start_member(first)
+    job.controllers[first] = job.start_controller(first)
+    job.until_steps(job.steps_done() + 20)
+
+    job.kill_rank(0, job.status(second))
+    job.machines[second].cut()
+    third = job.leader(3)
+    job.until_steps(job.steps_done() + 30)
+    job.machines[second].heal()
+    assert job.controllers[second].wait(60) == 70, job.said()
+    job.until_over()
+
+    report = job.report(third)
+    assert [incident["rung"] for incident in report["incidents"]] == ["recover_in_place"] * 2
+    for incident, rank in zip(report["incidents"], (1, 0), strict=True):
+        assert_nobody_harmed(incident, {rank}, ranks=RANKS)
+        assert abs(incident["began_s"] - began_s) < PATIENCE_S, "each machine has a monotonic clock of its own"
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
