@@ -124,24 +124,35 @@ def _not_parked(state: JobState) -> set[int]:
 
 
 def start_saving(state: JobState) -> str | None:
-    """Ask the parked ranks at the newest committed step to write a checkpoint of it; return why there can be none."""
-    whole = _whole(state)
-    step = max(whole.values(), default=0)
-    writers = [rank for rank, committed in whole.items() if committed == step]
-    if not writers:
-        return "nobody holds clean state that can be trusted"
-    if step == 0:
-        return "no step has been committed"
-    shares = _shares(state, writers)
-    lost = _needed(state).difference(*shares.values())
-    if lost:
-        return f"no clean copy of {', '.join(sorted(lost))} is left"
+    """Ask the parked ranks to write a checkpoint of the newest step that is whole; return why there can be none."""
+    found = _newest_whole_step(state)
+    if isinstance(found, str):
+        return found
+    step, shares = found
     state.saving.outstanding = {rank: tuple(shares[rank]) for rank in shares}
-    state.saving.outstanding |= dict.fromkeys(_local_state_writers(state, step, set(writers)), ())
+    state.saving.outstanding |= dict.fromkeys(_local_state_writers(state, step, set(shares)), ())
     state.progress.committed = step
     for rank in _outstanding_saves(state):
         _ask_to_save(state, rank)
     return None
+
+
+def _newest_whole_step(state: JobState) -> tuple[int, dict[int, list[str]]] | str:
+    """Return the newest committed step of which survivors hold every shard, with what each writes; else why none.
+
+    One of them may stand a step further than the others, with state that no one else has.
+    """
+    steps = _whole(state)
+    if not steps:
+        return "nobody holds clean state that can be trusted"
+    why_not = ""
+    for step in sorted(set(steps.values()) - {0}, reverse=True):
+        shares = _shares(state, [rank for rank, committed in steps.items() if committed == step])
+        lost = _needed(state).difference(*shares.values())
+        if not lost:
+            return step, shares
+        why_not = why_not or f"no clean copy of {', '.join(sorted(lost))} is left"
+    return why_not or "no step has been committed"
 
 
 def _whole(state: JobState) -> dict[int, int]:

@@ -9,8 +9,16 @@ from midstep.controller.events import DeadlinePassed, StopRequested
 from midstep.controller.state.job_state import Phase
 from midstep.policies.rules import advice
 from midstep.policies.schema import Policy, RungPolicy
-from midstep.protocol.messages import CreateNode, DeleteNode, NodeLost, NodeRefused, SaveCheckpoint, StartProcess
-from midstep.protocol.types import RestoreSource, Rung
+from midstep.protocol.messages import (
+    CreateNode,
+    DeleteNode,
+    NodeLost,
+    NodeRefused,
+    RankQuiesced,
+    SaveCheckpoint,
+    StartProcess,
+)
+from midstep.protocol.types import RestoreSource, Rung, ShardHold
 
 from ..fakes.cluster import FakeCluster, job, only
 from .test_scaling import resume
@@ -42,6 +50,23 @@ def test_no_committed_step_is_lost_by_a_reschedule_where_survivors_hold_all(rung
     (incident,) = cluster.machine.incidents
     assert (incident.rung, incident.steps_lost) == (rung, 0)
     assert "an emergency checkpoint of step 5 is at /ck" in incident.repair_reasons
+
+
+def test_a_rank_that_is_a_step_further_does_not_keep_the_others_from_saving_what_they_all_hold() -> None:
+    """Its step is not whole: the one with the other shard is gone, and its copy stands at the commit barrier."""
+    cluster = rescheduling()
+    cluster.feed(cluster.exited(1))
+
+    def parked(rank: int, step: int) -> RankQuiesced:
+        shard = f"shard{rank % 2}"
+        event = cluster.quiesced(rank, step, peers=range(4))
+        report = msgspec.structs.replace(event.report, holds=(ShardHold(shard, 10, True),), needs=(shard,))
+        return msgspec.structs.replace(event, report=report)
+
+    for holder in cluster.machine.state.world.holders:
+        holder.needs = (f"shard{holder.rank % 2}",)
+    saves = only(cluster.feed(parked(0, 5), parked(2, 6), parked(3, 5)), SaveCheckpoint)
+    assert [(save.rank, save.step) for save in saves] == [(3, 5)], "rank 0 comes last, and publishes"
 
 
 def test_the_platform_is_asked_for_a_lost_node_while_the_others_save() -> None:
