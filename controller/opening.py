@@ -40,7 +40,7 @@ class Term(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class Entry(Protocol):
+class ControllerEntry(Protocol):
     """This controller in the list of all that a job has."""
 
     def enter(self, phase: ControllerPhase, term: int = 0) -> None:
@@ -53,7 +53,7 @@ class Entry(Protocol):
 class Opened(msgspec.Struct, frozen=True):
     """What a controller has when it leads. `controllers` says which there are."""
 
-    entry: Entry
+    entry: ControllerEntry
     journal: JournalStore
     controllers: Callable[[], tuple[ControllerStatus, ...]]
 

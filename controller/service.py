@@ -29,7 +29,7 @@ from .enrolment.hosts_wire import open_wire
 from .etcd.place import EtcdPlace
 from .keepalive import KeepAlive
 from .liveness import Liveness
-from .opening import Entry, Term, open_in_etcd, open_in_files
+from .opening import ControllerEntry, Term, open_in_etcd, open_in_files
 from .progress import ProgressBoard
 from .routes import Routes
 
@@ -111,7 +111,7 @@ def serve(
         return exit_code
 
 
-def _leave(entry: Entry) -> None:
+def _leave(entry: ControllerEntry) -> None:
     """Say that this controller was deposed, and does not serve any more."""
     entry.enter(ControllerPhase.OUT_OF_SERVICE)
 

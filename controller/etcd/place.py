@@ -49,7 +49,7 @@ class EtcdPlace(msgspec.Struct, frozen=True):
 
     @property
     def term(self) -> str:
-        """The term that holds; whoever writes compares it."""
+        """The term that holds; every write compares it."""
         return f"{self.root}term"
 
     @property
