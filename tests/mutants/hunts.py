@@ -35,6 +35,8 @@ def in_small_worlds(mutant: Mutant, bounds: tuple[Bound, ...] = SMALL) -> Caught
             except RuleBroken as broken:
                 rule = str(broken).splitlines()[0]
                 return Caught(rule.partition(": ")[0], rule, moves + _moves(exploration), bound.name)
+            except NameError:
+                raise  # the mutant itself is wrong
             except Exception as error:  # the explored world has come apart over it
                 return Caught(type(error).__name__, str(error), moves + _moves(exploration), bound.name)
             moves += exploration.moves
@@ -53,6 +55,8 @@ def in_the_campaign(mutant: Mutant, most_seeds: int = MOST_SEEDS) -> Caught | No
                 simulate(seed, focus=mutant.focuses[seed % len(mutant.focuses)])
             except InvariantBroken as broken:
                 return Caught(str(broken.invariant), broken.what, seed + 1)
+            except NameError:
+                raise  # the mutant itself is wrong
             except Exception as error:  # the simulated world has come apart over it
                 return Caught(type(error).__name__, str(error), seed + 1)
     return None

@@ -7,7 +7,7 @@ MUTANTS = (
         "believe any agent about any rank",
         "midstep.controller.node_admission",
         "placement.node_of(rank, ",
-        "(lambda _: identity)(",
+        "(lambda _, here=locals(): here.get('identity', here.get('address')))(",
     ),
     Mutant(
         "ask for nothing after a restart",
