@@ -131,6 +131,8 @@ def device_fault(world: "SimulatedWorld", chance: random.Random) -> str:
     kind, level, node = chance.choice(DEVICE_KINDS), chance.choice(LEVELS), process.agent
     node.faulty = node.faulty or TREATMENTS[level] in _OF_THE_NODE
     process.faulty = process.faulty or TREATMENTS[level] in _OF_THE_RANK
+    if TREATMENTS[level] in _OF_THE_RANK | _OF_THE_NODE:
+        node.reported.add(process.rank % world.ranks_per_node)
     node.report_device(kind, level, process.rank)
     return f"a device fault {kind} {level} of rank {process.rank} on {node.name}"
 

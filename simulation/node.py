@@ -42,6 +42,7 @@ class SimulatedAgent(FakeAgent[Process]):
         self.alive = True
         self.deaf_until_s = self.mute_until_s = 0.0
         self.isolated_until_s = 0.0  # it is the controller that is cut off: no process may be replaced for that
+        self.reported: set[int] = set()  # devices that are reported to be broken, whichever process is on them
         self.faulty = False  # something of it is reported to be broken, so any process on it may be replaced
         self.broken = False  # it is reported as a whole, so all processes on it are at fault
         self.leaving = False

@@ -129,7 +129,8 @@ class ScalingWatch:
         memory = process.memory
         whole = memory.stands is not None and len(memory.left) == len(memory.shards)
         doing = whole and not process.hung and not process.suspended
-        return told and doing and not process.faulty and self._world.controller_watch.held(process)
+        faulty = process.faulty or process.rank % self._world.ranks_per_node in agent.reported
+        return told and doing and not faulty and self._world.controller_watch.held(process)
 
     def _no_process_is_left_behind(self) -> None:
         """Nothing left: the processes of a world of another size have been told to end."""
