@@ -13,6 +13,7 @@ from .views.wording import harmless
 # name -> what it is for, in the order in which the help lists them
 COMMANDS = {
     "run": "Run a training script with process-level recovery (torchrun's flags).",
+    "resume": "Continue a job whose launcher or machine was lost.",
     "demo": "Kill ranks and nodes of a small training job and watch it recover.",
     "status": "Show where a job stands.",
     "report": "Show what happened in a job: incidents, phases, reasons.",

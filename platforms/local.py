@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +53,7 @@ class LocalOptions(msgspec.Struct, frozen=True):
     host: str = "127.0.0.1"
     max_nodes: int = 64
     grace_s: float = 15.0
+    session: int = 0  # above those of agents and platforms that the job had before
 
 
 class _Node:
@@ -93,12 +94,12 @@ class LocalPlatform:
         self._on_end = on_end
         self._nodes: dict[str, _Node] = {}
         self._ending = False
-        self._session = 0  # of the agent that was started last
+        self._session = max(time.time_ns(), options.session)  # of the agent that was started last
         self._link = ControllerLink(
             Mailbox(
                 job=options.job,
                 address=PLATFORM,
-                session=time.time_ns(),
+                session=self._session,
                 retry_max_s=RETRY_MAX_S,
                 give_up_s=GIVE_UP_S,
             ),
@@ -131,6 +132,16 @@ class LocalPlatform:
         """Start the nodes of a new job, spare ones included: node0, node1, ... Raises PlatformError."""
         for number in range(nodes):
             self._create(f"node{number}")
+
+    def start_more(self, names: Iterable[str]) -> None:
+        """Start nodes of a job that continues, under names that it never had. Raises PlatformError."""
+        for name in names:
+            self._create(name)
+
+    def report_lost(self, names: Iterable[str]) -> None:
+        """Tell the controller of a job that continues which nodes ended with the last launcher."""
+        for name in names:
+            self._link.post(NodeLost(node=name, reason="it ended with its launcher", at_s=time.time()))
 
     # --- commands of the controller ---------------------------------------------------------------------------
 

@@ -56,6 +56,14 @@ class Start(msgspec.Struct, frozen=True):
     token: FullToken | None = None  # of such a job
 
 
+class Before(msgspec.Struct, frozen=True):
+    """Of a job that continues: the nodes that it lost, those to start, and a session above all earlier ones."""
+
+    lost: tuple[str, ...]
+    nodes: tuple[str, ...]
+    session: int
+
+
 class PreparedJob(msgspec.Struct, frozen=True):
     """A job that is ready to be started. `held`: its run directory, which the launcher removes at the end."""
 
@@ -65,6 +73,7 @@ class PreparedJob(msgspec.Struct, frozen=True):
     held: RunDirectory
     fault_sources: tuple[Path, ...] = ()
     listen: str | None = None  # None: on this machine, at any port
+    before: Before | None = None  # of a job that continues
 
     @property
     def run_directory(self) -> Path:

@@ -10,6 +10,8 @@ import os
 import time
 from typing import Any
 
+from ...controller.endpoints.control_requests import StatusReply, StatusRequest
+from ...controller.endpoints.control_socket import NoController, ask
 from ...controller.endpoints.discovery_files import JobResult
 from ...platforms.local import LocalOptions, LocalPlatform
 from ...protocol.discovery import read_endpoint
@@ -22,6 +24,8 @@ from .supervisor import Supervisor
 _log = logging.getLogger(__name__)
 
 START_S = 60.0
+LOOK_S = 0.1
+ASK_S = 1.0
 STOP_MARGIN_S = 10.0
 
 
@@ -57,13 +61,19 @@ class Launcher:
                     run_directory=str(self._job.run_directory),
                     log_directory=str(self._job.job_directory / "logs"),
                     grace_s=spec.settings.stop_grace_s + STOP_MARGIN_S,
+                    session=0 if self._job.before is None else self._job.before.session,
                 ),
                 # What an agent imports for its ranks it imports in their environment, and at once.
                 environment={**os.environ, **spec.environment},
             )
             ending.push_async_callback(platform.close)
             ending.push_async_callback(cancelled, supervising)  # before the nodes leave, which is no fault then
-            platform.start(spec.nodes + spec.spare_nodes)
+            if self._job.before is None:
+                platform.start(spec.nodes + spec.spare_nodes)
+            else:
+                platform.start_more(self._job.before.nodes)
+                await self._joined(self._job.before.nodes)
+                platform.report_lost(self._job.before.lost)
             if self._job.fault_sources:
                 watching = asyncio.create_task(watch_faults(self._job))
                 watching.add_done_callback(say_failure)
@@ -89,6 +99,19 @@ class Launcher:
             log = self._job.job_directory / "logs" / "controller.log"
             raise PlatformError(f"the controller does not come up; see {log}")
         return endpoint
+
+    async def _joined(self, nodes: tuple[str, ...]) -> None:
+        """Wait up to START_S for nodes to join: the loss of others is answered by what is there then."""
+        give_up_s = time.monotonic() + START_S
+        while time.monotonic() < give_up_s and not set(nodes) <= await asyncio.to_thread(self._known_nodes):
+            await asyncio.sleep(LOOK_S)
+
+    def _known_nodes(self) -> set[str]:
+        try:
+            reply = ask(self._job.run_directory, StatusRequest(), ASK_S)
+        except NoController:
+            return set()
+        return {node.node for node in reply.status.nodes} if isinstance(reply, StatusReply) else set()
 
     def _remove(self) -> None:
         for path in self._job.held.remove():
