@@ -18,7 +18,7 @@ from ..protocol.errors import ConfigurationError, MidstepError, NotAdmitted
 from ..protocol.exits import NOT_ADMITTED
 from ..protocol.private_files import make_private_directory
 from ..protocol.secret_files import read_token
-from ..protocol.token import TOKEN_VARIABLE, job_of
+from ..protocol.token import TOKEN_VARIABLE, job_of, joinable
 from .display.plain import echo, log_to_stderr
 from .jobs.directories import base_directory, checked_name
 from .jobs.run_directory import claim_free_run_directory
@@ -106,7 +106,7 @@ def command(
             raise ConfigurationError(
                 "an agent needs the job's token: --token-file, or MIDSTEP_TOKEN. `midstep token` makes one."
             )
-        invitation = token.invitation(checked_name(job_of(token, job)))
+        invitation = joinable(token).invitation(checked_name(job_of(token, job)))
         own = None if program is None else read_program(program)
         with _run_directory(run_directory, invitation.job) as place:
             options = admitted(endpoints(controller), invitation, wishes, place, limit_s=limit_s, life_fd=life_fd)

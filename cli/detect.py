@@ -4,31 +4,44 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sys
+import time
+from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import click
 import msgspec
 
 from ..protocol.errors import ConfigurationError, MidstepError
+from ..protocol.keys import ClientKeys
+from ..protocol.operators import Role
 from ..protocol.types import detector_address
 from .display.plain import echo, log_to_stderr
 from .jobs.directories import find_job
 from .jobs.job_file import run_directory_of
+from .reaching import JobElsewhere, operator_options, reached_from_elsewhere
 
 EXIT_SKIPPED = 3  # everything else was reported
 LOOK_S = 1.0
+TURN_S = 5.0  # at one endpoint
+ASK_S = 10.0
 KEYS_NAME = "keys"
 
 
 class _Way(msgspec.Struct, frozen=True):
-    """How the controller of a job is reached. `run_directory`: of a job on this machine."""
+    """How the controller of a job is reached. `run_directory`: of a job on this machine.
+
+    `others`: where other controllers of the job may listen.
+    """
 
     job: str
     controller: str
-    keys: Path
+    keys: Path | ClientKeys
     run_directory: Path | None = None
+    others: tuple[str, ...] = ()
 
 
 class _Watched(msgspec.Struct, frozen=True):
@@ -61,11 +74,11 @@ class _Watched(msgspec.Struct, frozen=True):
 )
 @click.option("--lines", is_flag=True, help="Read reports from standard input, one JSON object a line, to its end.")
 @click.option("--name", metavar="NAME", help="The detector's name.  [default: files, or lines with --lines]")
-@click.option("--controller", metavar="ENDPOINT", help="Where the controller listens, tcp://host:port, from elsewhere.")
+@operator_options
 @click.option(
     "--keys",
     type=click.Path(file_okay=False, path_type=Path),
-    help="With --controller: the directory that the detector's key folder was copied to.",
+    help="With --controller, instead of a token: the directory that the detector's key folder was copied to.",
 )
 @click.option("--signs", is_flag=True, hidden=True)  # of life, to standard output: for `midstep run`, which starts this
 @click.option("--make-keys", is_flag=True, help="Only make the detector's keys, and print where they are.")
@@ -77,6 +90,7 @@ def command(
     lines: bool,
     name: str | None,
     controller: str | None,
+    token_file: Path | None,
     keys: Path | None,
     signs: bool,
     make_keys: bool,
@@ -88,7 +102,8 @@ def command(
     each level.
 
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. With
-    --controller it is the job's whole name, and nothing of the job has to be on this machine but the detector's keys.
+    --controller it is the job's whole name, and nothing of the job has to be on this machine: a token of the role
+    operator or admin will do, or the detector's keys.
 
     \b
     Examples:
@@ -104,14 +119,23 @@ def command(
         raise click.UsageError("nothing to do: name a --source PATH, or --lines to read from standard input.")
     if sources and lines:
         raise click.UsageError("--source and --lines are two detectors: start one for each, with a --name of its own.")
-    if (controller is None) != (keys is None):
-        raise click.UsageError("--controller and --keys go together: both name what is on another machine.")
-    if controller is not None and job is None:
-        raise click.UsageError("with --controller, name the job: nothing of it is on this machine.")
+    if keys is not None and (controller is None or token_file is not None):
+        raise click.UsageError("--keys goes with --controller, and is given instead of a token.")
+    if keys is not None and job is None:
+        raise click.UsageError("with --keys, name the job: nothing of it is on this machine.")
+    if make_keys and controller is not None:
+        raise click.UsageError("--make-keys is for the machine that runs the controller: leave --controller out.")
     nodes = dict(_node_by_serial(serial) for serial in serials)
     chosen = name or ("lines" if lines else "files")
     try:
-        sys.exit(_detect(job, _Watched(sources, nodes, signs), chosen, controller, keys, only_keys=make_keys))
+        watched = _Watched(sources, nodes, signs)
+        if controller is not None and keys is not None:
+            sys.exit(asyncio.run(_run(_Way(job or "", controller, keys), chosen, watched)))
+        target = None if signs or make_keys else reached_from_elsewhere(job, controller, token_file)
+        if target is not None:
+            named = name or f"{chosen}@{socket.gethostname()}"  # that of each machine is another detector
+            sys.exit(asyncio.run(_run(_way_with_token(target, named), named, watched)))
+        sys.exit(_detect(job, watched, chosen, only_keys=make_keys))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
@@ -125,13 +149,24 @@ def _node_by_serial(text: str) -> tuple[str, str]:
     return serial, node
 
 
-def _detect(
-    job: str | None, watched: _Watched, name: str, controller: str | None, keys: Path | None, *, only_keys: bool
-) -> int:
+def _way_with_token(job: JobElsewhere, name: str) -> _Way:
+    """Return the way to a job on another machine, after a question that shows whether there is one."""
+    from ..controller.endpoints.control_requests import StatusRequest
+
+    token = job.token
+    if token.detector is None:
+        raise ConfigurationError(
+            f"the role {token.role} may not report faults: that takes the role {Role.OPERATOR}. Whoever has the job's "
+            f"token makes a token of that role: `midstep token --role {Role.OPERATOR}`."
+        )
+    job.ask(StatusRequest(), ASK_S)  # reports wait for a day, without a word of what is wrong
+    keys = ClientKeys(detector_address(name), token.detector.public, token.detector.secret, token.server_public)
+    return _Way(job.name, job.endpoints[0], keys, others=job.endpoints[1:])
+
+
+def _detect(job: str | None, watched: _Watched, name: str, *, only_keys: bool) -> int:
     from ..protocol.keys import JobKeys
 
-    if controller is not None and keys is not None:
-        return asyncio.run(_run(_Way(job or "", controller, keys), name, watched))
     job_directory = find_job(job)
     run_directory = run_directory_of(job_directory)
     if run_directory is None or not run_directory.is_dir():
@@ -157,8 +192,10 @@ async def _run(way: _Way, name: str, watched: _Watched) -> int:
     from ..protocol.discovery import Lookup, read_endpoint
 
     here = way.run_directory
-    lookup: Lookup = (lambda: None) if here is None else partial(read_endpoint, here)
+    turns = _Turns((way.controller, *way.others))
+    lookup: Lookup = turns if here is None else partial(read_endpoint, here)
     async with FaultReporter(way.job, way.controller, name, way.keys, lookup=lookup) as reporter:
+        turns.connected = lambda: reporter.connected
         if watched.sources:
             if watched.signs:
                 os.set_blocking(sys.stdout.fileno(), False)
@@ -174,6 +211,25 @@ async def _run(way: _Way, name: str, watched: _Watched) -> int:
         await _while_it_runs(asyncio.create_task(lines.watch(reporter.tell)), way.run_directory)
         await reporter.flush()
         return EXIT_SKIPPED if lines.refused else 0
+
+
+class _Turns:
+    """Names another endpoint whenever there has been no connection for a while."""
+
+    def __init__(self, endpoints: tuple[str, ...]) -> None:
+        self._endpoints = cycle(endpoints)
+        self._present = next(self._endpoints)
+        self._since_s = time.monotonic()
+        self.connected: Callable[[], bool] = lambda: False
+
+    def __call__(self) -> str:
+        """Return where to connect to."""
+        now = time.monotonic()
+        if self.connected():
+            self._since_s = now
+        elif now - self._since_s >= TURN_S:
+            self._since_s, self._present = now, next(self._endpoints)
+        return self._present
 
 
 def _give_sign(sign: str) -> None:

@@ -1,12 +1,15 @@
 """`midstep inject`: cause a fault on purpose in a running job."""
 
+from pathlib import Path
+
 import click
 
 from ..controller.endpoints.control_requests import InjectRequest, KillNodeRequest, Request
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint
 from . import device_faults
-from .control import ranks_on, tell
+from .control import ranks_on, tell, the_job
 from .display.plain import echo
+from .reaching import operator_options
 
 FAULT_ACTIONS = tuple(action.value.replace("_", "-") for action in FaultAction)
 INJECTION_POINTS = tuple(point.value for point in InjectionPoint)
@@ -43,9 +46,12 @@ WHICH = "name where the fault is to be caused: either --rank R or --node NAME (s
 @click.option("--device", type=click.IntRange(min=0), metavar="D", help="With --device-fault: a device of --node.")
 @click.option("--recover", is_flag=True, help="With --device-fault: report that it has recovered.")
 @click.option("--once", is_flag=True, help="With --device-fault: report it as a single event, which does not last.")
+@operator_options
 def command(
     *,
     job: str | None,
+    controller: str | None,
+    token_file: Path | None,
     rank: int | None,
     node: str | None,
     action: str | None,
@@ -95,24 +101,30 @@ def command(
       midstep inject --device-fault 80E01801 --rank 1          report a fault of its device, by code or level
       midstep inject --device-fault 80E01801 --rank 1 --recover
     """
-    if device_fault is None and (device is not None or recover or once):
-        raise click.UsageError("--device, --recover and --once are for --device-fault CODE|LEVEL.")
+    caused = (action, point, step, operation, group, rate) != (None, None, None, "", None, 0.0)
+    _require_apart(device_fault is not None, caused=caused, reported=device is not None or recover or once)
+    request: Request | None = None
     if device_fault is not None:
-        if (action, point, step, operation, group, rate) != (None, None, None, "", None, 0.0):
-            raise click.UsageError(
-                "--device-fault only reports a fault: leave out --do, --at, --step, --operation, --group and --rate."
-            )
-        echo(tell(job, device_faults.build(device_fault, rank, node, device, recover=recover, once=once), ASK_S))
-        return
-    if node is None or action in {None, "kill-node"}:
+        request = device_faults.build(device_fault, rank, node, device, recover=recover, once=once)
+    elif node is None or action in {None, "kill-node"}:
         request = build(rank, node, action, point, step, operation=operation, group=group, rate=rate)
-        echo(tell(job, request, ASK_S))
-        return
-    if rank is not None:
+    elif rank is not None:
         raise click.UsageError(WHICH)
-    for each in ranks_on(job, node, ASK_S):
-        request = build(each, None, action, point, step, operation=operation, group=group, rate=rate)
-        echo(tell(job, request, ASK_S))
+    target = the_job(job, controller, token_file)
+    ranks = ranks_on(target, node, ASK_S) if request is None and node is not None else ()
+    of_ranks = (build(each, None, action, point, step, operation=operation, group=group, rate=rate) for each in ranks)
+    for each in of_ranks if request is None else (request,):
+        echo(tell(target, each, ASK_S))
+
+
+def _require_apart(of_device: bool, *, caused: bool, reported: bool) -> None:
+    """Refuse options of a fault that is caused with those of one that is only reported."""
+    if reported and not of_device:
+        raise click.UsageError("--device, --recover and --once are for --device-fault CODE|LEVEL.")
+    if caused and of_device:
+        raise click.UsageError(
+            "--device-fault only reports a fault: leave out --do, --at, --step, --operation, --group and --rate."
+        )
 
 
 def build(

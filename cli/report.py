@@ -5,21 +5,32 @@ It replays the job's journal read-only, so it works while the job runs, after it
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
 from rich.console import RenderableType
 
+from ..controller.endpoints.control_requests import (
+    IncidentsReply,
+    IncidentsRequest,
+    Refused,
+    Request,
+    StatusReply,
+    StatusRequest,
+)
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import Incident, JobStatus
 from .display.plain import echo, echo_as_it_is, echo_json
 from .display.terminal import Terminal
-from .jobs.directories import find_job
+from .reaching import HereJob, JobElsewhere, operator_options, reached
 from .views.incident_data import report_json
 
 WIDTH = 100
 NARROWEST = 80  # tables of ranks do not fit on less
+ASK_S = 10.0
+
+_Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
 
 @click.command("report")
@@ -39,13 +50,23 @@ NARROWEST = 80  # tables of ranks do not fit on less
     metavar="FILE",
     help="Write a trace for ui.perfetto.dev or chrome://tracing into FILE (JSON).",
 )
+@operator_options
 def command(
-    *, job: str | None, number: int | None, story: bool, as_json: bool, picture: Path | None, trace: Path | None
+    *,
+    job: str | None,
+    number: int | None,
+    story: bool,
+    as_json: bool,
+    picture: Path | None,
+    trace: Path | None,
+    controller: str | None,
+    token_file: Path | None,
 ) -> None:
     """Show what happened in a job: each incident, the rung taken and why no cheaper one, phases, budgets.
 
     JOB_OR_DIRECTORY is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
-    Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs.
+    Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs. With --controller it is the job's whole name, and the
+    controller of a job that runs is asked for its incidents; --story is only where the job's journal is.
 
     \b
     Examples:
@@ -53,10 +74,13 @@ def command(
       midstep report demo --incident 2            one incident of job "demo"
       midstep report --incident 2 --story         what led to what in it, event by event
       midstep report --picture report.png         and draw it
+      midstep report --controller m0:29400 --token-file viewer.token
     """
     try:
-        directory = find_job(job)
-        status = load_status(directory)
+        target = reached(job, controller, token_file)
+        if story and not isinstance(target, HereJob):
+            raise click.UsageError("--story reads the job's journal: type it on the controller's machine.")
+        status = load_status(target.directory) if isinstance(target, HereJob) else ask_for_status(target)
         incidents = choose(status, number)
         if picture is not None:
             from .views.timeline_picture import write_picture
@@ -68,8 +92,8 @@ def command(
 
             write_text(trace, _json(trace_json(status, incidents)))
             echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
-        if story:
-            print_story(directory, number)
+        if story and isinstance(target, HereJob):
+            print_story(target.directory, number)
         elif as_json:
             echo_json(_json(report_json(status, incidents)))
         else:
@@ -83,6 +107,26 @@ def load_status(job_directory: Path) -> JobStatus:
     from .jobs.journals import read_status
 
     return read_status(job_directory)
+
+
+def ask_for_status(job: JobElsewhere) -> JobStatus:
+    """Ask a job's controller for its status, and for all incidents, page by page. Raises MidstepError."""
+    told = _expected(job, StatusRequest(), StatusReply).status
+    incidents: list[Incident] = []
+    more = True
+    while more:
+        page = _expected(job, IncidentsRequest(incidents[-1].number if incidents else 0), IncidentsReply)
+        incidents.extend(page.incidents)
+        more = page.more and bool(page.incidents)
+    return msgspec.structs.replace(told, incidents=tuple(incidents), incidents_left_out=0)
+
+
+def _expected(job: JobElsewhere, request: Request, kind: type[_Answer]) -> _Answer:
+    reply = job.ask(request, ASK_S)
+    if isinstance(reply, kind):
+        return reply
+    why = reply.reason if isinstance(reply, Refused) else "its controller gave another answer"
+    raise MidstepError(f"{job.name}: {why}.")
 
 
 def print_story(job_directory: Path, number: int | None) -> None:

@@ -14,7 +14,7 @@ from ..policies.schema import DeviceName
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
 from ..protocol.secret_files import read_token
-from ..protocol.token import TOKEN_VARIABLE
+from ..protocol.token import TOKEN_VARIABLE, joinable
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
 from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, options
@@ -151,7 +151,7 @@ def _run(start: Start, flags: Flags, token_file: Path | None, wishes: Wishes, *,
     where = meeting(flags, launched(os.environ))
     if where is None:
         return launch(create_job(start), quiet=quiet)
-    return join(prepare(where, required(token), start, wishes), quiet=quiet)
+    return join(prepare(where, joinable(required(token)), start, wishes), quiet=quiet)
 
 
 def _faults(file: Path | None, nodes: int, ranks_per_node: int) -> dict[str, str]:

@@ -7,15 +7,15 @@ from pathlib import Path
 import click
 import msgspec
 
-from ..controller.endpoints.control_requests import StatusReply, StatusRequest
-from ..controller.endpoints.control_socket import NoController, ask
+from ..controller.endpoints.control_requests import Refused, StatusReply, StatusRequest
+from ..controller.endpoints.control_socket import NoController
 from ..controller.endpoints.discovery_files import read_result
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
-from .control import live_directory, what_became_of_it
+from .control import what_became_of_it
 from .display.plain import echo, echo_json
-from .jobs.directories import find_job
 from .jobs.journals import living_controllers, read_status
+from .reaching import HereJob, ReachedJob, operator_options, reached
 from .views.wording import date_text
 
 ASK_S = 2.0
@@ -34,27 +34,32 @@ ASK_S = 2.0
     metavar="SECONDS",
     help="How often --watch looks.",
 )
-def command(job: str | None, as_json: bool, watch: bool, every_s: float) -> None:
+@operator_options
+def command(
+    *, job: str | None, as_json: bool, watch: bool, every_s: float, controller: str | None, token_file: Path | None
+) -> None:
     """Show how a job stands: phase, ranks, nodes, budgets, incidents.
 
     Asks the job's controller. If none answers (the job has ended, or its controller hangs or is being restarted), the
     job's journal is read instead, and it is said why.
 
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
-    Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs.
+    Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs. With --controller it is the job's whole name,
+    nothing of the job has to be on this machine, and a token of any role will do.
 
     \b
     Examples:
       midstep status                  the latest job
       midstep status demo --watch     refresh until the job ends
       midstep status --json | jq .phase
+      midstep status --controller m0:29400 --token-file viewer.token
     """
     try:
-        job_directory = find_job(job)
+        target = reached(job, controller, token_file)
         if watch:
-            _watch(job_directory, as_json, every_s)
+            _watch(target, as_json, every_s)
             return
-        status, note = look(job_directory)
+        status, note = look(target)
         if as_json:
             echo_json(as_data(status, note))
         else:
@@ -63,15 +68,24 @@ def command(job: str | None, as_json: bool, watch: bool, every_s: float) -> None
         raise click.ClickException(str(error)) from error
 
 
-def look(job_directory: Path) -> tuple[JobStatus, str]:
+def look(job: ReachedJob) -> tuple[JobStatus, str]:
     """Return a job's status, and why it is not live (empty if it is). Raises MidstepError if nothing can be read."""
     try:
-        reply = ask(live_directory(job_directory), StatusRequest(), ASK_S)
+        reply = job.ask(StatusRequest(), ASK_S)
         if isinstance(reply, StatusReply):
             return reply.status, ""
-        why = "its controller gave no status"
+        why = reply.reason if isinstance(reply, Refused) else "its controller gave no status"
     except NoController as error:
-        why = what_became_of_it(job_directory) or str(error)
+        if not isinstance(job, HereJob):
+            raise
+        why = what_became_of_it(job.directory) or str(error)
+    if not isinstance(job, HereJob):
+        raise MidstepError(f"{job.name}: {why}.")
+    return in_journal(job.directory, why)
+
+
+def in_journal(job_directory: Path, why: str) -> tuple[JobStatus, str]:
+    """Return what a job's journal says, and why it is asked. Raises MidstepError if it cannot be read."""
     status = msgspec.structs.replace(read_status(job_directory), controllers=living_controllers(job_directory))
     if status.exit_code is not None:
         return status, "the job has ended; this is the end of its journal"
@@ -88,9 +102,9 @@ def as_data(status: JobStatus, note: str) -> str:
     return msgspec.json.encode(data).decode()
 
 
-def _watch(job_directory: Path, as_json: bool, every_s: float) -> None:
+def _watch(job: ReachedJob, as_json: bool, every_s: float) -> None:
     if as_json:
-        for status, note in _looks(job_directory, every_s):
+        for status, note in _looks(job, every_s):
             echo_json(as_data(status, note))
         return
     from rich.console import Group
@@ -101,16 +115,16 @@ def _watch(job_directory: Path, as_json: bool, every_s: float) -> None:
     from .views.status_view import status_view
 
     with Live(console=Terminal(), auto_refresh=False, vertical_overflow="visible") as live:
-        for status, note in _looks(job_directory, every_s):
+        for status, note in _looks(job, every_s):
             lines = [Text(note, style="yellow")] if note else []
             live.update(Group(*lines, status_view(status)), refresh=True)
 
 
-def _looks(job_directory: Path, every_s: float) -> Iterator[tuple[JobStatus, str]]:
+def _looks(job: ReachedJob, every_s: float) -> Iterator[tuple[JobStatus, str]]:
     """Look again and again, until the job has ended or the user has seen enough."""
     try:
         while True:
-            status, note = look(job_directory)
+            status, note = look(job)
             yield status, note
             if status.exit_code is not None:
                 return

@@ -1,12 +1,15 @@
 """`midstep stop`: end a running job."""
 
 import getpass
+import socket
+from pathlib import Path
 
 import click
 
 from ..controller.endpoints.control_requests import StopJobRequest
-from .control import tell
+from .control import tell, the_job
 from .display.plain import echo
+from .reaching import HereJob, operator_options
 
 ASK_S = 10.0
 
@@ -14,19 +17,24 @@ ASK_S = 10.0
 @click.command("stop")
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option("--reason", metavar="TEXT", help="Why; it is kept in the job's journal.  [default: your user name]")
-def command(job: str | None, reason: str | None) -> None:
+@operator_options
+def command(*, job: str | None, reason: str | None, controller: str | None, token_file: Path | None) -> None:
     """End a running job: its processes, agents and controller, in order. Its journal, logs and checkpoints stay.
 
     A checkpoint is written first, where that is possible. A second `midstep stop` does not wait for it any more.
 
-    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
+    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. With
+    --controller it is the job's whole name, and the role has to be operator or admin.
 
     \b
     Examples:
       midstep stop                                the latest job
       midstep stop demo --reason "enough steps"
+      midstep stop --controller m0:29400 --token-file operator.token
     """
-    echo(tell(job, StopJobRequest(reason or f"midstep stop by {_user()}"), ASK_S))
+    target = the_job(job, controller, token_file)
+    by = _user() if isinstance(target, HereJob) else f"{_user()} on {socket.gethostname()}"
+    echo(tell(target, StopJobRequest(reason or f"midstep stop by {by}"), ASK_S))
 
 
 def _user() -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from ..protocol.errors import MidstepError
+from ..protocol.operators import Role
 from ..protocol.secret_files import read_token
-from ..protocol.token import Token, expiry_text, full, job_of, new_token, token_text
+from ..protocol.token import FullToken, Token, expiry_text, full, job_of, new_token, token_text
 from .display.plain import echo
 from .jobs.directories import checked_name
 
@@ -45,7 +46,7 @@ def token_file_option(command: Any) -> Any:
     "lasts_s",
     callback=duration_s,
     metavar="DURATION",
-    help="Let no node join after so long: 30m, 12h, 7d.",
+    help="Let no node join, and no operator connect, after so long: 30m, 12h, 7d.",
 )
 @click.option(
     "--join-only",
@@ -53,8 +54,16 @@ def token_file_option(command: Any) -> Any:
     help="Make of the job's token (--token-file, MIDSTEP_TOKEN) one with which nodes can join, and that can do nothing "
     "else.",
 )
+@click.option(
+    "--role",
+    type=click.Choice([role.value for role in Role]),
+    help="Make of the job's token one for an operator on another machine. A viewer may use `midstep status` and "
+    "`report`, an operator also `stop`, `inject` and `detect`, an admin all.",
+)
 @token_file_option
-def command(*, job: str | None, lasts_s: int | None, join_only: bool, token_file: Path | None) -> None:
+def command(
+    *, job: str | None, lasts_s: int | None, join_only: bool, role: str | None, token_file: Path | None
+) -> None:
     """Print a new token: one line, the secret of a job.
 
     Keep it in a file that only you can read, and give it to each machine of the job: as --token-file FILE, or in the
@@ -62,28 +71,36 @@ def command(*, job: str | None, lasts_s: int | None, join_only: bool, token_file
 
     \b
         (umask 077; midstep token > job.token)
+        midstep token --role viewer --job demo --token-file job.token > viewer.token
+
+    No token follows from one that --join-only or --role has made.
     """
+    if join_only and role is not None:
+        raise click.UsageError("--join-only is for nodes, --role for operators: make two tokens.")
     try:
         if job is not None:
             checked_name(job)
         token: Token
-        if join_only:
-            token = _for_joining(job, token_file, lasts_s)
+        if join_only or role is not None:
+            secret, named = _to_start_from(job, token_file, lasts_s)
+            token = secret.for_joining(named) if role is None else secret.for_role(named, Role(role))
         elif token_file is not None:
-            raise click.UsageError("--token-file is the token that --join-only starts from; a new one has no other.")
+            raise click.UsageError("--token-file is what --join-only or --role starts from; a new token has no other.")
         else:
             token = new_token(job=job or "", expires_s=0 if lasts_s is None else int(time.time()) + lasts_s)
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     echo(token_text(token))
     if token.expires_s:
-        echo(f"nodes can join until {expiry_text(token.expires_s)}", err=True)
+        who = "nodes can join" if role is None else "operators can connect"
+        echo(f"{who} until {expiry_text(token.expires_s)}", err=True)
 
 
-def _for_joining(job: str | None, token_file: Path | None, lasts_s: int | None) -> Token:
+def _to_start_from(job: str | None, token_file: Path | None, lasts_s: int | None) -> tuple[FullToken, str]:
+    """Return the job's token, and the name of the job."""
     if lasts_s is not None:
         raise click.UsageError("--expires belongs to the full token: its controller is what refuses.")
     token = read_token(token_file, os.environ)
     if token is None:
-        raise click.UsageError("--join-only needs the job's token: --token-file or MIDSTEP_TOKEN.")
-    return full(token).for_joining(job_of(token, job))
+        raise click.UsageError("--join-only needs the job's token, and so does --role: --token-file or MIDSTEP_TOKEN.")
+    return full(token), job_of(token, job)

@@ -23,6 +23,7 @@ from .clock import wait_at_most
 from .endpoints.control_requests import Reply
 from .endpoints.control_socket import ControlServer
 from .endpoints.discovery_files import JobResult, write_result
+from .endpoints.operator_requests import OperatorRequests
 from .endpoints.request_handler import RequestHandler
 from .enrolment.enroller import Enroller
 from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
@@ -83,22 +84,21 @@ class Driver:
         self._liveness = liveness
         self._learned = Learned(machine, routes, liveness, enroller.book)
         self._upkeep = Upkeep(journal, self._learned)
-        self._control = control
+        self._control = OperatorRequests(control, wire)
         self._codes = codes or FaultCodes({})
         self._alive = alive or KeepAlive()
         self._stop = stop
         self._enroller = enroller
         self._on_serving = on_serving
         self._status = LiveStatus(
-            machine, board, liveness, wire=wire, control=control, journal=journal, controllers=controllers
+            machine, board, liveness, wire=wire, control=self._control, journal=journal, controllers=controllers
         )
-        self._signalled = False
         self._requests = RequestHandler(journal.founding.job)
         self._job_directory = job_directory
         self._clock = journal.clock
         self._pending: list[Pending] = []
         self._trouble = JournalTrouble(patience_s)
-        self._numbers = 0
+        self._numbers, self._signalled = 0, False
         self._finish: Finish | None = None
         self._drain_until_s = self._deadline_not_before_s = 0.0
         self._wake: asyncio.Event | None = None
@@ -315,7 +315,7 @@ class Driver:
         now = self._clock.now()
         times = [now + LONGEST_SLEEP_S, self._liveness.next_check(now), self._deadline(now), self._wire.next_due()]
         times.append(self._trouble.retry_s if self._trouble.error is not None else None)
-        times.append(self._drain_until_s or None)
+        times += [self._drain_until_s or None, self._control.next_due(now)]
         first = min(moment for moment in times if moment is not None)
         # Never zero: a deadline that has passed and waits for the journal must not make this a busy loop.
         await wait_at_most(wake, max(first - now, DEADLINE_SPACING_S / 2))

@@ -6,7 +6,7 @@ import msgspec
 
 from ..protocol.errors import JournalError
 from ..protocol.incidents import ControllerStatus, JobStatus
-from .endpoints.control_socket import ControlServer
+from .endpoints.operator_requests import OperatorRequests
 from .journal_store import JournalStore
 from .liveness import Liveness
 from .machine import Machine
@@ -24,7 +24,7 @@ class LiveStatus:
         liveness: Liveness,
         *,
         wire: Wire,
-        control: ControlServer,
+        control: OperatorRequests,
         journal: JournalStore,
         controllers: Callable[[], tuple[ControllerStatus, ...]],
     ) -> None:

@@ -16,7 +16,8 @@ from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import MailboxFull, WireError
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import Command, Envelope, Message, NodeHeartbeat
-from ..protocol.transport import RouterSocket
+from ..protocol.operators import OPERATOR_PREFIX
+from ..protocol.transport import Received, RouterSocket
 from .admission import refusal
 from .routes import Routes
 
@@ -45,6 +46,7 @@ class Wire:
         self._unconfirmed = 0
         self._out_of_reach: dict[str, set[str]] = {}  # connections that are not there yet, and whom they lead to
         self._refused: Counter[str] = Counter()
+        self._from_operators: list[Received] = []
 
     @property
     def pending(self) -> bool:
@@ -64,6 +66,9 @@ class Wire:
         """Return fresh messages that have arrived, a bounded number; look at `pending` for more."""
         arrivals = []
         for received in self._router.receive(limit=RECEIVE_LIMIT):
+            if received.identity.startswith(OPERATOR_PREFIX):
+                self._from_operators.append(received)  # those are no envelopes
+                continue
             try:
                 envelope = codec.decode(received.data)
             except WireError as error:
@@ -75,6 +80,15 @@ class Wire:
             for receiver in self._out_of_reach.pop(connection):
                 self._mailbox.reached(receiver, now)
         return arrivals
+
+    def from_operators(self) -> list[Received]:
+        """Return what operators on other machines have sent, once."""
+        received, self._from_operators = self._from_operators, []
+        return received
+
+    def answer_operator(self, connection: str, data: bytes) -> None:
+        """Send an answer to an operator; nothing happens if it is gone."""
+        self._router.send(connection, data)
 
     def _admit(self, connection: str, envelope: Envelope, now: float) -> bool:
         reason = refusal(connection, envelope, self._world_size, self._routes)

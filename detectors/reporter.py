@@ -9,7 +9,7 @@ from types import TracebackType
 
 from ..protocol.discovery import Lookup
 from ..protocol.errors import MidstepError
-from ..protocol.keys import JobKeys
+from ..protocol.keys import ClientKeys, JobKeys
 from ..protocol.link import ControllerLink
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import Envelope, FaultReported
@@ -35,26 +35,34 @@ class FaultReporter:
     Reports wait while there is no controller; one that it refuses is sent again, and given up in the end.
     """
 
-    def __init__(self, job: str, controller: str, name: str, keys: Path, *, lookup: Lookup = lambda: None) -> None:
+    def __init__(
+        self, job: str, controller: str, name: str, keys: Path | ClientKeys, *, lookup: Lookup = lambda: None
+    ) -> None:
         """Connect.
 
         Args:
             job: Name of the job.
             controller: Its first endpoint, `tcp://host:port`.
             name: The detector's.
-            keys: Directory with the folder of this detector.
+            keys: Directory with the folder of this detector, or its keys.
             lookup: Returns the endpoint of a controller that listens elsewhere by now.
 
         Raises ConfigurationError for missing keys or an invalid endpoint.
         """
         address = detector_address(name)
         mailbox = Mailbox(job=job, address=address, session=time.time_ns(), retry_max_s=2.0, give_up_s=GIVE_UP_S)
-        socket = DealerSocket(controller, identity=address, curve=JobKeys.load_client(keys, address))
+        curve = JobKeys.load_client(keys, address) if isinstance(keys, Path) else keys
+        socket = DealerSocket(controller, identity=address, curve=curve)
         self._link = ControllerLink(
             mailbox, socket, on_command=self._command, on_new_controller=lambda: None, lookup=lookup
         )
         self._waiting: deque[FaultReport] = deque()  # until few enough are unacknowledged
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to a controller."""
+        return self._link.connected
 
     def tell(self, report: FaultReport) -> None:
         """Send a report once few enough others are unacknowledged. Its `seen_by` must be this detector."""

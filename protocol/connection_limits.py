@@ -6,6 +6,7 @@ import resource
 import msgspec
 
 from .identities import is_family
+from .operators import OPERATOR_PREFIX
 
 # For the process's own files and local sockets, beside those that it has open: a quarter of all, and no more than this.
 RESERVED_DESCRIPTORS = 512
@@ -28,15 +29,20 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
     unproven_per_address: int
     per_identity: int = 2
     per_family: int = 1024  # of a key that several peers have
+    per_role: int = 32  # of the key that all operators of a role have
     handshake_s: float = 5.0
     idle_s: float | None = None  # without a byte from the client; None: for ever
     carried_bytes: int = 32 * 1024 * 1024
     burst_bytes: int = 32 * 1024 * 1024  # of one identity, over all its connections
     bytes_per_s: int = 8 * 1024 * 1024  # of one identity, after the burst
+    role_burst_bytes: int = 1024 * 1024  # of all operators of a role: what they send are small questions
+    role_bytes_per_s: int = 32 * 1024
 
 
 def most_of(identity: str, limits: ConnectionLimits) -> int:
     """Return how many connections a key's identity may have."""
+    if identity.startswith(OPERATOR_PREFIX):
+        return limits.per_role
     return limits.per_family if is_family(identity) else limits.per_identity
 
 
@@ -52,16 +58,18 @@ def limits_by_descriptors() -> ConnectionLimits:
 class Allowance:
     """What an identity may still send at once. It grows with time, up to a burst."""
 
-    __slots__ = ("_at_s", "_left", "_limits")
+    __slots__ = ("_at_s", "_burst", "_left", "_per_s")
 
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self._limits = limits
-        self._left = float(limits.burst_bytes)
+    def __init__(self, identity: str, limits: ConnectionLimits) -> None:
+        operators = identity.startswith(OPERATOR_PREFIX)
+        self._burst = float(limits.role_burst_bytes if operators else limits.burst_bytes)
+        self._per_s = limits.role_bytes_per_s if operators else limits.bytes_per_s
+        self._left = self._burst
         self._at_s = 0.0
 
     def spend(self, count: int, now: float) -> float:
         """Take `count` bytes off; return until when nothing more may be sent, 0 when it may."""
-        grown = self._left + (now - self._at_s) * self._limits.bytes_per_s
-        self._left = min(float(self._limits.burst_bytes), grown) - count
+        grown = self._left + (now - self._at_s) * self._per_s
+        self._left = min(self._burst, grown) - count
         self._at_s = now
-        return 0.0 if self._left >= 0 else now - self._left / self._limits.bytes_per_s
+        return 0.0 if self._left >= 0 else now - self._left / self._per_s

@@ -49,6 +49,10 @@ class NotAdmitted(ConfigurationError):
     """The controller does not admit this node: a wrong token, or its own reason. The same again will not help."""
 
 
+class KeyExpired(MidstepError):
+    """A client's key was admitted until a time that has passed."""
+
+
 class PolicyError(ConfigurationError):
     """A policy YAML is wrong. The text names the file, the path of the key and what is allowed there."""
 

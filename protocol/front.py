@@ -243,7 +243,7 @@ class Front:
             self._next_turn()
 
     def _allowance(self, identity: str) -> Allowance:
-        allowance = self._allowances.pop(identity, None) or Allowance(self._limits)
+        allowance = self._allowances.pop(identity, None) or Allowance(identity, self._limits)
         self._allowances[identity] = allowance
         while len(self._allowances) > _PEERS_METERED:
             self._allowances.popitem(last=False)

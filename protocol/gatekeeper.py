@@ -11,7 +11,7 @@ from collections import Counter
 
 import zmq
 
-from .errors import ConfigurationError, MidstepError
+from .errors import ConfigurationError, KeyExpired, MidstepError
 from .keys import ServerKeys
 
 ZAP_DOMAIN = b"midstep"
@@ -93,6 +93,9 @@ class Gatekeeper:
             return None
         try:
             identity = self._keys.identity_of(frames[6])
+        except KeyExpired:
+            self._refused["expired key"] += 1
+            return None
         except (OSError, ValueError) as error:
             # The list of clients cannot be read. No client is admitted for that reason, and none is disconnected.
             self._refused[f"client list unreadable: {type(error).__name__}"] += 1

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from .codec import PROTOCOL_VERSION, decode, encode
 from .enrolment import JOINING_FAMILY, EnrolmentRefused, EnrolmentRequested, NodeEnrolled, RefusedBecause
 from .errors import ConfigurationError, NotAdmitted, WireError
+from .handshake_watch import HandshakeWatch
 from .keys import ClientKeys
 from .messages import Envelope
 from .token import Invitation
@@ -24,17 +24,10 @@ from .types import CONTROLLER
 
 ASK_S = 1.0  # between two requests
 ATTEMPT_S = 5.0  # at one endpoint, before the next one is tried
-MISFIT_S = 3.0  # handshakes that fail for so long do not fail because a controller comes up or goes
 SAY_S = 15.0
 NAME_FREE_S = 10.0  # a node that has died is given up by then, and its name is free
 _POLL_MS = 100
 _NONCE_BYTES = 8
-_EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 
 _log = logging.getLogger(__name__)
 
@@ -89,8 +82,7 @@ class _Asking:
         identity = JOINING_FAMILY + secrets.token_hex(_NONCE_BYTES)
         keys = ClientKeys(identity, invitation.join.public, invitation.join.secret, invitation.server_public)
         self._socket = DealerSocket(endpoint, identity=identity, curve=keys)
-        self._monitor = self._socket.raw.get_monitor_socket(_EVENTS)
-        self._misfits: list[float] = []
+        self._watch = HandshakeWatch(self._socket)
         self._public_key = request.public_key
         envelope = Envelope(PROTOCOL_VERSION, invitation.job, identity, CONTROLLER, 0, 0, 1, 0, request)
         self._data = encode(envelope)
@@ -99,22 +91,21 @@ class _Asking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.raw.disable_monitor()
-        self._monitor.close(linger=0)
+        self._watch.close()
         self._socket.close()
 
     def answer(self, until_s: float) -> NodeEnrolled | EnrolmentRefused | None:
         """Return what the controller says; None if it has said nothing by then. Raises NotAdmitted."""
         poller = zmq.Poller()
         poller.register(self._socket.raw, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
+        poller.register(self._watch.monitor, zmq.POLLIN)
         asked_s = 0.0
         while (now := time.monotonic()) < until_s:
             if now - asked_s >= ASK_S and not self._socket.wants_to_send:
                 asked_s = now
                 self._socket.send(self._data)
             poller.poll(_POLL_MS)
-            self._watch()
+            self._require_fit()
             for received in self._socket.receive():
                 body = _body(received.data)
                 if isinstance(body, EnrolmentRefused):
@@ -123,20 +114,14 @@ class _Asking:
                     return body
         return None
 
-    def _watch(self) -> None:
-        """Take note of handshakes that fail."""
-        while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._misfits.clear()
-                continue
-            self._misfits.append(time.monotonic())
-            refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            if refused or self._misfits[-1] - self._misfits[0] >= MISFIT_S:
-                raise NotAdmitted(
-                    f"the token is not that of job {self._invitation.job} at {self._endpoint}: all machines need the "
-                    "same token (--token-file, MIDSTEP_TOKEN) and the same name of the job (--rdzv-id)."
-                )
+    def _require_fit(self) -> None:
+        """Raise NotAdmitted when the handshakes fail."""
+        self._watch.look()
+        if self._watch.turned_away or self._watch.misfit:
+            raise NotAdmitted(
+                f"the token is not that of job {self._invitation.job} at {self._endpoint}: all machines need the "
+                "same token (--token-file, MIDSTEP_TOKEN) and the same name of the job (--rdzv-id)."
+            )
 
 
 def _body(data: bytes) -> object:

@@ -4,7 +4,7 @@ Made once per job by the launcher. A key stands for one identity, so a node cann
 
     <directory>/server/server.json          the controller's key pair
     <directory>/server/clients/<hex key>    one file per admitted public key, holding its identity
-    <directory>/server/joining.json         on which terms nodes may join by themselves
+    <directory>/server/joining.json         on which terms nodes may join by themselves, and operators connect
     <directory>/<identity>/client.json      a client's key pair and the controller's public key
 
 A client's folder can be copied to another host; the server's stays where the controller runs. A client that is
@@ -12,6 +12,7 @@ added or removed later counts from its next connection on, without a word to the
 could read is refused.
 """
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +22,7 @@ import msgspec
 from zmq.utils import z85
 
 from .enrolment import JOINING_FAMILY
-from .errors import ConfigurationError
+from .errors import ConfigurationError, KeyExpired
 from .key_pairs import KEY_BYTES, KeyPair, random_pair
 from .private_files import DIRECTORY_MODE, replace_file
 from .secret_files import require_private
@@ -29,6 +30,7 @@ from .secret_files import require_private
 _SERVER = "server"
 _JOINING = "joining.json"
 _KEY_CHARACTERS = 40  # a CURVE key in Z85
+_EXPIRES = "\n"  # between an identity and when it is not admitted any more
 _MISSING = "`midstep run` makes the keys of a job; copy the client's folder to its host."
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -45,11 +47,18 @@ class ServerKeys(msgspec.Struct, frozen=True):
         return f"ServerKeys(public={self.public!r}, clients={self.clients!r})"
 
     def identity_of(self, public_key: bytes) -> str | None:
-        """Return the identity to which a key of 32 raw bytes belongs; None: not admitted. Reads one small file."""
+        """Return the identity to which a key of 32 raw bytes belongs; None: not admitted. Reads one small file.
+
+        Raises KeyExpired for one that is not admitted any more.
+        """
         try:
-            return (Path(self.clients) / public_key.hex()).read_text("utf-8") or None
+            listed = (Path(self.clients) / public_key.hex()).read_text("utf-8")
         except FileNotFoundError:
             return None
+        identity, _, expires_s = listed.partition(_EXPIRES)
+        if expires_s and time.time() >= int(expires_s):
+            raise KeyExpired(f"the key of {identity} has expired.")
+        return identity or None
 
 
 class ClientKeys(msgspec.Struct, frozen=True):
@@ -65,10 +74,15 @@ class ClientKeys(msgspec.Struct, frozen=True):
 
 
 class JoiningTerms(msgspec.Struct, frozen=True):
-    """On which terms nodes may join by themselves. `public`: the key of those who ask; `expires_s`: 0: never."""
+    """On which terms others may come by themselves. `public`: the key of nodes that ask; `expires_s`: 0: never.
+
+    `families`: the public keys of operators and their detectors, by the identities that those of their connections
+    begin with.
+    """
 
     public: str
     expires_s: int = 0
+    families: dict[str, str] = {}
 
 
 class JobKeys:
@@ -114,20 +128,30 @@ class JobKeys:
         _write(folder / "client.json", msgspec.json.encode(keys))
 
     @staticmethod
-    def admit(directory: str | Path, identity: str, public: str) -> None:
-        """Admit a client whose keys were made elsewhere. Idempotent."""
+    def admit(directory: str | Path, identity: str, public: str, expires_s: int = 0) -> None:
+        """Admit a client whose keys were made elsewhere, for connections that are made before `expires_s`. Idempotent.
+
+        0: without an end.
+        """
         clients = Path(JobKeys.load_server(directory).clients)
         _check_keys(clients, public)
-        _write(clients / z85.decode(public).hex(), identity.encode())
+        listed = f"{identity}{_EXPIRES}{expires_s}" if expires_s else identity
+        _write(clients / z85.decode(public).hex(), listed.encode())
 
     @staticmethod
     def open_for_joining(directory: str | Path, terms: JoiningTerms) -> None:
-        """Let those ask for admission who have the join keys. Terms of before no longer count."""
+        """Let those ask for admission who have the join keys, and operators in. Terms of before no longer count.
+
+        The controller tells a node that its token has expired; operators are not let in then.
+        """
         before = JobKeys.load_joining(directory)
-        if before is not None and before.public != terms.public:
-            JobKeys.withdraw(directory, before.public)
+        if before is not None:
+            for public in {before.public, *before.families.values()} - {terms.public, *terms.families.values()}:
+                JobKeys.withdraw(directory, public)
         _write(Path(directory) / _SERVER / _JOINING, msgspec.json.encode(terms))
         JobKeys.admit(directory, JOINING_FAMILY, terms.public)
+        for family, public in terms.families.items():
+            JobKeys.admit(directory, family, public, terms.expires_s)
 
     @staticmethod
     def load_joining(directory: str | Path) -> JoiningTerms | None:

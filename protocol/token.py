@@ -1,7 +1,8 @@
 """The token of a job: the one line that all its machines have, and from which they know each other.
 
 A full token is a random secret. The controller's keys follow from it, and those with which a node may ask to join; so
-each machine knows the controller's public key, and no key is copied by hand. A join token has only what a node needs.
+each machine knows the controller's public key, and no key is copied by hand. A join token has only what a node needs,
+and a role token what an operator of that role needs. No key follows from another one.
 
 A token is a secret. It is read from a file or from the environment, and is never an argument of a command.
 """
@@ -16,6 +17,7 @@ import msgspec
 
 from .errors import ConfigurationError
 from .key_pairs import KeyPair, derived_pair
+from .operators import Role
 
 PREFIX = "midstep1."
 TOKEN_VARIABLE = "MIDSTEP_TOKEN"
@@ -24,6 +26,8 @@ LONGEST_CHARACTERS = 2048
 _CHECKSUM_BYTES = 6
 _CONTROLLER = "controller"
 _JOIN = "join"
+_OPERATOR = "operator"
+_DETECTOR = "detector"
 
 
 class Invitation(msgspec.Struct, frozen=True):
@@ -57,6 +61,20 @@ class FullToken(msgspec.Struct, frozen=True, tag="full", array_like=True):
         invitation = self.invitation(job)
         return JoinToken(invitation.server_public, invitation.join, job, self.expires_s)
 
+    def operator_keys(self, job: str, role: Role) -> KeyPair:
+        """Return the key pair that all operators of a role have."""
+        return derived_pair(self.secret, _OPERATOR, role.value, job)
+
+    def detector_keys(self, job: str) -> KeyPair:
+        """Return the key pair with which operators report faults as detectors."""
+        return derived_pair(self.secret, _DETECTOR, job)
+
+    def for_role(self, job: str, role: Role) -> "RoleToken":
+        """Return a token with which a job can be operated in a role, and nothing else be done."""
+        detector = self.detector_keys(job) if role.covers(Role.OPERATOR) else None
+        keys = self.operator_keys(job, role)
+        return RoleToken(self.controller_keys(job).public, keys, detector, role, job, self.expires_s)
+
 
 class JoinToken(msgspec.Struct, frozen=True, tag="join", array_like=True):
     """What a node needs to join one job, without the secret."""
@@ -71,7 +89,18 @@ class JoinToken(msgspec.Struct, frozen=True, tag="join", array_like=True):
         return Invitation(job, self.server_public, self.join)
 
 
-Token = FullToken | JoinToken
+class RoleToken(msgspec.Struct, frozen=True, tag="role", array_like=True):
+    """What an operator needs to operate one job in one role, without the secret. `detector`: to report faults."""
+
+    server_public: str
+    keys: KeyPair
+    detector: KeyPair | None
+    role: Role
+    job: str
+    expires_s: int = 0
+
+
+Token = FullToken | JoinToken | RoleToken
 
 
 def new_token(*, job: str = "", expires_s: int = 0) -> FullToken:
@@ -116,19 +145,52 @@ def job_of(token: Token, job: str | None) -> str:
     Raises ConfigurationError when there is neither, or the token is for another one.
     """
     if job is None and not token.job:
-        raise ConfigurationError("the token names no job: give --rdzv-id, or --job for an agent or a controller.")
+        raise ConfigurationError(
+            "the token names no job: give --rdzv-id; --job for an agent, a controller or `midstep token`."
+        )
     if job is not None and token.job and job != token.job:
         raise ConfigurationError(f"the token is for the job {token.job!r}, and not for {job!r}.")
     return token.job if job is None else job
 
 
 def full(token: Token) -> FullToken:
-    """Return a token that a controller can be run with. Raises ConfigurationError for one that is for joining only."""
+    """Return a token that a controller can be run with. Raises ConfigurationError for one that was made of it."""
     if isinstance(token, FullToken):
         return token
+    if isinstance(token, RoleToken):
+        raise _of_a_role(token)
     raise ConfigurationError(
         "this token was made with --join-only: with it nodes can join, and no controller can run. Give this machine "
         "the full token."
+    )
+
+
+def joinable(token: Token) -> FullToken | JoinToken:
+    """Return a token that a node can join with. Raises ConfigurationError for one that is for operators."""
+    if isinstance(token, RoleToken):
+        raise _of_a_role(token)
+    return token
+
+
+def operating(token: Token, job: str) -> RoleToken:
+    """Return what a job is operated with: the full token is an admin's.
+
+    Raises ConfigurationError for a token that is for joining only.
+    """
+    if isinstance(token, FullToken):
+        return token.for_role(job, Role.ADMIN)
+    if isinstance(token, RoleToken):
+        return token
+    raise ConfigurationError(
+        "this token was made with --join-only: with it nodes can join, and nobody can operate the job. Ask whoever has "
+        "the full token for one of a role (`midstep token --role viewer`)."
+    )
+
+
+def _of_a_role(token: RoleToken) -> ConfigurationError:
+    return ConfigurationError(
+        f"this token was made with --role {token.role}: it is for `midstep status` and the like. Give this machine the "
+        "full token, or one made with --join-only for nodes."
     )
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys, JoiningTerms
+from ...protocol.operators import Role, family_of
 from ...protocol.token import FullToken, Token, expiry_text
+from ...protocol.types import DETECTOR_PREFIX
 from .endpoints import is_loopback
 
 _TCP = "tcp://"
@@ -13,16 +15,18 @@ _ANY = "*"
 
 
 def let_nodes_join(keys: Path, token: FullToken, job: str) -> None:
-    """Give the controller the keys that follow from the token, and admit those who ask with it.
+    """Give the controller the keys that follow from the token, and admit those who ask with it, operators too.
 
-    A job continues when its token has expired; no more nodes join. Raises ConfigurationError when the job has been run
-    with other keys.
+    A job continues when its token has expired; no more nodes join, and no operators connect. Raises ConfigurationError
+    when the job has been run with other keys.
     """
     pair = token.controller_keys(job)
     JobKeys.create(keys, [], server=pair)
     if JobKeys.load_server(keys).public != pair.public:
         raise ConfigurationError(f"{keys} holds keys of another token: give this controller the token that it had.")
-    JobKeys.open_for_joining(keys, JoiningTerms(token.invitation(job).join.public, token.expires_s))
+    families = {family_of(role): token.operator_keys(job, role).public for role in Role}
+    families[DETECTOR_PREFIX] = token.detector_keys(job).public
+    JobKeys.open_for_joining(keys, JoiningTerms(token.invitation(job).join.public, token.expires_s, families))
 
 
 def required(token: Token | None) -> Token:

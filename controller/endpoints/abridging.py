@@ -5,14 +5,17 @@ first what each rank did, then the earliest incidents themselves; of the standin
 How many were left out is said. The journal keeps all of it.
 """
 
+from bisect import bisect_right
 from itertools import islice
 
 import msgspec
 
 from ...protocol.incidents import Incident, JobStatus, StandingFault
 from ...protocol.types import FaultReport
+from .control_requests import IncidentsReply
 
 MOST_BYTES = 6 * 1024 * 1024  # less than an answer may have, since sizes are estimated
+PAGE_BYTES = 1024 * 1024  # of incidents: what is encoded at once
 _FAULT_SHARE = 8  # faults get this part of it
 _MOST_NAMED = 64  # reports, decisions or ranks of one abridged incident
 
@@ -23,6 +26,19 @@ _PID_BYTES = 12
 _RANK_BYTES = 6
 _RANK_STATUS_BYTES = 130
 _NODE_STATUS_BYTES = 200
+
+
+def page(incidents: tuple[Incident, ...], after: int) -> IncidentsReply:
+    """Return the incidents that come after a number, about so many as fit a page. One that fits no answer is short."""
+    begin = bisect_right(incidents, after, key=lambda incident: incident.number)
+    room, end = PAGE_BYTES, begin
+    while end < len(incidents) and (room > 0 or end == begin):
+        room -= _size_of(incidents[end])
+        end += 1
+    told = incidents[begin:end]
+    if room < PAGE_BYTES - MOST_BYTES:  # only the last one of a page can be as large as that
+        told = (*told[:-1], _short(told[-1]))
+    return IncidentsReply(told, end < len(incidents))
 
 
 class Abridger:

@@ -1,17 +1,24 @@
 """What an operator's command line may ask of the controller, and what it may answer.
 
-Closed, tagged structs: bytes that are none of these are refused. They never leave the machine of the controller.
+Closed, tagged structs: bytes that are none of these are refused. They come over the control socket, and from operators
+on other machines, encrypted, at the controller's port.
 """
 
 import msgspec
 
-from ...protocol.bounds import Name, Text
-from ...protocol.incidents import JobStatus
+from ...protocol.bounds import Count, Name, Text
+from ...protocol.incidents import Incident, JobStatus
 from ...protocol.types import ArmedFault, FaultReport
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
     """Ask for the status of the job."""
+
+
+class IncidentsRequest(msgspec.Struct, frozen=True, tag=True):
+    """Ask for incidents as they are, a page of them: those with higher numbers than `after`."""
+
+    after: Count
 
 
 class InjectRequest(msgspec.Struct, frozen=True, tag=True):
@@ -44,6 +51,13 @@ class StatusReply(msgspec.Struct, frozen=True, tag=True):
     status: JobStatus
 
 
+class IncidentsReply(msgspec.Struct, frozen=True, tag=True):
+    """A page of incidents, in order. `more`: there are later ones."""
+
+    incidents: tuple[Incident, ...]
+    more: bool
+
+
 class Accepted(msgspec.Struct, frozen=True, tag=True):
     """The request is durable and has been handled. `text`: what follows from it."""
 
@@ -56,5 +70,5 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Request = StatusRequest | InjectRequest | KillNodeRequest | ReportFaultRequest | StopJobRequest
-Reply = StatusReply | Accepted | Refused
+Request = StatusRequest | IncidentsRequest | InjectRequest | KillNodeRequest | ReportFaultRequest | StopJobRequest
+Reply = StatusReply | IncidentsReply | Accepted | Refused

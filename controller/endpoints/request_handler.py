@@ -8,9 +8,10 @@ from ...protocol.types import ArmedFault, Assertion, FaultReport, JobSpec
 from ..actions import Action, Send
 from ..admission import unbelievable
 from ..events import Event, InjectRequested, KillNodeRequested, StopRequested
-from .abridging import Abridger
+from .abridging import Abridger, page
 from .control_requests import (
     Accepted,
+    IncidentsRequest,
     InjectRequest,
     KillNodeRequest,
     Refused,
@@ -33,6 +34,8 @@ class RequestHandler:
         """Return the answer where there is one already, else the event that the request is."""
         if isinstance(request, StatusRequest):
             return StatusReply(self._abridger.abridged(status()))
+        if isinstance(request, IncidentsRequest):
+            return page(status().incidents, request.after)
         if isinstance(request, InjectRequest):
             return self._without_rank(request.fault.rank) or InjectRequested(request.fault)
         if isinstance(request, KillNodeRequest):
