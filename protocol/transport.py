@@ -23,7 +23,7 @@ from .endpoints import allow_many_connections, bound, file_at, ipc_path, name_of
 from .errors import ConfigurationError
 from .front import Front
 from .gatekeeper import ZAP_DOMAIN, Gatekeeper
-from .identities import key_identity, may_be
+from .identities import is_family, key_identity, may_be
 from .keys import ClientKeys, ServerKeys
 from .nonblocking import RECEIVE_LIMIT, Context, NonblockingSocket, Received, wait
 from .peer import Peer
@@ -34,6 +34,7 @@ __all__ = ["DealerSocket", "Received", "RouterSocket", "wait"]
 OUTBOX_LIMIT = 256  # what a dealer keeps while it is not connected; the mailbox repeats what matters
 MAX_IDENTITY_BYTES = 200
 MAX_PEERS = 16_384  # the oldest is forgotten
+MAX_OF_FAMILIES = 2048  # of them with a key that several have: they come and go, and must not push out those that stay
 _BACKLOG = 4096
 _NONCE_BYTES = 12
 
@@ -70,6 +71,7 @@ class RouterSocket(NonblockingSocket):
         self._gatekeeper: Gatekeeper | None = None
         self._front: Front | None = None
         self._peers: dict[str, Peer] = {}
+        self._of_families: deque[str] = deque()
         self._curve = curve is not None
         try:
             if curve is not None:
@@ -167,7 +169,7 @@ class RouterSocket(NonblockingSocket):
         if self._curve and not may_be(identity, user_id):
             self._refused["identity does not match key"] += 1
             return None
-        if not self._admit(identity, routing_id):
+        if not self._admit(identity, routing_id, of_family=user_id is not None and is_family(user_id)):
             return None
         data = frames[1].bytes
         if len(data) > MAX_MESSAGE_BYTES:
@@ -175,7 +177,7 @@ class RouterSocket(NonblockingSocket):
             return None
         return Received(identity, user_id, data) if data else None  # empty: the client has just connected
 
-    def _admit(self, identity: str, routing_id: bytes) -> bool:
+    def _admit(self, identity: str, routing_id: bytes, *, of_family: bool) -> bool:
         """Take the newest connection of an identity as the valid one; refuse those that it has replaced."""
         peer = self._peers.get(identity)
         if peer is None:
@@ -184,6 +186,10 @@ class RouterSocket(NonblockingSocket):
                 # speaks.
                 del self._peers[next(iter(self._peers))]
             self._peers[identity] = Peer(routing_id)
+            if of_family:
+                self._of_families.append(identity)
+                if len(self._of_families) > MAX_OF_FAMILIES:
+                    self._peers.pop(self._of_families.popleft(), None)
         elif peer.routing_id != routing_id:
             if routing_id in peer.replaced:
                 self._refused["connection was replaced"] += 1

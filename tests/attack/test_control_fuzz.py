@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from midstep.controller.endpoints import remote_operators
 from midstep.controller.endpoints.control_requests import (
     Accepted,
     Refused,
@@ -27,7 +28,7 @@ from midstep.controller.machine import RecoveryMachine
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.messages import NodeJoined
 from midstep.protocol.time_limit import within
-from midstep.protocol.transport import DealerSocket, wait
+from midstep.protocol.transport import DealerSocket, Received, wait
 from midstep.protocol.types import JobSpec, StoreEndpoint
 
 from .attack import attack
@@ -111,6 +112,50 @@ def test_every_request_is_answered_and_the_next_good_one_as_ever(tmp_path: Path)
                 assert isinstance(ask(msgspec.msgpack.encode(StatusRequest()), dealer), StatusReply)
         assert server.refused["control request of another version"] > CASES / 10
         assert {Refused, Accepted, StatusReply} <= set(answers)
+
+
+class OfViewers:
+    """The wire, as far as operators go: what a viewer has sent, and what it is answered."""
+
+    def __init__(self) -> None:
+        self.sent: list[Received] = []
+        self.answers: list[Reply] = []
+
+    def from_operators(self) -> list[Received]:
+        sent, self.sent = self.sent, []
+        return sent
+
+    def answer_operator(self, connection: str, data: bytes) -> None:
+        self.answers.append(msgspec.msgpack.decode(data, type=Reply))
+
+
+@attack(
+    "somebody with a viewer's token sends damaged requests, and requests that change the job, to the controller's port",
+    holds="each is answered; only questions get to the machine, and the next good one is answered as ever",
+    reads="refused: operators: viewer may not stop the job",
+)
+def test_a_viewer_gets_answers_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its bytes are, they are no event of the machine."""
+    monkeypatch.setattr(remote_operators, "SHARE", 1.0)  # without pauses
+    monkeypatch.setattr(remote_operators, "ANSWERED_BYTES", 2**40)
+    chance = random.Random(20_282)
+    maker, controller, wire = Maker(chance, NAMES), Controller(), OfViewers()
+    operators = remote_operators.RemoteOperators(wire)
+    last = msgspec.msgpack.encode(StatusRequest())
+    for case in range(CASES):
+        data = msgspec.msgpack.encode(maker.make(Request))
+        if chance.randrange(2):
+            data, last = damaged(data, last, chance) or b"\xc1", data
+        for sent in (data, msgspec.msgpack.encode(StatusRequest())):
+            wire.sent.append(Received("operator/viewer/fuzzer", "operator/viewer/", sent))
+            for asker, request in operators.requests():
+                answer = controller.handler.begin(request, lambda: controller.machine.status(0.0))
+                assert isinstance(answer, Reply), f"a viewer's {request} in case {case}"
+                operators.answer(asker, answer)
+        assert len(wire.answers) == 2 * (case + 1)
+        assert isinstance(wire.answers[-1], StatusReply)
+    assert operators.refused["operators: viewer may not stop the job"] > 0
+    assert operators.refused["operators: no request of this version"] > 0
 
 
 @attack(

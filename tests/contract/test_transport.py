@@ -181,6 +181,27 @@ def test_peers_that_share_a_key_have_identities_of_its_family_and_no_other(house
     assert not router.send(A, b"hello")
 
 
+def test_those_who_come_and_go_with_a_shared_key_push_out_nobody_who_stays(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstep.protocol.transport.MAX_PEERS", 4)
+    monkeypatch.setattr("midstep.protocol.transport.MAX_OF_FAMILIES", 2)
+    router, pair = house.router(), random_pair()
+    server = JobKeys.load_server(house.keys)
+    JobKeys.admit(house.keys, "operator/viewer/", pair.public)
+    house.dealer(router.endpoint, A).send(b"I stay")
+    house.expect(router, b"I stay")
+    for number in range(6):
+        identity = f"operator/viewer/{number}"
+        house.dealer(router.endpoint, identity, ClientKeys(identity, pair.public, pair.secret, server.public)).send(
+            identity.encode()
+        )
+        house.expect(router, identity.encode())
+
+    assert router.knows(A)
+    assert [number for number in range(6) if router.knows(f"operator/viewer/{number}")] == [4, 5]
+
+
 def test_asking_whether_it_is_connected_loses_no_arrival_in_a_loop(house: House) -> None:
     """What has come uses up the edge of the descriptor when the socket's state is read."""
     router = house.router(house.ipc)
