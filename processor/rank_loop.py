@@ -55,7 +55,7 @@ class RankLoop:
                 if session.stage is SessionStage.FINISHED:
                     yield from self._stop(asked=True)
                     yield from self._clean()
-                yield from self._park()
+                yield from self._park(order)
             elif isinstance(order, Release):
                 session.reach(SessionStage.RELEASED)
                 yield act.PublishCheckpoint()
@@ -74,7 +74,7 @@ class RankLoop:
         while True:
             order = yield act.AwaitOrder()
             if isinstance(order, Quiesce):
-                yield from self._park()
+                yield from self._park(order)
             elif isinstance(order, Rejoin):
                 self._held = order
                 return order.part.finish_update
@@ -147,13 +147,17 @@ class RankLoop:
         yield from self._end_phase(InjectionPoint.CLEAN)
         self._step_state.gradients_dropped()
 
-    def _park(self) -> Actions[None]:
-        """Say where this rank stands, for barrier one."""
+    def _park(self, order: Quiesce) -> Actions[None]:
+        """Say where this rank stands, for barrier one.
+
+        For the generation of this order: while the next one waits, an answer for that one would come from a thread
+        that does not take what follows from it.
+        """
         session = self._session
         session.reach(SessionStage.PARKED)
         report = yield act.Survey()
         yield act.Post(
-            RankQuiesced(session.rank, session.generation, session.incarnation, report, dict(self._phases_s))
+            RankQuiesced(session.rank, order.generation, session.incarnation, report, dict(self._phases_s))
         )
 
     def _rejoin(self, order: Rejoin) -> Actions[None]:

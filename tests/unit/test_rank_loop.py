@@ -280,6 +280,15 @@ def test_who_holds_at_the_broken_barrier_follows_the_order_from_there(finish: bo
     assert [type(body) for body in rank.said] == [RankQuiesced, RankReady, RankQuiesced, RankReady]
 
 
+def test_a_rank_that_is_asked_to_stop_once_more_answers_each_order_for_its_own_generation() -> None:
+    """What follows from an answer is refused while another order to stop waits, so none must be for that one."""
+    rank = Rank(Quiesce(RANK, 1), rejoin(1), Resume(RANK, 1, 5), Quiesce(RANK, 2))
+    rank.ends = [Ended.RETURNED]
+    rank.also[act.Clean] = lambda: rank.session.hear(Quiesce(RANK, 3))
+    rank.play()
+    assert [body.generation for body in rank.said if isinstance(body, RankQuiesced)] == [1, 2]
+
+
 def test_a_parked_rank_saves_and_says_how_that_went() -> None:
     rank = Rank(Quiesce(RANK, 1), SaveCheckpoint(RANK, 1, STEP, publish=True))
     rank.play()
