@@ -39,7 +39,8 @@ def test_a_time_is_in_seconds_or_milliseconds_and_never_to_come(at_s: str, meant
     [
         ([], "name a --source PATH, or --lines"),
         (["--lines", "--source", "x"], "start one for each"),
-        (["--lines", "--keys", "x"], "--controller and --keys go together"),
+        (["--lines", "--keys", "x"], "--keys goes with --controller"),
+        (["--make-keys", "--controller", "h:1"], "leave --controller out"),
         (["--lines", "--keys", "x", "--controller", "tcp://h:1"], "name the job"),
     ],
 )
