@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..controller.actions import Action, Send
 from ..controller.events import DeadlinePassed, Event
+from ..controller.liveness import QUIET_INTERVALS
 from ..controller.state.world import REACHABLE, NodeState
 from ..protocol.messages import NodeLost, ProbeProgress, ProgressReported
 from ..protocol.types import CONTROLLER, FaultKind, node_address
@@ -17,6 +18,7 @@ from .network import RESENDS_S
 
 if TYPE_CHECKING:
     from ..protocol.incidents import Incident
+    from .node import SimulatedAgent
     from .process import Process
     from .world import SimulatedWorld
 
@@ -75,9 +77,15 @@ class AllowedDeviations:
         now, agents = self._world.timeline.now, self._world.agents
         known = self._world.machine.state.world.nodes.values()
         nodes = [node.name for node in known if node.state in REACHABLE and not node.given_back]
-        silent = [node for node in nodes if not agents[node].is_heard]
+        silent = [node for node in nodes if self._is_missed(agents[node])]
         share = self._world.policy.heartbeat.hold_share
         return name in silent and agents[name].isolated_until_s > now and len(silent) <= share * len(nodes)
+
+    def _is_missed(self, agent: "SimulatedAgent") -> bool:
+        """Whether the controller has not heard a node for long enough to notice it."""
+        now, interval_s = self._world.timeline.now, self._world.policy.heartbeat.interval_s
+        muted_lately = agent.isolated_until_s <= now and now - agent.mute_since_s < QUIET_INTERVALS * interval_s
+        return not agent.is_heard and not muted_lately
 
     def _owed_an_answer(self, process: "Process", incident: "Incident") -> bool:
         """Whether the agent of a process did not say in time, in this incident, what its ranks are doing."""

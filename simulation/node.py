@@ -41,6 +41,7 @@ class SimulatedAgent(FakeAgent[Process]):
         self.world = world
         self.alive = True
         self.deaf_until_s = self.mute_until_s = 0.0
+        self.mute_since_s = 0.0  # the last time that it got so
         self.isolated_until_s = 0.0  # it is the controller that is cut off: no process may be replaced for that
         self.reported: set[int] = set()  # devices that are reported to be broken, whichever process is on them
         self.faulty = False  # something of it is reported to be broken, so any process on it may be replaced
