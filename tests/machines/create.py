@@ -1,10 +1,12 @@
 """Runs on the controller's machine: makes the directories and the journal of a job, as `midstep run` does.
 
-`create.py OPTIONS`, a JSON object; says where the run directory is.
+`create.py OPTIONS`, a JSON object; says where the run directory is, and holds it until the machine is off: that of a
+launcher that has ended is removed when the next job begins.
 """
 
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -23,7 +25,8 @@ def main(options: dict[str, object]) -> None:
     )
     made = create_job(start)
     shutil.rmtree(made.run_directory / "keys")  # those of a job on one machine; the controller makes them of the token
-    print(made.run_directory)
+    print(made.run_directory, flush=True)
+    signal.pause()
 
 
 if __name__ == "__main__":

@@ -4,23 +4,35 @@ The ranks run the training of the chaos tests, whose gates hold it where a test 
 computes.
 """
 
+import contextlib
 import json
+import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
-from midstep.controller.endpoints.control_requests import Reply, Request, StatusReply, StatusRequest
+from midstep.controller.endpoints.control_requests import (
+    Accepted,
+    InjectRequest,
+    Reply,
+    Request,
+    StatusReply,
+    StatusRequest,
+)
 from midstep.controller.endpoints.control_socket import SOCKET_NAME
+from midstep.protocol import environment as names
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.token import new_token, token_text
 from midstep.protocol.transport import DealerSocket, wait
+from midstep.protocol.types import ArmedFault
 
 from ..chaos.jobs import TRAINING, Record, read_record
 from .machines import Machine, Machines
@@ -47,9 +59,15 @@ class Job:
         step_s: float = 0.03,
         policy: dict[str, Any] | None = None,
         gates: tuple[int, ...] = (),
+        faults: tuple[ArmedFault, ...] = (),
+        on: Sequence[int] = (),
+        port: int = PORT,
     ) -> None:
+        """`faults`: armed in every process that starts. `on`: machines with agents; all but the first by default."""
+        on = on or range(1, len(machines))
         self.machines = machines
         self.root = root
+        self._port = port
         self.name = f"machines-{secrets.token_hex(4)}"
         self.ranks = nodes * ranks_per_node
         self.records = root / "records"
@@ -66,15 +84,20 @@ class Job:
             "command": [str(TRAINING), str(self.records), str(steps), str(step_s)],
             "nodes": nodes,
             "ranks_per_node": ranks_per_node,
-            "spare_nodes": len(machines) - 1 - nodes,
+            "spare_nodes": len(on) - nodes,
+            "environment": {names.FAULTS: msgspec.json.encode(faults).decode()},
         }
-        self._run_directory = machines[0].run(sys.executable, str(_CREATE), json.dumps(options)).strip()
-        self.controller = self._start_controller()
-        self.agents = {number: self.start_agent(number) for number in range(1, len(machines))}
+        launcher = machines[0].start((sys.executable, str(_CREATE), json.dumps(options)))
+        assert launcher.stdout is not None
+        self._run_directory = launcher.stdout.readline().decode().strip()
+        assert self._run_directory.startswith("/"), launcher.communicate()[0].decode()
+        self.controller = self.start_controller()
+        self.agents = {number: self.start_agent(number) for number in on}
 
     # --- how it is started ------------------------------------------------------------------------------------------
 
-    def _start_controller(self) -> subprocess.Popen[bytes]:
+    def start_controller(self) -> subprocess.Popen[bytes]:
+        """Start a controller, as its launcher does, and as it does again when one has ended."""
         where = ["--job-dir", str(self.root / "job"), "--run-dir", self._run_directory]
         return self._midstep(self.machines[0], "controller", *where, "--listen", f"tcp://{self._controller()}")
 
@@ -85,7 +108,7 @@ class Job:
         )
 
     def _controller(self) -> str:
-        return f"{self.machines[0].address}:{PORT}"
+        return f"{self.machines[0].address}:{self._port}"
 
     def _midstep(self, machine: Machine, *words: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "midstep.cli.main", *words, "--token-file", str(self._token)]
@@ -97,6 +120,10 @@ class Job:
         """Return the live status; None while no controller answers."""
         reply = self._ask(StatusRequest())
         return reply.status if isinstance(reply, StatusReply) else None
+
+    def answer(self) -> JobStatus:
+        """Return the live status, which a controller has to give."""
+        return self.until(lambda _: True, "a status")
 
     def until(self, holds: Callable[[JobStatus], bool], what: str, limit_s: float = PATIENCE_S) -> JobStatus:
         """Wait until the job's live status is as wanted, and return it."""
@@ -143,10 +170,11 @@ class Job:
 
     def machine_of(self, rank: int) -> Machine:
         """Return the machine on which a rank runs."""
-        status = self.status()
-        assert status is not None
-        machines = (self.machines[number] for number in range(len(self.machines)))
-        return next(machine for machine in machines if machine.name == status.ranks[rank].node)
+        return self.machine_named(self.answer().ranks[rank].node)
+
+    def machine_named(self, node: str) -> Machine:
+        """Return the machine of a node, whose name has a number behind it where the machine joined while it lived."""
+        return self.machines[int(node.removeprefix("m").partition("-")[0])]
 
     def until_spare(self, node: str) -> None:
         """Wait until a node is a spare."""
@@ -165,9 +193,54 @@ class Job:
 
     def kill_rank(self, rank: int) -> None:
         """Kill the process that holds a rank."""
-        status = self.status()
-        assert status is not None
+        status = self.answer()
         self.machine_of(rank).run("kill", "-9", str(status.ranks[rank].pid))
+
+    def spare(self) -> Machine:
+        """Return a machine that is a spare."""
+        status = self.until(lambda now: any(node.state == "spare" for node in now.nodes), "a spare")
+        return self.machine_named(next(node.node for node in status.nodes if node.state == "spare"))
+
+    def inject(self, fault: ArmedFault) -> None:
+        """Arm a fault in the process that holds a rank now."""
+        reply = self._ask(InjectRequest(fault), PATIENCE_S)
+        assert isinstance(reply, Accepted), reply
+
+    def until_stopped(self, machine: Machine) -> int:
+        """Wait until a process of a rank has stopped itself on a machine; return its pid on this computer."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (stopped := _stopped_ranks(machine)):
+            assert time.monotonic() < deadline, f"no rank stops itself on {machine.name}:\n{self.said()}"
+            time.sleep(_POLL_S)
+        return stopped[0]
+
+    def power_on(self, machine: Machine) -> None:
+        """Boot a machine that was powered off, and let it join again once it has been given up."""
+
+        self._until_given_up(machine)
+        machine.power_on()
+        self.agents[machine.number] = self.start_agent(machine.number)
+
+    def join_again(self, machine: Machine) -> None:
+        """Start the agent of a machine again, as its launcher does, once the last one has been given up."""
+        self._until_given_up(machine)
+        self.agents[machine.number] = self.start_agent(machine.number)
+
+    def kill_agent(self, machine: Machine) -> None:
+        """Kill the agent of a machine."""
+        _kill_program_of(self.agents[machine.number])
+
+    def kill_controller(self) -> None:
+        """Kill the controller, and start it again, as its launcher does."""
+        _kill_program_of(self.controller)
+        self.controller.wait(PATIENCE_S)
+        self.controller = self.start_controller()
+
+    def _until_given_up(self, machine: Machine) -> None:
+        def given_up(status: JobStatus) -> bool:
+            return all(node.node != machine.name or node.state == "lost" for node in status.nodes)
+
+        self.until(given_up, f"{machine.name} to be given up")
 
     def finish(self) -> dict[str, Any]:
         """Wait for the job, which has to end well, and return what `midstep report --json` says."""
@@ -190,13 +263,13 @@ class Job:
         logs = [*sorted(self.root.glob("*.log")), *sorted(self.root.glob("logs/*"))]
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}" for log in logs)
 
-    def _ask(self, request: Request) -> Reply | None:
+    def _ask(self, request: Request, limit_s: float = STATUS_S) -> Reply | None:
         """Ask the controller through the first machine's files: no process has to be started there."""
         path = f"/proc/{self.machines[0].space.pid}/root{self._run_directory}/{SOCKET_NAME}"
         if not Path(path).exists():
             return None
         dealer = DealerSocket(f"ipc://{path}", identity=f"test-{secrets.token_hex(4)}", curve=None)
-        deadline = time.monotonic() + STATUS_S
+        deadline = time.monotonic() + limit_s
         try:
             dealer.send(msgspec.msgpack.encode(request))
             while (left_s := deadline - time.monotonic()) > 0:
@@ -207,3 +280,22 @@ class Job:
         finally:
             dealer.close()
         return None
+
+
+def _kill_program_of(nsenter: subprocess.Popen[bytes]) -> None:
+    """Kill the one program that an `nsenter` has started in a machine, whose end is its own."""
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        for child in Path(f"/proc/{nsenter.pid}/task/{nsenter.pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+
+
+def _stopped_ranks(machine: Machine) -> list[int]:
+    """Return the processes of ranks on a machine that a signal has stopped, by their pids on this computer."""
+    found = []
+    here = os.readlink(f"/proc/{machine.space.pid}/ns/pid")
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            name, _, rest = (directory / "stat").read_text().partition("(")[2].rpartition(")")
+            if name.startswith("midstep-r") and rest.split()[0] == "T" and os.readlink(directory / "ns/pid") == here:
+                found.append(int(directory.name))
+    return found
