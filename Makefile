@@ -8,7 +8,7 @@ WORKERS ?= 2
 # For two cores: much of a test is waiting for processes.
 TEST_WORKERS ?= 3
 
-.PHONY: demo demo-megatron test test-machines test-etcd test-versions lint sim mutants chaos soak attack prove nightly-megatron bench docs clean
+.PHONY: demo demo-megatron test test-machines test-etcd test-versions lint sim mutants chaos soak attack prove nightly-megatron nightly-machines bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -20,7 +20,7 @@ test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the
 	$(BIN)/python -m pytest -m "not soak and not machines and not etcd" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/machines $(TESTS)
+	$(BIN)/python -m pytest -m "not nightly" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/machines $(TESTS)
 
 test-etcd: $(INSTALLED)  ## controllers of a job in a real etcd: needs its program (Debian: etcd-server)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/etcd $(TESTS)
@@ -57,6 +57,9 @@ attack: $(INSTALLED)  ## every attack of docs/security.md; CASES=100000 for each
 
 nightly-megatron: $(INSTALLED)  ## every shape of Megatron job, every rank killed at every moment; TESTS="-k 'expert'" for some
 	$(BIN)/python -m pytest -v -m nightly -n $(WORKERS) --dist load tests/chaos/megatron $(TESTS)
+
+nightly-machines: $(INSTALLED)  ## each machine powered off in each phase, and FAULTS=100 random faults of seed SEED in one job
+	MIDSTEP_STORM_FAULTS=$(FAULTS) MIDSTEP_STORM_SEED=$(SEED) $(BIN)/python -m pytest -vs -m nightly tests/machines $(TESTS)
 
 bench: $(INSTALLED)  ## recovery time next to torchrun, and the cost per step
 	mkdir -p out

@@ -26,6 +26,7 @@ from midstep.controller.endpoints.control_requests import (
     Request,
     StatusReply,
     StatusRequest,
+    StopJobRequest,
 )
 from midstep.controller.endpoints.control_socket import SOCKET_NAME
 from midstep.protocol import environment as names
@@ -203,6 +204,7 @@ class Job:
 
     def inject(self, fault: ArmedFault) -> None:
         """Arm a fault in the process that holds a rank now."""
+        self.answer()
         reply = self._ask(InjectRequest(fault), PATIENCE_S)
         assert isinstance(reply, Accepted), reply
 
@@ -238,7 +240,8 @@ class Job:
 
     def _until_given_up(self, machine: Machine) -> None:
         def given_up(status: JobStatus) -> bool:
-            return all(node.node != machine.name or node.state == "lost" for node in status.nodes)
+            here = [node for node in status.nodes if self.machine_named(node.node) is machine]
+            return all(node.state == "lost" for node in here)
 
         self.until(given_up, f"{machine.name} to be given up")
 
@@ -249,6 +252,17 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job does not end: {self.status()}\n{self.said()}") from None
         assert code == 0, self.said()
+        return self.report()
+
+    def stop(self) -> dict[str, Any]:
+        """Have the job end where it is, and return what `midstep report --json` says."""
+        self.answer()
+        self._ask(StopJobRequest("enough"), PATIENCE_S)
+        self.controller.wait(PATIENCE_S)
+        return self.report()
+
+    def report(self) -> dict[str, Any]:
+        """Return what `midstep report --json` says."""
         done = subprocess.run(
             [sys.executable, "-m", "midstep.cli.main", "report", "--json", str(self.root / "job")],
             capture_output=True,

@@ -44,8 +44,15 @@ IN_A_RECOVERY = (
 )
 OF_A_NEWCOMER = (InjectionPoint.JOIN, InjectionPoint.REPAIR, InjectionPoint.ROLLBACK)
 KILLED_RANK = 1  # whose death is the reason for a recovery
-# A rank that is stopped is at fault after a while, a gate looks like a stall, and computers are slow.
+# A rank that is stopped is at fault after a while, a gate looks like a stall, and computers are slow. One rank is hit
+# more often than the default budgets bear.
 POLICY = {
+    "ladder": [
+        {"rung": "retry_step", "attempts": 8, "budget": {"per_job": 100}},
+        {"rung": "recover_in_place", "attempts": 8, "budget": {"per_job": 100}},
+        {"rung": "recover", "attempts": 8, "budget": {"per_job": 100}},
+        {"rung": "stop"},
+    ],
     "stall": {"grace_s": PATIENCE_S, "suspended_s": PATIENCE_S},
     "deadlines": {"start_s": PATIENCE_S, "rejoin_s": PATIENCE_S, "quiesce_s": PATIENCE_S},
 }

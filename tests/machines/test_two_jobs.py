@@ -9,7 +9,7 @@ from ..chaos.jobs import Record
 from .conftest import RANKS, STEPS, StartMachines
 from .job import PATIENCE_S, PORT, Job
 
-pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.machines, pytest.mark.timeout(600)]
 
 KILLED, CUT, END = 40, 80, STEPS - 1
 PATIENT = {"stall": {"grace_s": PATIENCE_S}}  # a gate is no stall
