@@ -13,6 +13,7 @@ from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
 from ..changes.boundary import give_up
 from ..changes.generation import (
     leave_node,
+    natural,
     nodes_needed,
     open_generation,
     replace_node,
@@ -144,7 +145,7 @@ def gather(state: JobState, now: float) -> Facts:
         nodes_lost=frozenset(world.named(NodeState.LOST)),
         isolated=frozenset(world.named(NodeState.ISOLATED)),
         closed=closed_nodes(state, now),
-        spare_nodes=tuple(world.named(NodeState.SPARE)),
+        spare_nodes=tuple(sorted(world.named(NodeState.SPARE), key=natural)),  # as they are taken
         can_create_nodes=state.arrivals.can_be_created,
         promised_nodes=len(world.named(NodeState.REQUESTED)),
         taken=incident.taken,

@@ -121,6 +121,16 @@ def test_a_lost_node_moves_its_ranks_to_the_spare(cluster: FakeCluster) -> None:
     assert cluster.machine.incidents[0].rung is Rung.RECOVER
 
 
+def test_the_decision_names_the_spare_that_is_taken() -> None:
+    """Of several that is the first by name, in whatever order they came."""
+    cluster = FakeCluster(job(spares=2))
+    cluster.join("node0", "node1", "node3", "node2")
+    cluster.pass_barrier_two(0)
+    cluster.feed(NodeLost("node1", "its agent is gone", cluster.now))
+    assert cluster.holder(2).node == "node2"
+    assert "to spare node node2" in cluster.machine.incidents[0].decisions[-1].reason
+
+
 def test_a_second_kill_in_the_recovery_is_part_of_the_same_incident(cluster: FakeCluster) -> None:
     """The newcomer on its way is kept, the second victim is replaced too, parked survivors are not asked again."""
     cluster.feed(cluster.exited(1))
