@@ -39,7 +39,7 @@ from ..chaos.jobs import TRAINING, Record, read_record
 from .machines import Machine, Machines
 
 PORT = 7070
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0  # a starved computer takes minutes to import torch
 STATUS_S = 2.0
 _CREATE = Path(__file__).with_name("create.py")
 _POLL_S = 0.05

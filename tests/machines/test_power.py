@@ -23,7 +23,7 @@ from .conftest import StartJob
 from .job import PATIENCE_S, Job
 from .machines import Machine
 
-pytestmark = [pytest.mark.machines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.machines, pytest.mark.timeout(1800)]
 
 RANKS, STEPS, FIRST, EVERY = 3, 60, 8, 12
 MOST_CASES = 4
@@ -54,7 +54,7 @@ POLICY = {
         {"rung": "stop"},
     ],
     "stall": {"grace_s": PATIENCE_S, "suspended_s": PATIENCE_S},
-    "deadlines": {"start_s": PATIENCE_S, "rejoin_s": PATIENCE_S, "quiesce_s": PATIENCE_S},
+    "deadlines": {"start_s": PATIENCE_S, "rejoin_s": PATIENCE_S, "quiesce_s": PATIENCE_S, "orders_s": 6 * PATIENCE_S},
 }
 
 

@@ -20,7 +20,7 @@ from .conftest import StartJob
 from .job import PATIENCE_S, Job
 from .random_faults import Fault, Round, draw
 
-pytestmark = [pytest.mark.machines]
+pytestmark = [pytest.mark.machines, pytest.mark.timeout(1800)]
 
 MACHINES, RANKS_PER_NODE, SPARES = 4, 2, 2
 RANKS = MACHINES * RANKS_PER_NODE
@@ -38,8 +38,8 @@ POLICY: dict[str, Any] = {
     + [{"rung": "stop"}],
     "incident": {"max_attempts": 30},
     "node": {"failures": None},
-    "stall": {"grace_s": 30.0, "suspended_s": 3.0},  # a busy computer is no stall
-    "deadlines": {"start_s": PATIENCE_S, "rejoin_s": PATIENCE_S, "quiesce_s": PATIENCE_S},
+    "stall": {"grace_s": 60.0, "suspended_s": 3.0},  # a busy computer is no stall
+    "deadlines": {"start_s": PATIENCE_S, "rejoin_s": PATIENCE_S, "quiesce_s": PATIENCE_S, "orders_s": 6 * PATIENCE_S},
     "checkpoint": {"every_steps": 1000},  # what is kept is kept by copies alone
 }
 
