@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from ..chaos.comparing import finish
 from ..chaos.jobs import Job as LocalJob
 from ..chaos.jobs import Record
 from .availability import require_machines
-from .job import Job
+from .job import PATIENCE_S, Job
 from .machines import Machines, why_not
 
 StartMachines = Callable[..., Machines]
@@ -52,9 +51,15 @@ def start_job(start_machines: StartMachines, tmp_path: Path) -> StartJob:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
     """The record of the same training on this computer, to which nothing happens."""
-    job = LocalJob(tmp_path_factory.mktemp("undisturbed") / "it", nodes=1, ranks_per_node=RANKS, steps=STEPS, step_s=0)
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed") / "it", ranks=RANKS, steps=STEPS)
+
+
+def run_undisturbed(root: Path, *, ranks: int, steps: int) -> Record:
+    """Run a training on this computer, to which nothing happens, and return its record."""
+    job = LocalJob(root, nodes=1, ranks_per_node=ranks, steps=steps, step_s=0)
     try:
-        assert not finish(job)["incidents"], job.said()
+        assert job.wait(PATIENCE_S + steps) == 0, job.said()
+        assert not job.report()["incidents"], job.said()
         return job.record()
     finally:
         job.close()

@@ -16,10 +16,9 @@ from midstep.protocol.enums import StrEnum
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
-from ..chaos.comparing import assert_same_numbers, finish
-from ..chaos.jobs import Job as LocalJob
+from ..chaos.comparing import assert_same_numbers
 from ..chaos.jobs import Record
-from .conftest import StartJob
+from .conftest import StartJob, run_undisturbed
 from .job import PATIENCE_S, Job
 from .machines import Machine
 
@@ -101,13 +100,7 @@ A_FEW = (
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
     """The record of the same training on this computer, to which nothing happens."""
-    root = tmp_path_factory.mktemp("undisturbed") / "it"
-    job = LocalJob(root, nodes=1, ranks_per_node=RANKS, steps=STEPS, step_s=0)
-    try:
-        assert not finish(job)["incidents"], job.said()
-        return job.record()
-    finally:
-        job.close()
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed") / "it", ranks=RANKS, steps=STEPS)
 
 
 def test_machines_that_lose_their_power_in_a_phase_change_no_bit(start_job: StartJob, undisturbed: Record) -> None:

@@ -14,9 +14,7 @@ import pytest
 from midstep.protocol.incidents import JobStatus
 
 from ..chaos.comparing import assert_same_steps
-from ..chaos.jobs import Job as LocalJob
-from ..chaos.jobs import Record
-from .conftest import StartJob
+from .conftest import StartJob, run_undisturbed
 from .job import PATIENCE_S, Job
 from .random_faults import Fault, Round, draw
 
@@ -74,17 +72,7 @@ def hurt_and_compare(start_job: StartJob, root: Path, *, seed: int, count: int) 
         assert incident["healthy_pids_kept"], incident
     record = job.record()
     last = max(step for steps in record.steps.values() for step in steps)
-    assert_same_steps(record, undisturbed(root, last + 1))
-
-
-def undisturbed(root: Path, steps: int) -> Record:
-    """Return the record of the same training on this computer, to which nothing happens."""
-    job = LocalJob(root / "undisturbed", nodes=1, ranks_per_node=RANKS, steps=steps, step_s=0)
-    try:
-        assert job.wait(PATIENCE_S + steps) == 0, job.said()
-        return job.record()
-    finally:
-        job.close()
+    assert_same_steps(record, run_undisturbed(root / "undisturbed", ranks=RANKS, steps=last + 1))
 
 
 def one_round(job: Job, number: int, faults: tuple[Fault, ...], seed: int) -> None:
