@@ -7,8 +7,11 @@ CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 # For two cores: much of a test is waiting for processes.
 TEST_WORKERS ?= 3
+# Modules stay compiled, whatever the environment says: a test run starts hundreds of Pythons that import midstep.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-megatron test test-machines test-etcd test-versions lint sim mutants chaos soak attack prove nightly-megatron nightly-machines bench docs clean
+.PHONY: demo demo-megatron test test-machines test-etcd test-versions lint style types imports sim mutants chaos soak attack prove \
+	nightly-megatron nightly-machines bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -29,9 +32,16 @@ test-versions: $(INSTALLED)  ## contract tests and demos with the oldest, the ne
 	$(BIN)/python -m tests.versions.run $(VERSIONS)
 
 lint: $(INSTALLED)  ## style, types and who may import whom
+	$(MAKE) --no-print-directory -j 2 types style imports
+
+style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types:
 	$(BIN)/mypy
+
+imports:
 	$(BIN)/lint-imports
 
 sim: $(INSTALLED)  ## the recovery machine under a simulated, seeded cluster; INCIDENTS=200000 for more
@@ -78,3 +88,4 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .versions .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis midstep.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
