@@ -87,7 +87,7 @@ def ladder_of(decision: Decision) -> list[Rung]:
     return [*(skipped.rung for skipped in decision.skipped), decision.rung]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(policies(), situations())
 def test_every_cheaper_rung_of_the_ladders_has_its_reason(policy: Policy, facts: Facts) -> None:
     """In order, each once, none without words, and none of those that failed is taken."""
@@ -99,7 +99,7 @@ def test_every_cheaper_rung_of_the_ladders_has_its_reason(policy: Policy, facts:
     assert decision.rung not in {failed.rung for failed in facts.failed}
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(policies(), situations())
 def test_a_rung_that_fails_hands_over_to_a_coarser_one_and_passes_over_none_that_fits(
     policy: Policy, facts: Facts
@@ -124,7 +124,7 @@ def test_a_rung_that_fails_hands_over_to_a_coarser_one_and_passes_over_none_that
     raise AssertionError("the ladder has no end")
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(policies(), situations())
 def test_everybody_at_fault_is_mended_replaced_in_place_or_moved_and_nobody_twice(policy: Policy, facts: Facts) -> None:
     """Who is neither at fault nor on a node that is left keeps its process, whenever a rung keeps any."""
@@ -142,7 +142,7 @@ def test_everybody_at_fault_is_mended_replaced_in_place_or_moved_and_nobody_twic
         assert facts.can_create_nodes or len(left) <= len(facts.usable_spares()) + facts.promised_nodes
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(policies(), situations())
 def test_no_decision_is_charged_beyond_any_budget(policy: Policy, facts: Facts) -> None:
     """Neither the job's nor a role's; what was over before stays where it was."""
@@ -154,7 +154,7 @@ def test_no_decision_is_charged_beyond_any_budget(policy: Policy, facts: Facts) 
         assert use.used <= max(use.limit, before[use.name])
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(policies(), situations())
 def test_an_incident_of_several_roles_takes_nothing_that_one_of_them_alone_would_be_refused(
     policy: Policy, facts: Facts

@@ -79,7 +79,7 @@ def test_arbitrary_well_formed_data_is_no_message(value: object) -> None:
     assert receive(box(), msgspec.msgpack.encode(value)) is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_every_message_survives_the_wire(data: st.DataObject) -> None:
     body = data.draw(messages())
@@ -92,7 +92,7 @@ def test_every_message_survives_the_wire(data: st.DataObject) -> None:
     assert encode(back) == wire
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_damaged_message_is_refused_or_still_a_message(data: st.DataObject) -> None:
     body = data.draw(messages())
