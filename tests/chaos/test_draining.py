@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -15,10 +15,10 @@ from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import RANKS, STEPS, Job, Record
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
-GATE = 15
-STEP_S = 0.05  # the boundary is a second ahead, and must lie before the last step
+FIRST, SECOND = 8, 36  # gates
+STEP_S = 0.05  # the boundary is a second ahead, and must lie before the next gate, and before the last step
 
 
 def assert_no_step_repeated(job: Job) -> None:
@@ -29,9 +29,9 @@ def assert_no_step_repeated(job: Job) -> None:
         assert done == Counter(range(STEPS)), f"rank {rank}: {done}"
 
 
-def drain(job: Job, node: str) -> JobStatus:
+def drain(job: Job, node: str, gate: int) -> JobStatus:
     """Report a node as not well while all ranks are held in a step; wait until they were told where to stop."""
-    job.held_at(GATE)
+    job.held_at(gate)
     level, assertion = FaultLevel.SUB_HEALTH, Assertion.OCCUR
     report = FaultReport(
         FaultKind.NODE, time.time(), "test", "fan 2 is slow", node=node, level=level, assertion=assertion
@@ -40,35 +40,48 @@ def drain(job: Job, node: str) -> JobStatus:
     return job.until(lambda status: status.phase == "pausing", "a boundary")
 
 
-def assert_drained(job: Job, undisturbed: Record) -> dict[str, Any]:
-    """Node1 was left for node2 between two steps, and the numbers are those of a run in which nothing happened."""
-    (incident,) = finish(job)["incidents"]
+class Drained(NamedTuple):
+    """A job of which two nodes have been drained, the statuses before, and the incidents."""
+
+    job: Job
+    before: tuple[JobStatus, JobStatus]
+    incidents: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def drained(start_shared_job: StartJob) -> Drained:
+    """Two nodes are drained one after the other, and the controller dies during the second drain."""
+    job = start_shared_job(spares=2, step_s=STEP_S, gates=[FIRST, SECOND])
+    first = drain(job, "node1", FIRST)
+    job.open_gate(FIRST)
+    second = drain(job, "node2", SECOND)
+    psutil.Process(job.controller_pid()).kill()
+    job.until(lambda status: status.term == 2 and status.phase == "pausing", "the next controller")
+    job.open_gate(SECOND)
+    return Drained(job, (first, second), finish(job)["incidents"])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_sub_healthy_node_is_drained_at_a_step_boundary(drained: Drained, number: int) -> None:
+    """Its ranks move to a spare node while the others keep their processes, and no step is lost."""
+    assert len(drained.incidents) == 2
+    incident, before = drained.incidents[number], drained.before[number]
     assert_nobody_harmed(incident, {2, 3})
     assert incident["decisions"][0]["rung"] == "recover"
-    assert "node1 is not well (fan 2 is slow)" in incident["decisions"][0]["reason"]
-    assert incident["committed_before"] == incident["resumed_step"] > GATE
-    assert_no_step_repeated(job)
-    assert_same_numbers(job.record(), undisturbed)
-    return dict(incident)
-
-
-def test_a_sub_healthy_node_is_drained_at_a_step_boundary(start_job: StartJob, undisturbed: Record) -> None:
-    """Its ranks move to the spare node while the others keep their processes; no step is lost, none is repeated."""
-    job = start_job(spares=1, step_s=STEP_S, gates=[GATE])
-    before = drain(job, "node1")
-    job.open_gate(GATE)
-    incident = assert_drained(job, undisturbed)
+    assert f"node{number + 1} is not well (fan 2 is slow)" in incident["decisions"][0]["reason"]
+    assert incident["committed_before"] == incident["resumed_step"] > (FIRST, SECOND)[number]
     moved = {int(rank): pid for rank, pid in incident["pids_before"].items() if int(rank) in {2, 3}}
     assert moved == {rank.rank: rank.pid for rank in before.ranks if rank.rank in {2, 3}}
 
 
-def test_a_controller_that_dies_during_a_drain_is_replaced_and_the_drain_goes_on(
-    start_job: StartJob, undisturbed: Record
-) -> None:
+def test_a_controller_that_dies_during_a_drain_is_replaced_and_the_drain_goes_on(drained: Drained) -> None:
     """The next controller knows the boundary from the journal, and where the new processes are."""
-    job = start_job(spares=1, step_s=STEP_S, gates=[GATE])
-    drain(job, "node1")
-    psutil.Process(job.controller_pid()).kill()
-    job.until(lambda status: status.term == 2 and status.phase == "pausing", "the next controller")
-    job.open_gate(GATE)
-    assert_drained(job, undisturbed)
+    assert drained.before[1].term == 1
+    assert drained.incidents[1]["outcome"] == "resumed"
+    assert drained.job.report()["exit_code"] == 0
+
+
+def test_drains_repeat_no_step_and_change_no_bit(drained: Drained, undisturbed: Record) -> None:
+    """The numbers are those of a run in which nothing happened."""
+    assert_no_step_repeated(drained.job)
+    assert_same_numbers(drained.job.record(), undisturbed)
