@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import psutil
@@ -18,106 +19,14 @@ import pytest
 
 from midstep.agent.fork_server import PRELOAD_STORE
 from midstep.protocol import environment as names
-from midstep.protocol.codec import decode, encode
-from midstep.protocol.keys import JobKeys
-from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import (
-    Envelope,
-    Message,
-    NodeJoined,
-    ProcessExited,
-    ProcessStarted,
-    StartProcess,
-    WelcomeNode,
-)
-from midstep.protocol.time_limit import within
-from midstep.protocol.transport import Received, RouterSocket
-from midstep.protocol.types import (
-    CONTROLLER,
-    PLATFORM,
-    JobSettings,
-    JobSpec,
-    Rendezvous,
-    node_address,
-)
+from midstep.protocol.messages import NodeJoined, ProcessExited, ProcessStarted, StartProcess, WelcomeNode
+from midstep.protocol.types import JobSettings, JobSpec, Rendezvous
 
-JOB = "agent-test"
+from .least_controller import JOB, LONG_S, Controller
+
 # What these tests start does not train: an agent that imports less is up sooner.
 CHEAP = {names.PRELOAD: PRELOAD_STORE}
-LONG_S = 60.0  # no claim about speed: a loaded machine takes its time
 SETTINGS = JobSettings(heartbeat_s=0.1, stop_grace_s=2.0, stall_grace_s=0.3, stall_after_steps=2)
-
-_Body = TypeVar("_Body", bound=msgspec.Struct)
-
-
-class Controller:
-    """The least that an agent can talk to: it keeps what it hears, and sends what the test says."""
-
-    def __init__(self, root: Path, nodes: int = 1) -> None:
-        self.root = root
-        identities = [PLATFORM, *(node_address(f"node{number}") for number in range(nodes))]
-        JobKeys.create(root / "keys", identities)
-        self.term = 1
-        self.heard: list[Envelope] = []
-        self._changed = asyncio.Event()
-        self._identities: dict[str, str] = {}
-        self._open("tcp://127.0.0.1:0")
-
-    def _open(self, endpoint: str) -> None:
-        self._mailbox = Mailbox(job=JOB, address=CONTROLLER, session=time.time_ns())
-        self._mailbox.term = self.term
-        self.router = RouterSocket(endpoint, curve=JobKeys.load_server(self.root / "keys"))
-        self.router.attach(asyncio.get_running_loop(), self._received)
-
-    def restart(self) -> None:
-        """Be another controller at the same place."""
-        endpoint = self.router.endpoint
-        self.router.close()
-        self.heard.clear()
-        self.term += 1
-        self._open(endpoint)
-
-    def _received(self, batch: list[Received]) -> None:
-        for message in batch:
-            envelope = decode(message.data)
-            self._identities[envelope.sender] = message.identity
-            taken = self._mailbox.take(envelope, time.monotonic())
-            if taken.reply is not None:
-                self.router.send(message.identity, encode(taken.reply))
-            if taken.deliver:
-                if envelope.number:
-                    self.router.send(message.identity, encode(self._mailbox.acknowledge(envelope)))
-                self.heard.append(envelope)
-        self._changed.set()
-
-    def send(self, body: Message, receiver: str) -> None:
-        """Send a command, as soon as the receiver is connected."""
-        envelope = self._mailbox.post(body, receiver, time.monotonic())
-        self._try_to_send(self._identities.get(receiver, receiver), encode(envelope))
-
-    def _try_to_send(self, identity: str, data: bytes) -> None:
-        if not self.router.send(identity, data):
-            asyncio.get_running_loop().call_later(0.05, self._try_to_send, identity, data)
-
-    def order(self, body: Message, node: str = "node0") -> None:
-        self.send(body, node_address(node))
-
-    def all(self, kind: type[_Body]) -> list[_Body]:
-        return [envelope.body for envelope in self.heard if isinstance(envelope.body, kind)]
-
-    async def until(self, kind: type[_Body], which: Callable[[_Body], bool] = lambda _: True) -> _Body:
-        """Wait for the first message of a kind that fits."""
-        deadline = time.monotonic() + LONG_S
-        while True:
-            self._changed.clear()
-            found = [body for body in self.all(kind) if which(body)]
-            if found:
-                return found[0]
-            remaining = deadline - time.monotonic()
-            heard = [type(each.body).__name__ for each in self.heard if each.number]
-            assert remaining > 0, f"no {kind.__name__}; heard {heard}"
-            with contextlib.suppress(TimeoutError):
-                await within(min(remaining, 1.0), self._changed.wait())
 
 
 class Site:
@@ -154,7 +63,7 @@ class Site:
         return f"test:{self.root}"
 
     def welcome(self, script: str, node: str = "node0", **changes: Any) -> None:
-        (self.root / "script.py").write_text(script)
+        self.script(script)
         job = JobSpec(
             job=JOB,
             command=(str(self.root / "script.py"), "one", "two"),
@@ -171,6 +80,10 @@ class Site:
             settings=SETTINGS,
         )
         self.controller.order(WelcomeNode(job=msgspec.structs.replace(job, **changes)), node)
+
+    def script(self, text: str) -> None:
+        """Have the processes that are started from now on run another script."""
+        (self.root / "script.py").write_text(text)
 
     def start(self, rank: int, incarnation: int = 0, node: str = "node0", **changes: Any) -> None:
         store = self.controller.all(NodeJoined)[0].store
@@ -271,6 +184,8 @@ def root() -> Iterator[Path]:
 
 
 Scenario = Callable[[Site], Awaitable[None]]
+Turn = Callable[[Site, int], Awaitable[None]]
+LIVES = 10  # incarnations of each rank that one turn may use
 
 
 @pytest.fixture
@@ -282,8 +197,7 @@ def play(root: Path) -> Callable[..., None]:
         try:
             await scenario(site)
         except BaseException:
-            for log in [*root.glob("*.log"), *root.glob("job/logs/*")]:
-                print(f"--- {log.name}\n{log.read_text()}")
+            tell(root)
             raise
         finally:
             site.close()
@@ -292,3 +206,37 @@ def play(root: Path) -> Callable[..., None]:
         asyncio.run(run(scenario, nodes))
 
     return play_scenario
+
+
+@pytest.fixture(scope="module")
+def play_in_turn() -> Iterator[Callable[[Turn], None]]:
+    """Run scenarios one after the other on one agent: each is told from which incarnation on the ranks are its own."""
+    loop, place = asyncio.new_event_loop(), Path(tempfile.mkdtemp(prefix="ms-"))
+    turns = itertools.count()
+
+    async def begin() -> Site:
+        site = Site(place, nodes=1)
+        await site.agent()
+        site.welcome("")
+        return site
+
+    def play_turn(scenario: Turn) -> None:
+        try:
+            loop.run_until_complete(scenario(site, LIVES * next(turns)))
+        except BaseException:
+            tell(place)
+            raise
+
+    site = loop.run_until_complete(begin())
+    try:
+        yield play_turn
+    finally:
+        site.close()
+        loop.close()
+        shutil.rmtree(place)
+
+
+def tell(root: Path) -> None:
+    """Print all logs of a site, for the message of a failed test."""
+    for log in [*root.glob("*.log"), *root.glob("job/logs/*")]:
+        print(f"--- {log.name}\n{log.read_text()}")

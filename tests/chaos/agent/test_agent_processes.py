@@ -67,51 +67,46 @@ ENDINGS = [
 ]
 
 
-def test_a_script_ends_as_under_python(play: Play) -> None:
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        for incarnation, (script, status, said) in enumerate(ENDINGS):
-            if incarnation == 0:
-                site.welcome(script)
-            (site.root / "script.py").write_text(script)
+def test_a_script_ends_as_under_python(play_in_turn: Play) -> None:
+    async def scenario(site: Any, life: int) -> None:
+        for incarnation, (script, status, said) in enumerate(ENDINGS, start=life):
+            site.script(script)
             site.start(0, incarnation)
 
             assert (await site.exited(0, incarnation)).status == status, script
             assert said in site.log(0, incarnation), script
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
-def test_the_dump_of_a_crash_is_in_the_debug_log(play: Play) -> None:
+def test_the_dump_of_a_crash_is_in_the_debug_log(play_in_turn: Play) -> None:
     """The terminal shows what a rank prints, and of a crash the incident's line is enough there."""
 
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome("import os; os.kill(os.getpid(), 11)")
-        site.start(0)
+    async def scenario(site: Any, life: int) -> None:
+        site.script("import os; os.kill(os.getpid(), 11)")
+        site.start(0, life)
 
-        assert (await site.exited(0)).status == -11
-        assert site.log(0) == ""
-        dump = debug_log(str(site.root / "job"), 0, 0).read_text()
+        assert (await site.exited(0, life)).status == -11
+        assert site.log(0, life) == ""
+        dump = debug_log(str(site.root / "job"), 0, life).read_text()
         assert dump.startswith("Fatal Python error: Segmentation fault")
         assert "script.py" in dump
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
-def test_the_traceback_begins_in_the_users_script(play: Play) -> None:
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome("def fail():\n    1 / 0\n\nfail()\n")
-        site.start(0)
-        await site.exited(0)
+def test_the_traceback_begins_in_the_users_script(play_in_turn: Play) -> None:
+    async def scenario(site: Any, life: int) -> None:
+        site.script("def fail():\n    1 / 0\n\nfail()\n")
+        site.start(0, life)
+        await site.exited(0, life)
 
-        said = site.log(0)
+        said = site.log(0, life)
         assert said.startswith("Traceback (most recent call last):")
         assert "runpy" not in said
         assert "midstep" not in said
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
 def test_a_module_runs_like_python_m(play: Play) -> None:
@@ -213,83 +208,78 @@ def test_without_a_warm_pool_processes_start_cold(play: Play) -> None:
     play(scenario)
 
 
-def test_a_killed_rank_is_seen_and_its_neighbour_lives(play: Play) -> None:
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome(SLEEP)
-        site.start(0)
-        site.start(1)
-        killed, neighbour = await site.started(0), await site.started(1)
-        await site.says(0, "running")
+def test_a_killed_rank_is_seen_and_its_neighbour_lives(play_in_turn: Play) -> None:
+    async def scenario(site: Any, life: int) -> None:
+        site.script(SLEEP)
+        site.start(0, life)
+        site.start(1, life)
+        killed, neighbour = await site.started(0, life), await site.started(1, life)
+        await site.says(0, "running", life)
         os.kill(killed.process.pid, signal.SIGKILL)
 
-        exited = await site.exited(0)
+        exited = await site.exited(0, life)
 
         assert (exited.status, exited.expected) == (-9, False)
         assert psutil.pid_exists(neighbour.process.pid)
-        assert not [body for body in site.controller.all(ProcessExited) if body.process.rank == 1]
+        assert not [body for body in site.controller.all(ProcessExited) if body.process == neighbour.process]
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
-def test_what_a_rank_has_started_ends_with_it(play: Play) -> None:
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome("import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)\n" + SLEEP)
-        site.start(0)
-        started = await site.started(0)
-        await site.says(0, "running")
-        below = int(site.log(0).splitlines()[0])
+def test_what_a_rank_has_started_ends_with_it(play_in_turn: Play) -> None:
+    async def scenario(site: Any, life: int) -> None:
+        site.script("import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)\n" + SLEEP)
+        site.start(0, life)
+        started = await site.started(0, life)
+        await site.says(0, "running", life)
+        below = int(site.log(0, life).splitlines()[0])
         os.kill(started.process.pid, signal.SIGKILL)
-        await site.exited(0)
+        await site.exited(0, life)
 
         await site.eventually(lambda: not psutil.pid_exists(below), "the end of the rank's own process")
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
-def test_a_start_that_comes_twice_starts_one_process(play: Play) -> None:
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome(SLEEP)
-        site.start(0)
-        site.start(0)
-        first = await site.started(0)
-        await site.says(0, "running")
-        site.start(0)
-        site.start(1)
-        await site.started(1)
+def test_a_start_that_comes_twice_starts_one_process(play_in_turn: Play) -> None:
+    async def scenario(site: Any, life: int) -> None:
+        site.script(SLEEP)
+        site.start(0, life)
+        site.start(0, life)
+        first = await site.started(0, life)
+        await site.says(0, "running", life)
+        site.start(0, life)
+        site.start(1, life)
+        await site.says(1, "running", life)
 
-        assert [body.process.pid for body in site.controller.all(ProcessStarted) if body.process.rank == 0] == [
-            first.process.pid
-        ]
+        started = [body.process for body in site.controller.all(ProcessStarted)]
+        assert [each.pid for each in started if (each.rank, each.incarnation) == (0, life)] == [first.process.pid]
         assert psutil.pid_exists(first.process.pid)
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
-def test_a_new_incarnation_takes_the_place_of_the_process_that_holds_the_rank(play: Play) -> None:
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome(SLEEP)
-        site.start(0)
-        first = await site.started(0)
-        await site.says(0, "running")
-        site.start(0, incarnation=1)
-        second = await site.started(0, incarnation=1)
-        site.start(0, incarnation=0)
+def test_a_new_incarnation_takes_the_place_of_the_process_that_holds_the_rank(play_in_turn: Play) -> None:
+    async def scenario(site: Any, life: int) -> None:
+        site.script(SLEEP)
+        site.start(0, life)
+        first = await site.started(0, life)
+        await site.says(0, "running", life)
+        site.start(0, life + 1)
+        second = await site.started(0, life + 1)
+        site.start(0, life)
 
-        exited = await site.exited(0)
+        exited = await site.exited(0, life)
         assert (exited.status, exited.expected) == (-9, True)
         assert not psutil.pid_exists(first.process.pid)
-        await site.says(0, "running", incarnation=1)
+        await site.says(0, "running", life + 1)
         assert psutil.pid_exists(second.process.pid)
         assert second.warm
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
-def test_the_black_box_outlives_the_process(play: Play) -> None:
+def test_the_black_box_outlives_the_process(play_in_turn: Play) -> None:
     script = """
 import os
 from midstep.protocol.blackbox import BlackBox
@@ -298,53 +288,51 @@ print("found", box.read_local(3))
 box.write_local(3, b"kept")
 """
 
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome(script)
-        site.start(0)
-        await site.exited(0)
-        site.start(0, incarnation=1)
-        await site.exited(0, incarnation=1)
+    async def scenario(site: Any, life: int) -> None:
+        site.script(script)
+        site.start(1, life)
+        await site.exited(1, life)
+        site.start(1, life + 1)
+        await site.exited(1, life + 1)
 
-        assert "found None" in site.log(0)
-        assert "found b'kept'" in site.log(0, incarnation=1)
+        assert "found None" in site.log(1, life)
+        assert "found b'kept'" in site.log(1, life + 1)
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_process_that_does_not_hear_sigterm_is_killed(play: Play, stopped: bool) -> None:
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP)
-        site.start(0)
-        started = await site.started(0)
-        await site.says(0, "running")
+def test_a_process_that_does_not_hear_sigterm_is_killed(play_in_turn: Play, stopped: bool) -> None:
+    async def scenario(site: Any, life: int) -> None:
+        site.script("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP)
+        site.start(0, life)
+        started = await site.started(0, life)
+        await site.says(0, "running", life)
         if stopped:
             os.kill(started.process.pid, signal.SIGSTOP)
-        site.controller.order(StopProcess(rank=0, incarnation=0, grace_s=0.2))
+        site.controller.order(StopProcess(rank=0, incarnation=life, grace_s=0.2))
 
-        exited = await site.exited(0)
+        exited = await site.exited(0, life)
         assert (exited.status, exited.expected) == (-9, True)
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
-def test_a_stop_that_overtakes_its_start_wins(play: Play) -> None:
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome(SLEEP)
-        site.start(0)
-        await site.started(0)
-        site.controller.order(StopProcess(rank=0, incarnation=1, grace_s=0.0))
-        await site.exited(0)
-        site.start(0, incarnation=1)
-        site.start(0, incarnation=2)
-        await site.started(0, incarnation=2)
+def test_a_stop_that_overtakes_its_start_wins(play_in_turn: Play) -> None:
+    async def scenario(site: Any, life: int) -> None:
+        site.script(SLEEP)
+        site.start(0, life)
+        await site.started(0, life)
+        site.controller.order(StopProcess(rank=0, incarnation=life + 1, grace_s=0.0))
+        await site.exited(0, life)
+        site.start(0, life + 1)
+        site.start(0, life + 2)
+        await site.started(0, life + 2)
 
-        assert {body.process.incarnation for body in site.controller.all(ProcessStarted)} == {0, 2}
+        started = [body.process for body in site.controller.all(ProcessStarted)]
+        assert {each.incarnation for each in started if each.incarnation >= life} == {life, life + 2}
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
 def test_a_start_that_cannot_be_done_is_a_fault(play: Play) -> None:
@@ -360,25 +348,24 @@ def test_a_start_that_cannot_be_done_is_a_fault(play: Play) -> None:
     play(scenario)
 
 
-def test_armed_faults_kill_and_stop_the_rank_they_name(play: Play) -> None:
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome(SLEEP)
-        site.start(0)
-        site.start(1)
-        stopped = await site.started(0)
-        await site.says(0, "running")
-        await site.says(1, "running")
+def test_armed_faults_kill_and_stop_the_rank_they_name(play_in_turn: Play) -> None:
+    async def scenario(site: Any, life: int) -> None:
+        site.script(SLEEP)
+        site.start(0, life)
+        site.start(1, life)
+        stopped = await site.started(0, life)
+        await site.says(0, "running", life)
+        await site.says(1, "running", life)
         site.controller.order(ArmFault(fault=ArmedFault(rank=0, action=FaultAction.STOP)))
-        site.controller.order(ArmFault(fault=ArmedFault(rank=1, action=FaultAction.KILL, incarnation=4)))
-        site.controller.order(ArmFault(fault=ArmedFault(rank=1, action=FaultAction.KILL, incarnation=0)))
+        site.controller.order(ArmFault(fault=ArmedFault(rank=1, action=FaultAction.KILL, incarnation=life + 4)))
+        site.controller.order(ArmFault(fault=ArmedFault(rank=1, action=FaultAction.KILL, incarnation=life)))
 
-        assert (await site.exited(1)).status == -9
+        assert (await site.exited(1, life)).status == -9
         process = psutil.Process(stopped.process.pid)
         await site.eventually(lambda: process.status() == psutil.STATUS_STOPPED, "the stop of rank 0")
-        assert len(site.controller.all(ProcessExited)) == 1
+        assert not [body for body in site.controller.all(ProcessExited) if body.process == stopped.process]
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
 def test_a_killed_fork_server_is_replaced_and_no_start_waits_for_it(play: Play) -> None:
