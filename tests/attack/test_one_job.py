@@ -13,8 +13,10 @@ import msgspec
 import psutil
 import pytest
 
+from midstep.agent.fork_server import PRELOAD_STORE
 from midstep.cli.jobs.job_file import run_directory_of
 from midstep.processor.checkpoints import archive
+from midstep.protocol.environment import PRELOAD
 
 from ..chaos.conftest import StartJob, device, start_job  # noqa: F401 - fixtures
 from ..chaos.jobs import MARK, PATIENCE_S, ROOMY, TRAINING
@@ -65,7 +67,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     with open("/dev/full", "wb") as full:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "midstep.cli.main", "run", *options, *map(str, script)],
-            env={**os.environ, MARK: mark, "SHELL_TOKEN": SECRETS["SHELL_TOKEN"]},
+            env={**os.environ, MARK: mark, "SHELL_TOKEN": SECRETS["SHELL_TOKEN"], PRELOAD: PRELOAD_STORE},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=full,

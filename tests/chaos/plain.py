@@ -9,22 +9,22 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 
 def main(records: Path, *, stubborn: bool, lonely: bool) -> None:
     """Write the environment down, add up the ranks, fail at the first try."""
     rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     (records / f"environment.{rank}.{attempt}.json").write_text(json.dumps(dict(os.environ)))
-    total = torch.tensor(float(rank))
-    if not lonely:
-        dist.init_process_group("gloo")
-        dist.all_reduce(total)
-    if rank == 1 and (stubborn or attempt == 0):
-        sys.exit("on purpose")
+    failing = rank == 1 and (stubborn or attempt == 0)
     if lonely:
-        return
+        sys.exit("on purpose" if failing else 0)  # without torch, which torchrun would import in each process
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor(float(rank))
+    dist.init_process_group("gloo")
+    dist.all_reduce(total)
+    if failing:
+        sys.exit("on purpose")
     dist.barrier()
     (records / f"total.{rank}").write_text(str(total.item()))
     dist.destroy_process_group()

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from midstep.agent.fork_server import PRELOAD_STORE
+from midstep.protocol import environment as names
+
 from .comparing import finish
 from .conftest import StartJob
 from .jobs import PATIENCE_S, Job
@@ -19,6 +22,12 @@ RANKS = range(2)
 DIFFERENT = {"MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"}  # they name a place or a run
 # How torchrun's own wrapper finds its files and signals, and what Python sets when it meets a terminal.
 NOT_FOR_SCRIPTS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "COLUMNS", "LINES"}
+
+
+@pytest.fixture(autouse=True)
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the nodes import no more than these scripts do, which train nothing."""
+    monkeypatch.setenv(names.PRELOAD, PRELOAD_STORE)
 
 
 def start_plain(start_job: StartJob, tmp_path: Path, *options: str, stubborn: bool = False) -> tuple[Job, Path]:
