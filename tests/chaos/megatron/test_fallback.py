@@ -1,7 +1,7 @@
 """What happens when no copy of a shard is left, or no rung of the ladder: training goes on from a checkpoint."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
@@ -17,17 +17,12 @@ from .training import Shape
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 AT, CHECKPOINT = 15, 10
-WITH_A_BUDDY = Shape(tensor=2, distributed=True, bf16=True, steps=18)
+AGAIN_AT, SECOND_CHECKPOINT = 25, 20
+WITH_A_BUDDY = Shape(tensor=2, distributed=True, bf16=True, steps=28)
 ONE_EACH = [{"rung": "recover_in_place", "budget": {"per_rank": 1}}, {"rung": "stop"}]
 CalmRun = Callable[[Shape], Record]
-NIGHTLY = {
-    "a rank and its buddy, data 4",
-    "one tensor coordinate, tensor 2 x data 2, plain",
-    "one piece in both instances, data 4, 2 instances",
-}
 SHAPES: dict[str, tuple[Shape, tuple[int, int], str]] = {
     # Who holds it, and what it is called.
-    "a rank and its buddy, tensor 2 x data 2, bf16": (WITH_A_BUDDY, (1, 3), "optimizer.rank"),
     "a rank and its buddy, data 4": (Shape(distributed=True, steps=18), (0, 2), "optimizer.rank"),
     "one tensor coordinate, tensor 2 x data 2, plain": (Shape(tensor=2, steps=18), (0, 2), "dense.tp0.pp0"),
     "one piece in both instances, data 4, 2 instances": (
@@ -51,35 +46,33 @@ def calm_run(start_megatron: StartMegatron) -> CalmRun:
     return run
 
 
-@pytest.mark.parametrize(
-    ("shape", "holders", "shard"),
-    [
-        pytest.param(*lost, id=name, marks=[pytest.mark.soak, pytest.mark.nightly] if name in NIGHTLY else [])
-        for name, lost in SHAPES.items()
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.nightly
+@pytest.mark.parametrize(("shape", "holders", "shard"), SHAPES.values(), ids=list(SHAPES))
 def test_when_all_holders_of_a_shard_are_lost_all_go_back_to_the_checkpoint(
     start_megatron: StartMegatron, calm_run: CalmRun, shape: Shape, holders: tuple[int, int], shard: str
 ) -> None:
     """Both holders die at once: the two others keep their processes, and the loss of steps is reported."""
     job = start_megatron(shape, gates=[AT])
-    held = job.held_at(AT, PATIENCE_S)
-    for rank in holders:
-        psutil.Process(held.ranks[rank].pid).kill()
-    job.open_gate(AT)
-    incident = compared(job, calm_run(shape))
+    lose(job, holders)
+    (incident,) = compared(job, calm_run(shape), [(AT, CHECKPOINT)])
     assert set(incident["replaced"]) == set(holders), incident
     assert f"no clean copy of shard {shard}" in " ".join(incident["reasons"]), incident
 
 
-def test_the_buddy_that_dies_while_it_hands_back_a_piece_takes_the_last_copy_along(
+def test_a_rank_and_its_buddy_that_are_lost_send_all_to_the_checkpoint_whether_at_once_or_in_the_repair(
     start_megatron: StartMegatron, calm_run: CalmRun
 ) -> None:
-    """The loss of the first rank alone costs no step; that of its buddy in the repair sends all to the checkpoint."""
-    job = start_megatron(WITH_A_BUDDY, (inject(1, InjectionPoint.BACKWARD, AT), inject(3, InjectionPoint.REPAIR, AT)))
-    incident = compared(job, calm_run(WITH_A_BUDDY))
-    assert set(incident["replaced"]) == {1, 3}, incident
-    assert len(incident["generations"]) > 1, incident
+    """The loss of the first rank alone costs no step; that of its buddy, as it hands back a piece, is the last copy."""
+    later = inject(1, InjectionPoint.BACKWARD, AGAIN_AT, life=2), inject(3, InjectionPoint.REPAIR, AGAIN_AT, life=2)
+    job = start_megatron(WITH_A_BUDDY, later, gates=[AT])
+    lose(job, (1, 3))
+    losses = [(AT, CHECKPOINT), (AGAIN_AT, SECOND_CHECKPOINT)]
+    at_once, in_the_repair = compared(job, calm_run(WITH_A_BUDDY), losses)
+    for incident in (at_once, in_the_repair):
+        assert set(incident["replaced"]) == {1, 3}, incident
+    assert "no clean copy of shard optimizer.rank" in " ".join(at_once["reasons"]), at_once
+    assert len(in_the_repair["generations"]) > 1, in_the_repair
 
 
 @pytest.mark.soak
@@ -102,13 +95,21 @@ def test_a_new_job_goes_on_bit_for_bit_from_what_was_saved_when_the_ladder_ended
     assert_same_numbers(job.record(), calm_run(WITH_A_BUDDY))
 
 
-def compared(job: Job, calm: Record) -> dict[str, Any]:
-    """See that all went back to the checkpoint, and to the numbers of a calm run; return the incident."""
-    incidents = run_to_its_end(job)["incidents"]
-    assert len(incidents) == 1, job.said()
-    incident: dict[str, Any] = incidents[0]
-    lost = (incident["restore"], incident["resumed_step"], incident["steps_lost"])
-    assert lost == ("checkpoint", CHECKPOINT, AT - CHECKPOINT), incident
-    assert incident["healthy_pids_kept"], incident
+def lose(job: Job, holders: tuple[int, int]) -> None:
+    """Kill two ranks that stand in front of a step, at once."""
+    held = job.held_at(AT, PATIENCE_S)
+    for rank in holders:
+        psutil.Process(held.ranks[rank].pid).kill()
+    job.open_gate(AT)
+
+
+def compared(job: Job, calm: Record, losses: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """See that all went back from each step to its checkpoint, and to the numbers of a calm run; return incidents."""
+    incidents: list[dict[str, Any]] = run_to_its_end(job, incidents=len(losses))["incidents"]
+    assert len(incidents) == len(losses), job.said()
+    for incident, (at, checkpoint) in zip(incidents, losses, strict=True):
+        lost = (incident["restore"], incident["resumed_step"], incident["steps_lost"])
+        assert lost == ("checkpoint", checkpoint, at - checkpoint), incident
+        assert incident["healthy_pids_kept"], incident
     assert_same_numbers(job.record(), calm)
-    return incident
+    return incidents
