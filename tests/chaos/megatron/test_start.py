@@ -2,6 +2,7 @@
 
 import pytest
 
+from ..jobs import ONE_NODE
 from .conftest import PATIENCE_S, POLICY, StartMegatron, run_to_its_end
 from .training import Shape
 
@@ -27,7 +28,7 @@ def test_where_copies_share_a_node_another_order_of_ranks_is_named(start_megatro
 
 def test_what_copies_cost_is_said(start_megatron: StartMegatron) -> None:
     """Device and host memory apart, what is sent, and after the first steps how long it takes."""
-    job = start_megatron(Shape(distributed=True, bf16=True, replica="buddy_host", steps=13))
+    job = start_megatron(Shape(distributed=True, bf16=True, replica="buddy_host", steps=13), **ONE_NODE)
     run_to_its_end(job)
     said = job.said()
     assert "replica buddy_host: about" in said
