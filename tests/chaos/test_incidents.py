@@ -10,7 +10,7 @@ from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import Job, Record, inject
 
-pytestmark = [pytest.mark.chaos, pytest.mark.both_devices, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.both_devices(second_in_soak=True), pytest.mark.timeout(240)]
 
 FAULTS = (
     inject(0, InjectionPoint.BACKWARD, 12, action=FaultAction.RAISE),

@@ -41,6 +41,7 @@ def assert_nothing_left(job: JoinedJob) -> None:
     assert not left, job.said()
 
 
+@pytest.mark.soak  # on machines with networks of their own: `test_lost_machines.py` in tests/machines
 def test_three_machines_lose_a_rank_and_then_one_of_them_and_compute_the_same_numbers(
     job: JoinedJob, undisturbed: Record
 ) -> None:
