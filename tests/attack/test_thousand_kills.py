@@ -171,7 +171,7 @@ def struck_again_and_again(start_job: StartJob, kills: int, apart: int, wander_s
     """Run a job to its end with so many kills on the way."""
     began_s = time.monotonic()
     steps = steps_for(kills, apart)
-    job = start_job(steps=steps, policy=POLICY, options=["--quiet"])
+    job = start_job(steps=steps, policy=POLICY, options=["--quiet"], fixed_nodes=False)
     job.close_gate(FIRST_GATE)
     job.until(lambda status: is_well(status) and status.committed >= 1, "the first steps", RECOVERED_S)
     started_s = time.monotonic()

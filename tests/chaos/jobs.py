@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 import psutil
 import yaml
+from click.testing import CliRunner
 
+from midstep.cli.main import main
 from midstep.cli.supervision.controller_notice import read_notice
 from midstep.controller.endpoints.control_requests import Accepted, KillNodeRequest, Request, StatusReply, StatusRequest
 from midstep.controller.endpoints.control_socket import NoController, ask
@@ -28,6 +30,7 @@ PATIENCE_S = 90.0  # for anything that has to happen; the machine may be busy
 OF_TORCH = "_remote_module_non_scriptable.py"
 GONE_S = 20.0  # for the last process to be gone after the launcher
 ANSWER_S = 20.0  # for the controller to answer a request
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.3  # between two looks at a job: each costs its controller some time
 STATUS_S = 1.0  # for a status, which is asked for again and again, also of controllers that are dead
 STEPS = 60
 STEP_S = 0.03
@@ -99,6 +102,7 @@ class Job:
         options: Sequence[str] = (),
         gates: Sequence[int] = (),
         device: str = "cpu",
+        fixed_nodes: bool = True,  # each node that is added, also a spare in the place of a used one, imports torch
     ) -> None:
         self.name = f"chaos-{secrets.token_hex(4)}"
         self.directory, self.records = root / "job", root / "records"
@@ -127,6 +131,7 @@ class Job:
         shape = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node), "--spares", str(spares)]
         where = ["--job", self.name, "--job-dir", str(self.directory), "--policy", str(self._policy)]
         where += [] if device == "cpu" else ["--device", device]
+        where += ["--fixed-nodes"] if fixed_nodes else []
         with self.output.open("wb") as output:
             self.launcher = subprocess.Popen(
                 [sys.executable, "-m", "midstep.cli.main", "run", *shape, *where, *options, str(script), *given],
@@ -159,13 +164,15 @@ class Job:
     def until(self, holds: Callable[[JobStatus], bool], what: str, limit_s: float = PATIENCE_S) -> JobStatus:
         """Wait until the job's live status is as wanted, and return it."""
         deadline = time.monotonic() + limit_s
+        pause_s = SHORTEST_PAUSE_S
         while True:
             status = self.status()
             if status is not None and holds(status):
                 return status
             assert self.launcher.poll() is None, f"the job ended while waiting for {what}:\n{self.said()}"
             assert time.monotonic() < deadline, f"still waiting for {what}:\n{self.said()}"
-            time.sleep(0.05)
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
 
     def wait(self, limit_s: float = PATIENCE_S) -> int:
         """Wait for the end of the job and return its exit code."""
@@ -176,12 +183,8 @@ class Job:
 
     def report(self) -> dict[str, Any]:
         """Return what `midstep report --json` says."""
-        done = subprocess.run(
-            [sys.executable, "-m", "midstep.cli.main", "report", "--json", str(self.directory)],
-            capture_output=True,
-            check=True,
-            timeout=PATIENCE_S,
-        )
+        done = CliRunner().invoke(main, ["report", "--json", str(self.directory)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
         report: dict[str, Any] = json.loads(done.stdout)
         return report
 

@@ -12,7 +12,7 @@ from midstep.protocol.types import FaultAction, InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import Job, Record, inject
+from .jobs import ONE_NODE, Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -64,7 +64,7 @@ def _is_stopped(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def job(start_shared_job: StartJob) -> Job:
-    return start_shared_job(faults=FAULTS, gates=[GATE])
+    return start_shared_job(faults=FAULTS, gates=[GATE], **ONE_NODE)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from midstep.protocol.types import InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ROOMY, Job, Record, inject
+from .jobs import ONE_NODE, ROOMY, Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.both_devices(second_in_soak=True), pytest.mark.timeout(240)]
 
@@ -80,7 +80,7 @@ Incidents = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def killed_in_steps(start_shared_job: StartJob) -> Job:
-    return start_shared_job(faults=[fault for faults, _, _ in IN_A_STEP.values() for fault in faults])
+    return start_shared_job(faults=[fault for faults, _, _ in IN_A_STEP.values() for fault in faults], **ONE_NODE)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def job(start_shared_job: StartJob) -> Job:
-    job = start_shared_job(faults=FAULTS, gates=[NODE_STEP])
+    job = start_shared_job(faults=FAULTS, gates=[NODE_STEP], fixed_nodes=False)
     job.kill_node(job.held_at(NODE_STEP).ranks[3].node)
     job.open_gate(NODE_STEP)
     return job

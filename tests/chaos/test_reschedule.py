@@ -22,7 +22,8 @@ def test_a_kill_under_a_policy_that_only_reschedules_loses_no_committed_step(
     start_job: StartJob, undisturbed: Record
 ) -> None:
     """The survivors save first; all processes start again on new nodes, and end with the same bits."""
-    job = start_job(policy=ONLY_RESCHEDULE, faults=[inject(1, InjectionPoint.FORWARD, KILLED_AT)])
+    faults = [inject(1, InjectionPoint.FORWARD, KILLED_AT)]
+    job = start_job(policy=ONLY_RESCHEDULE, faults=faults, fixed_nodes=False)
     (incident,) = finish(job)["incidents"]
     assert incident["outcome"] == "resumed"
     assert incident["rung"] == "reschedule_job"

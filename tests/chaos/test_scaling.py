@@ -53,9 +53,7 @@ def samples_by_step(job: Job) -> dict[int, list[int]]:
 
 def test_a_world_shrinks_after_the_loss_of_a_node_and_grows_when_one_comes(start_job: StartJob) -> None:
     """All steps are done, no committed one is lost, and each sample is learned from once, in the global order."""
-    job = start_job(
-        script=DIVIDED, policy=SCALED, steps=STEPS, step_s=STEP_S, gates=[LOSS, GROWTH], options=["--fixed-nodes"]
-    )
+    job = start_job(script=DIVIDED, policy=SCALED, steps=STEPS, step_s=STEP_S, gates=[LOSS, GROWTH])
     job.held_at(LOSS)
     job.kill_node("node1")
     job.open_gate(LOSS)

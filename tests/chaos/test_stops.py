@@ -19,8 +19,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 ONE_EACH = {**ROOMY, "ladder": [{"rung": "recover_in_place", "budget": {"per_rank": 1}}, {"rung": "stop"}]}
 NO_NEW_NODES = {**ROOMY, "ladder": [{"rung": "recover_in_place"}, {"rung": "recover"}, {"rung": "stop"}]}
 
-FIXED = ["--fixed-nodes"]
-
 CASES: dict[str, tuple[dict[str, Any], list[ArmedFault], int, list[str]]] = {
     "budget spent": (
         ONE_EACH,
@@ -43,7 +41,7 @@ def test_at_the_end_of_the_ladder_the_job_stops_with_its_reason_and_a_checkpoint
 ) -> None:
     """Exit code 1, the reason in the report, and an emergency checkpoint of the last committed step that loads."""
     policy, faults, step, reasons = CASES[case]
-    job = start_job(policy=policy, faults=faults, options=FIXED)
+    job = start_job(policy=policy, faults=faults)
     assert job.wait() == 1, job.said()
     job.assert_nothing_left()
     report = job.report()

@@ -10,7 +10,7 @@ from midstep.processor.checkpoints.fence import MARK
 
 from .comparing import assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ROOMY, STEPS, Job, Record
+from .jobs import ONE_NODE, ROOMY, STEPS, Job, Record
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
@@ -38,12 +38,12 @@ def test_a_world_that_trains_on_beside_its_successor_writes_no_checkpoint_any_mo
     """As after a network that was cut: the first goes on, unheard, while the second has begun from its checkpoint."""
     shared = tmp_path / "checkpoints"
     policy = {**ROOMY, "checkpoint": {"directory": str(shared), "every_steps": 10}}
-    first = start_job(policy=policy, gates=[HELD_AT])
+    first = start_job(policy=policy, gates=[HELD_AT], **ONE_NODE)
     first.held_at(HELD_AT)
     assert marked_by(shared) == first.name
     assert archive.complete_steps(shared) == (10, 20)
 
-    second = start_job(policy=policy)
+    second = start_job(policy=policy, **ONE_NODE)
     assert not finish(second)["incidents"], second.said()
     assert marked_by(shared) == second.name
     assert {min(steps) for steps in second.record().steps.values()} == {20}
