@@ -156,9 +156,7 @@ class RankLoop:
         session = self._session
         session.reach(SessionStage.PARKED)
         report = yield act.Survey()
-        yield act.Post(
-            RankQuiesced(session.rank, order.generation, session.incarnation, report, dict(self._phases_s))
-        )
+        yield act.Post(RankQuiesced(session.rank, order.generation, session.incarnation, report, dict(self._phases_s)))
 
     def _rejoin(self, order: Rejoin) -> Actions[None]:
         """Do this rank's part of the plan, and report for barrier two; a failure ends the attempt."""
