@@ -314,8 +314,7 @@ class Driver:
     async def _sleep(self, wake: asyncio.Event) -> None:
         now = self._clock.now()
         times = [now + LONGEST_SLEEP_S, self._liveness.next_check(now), self._deadline(now), self._wire.next_due()]
-        times.append(self._trouble.retry_s if self._trouble.error is not None else None)
-        times += [self._drain_until_s or None, self._control.next_due(now)]
+        times += [self._trouble.next_try_s, self._drain_until_s or None, self._control.next_due(now)]
         first = min(moment for moment in times if moment is not None)
         # Never zero: a deadline that has passed and waits for the journal must not make this a busy loop.
         await wait_at_most(wake, max(first - now, DEADLINE_SPACING_S / 2))

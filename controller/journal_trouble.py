@@ -23,6 +23,11 @@ class JournalTrouble:
         self.error: JournalError | None = None
         self.retry_s = 0.0
 
+    @property
+    def next_try_s(self) -> float | None:
+        """When to try again; None while there is no trouble."""
+        return None if self.error is None else self.retry_s
+
     def blocks(self, now: float) -> bool:
         """Return whether it is too early to try again."""
         return self.error is not None and now < self.retry_s

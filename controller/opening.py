@@ -4,7 +4,6 @@ In files of one host, or in an etcd. What is above does not know which.
 """
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -86,7 +85,7 @@ def open_in_etcd(stack: contextlib.ExitStack, place: EtcdPlace, term: Term, aliv
 
     alive.beat()
     lease_s = term.lease_s or LEASE_S
-    entry = Presence(place, term.name or default_name(os.getpid()), lease_s)
+    entry = Presence(place, term.name or default_name(), lease_s)
     stack.callback(entry.close)
     journal = EtcdJournal.open(place, entry, lease_s=lease_s, wait_s=term.wait_s, beat=_beat(term, alive))
     stack.callback(journal.close)

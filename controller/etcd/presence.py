@@ -27,9 +27,9 @@ _decode = msgspec.json.Decoder(ControllerStatus).decode
 _log = logging.getLogger(__name__)
 
 
-def default_name(pid: int) -> str:
+def default_name() -> str:
     """Return what a controller is called that was given no name."""
-    return f"{socket.gethostname().partition('.')[0]}-{pid}"
+    return f"{socket.gethostname().partition('.')[0]}-{os.getpid()}"
 
 
 class Presence:

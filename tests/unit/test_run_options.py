@@ -59,7 +59,11 @@ def test_a_job_is_not_started_over_another(script: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("typed", "words"),
-    [("polcy", "Did you mean 'policy'?"), ("reprot", "Did you mean 'report'?"), ("xyzzy", "Commands: run, demo, ")],
+    [
+        ("polcy", "Did you mean 'policy'?"),
+        ("reprot", "Did you mean 'report'?"),
+        ("xyzzy", "Commands: run, resume, demo, "),
+    ],
 )
 def test_a_command_that_is_not_there_is_answered_with_the_nearest(typed: str, words: str) -> None:
     """Or with all of them."""
