@@ -1,5 +1,6 @@
 """An etcd of the tests: one member, or a cluster, on this machine's loopback; killed, frozen and started again."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import requests
 
 PROGRAM = "etcd"
 REQUIRED = "MIDSTEP_REQUIRE_ETCD"  # set where the tests have to run: a skipped one is a failed one then
@@ -71,15 +73,14 @@ class Member:
             self._process = None
 
     def wait(self) -> None:
-        """Wait until it listens."""
+        """Wait until it is well: it listens before it knows who leads."""
         give_up_s = time.monotonic() + READY_S
         while time.monotonic() < give_up_s:
-            with socket.socket() as probe:
-                probe.settimeout(1.0)
-                if probe.connect_ex((_LOOPBACK, self.port)) == 0:
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(f"http://{_LOOPBACK}:{self.port}/health", timeout=5.0).ok:
                     return
             time.sleep(0.02)
-        raise AssertionError(f"etcd does not listen:\n{self._log.read_text()[-3000:]}")
+        raise AssertionError(f"etcd does not get well:\n{self._log.read_text()[-3000:]}")
 
 
 class Server:
