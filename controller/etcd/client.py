@@ -160,17 +160,15 @@ class Etcd:
 
     def _connect(self, host: str, port: int) -> "Etcd3Client":
         from etcd3gw import Etcd3Client
+        from requests import Session
 
         files = self._place.certificates
-        return Etcd3Client(
-            host,
-            port,
-            self._place.protocol,
-            ca_cert=files.authority,
-            cert_cert=files.certificate,
-            cert_key=files.key,
-            timeout=self._timeout_s,
-        )
+        session = Session()
+        session.trust_env = False  # a proxy, or an authority of other programs, is not for etcd
+        session.verify = files.authority or True
+        if files.certificate is not None:
+            session.cert = files.certificate if files.key is None else (files.certificate, files.key)
+        return Etcd3Client(host, port, self._place.protocol, timeout=self._timeout_s, session=session)
 
 
 def absent(key: str) -> Condition:

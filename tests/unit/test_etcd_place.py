@@ -48,3 +48,12 @@ def test_a_missing_library_is_said_with_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'midstep\[etcd\]'"):
         Etcd(parse_place("etcd://a", "demo"))
+
+
+def test_a_connection_has_the_files_of_the_job_and_nothing_of_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables for proxies and authorities of others would go before its own."""
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/of/others")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:1")
+    session = Etcd(parse_place("etcds://a", "demo", Certificates("ca", "cert", "key")))._connect("a", 1).session
+    settings = session.merge_environment_settings("https://a:1", {}, False, None, None)
+    assert (settings["verify"], settings["cert"], dict(settings["proxies"])) == ("ca", ("cert", "key"), {})
