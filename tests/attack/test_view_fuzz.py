@@ -15,6 +15,7 @@ from midstep.cli import report as report_command
 from midstep.cli import status as status_command
 from midstep.cli.display.job_follower import JobFollower
 from midstep.cli.main import main
+from midstep.cli.reaching import HereJob
 from midstep.controller.endpoints.control_requests import StatusReply
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import JobStatus, StandingFault
@@ -96,7 +97,7 @@ class Commands:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.told: JobStatus | None = None
         for command in (status_command, report_command):
-            monkeypatch.setattr(command, "find_job", lambda _: Path("job"))
+            monkeypatch.setattr(command, "reached", lambda *_: HereJob(Path("job")))
         monkeypatch.setattr(status_command, "look", lambda _: (self.told, self.told.reason if self.told else ""))
         monkeypatch.setattr(report_command, "load_status", lambda _: self.told)
 
