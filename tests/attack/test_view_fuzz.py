@@ -232,10 +232,10 @@ def test_a_bracket_is_shown_as_it_is(lived: JobStatus, midstep: Commands) -> Non
 def test_what_a_command_is_refused_with_is_text(midstep: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors are shown in one place."""
 
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise ConfigurationError("a\x1b[2Jb\x07")
 
-    monkeypatch.setattr(status_command, "find_job", fail)
+    monkeypatch.setattr(status_command, "reached", fail)
     result = CliRunner().invoke(main, ["status"])
     assert result.exit_code == 1
     assert result.output == "Error: a?[2Jb?\n"
