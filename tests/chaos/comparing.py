@@ -27,7 +27,8 @@ def assert_nobody_harmed(incident: dict[str, Any], replaced: set[int], *, ranks:
     assert set(incident["replaced"]) == replaced, incident
     before, after = incident["pids_before"], incident["pids_after"]
     kept = {rank for rank in before if before[rank] == after.get(rank)}
-    assert kept == {str(rank) for rank in range(ranks)} - {str(rank) for rank in replaced}, incident
+    # On several machines the newcomer may have the number that the process before had elsewhere.
+    assert kept >= {str(rank) for rank in range(ranks)} - {str(rank) for rank in replaced}, incident
     assert incident["healthy_pids_kept"], incident
     assert incident["steps_lost"] == 0, incident
     assert incident["restore"] == "replica", incident
