@@ -123,23 +123,23 @@ class Presence:
         return value in {msgspec.json.encode(entry) for entry in (self._entry, self._said)}
 
     def _keep(self) -> None:
-        pause_s = self._ttl_s / RENEWALS
+        tried = self._said  # an entry is written at once, and one that cannot be written is tried in turn
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._closed or self._entry is not self._said, pause_s)
+                self._wake.wait_for(lambda last=tried: self._closed or self._entry is not last, self._ttl_s / RENEWALS)
                 if self._closed:
                     return
-                entry = self._entry
+                tried = self._entry
             try:
-                self._look_after(entry)
+                self._look_after(tried)
             except StoreUnreachable as error:
                 if not self._troubled:
                     _log.warning("%s", error)
                 self._troubled = True
-                time.sleep(pause_s)  # an entry that could not be written must not make this a busy loop
             except ConfigurationError as error:  # only after the lease had ended
                 _log.warning("%s", error)
-                time.sleep(pause_s)
+            except msgspec.MsgspecError as error:  # the lease is kept alive before the entries are read
+                _log.warning("%s: what another controller says of itself cannot be read: %s", self._place, error)
 
     def _look_after(self, entry: ControllerStatus) -> None:
         if time.monotonic() - self._beat_s > LOOP_ALIVE_S:

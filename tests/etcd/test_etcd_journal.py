@@ -24,7 +24,7 @@ from midstep.controller.liveness import Liveness
 from midstep.controller.routes import Routes
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import ConfigurationError, JournalDamaged, JournalError, JournalSuperseded
-from midstep.protocol.incidents import ControllerPhase
+from midstep.protocol.incidents import ControllerPhase, ControllerStatus
 from midstep.protocol.types import JobSpec
 
 from .conftest import StartServer
@@ -445,3 +445,22 @@ def test_the_controllers_of_a_job_are_listed_with_their_phases(job: EtcdPlace) -
     finally:
         first.close()
         second.close()
+
+
+def test_a_lease_is_kept_beside_an_entry_that_cannot_be_read_and_a_hanging_loop_costs_no_time(job: EtcdPlace) -> None:
+    presence = Presence(job, "first", LEASE_S)
+    try:
+        Etcd(job).change([], [put(f"{job.controllers}foreign", b"nonsense")])
+        lease, ended_s = presence.lease, time.monotonic() + 2 * LEASE_S
+        while time.monotonic() < ended_s:
+            presence.beat()
+            time.sleep(0.1)
+        assert presence.lease == lease
+        time.sleep(1.5 * LOOP_ALIVE_S)  # the loop hangs
+        looks: list[ControllerStatus] = []
+        presence._look_after = looks.append  # type: ignore[assignment, method-assign]
+        presence.enter(ControllerPhase.HOT, 1)
+        time.sleep(LEASE_S)
+        assert 1 <= len(looks) <= 10
+    finally:
+        presence.close()
