@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from ..policies.schema import DeviceName
+from .jobs.rank_variables import named_variables, variables_of_files
+from .jobs.start import Start
 from .joining.torchrun_flags import spellings
-from .numbers import Whole, node_count
+from .numbers import NodesAsked, Whole, node_count
 
 Decorator = Callable[[Any], Any]
 
@@ -116,3 +118,34 @@ def options(*groups: tuple[Decorator, ...]) -> Decorator:
         return command
 
     return add
+
+
+def asked_for(
+    *,
+    nodes: NodesAsked,
+    ranks_per_node: int,
+    spare_nodes: int,
+    max_restarts: int,
+    policy_file: Path | None,
+    device: str | None,
+    environment: tuple[str, ...],
+    environment_files: tuple[Path, ...],
+    is_module: bool,
+    no_python: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> Start:
+    """Return what these options ask for. Raises ConfigurationError when a variable or its file cannot be taken."""
+    return Start(
+        command=(script, *arguments),
+        is_module=is_module,
+        no_python=no_python,
+        nodes=nodes.most,
+        least_nodes=nodes.least,
+        ranks_per_node=ranks_per_node,
+        spare_nodes=spare_nodes,
+        max_restarts=max_restarts,
+        policy_file=policy_file,
+        environment={**variables_of_files(environment_files), **named_variables(environment)},
+        device=None if device is None else DeviceName(device),
+    )

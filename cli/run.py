@@ -10,16 +10,14 @@ from typing import Any
 import click
 import msgspec
 
-from ..policies.schema import DeviceName
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
 from ..protocol.secret_files import read_token
 from ..protocol.token import TOKEN_VARIABLE, joinable
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
-from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, options
+from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, asked_for, options
 from .jobs.fault_schedule import load_schedule
-from .jobs.rank_variables import named_variables, variables_of_files
 from .jobs.start import PreparedJob, Start, create_job
 from .joining.admission import Wishes
 from .joining.launch_environment import launched
@@ -27,7 +25,6 @@ from .joining.machine import JoiningMachine, prepare
 from .joining.opening import required
 from .joining.role import Flags, last_call_s, meeting
 from .joining.torchrun_flags import rendezvous_options
-from .numbers import NodesAsked
 from .token import token_file_option
 
 
@@ -75,28 +72,16 @@ from .token import token_file_option
 @options(SCRIPT)
 def command(
     *,
-    nodes: NodesAsked,
-    ranks_per_node: int,
-    spare_nodes: int,
     fixed_nodes: bool,
-    max_restarts: int,
-    policy_file: Path | None,
-    device: str | None,
     fault_sources: tuple[Path, ...],
     job: str | None,
     job_directory: Path | None,
     faults_file: Path | None,
-    environment: tuple[str, ...],
-    environment_files: tuple[Path, ...],
-    is_module: bool,
-    no_python: bool,
     quiet: bool,
     token_file: Path | None,
     node: str,
     failure_domain: str,
-    script: str,
-    arguments: tuple[str, ...],
-    **torchrun: Any,
+    **chosen: Any,
 ) -> None:
     """Run SCRIPT on NNODES x NPROC-PER-NODE ranks and keep it running.
 
@@ -113,31 +98,18 @@ def command(
     """
     hold_standard_descriptors()
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
+    torchrun = {name: chosen.pop(name) for name in Flags.__struct_fields__}
     try:
-        variables = {**variables_of_files(environment_files), **named_variables(environment)}
-        variables |= _faults(faults_file, nodes.most, ranks_per_node)
-        last_call = last_call_s(torchrun["rdzv_conf"])
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
-    start = Start(
-        command=(script, *arguments),
-        is_module=is_module,
-        no_python=no_python,
-        nodes=nodes.most,
-        least_nodes=nodes.least,
-        last_call_s=last_call,
-        ranks_per_node=ranks_per_node,
-        spare_nodes=spare_nodes,
-        fixed_nodes=fixed_nodes,
-        max_restarts=max_restarts,
-        policy_file=policy_file,
-        fault_sources=fault_sources,
-        job_directory=job_directory,
-        job=job,
-        environment=variables,
-        device=None if device is None else DeviceName(device),
-    )
-    try:
+        asked = asked_for(**chosen)
+        start = msgspec.structs.replace(
+            asked,
+            last_call_s=last_call_s(torchrun["rdzv_conf"]),
+            fixed_nodes=fixed_nodes,
+            fault_sources=fault_sources,
+            job_directory=job_directory,
+            job=job,
+            environment={**asked.environment, **_faults(faults_file, asked.nodes, asked.ranks_per_node)},
+        )
         flags = Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
         sys.exit(_run(start, flags, token_file, Wishes(node, failure_domain), quiet=quiet))
     except MidstepError as error:

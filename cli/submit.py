@@ -2,17 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ..policies.schema import DeviceName
 from ..protocol.errors import MidstepError
 from .display.plain import echo
-from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, options
+from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, asked_for, options
 from .jobs.directories import base_directory, checked_name
-from .jobs.rank_variables import named_variables, variables_of_files
-from .jobs.start import Start, new_name, policy_of, spec_of
-from .numbers import NodesAsked
+from .jobs.start import new_name, policy_of, spec_of
 from .store import store_option
 
 
@@ -31,18 +29,7 @@ def command(
     store: str,
     job: str | None,
     job_directory: Path | None,
-    nodes: NodesAsked,
-    ranks_per_node: int,
-    spare_nodes: int,
-    max_restarts: int,
-    policy_file: Path | None,
-    device: str | None,
-    environment: tuple[str, ...],
-    environment_files: tuple[Path, ...],
-    is_module: bool,
-    no_python: bool,
-    script: str,
-    arguments: tuple[str, ...],
+    **chosen: Any,
 ) -> None:
     """Put a job into etcd: SCRIPT on NNODES x NPROC-PER-NODE ranks. Nothing runs yet.
 
@@ -54,19 +41,7 @@ def command(
 
     try:
         name = checked_name(job) if job is not None else new_name()
-        start = Start(
-            command=(script, *arguments),
-            is_module=is_module,
-            no_python=no_python,
-            nodes=nodes.most,
-            least_nodes=nodes.least,
-            ranks_per_node=ranks_per_node,
-            spare_nodes=spare_nodes,
-            max_restarts=max_restarts,
-            policy_file=policy_file,
-            environment={**variables_of_files(environment_files), **named_variables(environment)},
-            device=None if device is None else DeviceName(device),
-        )
+        start = asked_for(**chosen)
         policy = policy_of(start)
         directory = (job_directory or base_directory() / name).absolute()
         place = parse_place(store, name, certificates_of(os.environ))

@@ -4,9 +4,12 @@ Closed, tagged structs: bytes that are none of these are refused. They come over
 on other machines, encrypted, at the controller's port.
 """
 
+from pathlib import Path
+
 import msgspec
 
 from ...protocol.bounds import Count, Name, Text
+from ...protocol.errors import MidstepError
 from ...protocol.incidents import Incident, JobStatus
 from ...protocol.types import ArmedFault, FaultReport
 
@@ -72,3 +75,16 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 Request = StatusRequest | IncidentsRequest | InjectRequest | KillNodeRequest | ReportFaultRequest | StopJobRequest
 Reply = StatusReply | IncidentsReply | Accepted | Refused
+
+_decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def decode_reply(source: Path | str, data: bytes) -> Reply:
+    """Return the answer in `data`. Raises MidstepError, which names its source, when it is not of this version."""
+    try:
+        reply: Reply = _decode_reply(data)
+    except msgspec.MsgspecError as error:
+        raise MidstepError(
+            f"{source}: the controller's answer cannot be read: {error}. Use the midstep version that runs the job."
+        ) from error
+    return reply

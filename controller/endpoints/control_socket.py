@@ -15,7 +15,7 @@ import msgspec
 from ...protocol.connection_limits import ConnectionLimits
 from ...protocol.errors import MidstepError
 from ...protocol.transport import DealerSocket, RouterSocket, wait
-from .control_requests import Refused, Reply, Request
+from .control_requests import Refused, Reply, Request, decode_reply
 
 SOCKET_NAME = "controller.sock"
 REQUESTS_PER_TURN = 32
@@ -25,7 +25,6 @@ LIMITS = ConnectionLimits(connections=32, unproven=32, unproven_per_address=32, 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode
-_decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 class NoController(MidstepError):
@@ -100,20 +99,10 @@ def ask(run_directory: Path, request: Request, timeout_s: float = 5.0) -> Reply:
         while (left_s := give_up - time.monotonic()) > 0:
             wait([dealer], (), left_s)
             for received in dealer.receive():
-                return _decoded(path, received.data)
+                return decode_reply(path, received.data)
     finally:
         dealer.close()
     raise NoController(
         f"{path}: no answer within {timeout_s:g} s. The controller has died or is stopped; "
         "`midstep run` restarts it, so try again."
     )
-
-
-def _decoded(path: Path, data: bytes) -> Reply:
-    try:
-        reply: Reply = _decode_reply(data)
-    except msgspec.MsgspecError as error:
-        raise MidstepError(
-            f"{path}: the controller's answer cannot be read: {error}. Use the midstep version that runs the job."
-        ) from error
-    return reply

@@ -12,20 +12,19 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 import zmq
 
-from ...protocol.errors import MidstepError, NotAdmitted
+from ...protocol.errors import NotAdmitted
 from ...protocol.handshake_watch import HandshakeWatch
 from ...protocol.keys import ClientKeys
 from ...protocol.operators import family_of
 from ...protocol.token import RoleToken, expiry_text
 from ...protocol.transport import DealerSocket
-from .control_requests import Reply, Request
+from .control_requests import Reply, Request, decode_reply
 from .control_socket import NoController
 
 _POLL_MS = 50
 _NONCE_BYTES = 8
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 class _Connection(msgspec.Struct, frozen=True):
@@ -55,7 +54,7 @@ def ask_from_elsewhere(endpoints: Sequence[str], token: RoleToken, request: Requ
             for connection in connections:
                 connection.watch.look()
                 for received in connection.socket.receive():
-                    return _decoded(connection.endpoint, received.data)
+                    return decode_reply(connection.endpoint, received.data)
                 if asked is None and connection.watch.admitted and connection.socket.connected:
                     connection.socket.send(_encode(request))
                     asked = connection
@@ -111,16 +110,6 @@ def _why(connections: Sequence[_Connection], asked: _Connection | None, token: R
             "may be coming up, or frozen, or be something else: try again, and check the address."
         )
     return (
-        f"nobody listens at {', '.join(each.endpoint for each in connections)}: the job {token.job} has ended, its "
+        f"nothing listens at {', '.join(each.endpoint for each in connections)}: the job {token.job} has ended, its "
         "controller leads on another machine (name them all, with commas), or no way leads there (names, firewalls)."
     )
-
-
-def _decoded(endpoint: str, data: bytes) -> Reply:
-    try:
-        reply: Reply = _decode_reply(data)
-    except msgspec.MsgspecError as error:
-        raise MidstepError(
-            f"{endpoint}: the controller's answer cannot be read: {error}. Use the midstep version that runs the job."
-        ) from error
-    return reply

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 
 import msgspec
 
@@ -126,7 +127,7 @@ class Presence:
         tried = self._said  # an entry is written at once, and one that cannot be written is tried in turn
         while True:
             with self._wake:
-                self._wake.wait_for(lambda last=tried: self._closed or self._entry is not last, self._ttl_s / RENEWALS)
+                self._wake.wait_for(partial(self._is_due, tried), self._ttl_s / RENEWALS)
                 if self._closed:
                     return
                 tried = self._entry
@@ -140,6 +141,9 @@ class Presence:
                 _log.warning("%s", error)
             except msgspec.MsgspecError as error:  # the lease is kept alive before the entries are read
                 _log.warning("%s: what another controller says of itself cannot be read: %s", self._place, error)
+
+    def _is_due(self, tried: ControllerStatus) -> bool:
+        return self._closed or self._entry is not tried
 
     def _look_after(self, entry: ControllerStatus) -> None:
         if time.monotonic() - self._beat_s > LOOP_ALIVE_S:

@@ -70,5 +70,5 @@ def test_a_job_is_operated_from_another_machine_by_those_who_may(start_job: Star
     assert "the job is being stopped" in typed(elsewhere, operator, "stop", "--reason", "seen enough")
     job.open_gate(AFTER)
     job.controller.wait(120)
-    assert "nobody listens at" in typed(elsewhere, viewer, "status")
+    assert "nothing listens at" in typed(elsewhere, viewer, "status")
     assert "seen enough" in job.said()

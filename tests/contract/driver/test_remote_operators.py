@@ -111,7 +111,7 @@ def test_whoever_is_not_let_in_is_told_why(rig: "Rig") -> None:
 def test_where_nobody_listens_or_nobody_answers_it_is_said_within_the_deadline() -> None:
     viewer = new_token().for_role("demo", Role.VIEWER)
 
-    with pytest.raises(NoController, match=r"nobody listens at tcp://127.0.0.1:1: the job demo has ended"):
+    with pytest.raises(NoController, match=r"nothing listens at tcp://127.0.0.1:1: the job demo has ended"):
         ask_from_elsewhere(["tcp://127.0.0.1:1"], viewer, StatusRequest(), 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
