@@ -117,7 +117,7 @@ def command(
     """
     from ..controller.keepalive import KeepAlive
     from ..controller.opening import Term
-    from ..controller.service import KEYS_NAME, serve
+    from ..controller.service import serve
 
     if in_memory and (stop is None or store is not None):
         raise click.UsageError("--in-memory is for stopping a job with a journal in a file: give --stop REASON, too.")
@@ -125,16 +125,11 @@ def command(
     try:
         with contextlib.ExitStack() as stack:
             token = read_token(token_file, os.environ)
-            given = Given(job, token, keys_directory, job_directory, run_directory)
-            place = in_directories(given, listen) if store is None else in_store(stack, store, given)
+            given = Given(job, token, keys_directory, job_directory, run_directory, listen)
             exit_code = serve(
-                place.job_directory,
-                place.run_directory,
-                listen,
-                keys_directory=keys_directory or place.run_directory / KEYS_NAME,
+                in_directories(given) if store is None else in_store(stack, store, given),
                 term=Term(None if standby else wait_s, lease_s if standby else None, stop, in_memory, name),
                 alive=KeepAlive(keepalive_fd),
-                place=place.etcd,
             )
     except MidstepError as error:
         echo(f"midstep controller: {error}", err=True)

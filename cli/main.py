@@ -20,6 +20,8 @@ COMMANDS = {
     "detect": "Report faults of devices and nodes to a job, from documents or another program.",
     "inject": "Cause a fault on purpose, now or at an injection point of a step or a recovery.",
     "stop": "End a job, with an emergency checkpoint.",
+    "promote": "Let another controller of a job lead.",
+    "pause-failover": "Keep the controllers that stand by from taking over for a while.",
     "doctor": "Say what would work on this machine's devices, and try it.",
     "simulate": "Forecast what a policy would do in a month of faults, before a job is started.",
     "policy": "Check a policy file, ask what it would do, or make one of an acjob.",
@@ -41,7 +43,7 @@ class Lazy(click.Group):
         """Import one command."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f".{cmd_name}", __package__).command
+        command: click.Command = import_module(f".{cmd_name.replace('-', '_')}", __package__).command
         return command
 
     def resolve_command(

@@ -1,9 +1,13 @@
-"""Whole numbers and ranges of them, as torchrun's flags take them."""
+"""Numbers on the command line: whole ones and ranges of them, as torchrun's flags take them, and durations."""
 
+import re
 from typing import Any
 
 import click
 import msgspec
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"(\d{1,6})([smhd])")
 
 
 class Whole(click.IntRange):
@@ -36,3 +40,13 @@ def node_count(context: click.Context, option: click.Parameter, text: str) -> No
     if count.least is not None and count.least > count.most:
         raise click.BadParameter(f"{text!r}: the fewest nodes come first, as in {most}:{least}")
     return count
+
+
+def duration_s(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    """Make seconds of a number with its unit, as in 90m."""
+    if value is None:
+        return None
+    match = _DURATION.fullmatch(value)
+    if match is None or int(match[1]) == 0:
+        raise click.BadParameter(f"{value!r} is no duration: write a number and s, m, h or d, for example 12h")
+    return int(match[1]) * _UNITS_S[match[2]]

@@ -14,7 +14,7 @@ from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
 from .control import what_became_of_it
 from .display.plain import echo, echo_json
-from .jobs.journals import living_controllers, read_status
+from .jobs.journals import living_controllers, paused_until_s, read_status
 from .reaching import HereJob, ReachedJob, operator_options, reached
 from .views.wording import date_text
 
@@ -86,7 +86,11 @@ def look(job: ReachedJob) -> tuple[JobStatus, str]:
 
 def in_journal(job_directory: Path, why: str) -> tuple[JobStatus, str]:
     """Return what a job's journal says, and why it is asked. Raises MidstepError if it cannot be read."""
-    status = msgspec.structs.replace(read_status(job_directory), controllers=living_controllers(job_directory))
+    status = msgspec.structs.replace(
+        read_status(job_directory),
+        controllers=living_controllers(job_directory),
+        failover_paused_until_s=paused_until_s(job_directory),
+    )
     if status.exit_code is not None:
         return status, "the job has ended; this is the end of its journal"
     result = read_result(job_directory)

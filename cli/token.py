@@ -1,7 +1,6 @@
 """`midstep token`: the secret that all machines of a job have."""
 
 import os
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,7 @@ from ..protocol.secret_files import read_token
 from ..protocol.token import FullToken, Token, expiry_text, full, job_of, new_token, token_text
 from .display.plain import echo
 from .jobs.directories import checked_name
-
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"(\d{1,6})([smhd])")
-
-
-def duration_s(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
-    """Make seconds of a number with its unit, as in 90m."""
-    if value is None:
-        return None
-    match = _DURATION.fullmatch(value)
-    if match is None or int(match[1]) == 0:
-        raise click.BadParameter(f"{value!r} is no duration: write a number and s, m, h or d, for example 12h")
-    return int(match[1]) * _UNITS_S[match[2]]
+from .numbers import duration_s
 
 
 def token_file_option(command: Any) -> Any:

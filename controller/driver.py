@@ -7,7 +7,6 @@ journal cannot be written nothing is handled, acknowledged or sent; operators ar
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ..policies.fault_codes import FaultCodes
 from ..protocol.discovery import FOUND_S
 from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded, MidstepError
-from ..protocol.incidents import ControllerStatus, JobStatus
+from ..protocol.incidents import JobStatus
 from ..protocol.messages import FaultReported, NodeHeartbeat, NodeLost
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Log, Send
@@ -38,6 +37,7 @@ from .machine import Machine
 from .pending import Answer, Pending, regret
 from .progress import ProgressBoard
 from .routes import Routes
+from .switchover import Switchover
 from .timestamps import said_at, stamped
 from .wire import Arrival, Wire
 
@@ -70,12 +70,11 @@ class Driver:
         patience_s: float = JOURNAL_PATIENCE_S,
         alive: KeepAlive | None = None,
         stop: str | None = None,
-        on_serving: Callable[[], None] = lambda: None,
-        controllers: Callable[[], tuple[ControllerStatus, ...]] = tuple,
+        switchover: Switchover | None = None,
     ) -> None:
         """Start nothing before `run`. `codes`: what codes of faults mean to this job. `stop`: why it is to end.
 
-        `on_serving` is called when the journal has been read, `controllers` says which controllers the job has.
+        `switchover` knows the other controllers.
         """
         self._machine = machine
         self._journal = journal
@@ -89,11 +88,11 @@ class Driver:
         self._alive = alive or KeepAlive()
         self._stop = stop
         self._enroller = enroller
-        self._on_serving = on_serving
+        self._switchover = switchover or Switchover()
         self._status = LiveStatus(
-            machine, board, liveness, wire=wire, control=self._control, journal=journal, controllers=controllers
+            machine, board, liveness, wire=wire, control=self._control, journal=journal, switchover=self._switchover
         )
-        self._requests = RequestHandler(journal.founding.job)
+        self._requests = RequestHandler(journal.founding.job, self._switchover)
         self._job_directory = job_directory
         self._clock = journal.clock
         self._pending: list[Pending] = []
@@ -107,7 +106,7 @@ class Driver:
         """Replay, take over, and drive the job to its end. Returns the exit code of the job.
 
         Raises JournalError when the journal stays unwritable, JournalDamaged when it is not what was written,
-        JournalSuperseded when another controller has taken over.
+        JournalSuperseded when another controller has taken over, or was promoted.
         """
         loop = asyncio.get_running_loop()
         self._wake = wake = asyncio.Event()
@@ -116,7 +115,7 @@ class Driver:
             loop.add_reader(descriptor, wake.set)
         try:
             self.begin()
-            self._on_serving()
+            self._switchover.serve(self._journal.term)
             while True:
                 wake.clear()
                 self.turn()
@@ -166,6 +165,7 @@ class Driver:
         """Do everything that is to be done now, within bounds."""
         self._alive.serve()
         self._journal.require_lead()
+        self._switchover.require_unpromoted()
         now = self._clock.now()
         for arrival in self._wire.receive(now):
             self._take(arrival, now)

@@ -1,16 +1,15 @@
 """How a job stands, as its active controller knows it: the machine's view, with what is in no journal."""
 
-from collections.abc import Callable
-
 import msgspec
 
 from ..protocol.errors import JournalError
-from ..protocol.incidents import ControllerStatus, JobStatus
+from ..protocol.incidents import JobStatus
 from .endpoints.operator_requests import OperatorRequests
 from .journal_store import JournalStore
 from .liveness import Liveness
 from .machine import Machine
 from .progress import ProgressBoard
+from .switchover import Switchover
 from .wire import Wire
 
 
@@ -26,7 +25,7 @@ class LiveStatus:
         wire: Wire,
         control: OperatorRequests,
         journal: JournalStore,
-        controllers: Callable[[], tuple[ControllerStatus, ...]],
+        switchover: Switchover,
     ) -> None:
         self._machine = machine
         self._board = board
@@ -34,16 +33,18 @@ class LiveStatus:
         self._wire = wire
         self._control = control
         self._term = journal.term
-        self._controllers = controllers
+        self._switchover = switchover
 
     def at(self, now: float, error: JournalError | None) -> JobStatus:
         """Return the status. `error`: why the journal cannot be written, if so."""
         status = self._board.overlay(self._machine.status(now))
+        controllers, paused_until_s = self._switchover.standing()
         return msgspec.structs.replace(
             status,
             refused={**status.refused, **self._wire.refused, **self._control.refused},
             reason=status.reason if error is None else f"the journal cannot be written: {error}",
             term=self._term,
             holding=self._liveness.holding(now),
-            controllers=self._controllers(),
+            controllers=controllers,
+            failover_paused_until_s=paused_until_s,
         )

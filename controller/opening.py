@@ -6,14 +6,13 @@ In files of one host, or in an etcd. What is above does not know which.
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
-from ..protocol.incidents import ControllerPhase, ControllerStatus
 from .election.file_election import LEASE_S, FileElection
 from .election.roster import RosterEntry
 from .election.roster import controllers as of_this_host
+from .election.succession import FileSuccession, Succession
 from .etcd.place import EtcdPlace
 from .journal import Journal
 from .journal_copy import open_copy
@@ -21,6 +20,7 @@ from .journal_head import HEAD_NAME
 from .journal_paths import journal_path, lock_path
 from .journal_store import JournalStore
 from .keepalive import KeepAlive
+from .switchover import ControllerEntry, Switchover
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -39,57 +39,77 @@ class Term(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class ControllerEntry(Protocol):
-    """This controller in the list of all that a job has."""
+class ControllerPlace(msgspec.Struct, frozen=True):
+    """Where a controller works: absolute paths, the endpoint it listens at, and `etcd` where that has the job."""
 
-    def enter(self, phase: ControllerPhase, term: int = 0) -> None:
-        """Say where it stands from now on."""
-
-    def close(self) -> None:
-        """Strike it out. Idempotent."""
+    job_directory: Path
+    run_directory: Path
+    keys_directory: Path
+    listen: str
+    etcd: EtcdPlace | None = None
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """What a controller has when it leads. `controllers` says which there are."""
+    """What a controller has when it leads."""
 
     entry: ControllerEntry
     journal: JournalStore
-    controllers: Callable[[], tuple[ControllerStatus, ...]]
+    switchover: Switchover
 
 
-def open_in_files(
-    stack: contextlib.ExitStack, job_directory: Path, run_directory: Path, term: Term, alive: KeepAlive
-) -> Opened:
-    """Stand by until this controller leads, and begin its term in the job's directory. `stack` closes what is open.
+def open_job(stack: contextlib.ExitStack, place: ControllerPlace, term: Term, alive: KeepAlive) -> Opened:
+    """Stand by until this controller leads, and begin its term. `stack` closes what is open.
 
     Raises JournalError, ConfigurationError.
     """
+    if place.etcd is not None:
+        return _open_in_etcd(stack, place.etcd, term, alive)
+    return _open_in_files(stack, place.job_directory, place.run_directory, term, alive)
+
+
+def _open_in_files(
+    stack: contextlib.ExitStack, job_directory: Path, run_directory: Path, term: Term, alive: KeepAlive
+) -> Opened:
     entry = RosterEntry(run_directory, term.name)
     stack.callback(entry.close)
     path, head = journal_path(job_directory), run_directory / HEAD_NAME
     alive.beat()
-    if term.in_memory:
+    succession = None if term.in_memory else FileSuccession(run_directory)
+    if succession is None:
         journal = stack.enter_context(open_copy(path, head=head))
     else:
-        election = FileElection(lock_path(path), lease_s=term.lease_s)
+        election = FileElection(lock_path(path), lease_s=term.lease_s, admitted=_admitted(succession, entry, term))
         journal = stack.enter_context(
             Journal.open(path, wait_s=term.wait_s, head=head, beat=_beat(term, alive), election=election)
         )
-    return Opened(entry, journal, lambda: of_this_host(run_directory))
+    return Opened(entry, journal, Switchover(entry, lambda: of_this_host(run_directory), succession))
 
 
-def open_in_etcd(stack: contextlib.ExitStack, place: EtcdPlace, term: Term, alive: KeepAlive) -> Opened:
-    """Stand by until this controller leads, and begin its term in etcd. As `open_in_files`."""
+def _open_in_etcd(stack: contextlib.ExitStack, place: EtcdPlace, term: Term, alive: KeepAlive) -> Opened:
     from .etcd.journal import EtcdJournal
     from .etcd.presence import Presence, default_name
+    from .etcd.succession import EtcdSuccession
 
     alive.beat()
     lease_s = term.lease_s or LEASE_S
     entry = Presence(place, term.name or default_name(), lease_s)
     stack.callback(entry.close)
-    journal = EtcdJournal.open(place, entry, lease_s=lease_s, wait_s=term.wait_s, beat=_beat(term, alive))
+    succession = EtcdSuccession(place)
+    stack.callback(succession.close)
+    journal = EtcdJournal.open(
+        place,
+        entry,
+        lease_s=lease_s,
+        wait_s=term.wait_s,
+        beat=_beat(term, alive),
+        admitted=_admitted(succession, entry, term),
+    )
     stack.callback(journal.close)
-    return Opened(entry, journal, entry.controllers)
+    return Opened(entry, journal, Switchover(entry, entry.controllers, succession))
+
+
+def _admitted(succession: Succession, entry: ControllerEntry, term: Term) -> Callable[[], bool]:
+    return lambda: succession.admits(entry.name, standby=term.wait_s is None)
 
 
 def _beat(term: Term, alive: KeepAlive) -> Callable[[], None]:

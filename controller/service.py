@@ -13,25 +13,28 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from ..policies.code_files import fault_codes
 from ..protocol.discovery import read_endpoint
-from ..protocol.errors import ConfigurationError, JournalSuperseded, MidstepError
+from ..protocol.errors import ConfigurationError, JournalSuperseded, MidstepError, SteppedDown
 from ..protocol.incidents import ControllerPhase
 from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
 from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
 from .driver import Driver
+from .election.file_election import LEASE_S
 from .endpoints.control_socket import ControlServer, socket_path
 from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
 from .endpoints.line_socket import SOCKET_NAME, LineServer
 from .enrolment.hosts_wire import open_wire
-from .etcd.place import EtcdPlace
 from .keepalive import KeepAlive
 from .liveness import Liveness
-from .opening import ControllerEntry, Term, open_in_etcd, open_in_files
+from .opening import ControllerPlace, Term, open_job
 from .progress import ProgressBoard
 from .routes import Routes
+from .switchover import ControllerEntry
 
 KEYS_NAME = "keys"
 OUTSTANDING_LEAST = 10_000
@@ -41,35 +44,33 @@ _ANY_PORT = ":0"
 _log = logging.getLogger(__name__)
 
 
-def serve(
-    job_directory: Path,
-    run_directory: Path,
-    listen: str,
-    *,
-    keys_directory: Path,
-    term: Term,
-    alive: KeepAlive,
-    place: EtcdPlace | None = None,
-) -> int:
+def serve(place: ControllerPlace, *, term: Term, alive: KeepAlive) -> int:
     """Be the active controller of a job until it is over, and return the job's exit code.
 
-    `place`: the job is kept in etcd, not in its directory. SIGINT and SIGTERM ask the machine to stop the job. Raises
-    JournalError, JournalSuperseded or ConfigurationError; then the job is not over, and another controller may
-    continue it.
+    SIGINT and SIGTERM ask the machine to stop the job. When another controller is promoted, this one stands by until
+    the lead is free again. Raises JournalError, JournalSuperseded or ConfigurationError; then the job is not over, and
+    another controller may continue it.
     """
     _allow_many_connections()
+    while True:
+        try:
+            return _serve_term(place, term, alive)
+        except SteppedDown as promoted:
+            _log.warning("%s", promoted)
+            term = msgspec.structs.replace(term, wait_s=None, lease_s=term.lease_s or LEASE_S, stop=None)
+
+
+def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive) -> int:
+    run_directory = place.run_directory
     with contextlib.ExitStack() as stack:
-        if place is None:
-            opened = open_in_files(stack, job_directory, run_directory, term, alive)
-        else:
-            opened = open_in_etcd(stack, place, term, alive)
+        opened = open_job(stack, place, term, alive)
         entry, journal = opened.entry, opened.journal
         alive.start()
         entry.enter(ControllerPhase.LOADING, journal.term)
-        stack.push(lambda kind, *_: _leave(entry) if kind is JournalSuperseded else None)
+        stack.push(lambda kind, *_: _leave(entry) if kind is not None and issubclass(kind, JournalSuperseded) else None)
         discard_sockets(run_directory)
         job, policy = journal.founding.job, journal.founding.policy
-        router = bind(listen, run_directory, JobKeys.load_server(keys_directory))
+        router = bind(place.listen, run_directory, JobKeys.load_server(place.keys_directory))
         stack.callback(router.close)
         control = ControlServer(run_directory)
         stack.callback(control.close)
@@ -85,7 +86,7 @@ def serve(
         routes = Routes()
         liveness = Liveness(policy.heartbeat)
         wire, enroller = open_wire(
-            router, mailbox, routes, liveness=liveness, world_size=job.world_size, keys=keys_directory
+            router, mailbox, routes, liveness=liveness, world_size=job.world_size, keys=place.keys_directory
         )
         driver = Driver(
             machine=journal.founding.machine(),
@@ -96,15 +97,14 @@ def serve(
             liveness=liveness,
             enroller=enroller,
             control=control,
-            job_directory=job_directory,
+            job_directory=place.job_directory,
             codes=fault_codes(policy.faults),
             alive=alive,
             stop=term.stop,
-            on_serving=lambda: entry.enter(ControllerPhase.HOT, journal.term),
-            controllers=opened.controllers,
+            switchover=opened.switchover,
         )
         exit_code = asyncio.run(_drive(driver, run_directory))
-        if term.in_memory and read_result(job_directory) is None:
+        if term.in_memory and read_result(place.job_directory) is None:
             # The disk of the job directory may be why there is no better controller, and this is its end's only record.
             result = JobResult(job.job, exit_code, driver.status().reason, journal.term, time.time())
             write_result(run_directory, result)

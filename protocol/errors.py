@@ -16,6 +16,7 @@
     |   +-- ElectionLost            another controller was quicker to depose a silent leader
     |   +-- SnapshotUnreadable      a snapshot in it is not one that this version reads; an earlier one may do
     |   +-- JournalSuperseded       a later term has begun: this controller is no longer the active one
+    |       +-- SteppedDown         it has handed the lead over, as an admin has asked it to
     +-- PlatformError               nodes could not be had or released
     +-- YamlError                   YAML text is refused; carries line and column
     +-- DocumentError               what a detector left or sent cannot be understood; it is skipped and reported
@@ -103,6 +104,10 @@ class ElectionLost(JournalError):
 
 class JournalSuperseded(JournalError):
     """A later term has begun: this controller is no longer the active one and has to end."""
+
+
+class SteppedDown(JournalSuperseded):
+    """This controller hands the lead over to one that was promoted, and stands by."""
 
 
 class PlatformError(MidstepError):

@@ -207,3 +207,4 @@ class JobStatus(msgspec.Struct, frozen=True):
     holding: str = ""
     holds: tuple[HoldRecord, ...] = ()
     controllers: tuple[ControllerStatus, ...] = ()  # those that live, as far as the one that answers knows
+    failover_paused_until_s: float = 0.0  # until then no standby takes over; 0: failover is on

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from ...controller.etcd.place import EtcdPlace, certificates_of, parse_place
+from ...controller.etcd.place import certificates_of, parse_place
 from ...controller.journal_reading import read_founding
+from ...controller.opening import ControllerPlace
 from ...controller.service import KEYS_NAME
 from ...protocol.errors import ConfigurationError
 from ...protocol.private_files import make_private_directory
@@ -27,17 +28,10 @@ class Given(msgspec.Struct, frozen=True):
     keys: Path | None
     job_directory: Path | None
     run_directory: Path | None
+    listen: str
 
 
-class ControllerPlace(msgspec.Struct, frozen=True):
-    """Absolute paths, and `etcd` where the job is not kept in its directory."""
-
-    job_directory: Path
-    run_directory: Path
-    etcd: EtcdPlace | None = None
-
-
-def in_directories(given: Given, listen: str) -> ControllerPlace:
+def in_directories(given: Given) -> ControllerPlace:
     """Return where the job is that `midstep run` has made. Raises MidstepError, click.UsageError."""
     job_directory, run_directory, token, keys = given.job_directory, given.run_directory, given.token, given.keys
     if job_directory is None or run_directory is None:
@@ -49,8 +43,9 @@ def in_directories(given: Given, listen: str) -> ControllerPlace:
         job = job_of(token, read_founding(job_directory).job.job)
         let_nodes_join(keys or run_directory / KEYS_NAME, full(token), job)
     elif keys is None:
-        require_loopback(listen)
-    return ControllerPlace(job_directory.resolve(), run_directory.resolve())
+        require_loopback(given.listen)
+    run_directory = run_directory.resolve()
+    return ControllerPlace(job_directory.resolve(), run_directory, keys or run_directory / KEYS_NAME, given.listen)
 
 
 def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> ControllerPlace:
@@ -77,4 +72,5 @@ def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> Controlle
     if token is not None:
         let_nodes_join(run_directory / KEYS_NAME, token, name)
     write_job_file(directory, JobFile(str(run_directory), store, name))
-    return ControllerPlace(directory, run_directory.resolve(), place)
+    run_directory = run_directory.resolve()
+    return ControllerPlace(directory, run_directory, given.keys or run_directory / KEYS_NAME, given.listen, place)

@@ -1,11 +1,13 @@
 """Reads the journal of a job from where it is: in the job directory, or in etcd."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from ...controller import journal_reading
 from ...controller.election.roster import controllers
+from ...controller.election.succession import FileSuccession
 from ...controller.etcd.place import EtcdPlace, certificates_of, parse_place
 from ...controller.story import StoryEntry
 from ...protocol.incidents import ControllerStatus, JobStatus
@@ -30,6 +32,18 @@ def read_story(job_directory: Path) -> Iterator[StoryEntry]:
     from ...controller.etcd import reading
 
     return reading.read_story(place)
+
+
+def paused_until_s(job_directory: Path) -> float:
+    """Return until when no standby of a job takes over, in wall-clock seconds, or 0. Raises JournalError."""
+    place = _etcd_of(job_directory)
+    if place is None:
+        run_directory = run_directory_of(job_directory)
+        return 0.0 if run_directory is None else FileSuccession(run_directory).paused_until_s()
+    from ...controller.etcd.succession import EtcdSuccession
+
+    with contextlib.closing(EtcdSuccession(place)) as succession:
+        return succession.paused_until_s()
 
 
 def living_controllers(job_directory: Path) -> tuple[ControllerStatus, ...]:

@@ -76,12 +76,15 @@ def hold_lines(status: JobStatus) -> list[Text]:
     return lines
 
 
-def controller_line(status: JobStatus) -> list[Text]:
-    """Return which controllers the job has, where there are several or the one is not in service."""
-    living = status.controllers
-    if len(living) < 2 and all(each.phase is ControllerPhase.HOT for each in living):
-        return []
-    return [Text("controllers: ").append(Text(", ".join(map(_controller_text, living))))]
+def controller_lines(status: JobStatus) -> list[Text]:
+    """Return which controllers the job has, where there are several or the one is not in service, and a pause."""
+    living, lines = status.controllers, []
+    if len(living) > 1 or any(each.phase is not ControllerPhase.HOT for each in living):
+        lines.append(Text("controllers: ").append(Text(", ".join(map(_controller_text, living)))))
+    if status.failover_paused_until_s:
+        until = date_text(status.failover_paused_until_s)
+        lines.append(Text(f"failover is paused until {until}: no standby takes over", style="bold yellow"))
+    return lines
 
 
 def _controller_text(each: ControllerStatus) -> str:

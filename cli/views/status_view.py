@@ -9,7 +9,7 @@ from ...policies.fault_levels import TREATMENTS, Treatment
 from ...policies.wording import one_line
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
 from ...protocol.types import DETECTOR_PREFIX, FaultReport
-from .job_text import budget_table, controller_line, hold_lines, job_line, overview, summary_line
+from .job_text import budget_table, controller_lines, hold_lines, job_line, overview, summary_line
 from .wording import ABSENT, cell, count_text, duration_text, numbers_text, telling_line
 
 RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
@@ -25,7 +25,7 @@ NODE_STYLES = {"active": "green", "spare": "cyan", "unfit": "yellow", "lost": "b
 def status_view(status: JobStatus) -> RenderableType:
     """Return the status as text; the first line is what the job is doing."""
     parts: list[RenderableType] = [job_line(status), _figures(status), summary_line(status)]
-    parts += [*controller_line(status), *hold_lines(status)]
+    parts += [*controller_lines(status), *hold_lines(status)]
     parts.extend((Rule(style="dim", characters="-"), rank_table(status.ranks)))
     parts.extend((Text(""), node_table(status.nodes)))
     if status.faults:

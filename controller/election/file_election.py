@@ -46,19 +46,25 @@ _decode = msgspec.json.Decoder(LockHolder).decode
 
 
 class FileElection:
-    """Stands for the lead with a file beside the journal. `lease_s`: None never deposes, and waits for the kernel."""
+    """Stands for the lead with a file beside the journal. `lease_s`: None never deposes, and waits for the kernel.
 
-    def __init__(self, path: Path, *, lease_s: float | None = None) -> None:
+    `admitted` says whether this controller may take a lead that is free.
+    """
+
+    def __init__(
+        self, path: Path, *, lease_s: float | None = None, admitted: Callable[[], bool] = lambda: True
+    ) -> None:
         self._path = path
         self._lease_s = lease_s
+        self._admitted = admitted
 
     def stand(self, wait_s: float | None, beat: Callable[[], None]) -> "FileLeadership":
         """Wait for the lead; see `Election.stand`. The error names the one that has it."""
         give_up_s = None if wait_s is None else time.monotonic() + wait_s
         watch = _Watch()
         while True:
-            descriptor = _open(self._path)
-            if _locked(descriptor):
+            descriptor, admitted = _open(self._path), self._admitted()
+            if admitted and _locked(descriptor):
                 if _identity(os.fstat(descriptor)) == _identity_of(self._path):
                     return FileLeadership(self._path, descriptor)
                 os.close(descriptor)  # it was put aside by a new leader just now
@@ -66,7 +72,7 @@ class FileElection:
             holder, file = _read(descriptor), _identity(os.fstat(descriptor))
             os.close(descriptor)
             now = time.monotonic()
-            if self._lease_s is not None and watch.silent_s(holder, now) >= self._lease_s:
+            if admitted and self._lease_s is not None and watch.silent_s(holder, now) >= self._lease_s:
                 assert holder is not None
                 _log.warning("the leader (%s) has shown no sign of life for %.1f s", _named(holder), self._lease_s)
                 return FileLeadership.instead_of(self._path, holder, file)

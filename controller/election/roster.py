@@ -49,6 +49,11 @@ class RosterEntry:
             raise ConfigurationError(f"another controller is called {self._name}: choose another --name.") from None
         self.enter(ControllerPhase.COLD)
 
+    @property
+    def name(self) -> str:
+        """What this controller is called."""
+        return self._name
+
     def enter(self, phase: ControllerPhase, term: int = 0) -> None:
         """Say where it stands from now on. That it cannot be said is logged, and changes nothing else."""
         entry = ControllerStatus(self._name, os.getpid(), socket.gethostname(), phase, term, time.time())

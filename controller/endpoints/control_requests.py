@@ -5,6 +5,7 @@ on other machines, encrypted, at the controller's port.
 """
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -12,6 +13,8 @@ from ...protocol.bounds import Count, Name, Text
 from ...protocol.errors import MidstepError
 from ...protocol.incidents import Incident, JobStatus
 from ...protocol.types import ArmedFault, FaultReport
+
+MOST_PAUSED_S = 86_400
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
@@ -48,6 +51,18 @@ class StopJobRequest(msgspec.Struct, frozen=True, tag=True):
     reason: Text
 
 
+class PromoteRequest(msgspec.Struct, frozen=True, tag=True):
+    """Let another controller, which stands by, lead."""
+
+    controller: Name
+
+
+class PauseFailoverRequest(msgspec.Struct, frozen=True, tag=True):
+    """Let no standby take over for so many seconds; 0: end the pause."""
+
+    for_s: Annotated[int, msgspec.Meta(ge=0, le=MOST_PAUSED_S)]
+
+
 class StatusReply(msgspec.Struct, frozen=True, tag=True):
     """The live answer to StatusRequest."""
 
@@ -73,7 +88,16 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Request = StatusRequest | IncidentsRequest | InjectRequest | KillNodeRequest | ReportFaultRequest | StopJobRequest
+Request = (
+    StatusRequest
+    | IncidentsRequest
+    | InjectRequest
+    | KillNodeRequest
+    | ReportFaultRequest
+    | StopJobRequest
+    | PromoteRequest
+    | PauseFailoverRequest
+)
 Reply = StatusReply | IncidentsReply | Accepted | Refused
 
 _decode_reply = msgspec.msgpack.Decoder(Reply).decode

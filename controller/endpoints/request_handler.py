@@ -1,6 +1,7 @@
 """Handle an operator's request: answer at once, or make it an event and answer when that is durable and handled."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 from ...protocol.incidents import JobStatus
 from ...protocol.messages import FaultReported
@@ -14,6 +15,8 @@ from .control_requests import (
     IncidentsRequest,
     InjectRequest,
     KillNodeRequest,
+    PauseFailoverRequest,
+    PromoteRequest,
     Refused,
     Reply,
     ReportFaultRequest,
@@ -23,19 +26,28 @@ from .control_requests import (
 )
 
 
+class LeadRequests(Protocol):
+    """What answers requests about which controller leads."""
+
+    def answer(self, request: PromoteRequest | PauseFailoverRequest) -> Reply:
+        """Do what is asked, or say why not."""
+
+
 class RequestHandler:
     """Turns requests into events, and actions into answers."""
 
-    def __init__(self, job: JobSpec) -> None:
+    def __init__(self, job: JobSpec, lead: LeadRequests) -> None:
+        """`lead` answers what is about the lead, and not about the job."""
         self._job = job
+        self._lead = lead
         self._abridger = Abridger()
 
     def begin(self, request: Request, status: Callable[[], JobStatus]) -> Reply | Event:
         """Return the answer where there is one already, else the event that the request is."""
-        if isinstance(request, StatusRequest):
-            return StatusReply(self._abridger.abridged(status()))
-        if isinstance(request, IncidentsRequest):
-            return page(status().incidents, request.after)
+        if isinstance(request, StatusRequest | IncidentsRequest):
+            return self._told(request, status())
+        if isinstance(request, PromoteRequest | PauseFailoverRequest):
+            return self._lead.answer(request)
         if isinstance(request, InjectRequest):
             return self._without_rank(request.fault.rank) or InjectRequested(request.fault)
         if isinstance(request, KillNodeRequest):
@@ -45,6 +57,11 @@ class RequestHandler:
             elsewhere = None if report.rank is not None else _without_node(report.node, status())
             return self.misfit(report) or elsewhere or FaultReported(report)
         return StopRequested(request.reason)
+
+    def _told(self, request: StatusRequest | IncidentsRequest, status: JobStatus) -> Reply:
+        if isinstance(request, StatusRequest):
+            return StatusReply(self._abridger.abridged(status))
+        return page(status.incidents, request.after)
 
     def misfit(self, report: FaultReport) -> Refused | None:
         """Say why a detector's report is not taken in, if it is not. It may be about nodes that no job has."""

@@ -7,6 +7,8 @@ from .control_requests import (
     IncidentsRequest,
     InjectRequest,
     KillNodeRequest,
+    PauseFailoverRequest,
+    PromoteRequest,
     Refused,
     ReportFaultRequest,
     Request,
@@ -29,6 +31,8 @@ RIGHTS: dict[type[Request], Right] = {
     KillNodeRequest: Right(Role.OPERATOR, "kill a node"),
     ReportFaultRequest: Right(Role.OPERATOR, "report a fault"),
     StopJobRequest: Right(Role.OPERATOR, "stop the job"),
+    PromoteRequest: Right(Role.ADMIN, "promote a controller"),
+    PauseFailoverRequest: Right(Role.ADMIN, "pause the failover"),
 }
 
 

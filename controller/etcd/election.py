@@ -36,9 +36,15 @@ _decode = msgspec.json.Decoder(LeaderEntry).decode
 
 
 def wait_to_lead(
-    etcd: Etcd, place: EtcdPlace, wait_s: float | None, *, lease_s: float, beat: Callable[[], None]
+    etcd: Etcd,
+    place: EtcdPlace,
+    wait_s: float | None,
+    *,
+    lease_s: float,
+    beat: Callable[[], None],
+    admitted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Wait until no controller leads: at most `wait_s`; None: for as long as it takes.
+    """Wait until no controller leads, and this one may: at most `wait_s`; None: for as long as it takes.
 
     After a time in which etcd could not be reached, the one that led gets a lease's time to show that it still lives.
     Raises JournalError: another one leads after `wait_s`, or etcd cannot be reached.
@@ -49,7 +55,7 @@ def wait_to_lead(
         now = time.monotonic()
         try:
             leader = etcd.get(place.leader)
-            if leader is None and now >= not_before_s:
+            if leader is None and now >= not_before_s and admitted():
                 return
             failure = JournalError(
                 f"{place}: another controller is active ({_named(leader.value) if leader else 'until just now'}). "

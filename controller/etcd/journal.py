@@ -88,11 +88,13 @@ class EtcdJournal:
         wait_s: float | None = 0.0,
         beat: Callable[[], None] = lambda: None,
         limits: Limits | None = None,
+        admitted: Callable[[], bool] = lambda: True,
     ) -> "EtcdJournal":
         """Become the active controller of the job: be elected (waiting up to `wait_s`) and begin a new term.
 
-        `beat` is called now and then. Raises JournalError: no such job, etcd cannot be reached, or another controller
-        is active; JournalDamaged when the journal is not what was written.
+        `beat` is called now and then. `admitted` says whether this controller may take a lead that is free. Raises
+        JournalError: no such job, etcd cannot be reached, or another controller is active; JournalDamaged when the
+        journal is not what was written.
         """
 
         def beat_both() -> None:
@@ -105,7 +107,7 @@ class EtcdJournal:
             give_up_s = math.inf if wait_s is None else time.monotonic() + wait_s
             while True:
                 left_s = None if wait_s is None else max(0.0, give_up_s - time.monotonic())
-                wait_to_lead(etcd, place, left_s, lease_s=lease_s, beat=beat_both)
+                wait_to_lead(etcd, place, left_s, lease_s=lease_s, beat=beat_both, admitted=admitted)
                 try:
                     journal = cls(etcd, place, presence, limits or Limits())
                     journal._begin()

@@ -73,6 +73,16 @@ class EtcdPlace(msgspec.Struct, frozen=True):
         return f"{self.root}snapshots/"
 
     @property
+    def preferred(self) -> str:
+        """The controller that was promoted, until it leads."""
+        return f"{self.root}preferred"
+
+    @property
+    def pause(self) -> str:
+        """While it is there, no standby takes over."""
+        return f"{self.root}pause"
+
+    @property
     def controllers(self) -> str:
         """The controllers that live, by name."""
         return f"{self.root}controllers/"

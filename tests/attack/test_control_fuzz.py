@@ -25,6 +25,7 @@ from midstep.controller.endpoints.line_socket import SOCKET_NAME, LineServer
 from midstep.controller.endpoints.request_handler import RequestHandler
 from midstep.controller.events import Event
 from midstep.controller.machine import RecoveryMachine
+from midstep.controller.switchover import Switchover
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.messages import NodeJoined
 from midstep.protocol.time_limit import within
@@ -48,7 +49,8 @@ class Controller:
     """The machine behind the controller's endpoints, with two nodes."""
 
     def __init__(self) -> None:
-        self.machine, self.handler, self.now = RecoveryMachine(default_policy(), JOB), RequestHandler(JOB), 0.0
+        self.machine, self.now = RecoveryMachine(default_policy(), JOB), 0.0
+        self.handler = RequestHandler(JOB, Switchover())
         for node in ("a", "b"):
             self.machine.handle(NodeJoined(node, node, StoreEndpoint("127.0.0.1", 1)), 0.0)
 

@@ -18,6 +18,7 @@ from midstep.controller.endpoints.abridging import Abridger
 from midstep.controller.endpoints.control_requests import Reply, StatusReply, StatusRequest
 from midstep.controller.endpoints.request_handler import RequestHandler
 from midstep.controller.state.fault_book import MAX_OF_ONE, FaultBook
+from midstep.controller.switchover import Switchover
 from midstep.policies.fault_levels import Treatment
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankPhase, RankStatus
@@ -108,7 +109,7 @@ def test_the_status_of_a_long_job_can_be_read(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     status = long_history(10_000, 200)
-    handler = RequestHandler(JOB)
+    handler = RequestHandler(JOB, Switchover())
     server = control_socket.ControlServer(folder)
     try:
         with ThreadPoolExecutor(1) as thread:

@@ -6,11 +6,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from midstep.controller.election.file_election import BEAT_S, FileElection
+from midstep.controller.election.succession import FileSuccession
 from midstep.controller.events import StopRequested
 from midstep.controller.journal import Journal
 from midstep.controller.journal_paths import journal_path, lock_path
@@ -171,3 +173,38 @@ def test_a_deposed_leader_in_this_process_is_told(path: Path) -> None:
         with pytest.raises(JournalSuperseded, match="another controller leads"):
             first.require_lead()
     first.close()
+
+
+def test_of_two_that_stand_by_the_promoted_one_leads_though_the_other_waited_longer(
+    path: Path, leaders: list[Leader]
+) -> None:
+    leaders.append(Leader(path, "beats"))
+    succession = FileSuccession(path.parent)
+    order: list[str] = []
+
+    def stand(name: str) -> None:
+        admitted = partial(succession.admits, name, standby=True)
+        election = FileElection(lock_path(path), lease_s=LEASE_S, admitted=admitted)
+        with Journal.open(path, wait_s=None, election=election):
+            order.append(name)
+
+    threads = [threading.Thread(target=stand, args=(name,)) for name in ("waits", "promoted")]
+    for thread in threads:
+        thread.start()
+    succession.prefer("promoted")
+    leaders[0].process.kill()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert order == ["promoted", "waits"]
+
+
+def test_a_frozen_leader_is_not_deposed_while_the_failover_is_paused(path: Path, leaders: list[Leader]) -> None:
+    leaders.append(Leader(path, "frozen"))
+    succession = FileSuccession(path.parent)
+    succession.pause("leader", 600)
+    election = FileElection(lock_path(path), lease_s=LEASE_S, admitted=partial(succession.admits, "b", standby=True))
+    with pytest.raises(JournalError, match="another controller is active"):
+        Journal.open(path, wait_s=2 * LEASE_S, election=election)
+    succession.pause("leader", 0)
+    with Journal.open(path, wait_s=PATIENCE_S, election=election) as journal:
+        assert journal.term == 2

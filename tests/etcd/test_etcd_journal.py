@@ -7,15 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 
+from midstep.controller.election.succession import PREFERRED_S
 from midstep.controller.etcd.client import Condition, Etcd, Operation, delete, put
 from midstep.controller.etcd.journal import EtcdJournal, submit
 from midstep.controller.etcd.place import EtcdPlace, numbered, parse_place
 from midstep.controller.etcd.presence import LOOP_ALIVE_S, Presence
 from midstep.controller.etcd.reading import read_status, read_story
+from midstep.controller.etcd.succession import EtcdSuccession
 from midstep.controller.events import StopRequested
 from midstep.controller.journal_compaction import Limits
 from midstep.controller.journal_store import JournalEntry
@@ -464,3 +467,33 @@ def test_a_lease_is_kept_beside_an_entry_that_cannot_be_read_and_a_hanging_loop_
         assert 1 <= len(looks) <= 10
     finally:
         presence.close()
+
+
+def test_a_promoted_controller_leads_next_and_a_pause_keeps_a_standby_out(job: EtcdPlace, lead: Open) -> None:
+    succession = EtcdSuccession(job)
+    first = lead(job, "first")
+    told(first)
+    succession.prefer("third")
+    leave(first)
+    with pytest.raises(JournalError, match="another controller is active"):
+        lead(job, "second", wait_s=0.5, admitted=partial(succession.admits, "second", standby=True))
+    third = lead(job, "third", admitted=partial(succession.admits, "third", standby=True))
+    assert third.term == 2
+
+    succession.pause("third", 600)
+    assert succession.paused_until_s() > time.time()
+    leave(third)
+    with pytest.raises(JournalError):
+        lead(job, "fourth", wait_s=PREFERRED_S + 1, admitted=partial(succession.admits, "fourth", standby=True))
+    assert succession.admits("third", standby=True)
+    assert succession.admits("fourth", standby=False)
+    succession.pause("third", 0)
+    assert lead(job, "fifth", admitted=partial(succession.admits, "fifth", standby=True)).term == 3
+    succession.close()
+
+
+def test_a_promotion_is_forgotten_when_the_promoted_one_does_not_come(job: EtcdPlace, lead: Open) -> None:
+    succession = EtcdSuccession(job)
+    succession.prefer("gone")
+    assert lead(job, "second", admitted=partial(succession.admits, "second", standby=True)).term == 1
+    succession.close()

@@ -24,7 +24,7 @@ IMPURE = {
     "clock.py", "driver.py", "file_system.py", "journal.py", "journal_archive.py", "journal_compaction.py",
     "journal_copy.py", "journal_file.py", "journal_head.py", "journal_reading.py", "journal_records.py",
     "journal_snapshots.py", "journal_store.py", "journal_trouble.py", "journal_upkeep.py", "keepalive.py",
-    "live_status.py", "opening.py", "pending.py", "service.py", "wire.py",
+    "live_status.py", "opening.py", "pending.py", "service.py", "switchover.py", "wire.py",
 }  # fmt: skip
 FILES_OF_POLICIES = "files.py"  # the one that reads a policy file
 

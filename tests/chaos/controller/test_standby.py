@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from midstep.controller.election.roster import controllers
-from midstep.controller.endpoints.control_requests import StatusReply, StatusRequest
+from midstep.controller.endpoints.control_requests import (
+    Accepted,
+    PauseFailoverRequest,
+    PromoteRequest,
+    StatusReply,
+    StatusRequest,
+)
 from midstep.protocol.incidents import ControllerPhase, Outcome
 
 if TYPE_CHECKING:
@@ -108,3 +114,35 @@ def test_a_controller_that_is_stopped_again_and_again_at_any_moment_harms_nothin
         (Outcome.RESUMED, (turn,)) for turn in range(3)
     ]
     assert len({rank.committed for rank in cluster.ranks().values()}) == 1
+
+
+def test_a_promoted_controller_finishes_the_recovery_of_the_one_that_stands_by_then(cluster: "Cluster") -> None:
+    """And back again: a controller that has handed over can be promoted itself."""
+    active, standby = two(cluster)
+    names = {each.pid: each.name for each in controllers(cluster.run_directory)}
+    cluster.host(1).kill(1)
+    for turn, (leader, other) in enumerate([(active, standby), (standby, active)]):
+        assert isinstance(cluster.ask(PromoteRequest(names[other])), Accepted)
+        cluster.until(lambda: phases(cluster) == {other: HOT, leader: COLD})  # noqa: B023
+        cluster.until(lambda: cluster.status().term == turn + 2)  # noqa: B023
+    cluster.until(cluster.recovered)
+    cluster.until(lambda: cluster.phase() == "running")
+    assert cluster.starts() == sorted([*FIRST_LIVES, (1, 2)])
+    assert [incident.outcome for incident in cluster.status().incidents] == [Outcome.RESUMED]
+    assert [controller.poll() for controller in cluster.controllers] == [None, None]
+
+
+def test_no_standby_takes_over_while_the_failover_is_paused(cluster: "Cluster") -> None:
+    active, standby = two(cluster)
+    assert isinstance(cluster.ask(PauseFailoverRequest(600)), Accepted)
+    reply = cluster.ask(StatusRequest())
+    assert isinstance(reply, StatusReply)
+    assert reply.status.failover_paused_until_s > 0
+    os.kill(active, signal.SIGSTOP)
+    cluster.play(3.0)  # longer than a lease
+    assert phases(cluster) == {active: HOT, standby: COLD}
+    os.kill(active, signal.SIGCONT)
+    assert isinstance(cluster.ask(PauseFailoverRequest(0)), Accepted)
+    os.kill(active, signal.SIGSTOP)
+    cluster.until(lambda: phases(cluster).get(standby) is HOT)
+    os.kill(active, signal.SIGCONT)

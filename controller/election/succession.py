@@ -1,0 +1,91 @@
+"""Who may lead next, as an admin wants it: a controller that is preferred, and a pause in which no standby takes over.
+
+It is kept where the controllers meet, beside the lead itself, since it counts when no controller leads that could be
+asked. Both end by themselves: a preferred controller may have died, and a pause may have been forgotten.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from ...protocol.errors import JournalError
+from ...protocol.private_files import replace_file
+
+PREFERRED_S = 3  # to a preferred controller the lead is left for so long
+NAME = "succession.json"
+
+
+class Succession(Protocol):
+    """What the leader writes, and those that stand by read. All raise JournalError when that cannot be done."""
+
+    def prefer(self, name: str) -> None:
+        """Leave the lead to this controller for PREFERRED_S."""
+
+    def pause(self, leader: str, for_s: int) -> None:
+        """Let no standby but `leader`, which may have been restarted, take over for so long; 0: end the pause."""
+
+    def paused_until_s(self) -> float:
+        """Return when the pause ends, in wall-clock seconds; 0: there is none."""
+
+    def admits(self, name: str, *, standby: bool) -> bool:
+        """Say whether a controller may take a lead that is free. A pause holds up only those that stand by."""
+
+
+class SuccessionRecord(msgspec.Struct, frozen=True):
+    """What is wanted. Wall-clock seconds: a wish from the future, after a clock was set back, does not count."""
+
+    preferred: str = ""
+    preferred_from_s: float = 0.0
+    leader: str = ""
+    paused_from_s: float = 0.0
+    paused_until_s: float = 0.0
+
+
+_decode = msgspec.json.Decoder(SuccessionRecord).decode
+
+
+class FileSuccession:
+    """In a file of the run directory, for the controllers of one host."""
+
+    def __init__(self, run_directory: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = run_directory / NAME
+        self._clock = clock
+
+    def prefer(self, name: str) -> None:
+        """Leave the lead to this controller; see `Succession`."""
+        self._write(msgspec.structs.replace(self._read(), preferred=name, preferred_from_s=self._clock()))
+
+    def pause(self, leader: str, for_s: int) -> None:
+        """Let no standby take over; see `Succession`."""
+        now = self._clock()
+        wishes = msgspec.structs.replace(
+            self._read(), leader=leader, paused_from_s=now, paused_until_s=now + for_s if for_s else 0.0
+        )
+        self._write(wishes)
+
+    def paused_until_s(self) -> float:
+        """Return when the pause ends; see `Succession`."""
+        wishes = self._read()
+        return wishes.paused_until_s if wishes.paused_from_s <= self._clock() < wishes.paused_until_s else 0.0
+
+    def admits(self, name: str, *, standby: bool) -> bool:
+        """Say whether a controller may lead; see `Succession`. What cannot be read keeps none from it."""
+        wishes, now = self._read(), self._clock()
+        if wishes.preferred and 0 <= now - wishes.preferred_from_s < PREFERRED_S:
+            return name == wishes.preferred
+        return not standby or name == wishes.leader or not wishes.paused_from_s <= now < wishes.paused_until_s
+
+    def _read(self) -> SuccessionRecord:
+        try:
+            return _decode(self._path.read_bytes())
+        except (OSError, msgspec.MsgspecError):
+            return SuccessionRecord()
+
+    def _write(self, wishes: SuccessionRecord) -> None:
+        try:
+            replace_file(self._path, msgspec.json.encode(wishes))
+        except OSError as error:
+            raise JournalError(f"{self._path}: cannot be written: {error.strerror}. Make room there.") from error
