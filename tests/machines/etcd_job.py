@@ -89,8 +89,13 @@ class EtcdJob:
 
     def start_agent(self, number: int) -> subprocess.Popen[bytes]:
         """Start the agent of a machine."""
-        endpoints = ",".join(f"{self.machines[each].address}:{_CONTROLLER}" for each in range(CONTROLLERS))
-        return self._midstep(self.machines[number], "agent", "--controller", endpoints, "--log-dir", str(self.root))
+        return self._midstep(
+            self.machines[number], "agent", "--controller", self._endpoints, "--log-dir", str(self.root)
+        )
+
+    @property
+    def _endpoints(self) -> str:
+        return ",".join(f"{self.machines[each].address}:{_CONTROLLER}" for each in range(CONTROLLERS))
 
     def _midstep(self, machine: Machine, *words: str) -> subprocess.Popen[bytes]:
         command = [*_MIDSTEP, *words, "--token-file", str(self._token)]
@@ -143,6 +148,15 @@ class EtcdJob:
         known = status["ranks"][rank]
         machine = next(self.machines[number] for number in self.agents if f"m{number}" == known["node"])
         machine.run("kill", "-9", str(known["pid"]))
+
+    def promote(self, number: int) -> str:
+        """Let the controller of a machine lead, as an admin on a machine without one; return what that says."""
+        elsewhere = self.machines[CONTROLLERS]
+        token = self.root / "admin.token"
+        token.touch(0o600)
+        token.write_text(elsewhere.run(*_MIDSTEP, "token", "--role", "admin", "--token-file", str(self._token)))
+        where = ("--controller", self._endpoints, "--token-file", str(token))
+        return elsewhere.run(*_MIDSTEP, "promote", self.machines[number].name, *where)
 
     def report(self, number: int) -> dict[str, Any]:
         """Return what `midstep report` says on a machine, when the job is over."""

@@ -52,6 +52,8 @@ def test_a_job_is_operated_from_another_machine_by_those_who_may(start_job: Star
     assert (seen["live"], seen["job"], seen["phase"]) == (True, job.name, "running")
     assert "the role viewer may not stop the job: that takes the role operator" in typed(elsewhere, viewer, "stop")
     assert "may not inject a fault" in typed(elsewhere, viewer, "inject", "--rank", "0")
+    assert "may not promote a controller: that takes the role admin" in typed(elsewhere, operator, "promote", "other")
+    assert "may not pause the failover" in typed(elsewhere, operator, "pause-failover")
     assert "may not report faults" in typed(elsewhere, viewer, "detect", "--lines")
     assert typed(elsewhere, operator, "inject", "--rank", "0").startswith(f"{job.name}: armed: kill rank 0 now")
 
