@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .adapters.ddp import TrainState, Value, replicated
+    from .cli.watching import JobView, watch
     from .processor.callbacks import Lifecycle, Recovery
     from .processor.resilient import init_process_group, resilient
     from .protocol.errors import MidstepError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "JobView": "cli.watching",
     "Lifecycle": "processor.callbacks",
     "MidstepError": "protocol.errors",
     "Recovery": "processor.callbacks",
@@ -24,9 +26,11 @@ _HOMES = {
     "init_process_group": "processor.resilient",
     "replicated": "adapters.ddp",
     "resilient": "processor.resilient",
+    "watch": "cli.watching",
 }
 
 __all__ = [
+    "JobView",
     "Lifecycle",
     "MidstepError",
     "Recovery",
@@ -36,6 +40,7 @@ __all__ = [
     "init_process_group",
     "replicated",
     "resilient",
+    "watch",
 ]
 
 

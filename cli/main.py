@@ -16,6 +16,7 @@ COMMANDS = {
     "resume": "Continue a job whose launcher or machine was lost.",
     "demo": "Kill ranks and nodes of a small training job and watch it recover.",
     "status": "Show where a job stands.",
+    "watch": "Tell another program when a job's leader or phase changes.",
     "report": "Show what happened in a job: incidents, phases, reasons.",
     "detect": "Report faults of devices and nodes to a job, from documents or another program.",
     "inject": "Cause a fault on purpose, now or at an injection point of a step or a recovery.",
