@@ -36,7 +36,8 @@ from .debug_log import DebugLog
 from .group_arguments import GroupArguments, GroupOfJob, check_arguments
 from .injection_points import InjectionPoints
 from .local_state import LocalStateCopies
-from .session import Order, Session
+from .session import Order, Session, SessionStage
+from .stack_dump import StackDump
 from .step_clock import StepClock
 
 _log = logging.getLogger("midstep")
@@ -60,7 +61,8 @@ class Runtime:
         self.early = environment.get(env.EARLY) == "1"
         self.started_s = float(environment[env.STARTED_S])
         self.settings = msgspec.json.decode(environment[env.SETTINGS], type=JobSettings)
-        self.debug_log = DebugLog(debug_log(environment[env.JOB_DIRECTORY], self.rank, self.incarnation))
+        log = debug_log(environment[env.JOB_DIRECTORY], self.rank, self.incarnation)
+        self.debug_log, self._stack_dump = DebugLog(log), StackDump(log)
         host, _, port = environment[env.STORE].rpartition(":")
         self.store = Rendezvous(host, int(port), environment.get(env.STORE_SECRET, ""))
         generation = int(environment[env.GENERATION])
@@ -198,6 +200,7 @@ class Runtime:
                 order = self.session.take_order()
                 if order is not None:
                     return order
+                self._stack_dump.disarm()
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     raise OrdersOverdue(
@@ -257,6 +260,15 @@ class Runtime:
         """
         if os.getpid() == self._pid:
             self._client.close()
+            self._stack_dump.close()
+
+    def _watch(self, order: Order) -> None:
+        """Have the stacks dumped if the train thread does not do what it is ordered to. A script may take its time."""
+        now = self.session.quiescing and self.session.stage is not SessionStage.BOOTING
+        if now or isinstance(order, Rejoin):
+            self._stack_dump.arm()
+        elif isinstance(order, Resume):
+            self._stack_dump.disarm()
 
     def _hear(self, envelope: Envelope) -> None:
         """Take in a command (control thread)."""
@@ -268,6 +280,8 @@ class Runtime:
             return
         with self._changed:
             heard = self.session.hear(body)
+            if heard.taken:
+                self._watch(body)
             self._changed.notify_all()
         if heard.abort:
             try:
