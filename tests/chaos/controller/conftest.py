@@ -207,11 +207,14 @@ class Cluster:
         JobKeys.create(self.keys, ["node/node0", "node/node1", "platform"])
         settings = job_settings(default_policy(), self.job_directory)
         directory = str(self.job_directory)
-        spec = JobSpec("demo", ("t.py",), False, False, {}, directory, directory, 4, 2, 2, 0, 0, settings)
-        Journal.create(journal_path(self.job_directory), spec, default_policy())
+        self.found(JobSpec("demo", ("t.py",), False, False, {}, directory, directory, 4, 2, 2, 0, 0, settings))
         self.log = (self.root / "controller.log").open("w+")
         self.controllers: list[subprocess.Popen[bytes]] = []
         self.nodes: list[Node] = []
+
+    def found(self, job: JobSpec) -> None:
+        """Put the job where its controllers find it."""
+        Journal.create(journal_path(self.job_directory), job, default_policy())
 
     def command(self, *options: str) -> list[str]:
         directories = ["--job-dir", str(self.job_directory), "--run-dir", str(self.run_directory)]
@@ -275,16 +278,18 @@ class Cluster:
         give_up = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > give_up:
-                self.log.seek(0)
-                raise AssertionError(
-                    f"waited {PATIENCE_S} s, phase {self.phase()}; controllers said:\n{self.log.read()}"
-                )
+                raise AssertionError(f"waited {PATIENCE_S} s, phase {self.phase()}; controllers said:\n{self.said()}")
             endpoint = read_endpoint(self.run_directory)
             for node in self.nodes:
                 if endpoint is not None and endpoint != node.socket.endpoint:
                     node.socket.move_to(endpoint)
                 node.turn()
             time.sleep(0.01)
+
+    def said(self) -> str:
+        """Return what the controllers have printed."""
+        self.log.seek(0)
+        return self.log.read()
 
     def play(self, for_s: float) -> None:
         """Let the nodes do their work for a while."""
