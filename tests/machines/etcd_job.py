@@ -19,6 +19,7 @@ PATIENCE_S = 120.0
 _CLIENT, _PEER, _CONTROLLER = 2379, 2380, 7070
 _POLL_S = 0.05
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+_KILL = "import psutil, sys; [each.kill() for each in psutil.process_iter() if each.name() == sys.argv[1]]"
 _MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
 
 
@@ -57,6 +58,11 @@ class EtcdJob:
             ],
             output=self.root / f"etcd{number}.log",
         )
+
+    def end_members(self) -> None:
+        """Kill all members of etcd; what they have acknowledged is on their disks."""
+        for number in range(CONTROLLERS):
+            self.machines[number].run(sys.executable, "-c", _KILL, Path(PROGRAM).name)
 
     def _submit(self, steps: int) -> None:
         words = (

@@ -13,6 +13,7 @@ from .etcd_job import CONTROLLERS, PATIENCE_S, EtcdJob
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
 
+OUTAGE_S = 10.0
 POLICY = "checkpoint: {every_steps: 50}\nstall: {grace_s: 120}\n"
 
 
@@ -54,4 +55,32 @@ def test_the_machine_of_the_leader_is_lost_and_the_next_one_is_cut_off_and_train
     for incident, rank in zip(report["incidents"], (1, 0), strict=True):
         assert_nobody_harmed(incident, {rank}, ranks=RANKS)
         assert abs(incident["began_s"] - began_s) < PATIENCE_S, "each machine has a monotonic clock of its own"
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+
+
+def test_etcd_is_gone_for_longer_than_a_lease_and_nothing_changes(
+    start_machines: StartMachines, tmp_path: Path, undisturbed: Record
+) -> None:
+    """Training continues, the leader keeps its term, and what happens meanwhile is recovered when etcd is back."""
+    require_etcd()
+    job = EtcdJob(start_machines(5), tmp_path, steps=STEPS, policy=POLICY)
+    first = job.leader(1)
+    job.until_steps(20)
+    before = job.status(first)
+    job.end_members()
+    ended_s = time.monotonic()
+    job.until_steps(job.steps_done() + 10)
+    job.kill_rank(1, before)
+    time.sleep(max(0.0, ended_s + OUTAGE_S - time.monotonic()))
+    for number in range(CONTROLLERS):
+        job.start_member(number)
+    job.until_steps(job.steps_done() + 30)
+    assert [job.controllers[number].poll() for number in range(CONTROLLERS)] == [None] * CONTROLLERS, job.said()
+    after = job.status(first)
+    assert (after["live"], after["term"]) == (True, 1), job.said()
+    job.until_over()
+
+    report = job.report(first)
+    assert [incident["rung"] for incident in report["incidents"]] == ["recover_in_place"]
+    assert_nobody_harmed(report["incidents"][0], {1}, ranks=RANKS)
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
