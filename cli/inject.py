@@ -79,7 +79,8 @@ def command(
     \b
     Only on the fake device (`midstep run --device fake`), at an injection point:
       memory-temporary, memory-persistent, memory-outside, suspect-memory, multi-bit, multi-bit-late, unsafe-tensor,
-      out-of-memory, link-down, link-broken, link-up-fails, remote, hang-collective, drop-device
+      out-of-memory, link-down, link-broken, link-up-fails, remote, hang-collective, task-queue-dead,
+      drop-device
 
     Injection points of a step: forward, backward, collective, barrier, update, checkpoint; on Megatron reduction (of
     the gradients) and gather (of the parameters), too. Injection points of a recovery, for faults that come while

@@ -199,7 +199,7 @@ def _outside() -> None:
 def _multi_bit() -> None:
     _corrupt_parameter()
     CHIP.multi_bit = True
-    raise RuntimeError(told(texts.MULTI_BIT.format(time_us=_now_us())))
+    raise RuntimeError(told(texts.MULTI_BIT_QUEUED.format(time_us=_now_us())))
 
 
 def _multi_bit_late() -> None:
@@ -218,6 +218,10 @@ def _link_up_fails() -> None:
 
 def _hang() -> None:
     CHIP.hang_next = True
+
+
+def _queue_dies() -> None:
+    CHIP.queue_dies = True
 
 
 def _drop() -> None:
@@ -239,6 +243,7 @@ _FAULT_ACTIONS: dict[FaultAction, Callable[[], None]] = {
     FaultAction.LINK_UP_FAILS: _link_up_fails,
     FaultAction.REMOTE: _raises(texts.REMOTE),
     FaultAction.HANG_COLLECTIVE: _hang,
+    FaultAction.TASK_QUEUE_DEAD: _queue_dies,
     FaultAction.DROP_DEVICE: _drop,
 }
 

@@ -18,6 +18,7 @@ LINK_UP_S = 0.01  # time to build one communicator
 FORCE_STOP = "FORCE STOP."
 UCE = "UCE ERROR."
 MULTI_BIT = "HBM MULTI BIT ECC ERROR.time is {time_us}"
+MULTI_BIT_QUEUED = "HBM MULTI BIT ECC ERROR, EZ9999: device 0, time us= {time_us}."  # through the task queue
 SUSPECT_MEMORY = "SUSPECT MEM ERROR"
 UNSAFE = "There is unsafe data in the input tensor."
 OUT_OF_MEMORY = (
@@ -25,6 +26,10 @@ OUT_OF_MEMORY = (
 )
 RETRY_FAILED = "HCCL OP RETRY FAILED"
 REMOTE = "SUSPECT REMOTE ERROR"
+QUEUE_DEAD = (
+    "The Inner error is reported as above. The process exits for this inner error, and the current working operator "
+    "name is HcclAllreduce."
+)
 LOST = "NPU function error: aclrtSynchronizeDevice, error code is 507010"
 _SETTLE_S = 0.3
 _TICK_S = 0.002
@@ -102,6 +107,8 @@ class Chip:
         self.link_broken = False  # until the communicators are rebuilt
         self.link_up_fails = False
         self.hang_next = False
+        self.queue_dies = False  # with the next task
+        self.queue_dead = False  # for good: tasks are taken, and nobody works on them
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._open: set[Task] = set()
         self._lock = threading.Lock()
@@ -162,6 +169,8 @@ class Chip:
         self.stopped = False
 
     def _ensure_thread(self) -> None:
+        if self.queue_dead:
+            return
         if self._thread is None or self._pid != os.getpid():  # a fork does not have the thread
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._work, name="fake-npu", daemon=True)
@@ -170,6 +179,10 @@ class Chip:
     def _work(self) -> None:
         while True:
             task = self._tasks.get()
+            if self.queue_dies:
+                self.queue_dead = True
+                task.finish(QUEUE_DEAD)
+                return
             if self.hang_next:
                 self.hang_next = False
                 while not task.over:

@@ -51,6 +51,7 @@ class FaultAction(StrEnum):
     LINK_UP_FAILS = "link_up_fails"  # the next communicator that is built does not come up
     REMOTE = "remote"  # this device suspects another
     HANG_COLLECTIVE = "hang_collective"  # the next collective never ends
+    TASK_QUEUE_DEAD = "task_queue_dead"  # the queue ends with the next collective, and no restart starts another
     DROP_DEVICE = "drop_device"  # the device is gone until it is reset
 
 

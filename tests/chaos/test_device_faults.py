@@ -78,6 +78,12 @@ MENDED: dict[str, Case] = {
 }
 REPLACED: dict[str, Case] = {
     "no memory left": ([harm(2, FaultAction.OUT_OF_MEMORY, InjectionPoint.FORWARD, 5)], IN_PLACE, {2}, 5),
+    "a task queue that has ended": (
+        [harm(2, FaultAction.TASK_QUEUE_DEAD, InjectionPoint.COLLECTIVE, 9, life=2)],
+        IN_PLACE,
+        {2},
+        9,
+    ),
     "a tensor that nobody repaired": (
         [harm(3, FaultAction.UNSAFE_TENSOR, InjectionPoint.BACKWARD, 14)],
         IN_PLACE,
@@ -108,7 +114,7 @@ HANDED_ON: dict[str, Case] = {
     "communicators that do not come up again": (
         [
             harm(0, FaultAction.LINK_DOWN, InjectionPoint.BACKWARD, 41, life=3),
-            *[harm(2, FaultAction.LINK_UP_FAILS, InjectionPoint.REBUILD, 41, life=2)] * 2,
+            *[harm(2, FaultAction.LINK_UP_FAILS, InjectionPoint.REBUILD, 41, life=3)] * 2,
         ],
         [*RETRY, *IN_PLACE],
         {0},

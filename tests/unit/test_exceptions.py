@@ -16,6 +16,10 @@ from midstep.protocol.types import FaultKind, FaultLevel
 
 PATTERNS = known_patterns()
 ERROR_TAIL = "\n[ERROR] 2026-11-20-10:11:12 (PID:77, Device:0, RankID:3) ERR00100 PTA call acl api failed"
+QUEUE_DEAD = (
+    "The Inner error is reported as above. The process exits for this inner error, and the current working operator "
+    "name is HcclAllreduce.\nSince the operator is called asynchronously, the stacktrace may be inaccurate."
+)
 
 
 def found(error: BaseException) -> Finding:
@@ -45,6 +49,12 @@ KNOWN = [
     (RuntimeError("EE9999: reason=[device mem error]"), FaultKind.MEMORY, True),
     (RuntimeError("EE9999: reason=[suspect device mem error]"), FaultKind.MEMORY, True),
     (RuntimeError("EE9999: reason=[link error]"), FaultKind.LINK, True),
+    (RuntimeError("EE9999: reason=device network link error"), FaultKind.LINK, True),
+    (RuntimeError("EE9999: reason=link error"), FaultKind.LINK, True),
+    (RuntimeError("EE9999: reason=device task abort"), None, False),
+    (RuntimeError("EE9999: reason=hccl op retry failed"), FaultKind.LINK, True),
+    (RuntimeError("EE9999: reason=suspect device mem error"), FaultKind.MEMORY, True),
+    (RuntimeError(QUEUE_DEAD), FaultKind.DEVICE, False),
     (RuntimeError("EE9999: reason=[suspect remote error]"), FaultKind.COMMUNICATION, False),
     (RuntimeError("NPU function error: aclrtSynchronizeStream, error code is 107020"), FaultKind.COMMUNICATION, False),
     (RuntimeError("NPU function error: aclrtSynchronizeDevice, error code is 507010"), FaultKind.DEVICE, False),
@@ -73,6 +83,21 @@ def test_the_time_stamp_of_a_multi_bit_error_is_read() -> None:
     text = f"HBM MULTI BIT ECC ERROR.hbm Multi-bit ECC error, time is 1732155001234{ERROR_TAIL}"
     assert found(RuntimeError(text)).time_us == 1732155001234
     assert found(RuntimeError("HBM MULTI BIT ECC ERROR.")).time_us is None
+
+
+@pytest.mark.parametrize("beginning", ["HBM MULTI BIT ECC ERROR, EZ9999: ", "EE9999: reason=hbm Multi-bit ECC error, "])
+def test_the_time_stamp_is_read_in_the_words_of_the_task_queue(beginning: str) -> None:
+    """The queue, which is on by default, hands CANN's words on and does not put the time behind them."""
+    finding = found(RuntimeError(f"{beginning}device 3, time us= 1732155001234.{ERROR_TAIL}"))
+    assert (finding.kind, finding.time_us) == (FaultKind.MEMORY_MULTI_BIT, 1732155001234)
+
+
+@pytest.mark.parametrize("words", ["error code is 107020", "HCCL function error: x, error code is 21", "UCE ERROR"])
+def test_a_dead_task_queue_comes_before_whatever_else_its_text_says(words: str) -> None:
+    """restart_device starts no other: a process that stayed would hang in the next link-up."""
+    finding = found(RuntimeError(f"{QUEUE_DEAD}\n{words}{ERROR_TAIL}"))
+    assert finding.pattern == "task_queue_dead"
+    assert reaction(finding, collateral=True) is Reaction.LEAVE
 
 
 def test_what_caused_an_exception_counts_if_the_exception_itself_says_nothing() -> None:
@@ -146,6 +171,7 @@ def test_an_exception_that_cannot_describe_itself_is_told_all_the_same() -> None
         (RuntimeError("UCE ERROR"), Reaction.REPORT, Reaction.REPORT),
         (torch.OutOfMemoryError("out"), Reaction.LEAVE, Reaction.LEAVE),
         (RuntimeError("There is unsafe data in the input tensor."), Reaction.LEAVE, Reaction.LEAVE),
+        (RuntimeError(QUEUE_DEAD), Reaction.LEAVE, Reaction.LEAVE),
     ],
     ids=lambda value: str(value)[:24],
 )

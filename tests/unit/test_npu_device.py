@@ -70,6 +70,17 @@ def test_a_blocked_thread_raises_when_the_device_is_stopped(device: NpuDevice) -
     CHIP.submit(lambda _: None).wait(5)
 
 
+def test_a_dead_task_queue_takes_work_that_nobody_does_whatever_is_restarted(device: NpuDevice) -> None:
+    device.inject(FaultAction.TASK_QUEUE_DEAD)
+    task = CHIP.submit(lambda _: None)
+    with pytest.raises(RuntimeError, match="The process exits for this inner error"):
+        task.wait(5)
+    device.stop()
+    assert device.clean() is Damage.NONE
+    with pytest.raises(RuntimeError, match="still under way"):
+        CHIP.submit(lambda _: None).wait(0.05)
+
+
 @pytest.mark.parametrize(
     ("action", "text", "damage"),
     [

@@ -16,7 +16,18 @@ from midstep.processor.exception_patterns import Pattern, known_patterns
 # Texts that no torch-npu library has in it: they come from CANN, below it, and are known from its documents only.
 ONLY_DOCUMENTED = {"operator_timeout", "device_lost"}
 # What a library must have in it for a pattern that is a regular expression.
-LITERALS = {"multi_bit_ecc": ("HBM MULTI BIT ECC ERROR", "time is ")}
+LITERALS = {
+    "multi_bit_ecc": ("HBM MULTI BIT ECC ERROR", "time is ", "time us= "),
+    "cann_task_abort": ("reason=[device task abort]",),
+    "cann_multi_bit_ecc": ("reason=[hbm Multi-bit ECC error]",),
+    "cann_memory": ("reason=[device mem error]",),
+    "cann_suspect_memory": ("reason=[suspect device mem error]",),
+    "cann_operator_retry": ("reason=[hccl op retry failed]",),
+    "cann_link": ("reason=[link error]",),
+    "cann_suspect_remote": ("reason=[suspect remote error]",),
+}
+# The same without brackets, and a third one for links, as the newest release looks for them.
+UNBRACKETED = ("reason=device task abort", "reason=hbm Multi-bit ECC error", "reason=device network link error")
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -108,6 +119,14 @@ def test_every_error_text_is_in_the_library_or_known_to_be_only_documented(versi
         if pattern.library == "cann" and pattern.name == "cann_suspect_remote" and version == RELEASES[0]:
             expected = False  # came with the text of torch-npu for it
         assert there is expected, f"{pattern.name} in torch-npu {version}"
+
+
+@pytest.mark.parametrize("version", RELEASES[1:])
+def test_cann_may_say_its_reasons_without_brackets(version: str) -> None:
+    library = fetched(version).library
+    for text in UNBRACKETED:
+        assert text.encode() in library
+        assert any(found.compiled and found.compiled.search(text) for found in DEVICE_PATTERNS), text
 
 
 def test_the_library_is_really_searched() -> None:
