@@ -6,10 +6,10 @@ up again, `abort_hccl_comm` drops it so that the next use builds another. The ot
 torch-npu's own Python calls on its backend.
 """
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,14 +17,15 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ..devices import fake as calls
-from ..devices.fake_chip import CHIP, LINK_UP_S, RETRY_FAILED, Task, told
+from ..devices.fake_chip import BUSY, CHIP, LINK_UP_S, RETRY_FAILED, Task, told
 from ..protocol.types import StoreEndpoint
 from . import handshake
 from .background import Disposal
+from .fake_work import FakeWork
 from .gloo.connections import connect_backend
 from .gloo.group import GLOO_SOURCES
 from .gloo.links import GlooLinks
-from .gloo.work import FuturelessWork, Promise
+from .gloo.work import FuturelessWork
 from .hccl import HcclCommunicator
 from .hccl_group import CollectiveLibrary
 from .process_group import WITH_FUTURE, WITHOUT_FUTURE
@@ -38,6 +39,7 @@ ABORTED = "aborted"
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
 _HERE = StoreEndpoint("127.0.0.1", 1)  # only the route to it matters
 _TICK_S = 0.005
+CLEAR_S = 0.02  # a resume takes up to this
 
 
 class FakeLinks:
@@ -87,6 +89,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         self._comm: Any = None
         self._resumed = 0  # times since the last drop: each has its own place in the store
         self._keys: list[str] = []
+        self._cleared_s = 0.0  # when this rank last cleared what peers signal to it
         self.watchdog = 1
 
     # --- what torch-npu's Python calls ------------------------------------------------------------------------------
@@ -94,6 +97,7 @@ class FakeHcclGroup(dist.ProcessGroup):
     def abort_hccl_comm(self, reason: str) -> None:
         """Drop the communicator."""
         self._leave_communicator()
+        self._cleared_s = time.time()
         self._resumed = 0
         CHIP.link_broken = False
 
@@ -101,6 +105,8 @@ class FakeHcclGroup(dist.ProcessGroup):
         """Let the communicator use its links again."""
         self._refuse_other_device(device_id)
         self._leave_communicator()
+        time.sleep(CLEAR_S * random.SystemRandom().random())  # ranks are never done at one time
+        self._cleared_s = time.time()
         self._resumed += 1  # used before or not: others may have used it, and all must meet in one place
 
     def _leave_communicator(self) -> None:
@@ -175,14 +181,21 @@ class FakeHcclGroup(dist.ProcessGroup):
             raise RuntimeError(NOT_UP)
         if CHIP.link_broken:
             raise RuntimeError(RETRY_FAILED)
+        if CHIP.busy:
+            raise RuntimeError(BUSY)
         links = LINKS.up()
         name = f"{self._resumed}"
         key = f"{name}/{self._group_rank}"
+        self._store.set(f"{key}/at", str(time.time()))
         self._store.set(key, handshake.encode(handshake.Listener(*links.listener)))
-        self._keys.append(key)
+        self._keys += [key, f"{key}/at"]
         others = [f"{name}/{place}" for place in range(self._size)]
         while not self._store.check(others):
             if task.over:
+                raise RuntimeError(ABORTED)
+            time.sleep(_TICK_S)
+        while any(float(self._store.get(f"{other}/at")) < self._cleared_s for other in others):
+            if task.over:  # what came before this rank cleared it is lost, and nobody sends it again
                 raise RuntimeError(ABORTED)
             time.sleep(_TICK_S)
         LINKS.add_peers([_endpoint(self._store.get(other)) for other in others])
@@ -192,57 +205,6 @@ class FakeHcclGroup(dist.ProcessGroup):
         if task.over:  # abandoned: the others may have been ordered to build another
             raise RuntimeError(ABORTED)
         return gloo.process_group
-
-
-class FakeWork(dist.Work):
-    """A queued collective. The device computes in a thread, so `wait` waits for the result."""
-
-    def __init__(self, task: Task, tensors: list[torch.Tensor]) -> None:
-        """Wrap `task`."""
-        super().__init__()
-        self._task = task
-        self._tensors = tensors
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the result. Raises RuntimeError with the device's text."""
-        self._task.wait(timeout.total_seconds() or None)
-        return True
-
-    def get_future(self) -> "torch.futures.Future[Any]":
-        """Return a future that completes with the collective. For DDP's reducer."""
-        promise = Promise()
-
-        def settle() -> None:
-            promise.settle(self.exception(), self._tensors if self._task.result is None else self._task.result)
-
-        self._task.when_over(settle)
-        return promise.future
-
-    def is_completed(self) -> bool:
-        """Return whether it is over."""
-        return self._task.over
-
-    def is_success(self) -> bool:
-        """Return whether it completed without an error."""
-        return self._task.over and self._task.error is None
-
-    def exception(self) -> Any:
-        """Return its error, or None."""
-        return None if self._task.error is None else RuntimeError(told(self._task.error))
-
-    def result(self) -> list[torch.Tensor]:
-        """Return the tensors."""
-        return self._tensors
-
-    def source_rank(self) -> int:
-        """Return -1: the sender is not known."""
-        return -1
-
-    _source_rank = source_rank
-
-    def synchronize(self) -> None:
-        """Wait for the result."""
-        self.wait()
 
 
 def _keep_leftover(inner: Any) -> None:

@@ -6,8 +6,8 @@ torch-npu's calls are an argument, so that a fake module can take their place. A
   `reinit_process_group(None, rebuild_link=False)` does it for every group.
 - Otherwise every group's communicator is dropped (`rebuild_link=True`, group by group) and built again.
 
-The library builds a communicator on its first use. Here every group is used at once, timed and checked, so a link that
-does not come up is seen in this phase, and not in the middle of a step. If resuming fails, the next reconnect rebuilds.
+When all ranks have done so, and not before, every group is used once (`hccl_links.py`): what a rank signals to a peer
+that is still resuming is cleared there. If resuming fails, the next reconnect rebuilds.
 """
 
 import logging
@@ -30,6 +30,7 @@ from .generation_scope import GenerationScope, error_text, incomplete_group
 from .gloo.communicator import HostGroup
 from .handshake import HcclMember
 from .hccl_group import BACKEND, CollectiveLibrary, HcclGroup, build_backend
+from .hccl_links import link_up
 from .process_group import BackendRegistration, group_name, group_names
 from .rendezvous import ForwardingStore, GenerationStore, StoreConnection
 
@@ -217,24 +218,10 @@ class HcclCommunicator:
                 build_backend(self._library, group, name, self._store, scope)
             else:
                 group.reconnect(scope)
-        self._link_up(task, kept)
+        task.stage = "not all ranks have dropped or resumed their communicators"
+        self._host.barrier()  # a peer that resumes later would clear what this rank has signalled to it
+        self.link_up_s = link_up(calls, task, kept)
         _log.info("generation %d: %s %d groups", generation, "resumed" if resume else "rebuilt", len(kept))
-
-    def _link_up(self, task: BackgroundTask[Any], groups: Sequence[tuple[HcclGroup, str]]) -> None:
-        """Use every group once, in order; in all ranks that is the same order for the groups that they share."""
-        self.link_up_s = {}
-        for group, name in groups:
-            if len(group.members) < 2:
-                continue
-            task.stage = f"the links of group {name} (ranks {_ranks(group.members)}) are not up"
-            task.remaining_s()  # raises Abandoned when no time is left
-            began_s = time.monotonic()
-            ones, work = group.link_check()
-            work.wait()
-            self._library.calls.npu.synchronize()
-            self.link_up_s[name] = time.monotonic() - began_s
-            if ones.item() != len(group.members):
-                raise CommunicatorFailed(f"link check of ranks {_ranks(group.members)} gave {ones.item()}")
 
     def isend(self, tensor: torch.Tensor, rank: int) -> Transfer:
         """Start to send `tensor`, in host memory, to `rank`."""
@@ -274,10 +261,6 @@ class HcclCommunicator:
 
 def _without(group: HcclGroup, name: str, members: Sequence[HcclMember]) -> list[int]:
     return [rank for rank in group.members if name not in members[rank].groups]
-
-
-def _ranks(members: Sequence[int]) -> str:
-    return ", ".join(str(member) for member in members)
 
 
 def npu_communicator() -> HcclCommunicator:

@@ -5,6 +5,7 @@ device. It adds `inject`, which injects faults.
 """
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
+from ..protocol.environment import INCARNATION
 from ..protocol.types import FaultAction
 from . import fake_chip as texts
 from .fake_chip import CHIP, told
@@ -38,6 +40,9 @@ def current_device() -> int:
 
 def set_device(device: int) -> None:
     """As torch_npu.npu.set_device."""
+    if not CHIP.taken and int(os.environ.get(INCARNATION, "1")) > 1:
+        CHIP.busy_until_s = time.monotonic() + texts.BUSY_S  # the process before was ended a moment ago
+    CHIP.taken = True
     CHIP.index = _thread.device = device
 
 

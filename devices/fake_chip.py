@@ -31,6 +31,11 @@ QUEUE_DEAD = (
     "name is HcclAllreduce."
 )
 LOST = "NPU function error: aclrtSynchronizeDevice, error code is 507010"
+BUSY = (
+    "HCCL function error: hcclCommInitRootInfoConfig(numRanks, &rootInfo, rank, config, &(comm->hcclComm_)), error "
+    "code is 7\nEJ0001: Failed to initialize the HCCP process. Reason: Maybe the last training process is running."
+)
+BUSY_S = 0.15  # after a process takes the device of one that was killed; of a real one it is up to 10 s
 _SETTLE_S = 0.3
 _TICK_S = 0.002
 
@@ -96,6 +101,7 @@ class Chip:
 
     def __init__(self) -> None:
         self.index = 0
+        self.taken = False  # by this process
         self.stopped = False
         self.lost = False
         self.corrupted: list[tuple[int, int]] = []  # addresses and lengths, in bytes
@@ -106,6 +112,7 @@ class Chip:
         self.check_unsafe = True
         self.link_broken = False  # until the communicators are rebuilt
         self.link_up_fails = False
+        self.busy_until_s = 0.0  # the device is still held by the process before; on the monotonic clock
         self.hang_next = False
         self.queue_dies = False  # with the next task
         self.queue_dead = False  # for good: tasks are taken, and nobody works on them
@@ -191,6 +198,11 @@ class Chip:
                 task.finish(FORCE_STOP)
             task.work()
             del task  # it holds tensors
+
+    @property
+    def busy(self) -> bool:
+        """Whether the process before has not let go of the device yet: no communicator can be built."""
+        return time.monotonic() < self.busy_until_s
 
     # --- memory ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import torch
 
 from ..protocol.errors import ConfigurationError, RecoveryError
 from .base import Damage
+from .device_busy import while_busy
 from .npu_calls import require
 from .npu_environment import problems
 
@@ -44,7 +45,7 @@ class NpuDevice:
         if wrong:
             lines = "\n".join(f"  - {line}." for line in wrong)
             raise ConfigurationError(f"an NPU cannot be recovered in this environment:\n{lines}")
-        npu.set_device(local_rank)
+        while_busy(lambda: npu.set_device(local_rank))
         self._device = npu.current_device()
 
     def stop(self) -> None:

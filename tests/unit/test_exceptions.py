@@ -55,6 +55,7 @@ KNOWN = [
     (RuntimeError("EE9999: reason=hccl op retry failed"), FaultKind.LINK, True),
     (RuntimeError("EE9999: reason=suspect device mem error"), FaultKind.MEMORY, True),
     (RuntimeError(QUEUE_DEAD), FaultKind.DEVICE, False),
+    (RuntimeError("EJ0001: Failed to initialize the HCCP process."), FaultKind.COMMUNICATION, False),
     (RuntimeError("EE9999: reason=[suspect remote error]"), FaultKind.COMMUNICATION, False),
     (RuntimeError("NPU function error: aclrtSynchronizeStream, error code is 107020"), FaultKind.COMMUNICATION, False),
     (RuntimeError("NPU function error: aclrtSynchronizeDevice, error code is 507010"), FaultKind.DEVICE, False),

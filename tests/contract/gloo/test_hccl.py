@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from midstep.communicators.fake import fake_communicator
 from midstep.devices import device_named
+from midstep.devices import fake as calls
 from midstep.devices.fake_chip import CHIP
 from midstep.protocol.errors import LinkUpFailed
 from midstep.protocol.injection import FaultAction
@@ -23,6 +24,7 @@ WORLD = 4
 VICTIM = 3
 LINK_UP_S = 10.0
 SHORT_S = 3.0
+LATE_S = 0.4
 # As a framework makes them: tensor parallel, data parallel, an expert group, and one that is asked for twice.
 GROUPS = ([0, 1], [2, 3], [0, 2], [1, 3], [1, 2, 3], [0, 1])
 ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
@@ -187,6 +189,47 @@ def test_a_fault_during_the_link_up_is_seen_there_and_the_next_generation_works(
     for times in ranks.hear_all():
         assert len(times) >= 3
         assert all(seconds > 0 for seconds in times.values())
+
+
+def resumes_late(rank: Rank) -> None:
+    """Be stopped; one rank's library takes its time to resume, and clears then what peers have signalled to it."""
+    setup = Setup(rank)
+    setup.check()
+    setup.stop_and_clean()
+    if rank.number == VICTIM:
+        resume = calls.distributed.reinit_process_group
+
+        def slowly(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(LATE_S)
+            return resume(*args, **kwargs)
+
+        calls.distributed.reinit_process_group = slowly
+    rank.say(setup.reconnect())
+    setup.check()
+    setup.communicator.close()
+
+
+def test_no_rank_links_up_before_all_have_resumed(ranks: Ranks) -> None:
+    """What a faster rank signals to one that is still resuming would be lost, and waited for until the end."""
+    ranks.start_all(WORLD, resumes_late)
+    ranks.say(1)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+
+
+def busy_at_first(rank: Rank) -> None:
+    """Take the device of a process that was killed a moment ago: no communicator can be built for a while."""
+    if rank.number == VICTIM:
+        CHIP.busy_until_s = time.monotonic() + LATE_S
+    setup = Setup(rank)
+    setup.check()
+    rank.say(CHIP.busy)
+    setup.communicator.close()
+
+
+def test_a_newcomer_waits_until_the_process_before_has_let_go_of_the_device(ranks: Ranks) -> None:
+    """HCCL refuses with error code 7 and EJ0001 until then; the peers wait meanwhile."""
+    ranks.start_all(WORLD, busy_at_first)
+    assert ranks.hear_all() == [False] * WORLD
 
 
 def aborted_link_up(rank: Rank) -> None:

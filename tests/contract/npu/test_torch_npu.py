@@ -14,7 +14,7 @@ from midstep.devices.npu_calls import BACKEND_METHODS, CALLS, Call
 from midstep.processor.exception_patterns import Pattern, known_patterns
 
 # Texts that no torch-npu library has in it: they come from CANN, below it, and are known from its documents only.
-ONLY_DOCUMENTED = {"operator_timeout", "device_lost"}
+ONLY_DOCUMENTED = {"operator_timeout", "device_lost", "device_busy"}
 # What a library must have in it for a pattern that is a regular expression.
 LITERALS = {
     "multi_bit_ecc": ("HBM MULTI BIT ECC ERROR", "time is ", "time us= "),
@@ -25,6 +25,7 @@ LITERALS = {
     "cann_operator_retry": ("reason=[hccl op retry failed]",),
     "cann_link": ("reason=[link error]",),
     "cann_suspect_remote": ("reason=[suspect remote error]",),
+    "device_busy": ("EJ0001",),
 }
 # The same without brackets, and a third one for links, as the newest release looks for them.
 UNBRACKETED = ("reason=device task abort", "reason=hbm Multi-bit ECC error", "reason=device network link error")

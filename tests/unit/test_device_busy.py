@@ -1,0 +1,75 @@
+"""A device that the process before still holds is asked again, for a while, and nothing else is."""
+
+import pytest
+
+from midstep.devices.device_busy import BUSY_S, LONGEST_PAUSE_S, is_busy, pauses, while_busy
+from midstep.devices.fake_chip import BUSY, RETRY_FAILED, told
+from midstep.processor.exception_patterns import known_patterns
+from midstep.processor.exceptions import chain_of, classify
+
+
+class Device:
+    """Busy for some attempts."""
+
+    def __init__(self, times: int, text: str = BUSY) -> None:
+        self.attempts = 0
+        self._times = times
+        self._text = text
+
+    def take(self) -> str:
+        self.attempts += 1
+        if self.attempts <= self._times:
+            raise RuntimeError(told(self._text))
+        return "taken"
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was waited, without waiting."""
+    waits: list[float] = []
+    monkeypatch.setattr("midstep.devices.device_busy.time.sleep", waits.append)
+    return waits
+
+
+def test_a_busy_device_is_asked_again_less_and_less_often(slept: list[float]) -> None:
+    device = Device(times=4)
+    assert while_busy(device.take) == "taken"
+    assert slept == [0.1, 0.2, 0.4, 0.8]
+
+
+def test_a_device_that_stays_busy_is_given_up_with_what_it_said(slept: list[float]) -> None:
+    device = Device(times=1000)
+    with pytest.raises(RuntimeError, match="EJ0001"):
+        while_busy(device.take)
+    assert sum(slept) == pytest.approx(BUSY_S)
+    assert max(slept) == LONGEST_PAUSE_S
+
+
+def test_any_other_error_is_raised_at_once(slept: list[float]) -> None:
+    device = Device(times=1, text=RETRY_FAILED)
+    with pytest.raises(RuntimeError, match="RETRY FAILED"):
+        while_busy(device.take)
+    assert (device.attempts, slept) == (1, [])
+
+
+def test_who_asks_may_stop_asking_in_between(slept: list[float]) -> None:
+    def stop() -> None:
+        raise TimeoutError("no time is left")
+
+    with pytest.raises(TimeoutError):
+        while_busy(Device(times=5).take, stop)
+    assert len(slept) == 1
+
+
+def test_the_patterns_of_exceptions_know_the_same_texts() -> None:
+    """For a group that the user's own code links: there it is a fault of communication, which hands over by itself."""
+    for text in (BUSY, "EJ0001: x", "HCCL function error: HcclCommInitRootInfo(4, &i, 0, &c), error code is 7"):
+        error = RuntimeError(told(text))
+        assert is_busy(error)
+        assert classify(chain_of(error), known_patterns()).pattern == "device_busy"
+    for text in ("hcclCommInitRootInfoConfig(x), error code is 77", "HcclAllReduce, error code is 7"):
+        assert not is_busy(RuntimeError(f"HCCL function error: {text}"))
+
+
+def test_the_waits_end() -> None:
+    assert sum(pauses(1.0)) == pytest.approx(1.0)
