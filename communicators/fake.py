@@ -97,7 +97,6 @@ class FakeHcclGroup(dist.ProcessGroup):
     def abort_hccl_comm(self, reason: str) -> None:
         """Drop the communicator."""
         self._leave_communicator()
-        self._cleared_s = time.time()
         self._resumed = 0
         CHIP.link_broken = False
 

@@ -56,11 +56,25 @@ class Device(Protocol):
         """
         ...
 
+    def memory_struck(self) -> None:
+        """Take note that this process has raised a memory error: the next `clean` has to find out where.
+
+        Called in the train thread, when the text of an exception says so.
+        """
+        ...
+
     def clean(self) -> Damage:
         """Release resources of aborted operators, make the device usable again, and return the damage to its memory.
 
         Called in **clean** and before **rebuild**, in the train thread. Does nothing if the device was not stopped.
         Raises RecoveryError if the device cannot be used any more; the controller then replaces this process.
+        """
+        ...
+
+    def release_unused(self) -> None:
+        """Give memory that nothing uses any more back to the device.
+
+        Called at the end of **clean**, in the train thread, when the framework has dropped what the step has left.
         """
         ...
 

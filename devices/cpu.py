@@ -24,9 +24,15 @@ class CpuDevice:
     def stop(self) -> None:
         """Do nothing: an operator ends by itself, and the communicator aborts its collectives."""
 
+    def memory_struck(self) -> None:
+        """Do nothing: a process does not survive an error in its memory."""
+
     def clean(self) -> Damage:
         """Return NONE: operators hold no resources but tensors, and an error in memory ends the process."""
         return Damage.NONE
+
+    def release_unused(self) -> None:
+        """Do nothing: memory goes back when its tensor goes."""
 
     def corrupted(self, tensors: "Sequence[torch.Tensor]") -> bool:
         """Return False: a process does not survive an error in its memory."""

@@ -41,7 +41,7 @@ def current_device() -> int:
 def set_device(device: int) -> None:
     """As torch_npu.npu.set_device."""
     if not CHIP.taken and int(os.environ.get(INCARNATION, "1")) > 1:
-        CHIP.busy_until_s = time.monotonic() + texts.BUSY_S  # the process before was ended a moment ago
+        CHIP.busy_s = texts.BUSY_S
     CHIP.taken = True
     CHIP.index = _thread.device = device
 
@@ -54,6 +54,12 @@ def synchronize(device: int | None = None) -> None:
 def get_allocator_backend() -> str:
     """As torch_npu.npu.get_allocator_backend."""
     return "native"
+
+
+def empty_cache() -> None:
+    """As torch_npu.npu.empty_cache: memory that nothing uses goes back to the device. Refused while it is stopped."""
+    CHIP.check()
+    CHIP.cache_emptied()
 
 
 def get_rng_state(device: int | str | torch.device = "npu") -> torch.Tensor:
@@ -88,7 +94,11 @@ def restart_device(
 
 
 def check_uce_in_memory(device_id: int) -> int:
-    """As torch_npu.npu.check_uce_in_memory: 0 nothing, 1 outside the allocator's memory, 2 temporary, 3 persistent."""
+    """As torch_npu.npu.check_uce_in_memory: 0 nothing, 1 outside the allocator's memory, 2 temporary, 3 persistent.
+
+    Of the last error that there was, however long ago: nothing makes it forget one, except the next. It empties the
+    cache, so memory that was temporary once is not the allocator's any more when it is asked about again.
+    """
     if CHIP.multi_bit:
         return 3
     if CHIP.corrupted_outside:
@@ -96,7 +106,9 @@ def check_uce_in_memory(device_id: int) -> int:
     if CHIP.corrupted:
         CHIP.unsafe += CHIP.corrupted
         return 3
-    return 2 if CHIP.corrupted_unused else 0
+    temporary = CHIP.corrupted_unused
+    CHIP.cache_emptied()
+    return 2 if temporary else 0
 
 
 def check_npu_tensor_is_safe(tensor_obj: torch.Tensor) -> bool:
@@ -173,6 +185,7 @@ def _now_us() -> int:
 
 def _corrupt_parameter() -> None:
     parameters = [found for found in _tensors() if found.is_leaf and found.requires_grad and found.is_contiguous()]
+    CHIP.forget_error()
     if parameters:
         CHIP.corrupt(max(parameters, key=lambda found: found.nbytes))
     else:
@@ -187,6 +200,7 @@ def _raises(text: str) -> Callable[[], None]:
 
 
 def _temporary() -> None:
+    CHIP.forget_error()
     CHIP.corrupted_unused = True
     raise RuntimeError(told(texts.UCE))
 
@@ -197,6 +211,7 @@ def _persistent() -> None:
 
 
 def _outside() -> None:
+    CHIP.forget_error()
     CHIP.corrupted_outside = True
     raise RuntimeError(told(texts.UCE))
 
@@ -208,6 +223,7 @@ def _multi_bit() -> None:
 
 
 def _multi_bit_late() -> None:
+    CHIP.forget_error()
     CHIP.multi_bit = True
     raise RuntimeError(told(texts.MULTI_BIT.format(time_us=_now_us() - _LATE_US)))
 
@@ -257,6 +273,7 @@ npu = SimpleNamespace(
     current_device=current_device,
     set_device=set_device,
     synchronize=synchronize,
+    empty_cache=empty_cache,
     get_allocator_backend=get_allocator_backend,
     stop_device=stop_device,
     restart_device=restart_device,

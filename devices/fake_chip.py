@@ -35,7 +35,7 @@ BUSY = (
     "HCCL function error: hcclCommInitRootInfoConfig(numRanks, &rootInfo, rank, config, &(comm->hcclComm_)), error "
     "code is 7\nEJ0001: Failed to initialize the HCCP process. Reason: Maybe the last training process is running."
 )
-BUSY_S = 0.15  # after a process takes the device of one that was killed; of a real one it is up to 10 s
+BUSY_S = 0.15  # of a device whose process was ended a moment ago; a real one takes up to 10 s
 _SETTLE_S = 0.3
 _TICK_S = 0.002
 
@@ -112,7 +112,8 @@ class Chip:
         self.check_unsafe = True
         self.link_broken = False  # until the communicators are rebuilt
         self.link_up_fails = False
-        self.busy_until_s = 0.0  # the device is still held by the process before; on the monotonic clock
+        self.busy_s = 0.0  # for so long the process before holds the device, from the first attempt to use it on
+        self._free_s: float | None = None  # on the monotonic clock
         self.hang_next = False
         self.queue_dies = False  # with the next task
         self.queue_dead = False  # for good: tasks are taken, and nobody works on them
@@ -172,7 +173,7 @@ class Chip:
         while self.leftovers and time.monotonic() < end:
             time.sleep(_TICK_S)
             self.leftovers = [left for left in self.leftovers if not left()]
-        self.corrupted, self.corrupted_unused, self.multi_bit, self.hang_next = [], False, False, False
+        self.hang_next = False
         self.stopped = False
 
     def _ensure_thread(self) -> None:
@@ -202,9 +203,20 @@ class Chip:
     @property
     def busy(self) -> bool:
         """Whether the process before has not let go of the device yet: no communicator can be built."""
-        return time.monotonic() < self.busy_until_s
+        if self._free_s is None:
+            self._free_s = time.monotonic() + self.busy_s
+        return time.monotonic() < self._free_s
 
     # --- memory ---------------------------------------------------------------------------------------------------
+
+    def forget_error(self) -> None:
+        """Forget the last memory error: another one takes its place."""
+        self.corrupted, self.corrupted_unused, self.corrupted_outside, self.multi_bit = [], False, False, False
+
+    def cache_emptied(self) -> None:
+        """Have memory that was temporary when it was struck be no longer the allocator's."""
+        self.corrupted_outside |= self.corrupted_unused
+        self.corrupted_unused = False
 
     def corrupt(self, tensor: torch.Tensor) -> None:
         """Overwrite a part of a tensor's memory with other bytes."""

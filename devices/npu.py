@@ -4,6 +4,7 @@ The library is an argument: the real module, or one with the same names and sign
 from the sources of torch-npu; docs/npu.md says what of it was never run on an NPU.
 """
 
+import gc
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ class NpuDevice:
         self._library = library
         self._device: int | None = None
         self._lock = threading.Lock()
+        self._struck = False  # by a memory error, since the last clean
 
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
         """Check the environment, and take the device whose number is `local_rank`."""
@@ -60,13 +62,21 @@ class NpuDevice:
         if answer:
             raise RecoveryError(f"cannot stop device {self._here()}: stop_device returned {answer}")
 
+    def memory_struck(self) -> None:
+        """Have the next clean ask where the device's memory is damaged."""
+        self._struck = True
+
     def clean(self) -> Damage:
-        """Check the device's memory for errors, and restart the device."""
+        """Check the device's memory, if it was struck, and restart the device.
+
+        A newer torch-npu never forgets an error: asked again it would find the old one, in memory that is repaired by
+        now, or that it has given back since.
+        """
         if not self.stopped:
             return Damage.NONE
         npu, device = self._library.npu, self._here()
         try:
-            answer = npu.check_uce_in_memory(device)
+            answer = npu.check_uce_in_memory(device) if self._struck else NOTHING
             if answer == OUTSIDE:
                 raise RecoveryError(
                     f"device {device} has an uncorrectable error outside torch's memory, which this process cannot "
@@ -77,9 +87,18 @@ class NpuDevice:
             raise RecoveryError(f"cannot restart device {device}: {_first_line(error)}") from error
         with self._lock:
             self.stopped = False
+        self._struck = False
         if answer == PERSISTENT:
             return Damage.PERSISTENT
         return Damage.TEMPORARY if answer == TEMPORARY else Damage.NONE
+
+    def release_unused(self) -> None:
+        """Collect garbage, which may hold tensors, and empty the allocator's cache."""
+        gc.collect()
+        try:
+            self._library.npu.empty_cache()
+        except RuntimeError as error:
+            raise RecoveryError(f"cannot empty the cache of device {self._here()}: {_first_line(error)}") from error
 
     def corrupted(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether torch-npu has marked one of these as unsafe."""

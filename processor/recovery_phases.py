@@ -67,6 +67,7 @@ class RecoveryPhases:
         def default() -> None:
             corrupted.extend(self.inspect())
             self._framework.clean()
+            self._runtime.device.release_unused()
 
         self._runtime.callbacks.run(InjectionPoint.CLEAN, self._runtime.generation, default)
         return corrupted

@@ -37,6 +37,7 @@ def library() -> Any:
         synchronize=lambda device=None: None,
         stop_device=lambda device_id: 0,
         check_uce_in_memory=lambda device_id: 0,
+        empty_cache=lambda: None,
         get_allocator_backend=lambda: "native",
         get_rng_state=lambda device="npu": None,
         set_rng_state=lambda new_state, device="npu": None,

@@ -10,15 +10,18 @@ import pytest
 import torch
 
 from midstep.devices import device_named, fake
+from midstep.devices import npu as answers
 from midstep.devices.base import Damage
 from midstep.devices.cpu import CpuDevice
 from midstep.devices.fake_chip import CHIP, Chip
 from midstep.devices.npu import NpuDevice
+from midstep.processor.exception_patterns import known_patterns
+from midstep.processor.exceptions import chain_of, classify
 from midstep.processor.recovery_phases import RecoveryPhases
 from midstep.processor.step_state import StepState
 from midstep.protocol.errors import ConfigurationError, RecoveryError
 from midstep.protocol.injection import DEVICE_FAULT_ACTIONS, FaultAction
-from midstep.protocol.types import ShardHold
+from midstep.protocol.types import FaultKind, ShardHold
 
 ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
 
@@ -37,6 +40,8 @@ def device() -> Iterator[NpuDevice]:
 def text_of(action: FaultAction, device: NpuDevice) -> str:
     with pytest.raises(RuntimeError) as caught:
         device.inject(action)
+    if classify(chain_of(caught.value), known_patterns()).kind in {FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT}:
+        device.memory_struck()  # as the exception policy does
     return str(caught.value).splitlines()[0]
 
 
@@ -120,6 +125,7 @@ def test_corrupted_memory_is_found_and_can_be_used_once_it_is_marked_safe(device
     before = hit.clone()
     CHIP.corrupt(hit)
     assert not torch.equal(hit, before)
+    device.memory_struck()
     device.stop()
     assert device.clean() is Damage.PERSISTENT
     assert device.corrupted([whole, hit])
@@ -129,6 +135,31 @@ def test_corrupted_memory_is_found_and_can_be_used_once_it_is_marked_safe(device
     device.mark_safe([hit])
     assert not device.corrupted([hit])
     CHIP.submit(lambda _: None, [hit]).wait(5)
+
+
+@pytest.mark.parametrize(
+    "action", [FaultAction.MEMORY_TEMPORARY, FaultAction.MULTI_BIT_LATE, FaultAction.MEMORY_PERSISTENT]
+)
+def test_a_memory_error_of_an_earlier_incident_is_not_found_again(device: NpuDevice, action: FaultAction) -> None:
+    """torch-npu never forgets one: asked again it would answer that memory is lost, and the process be replaced."""
+    parameter = torch.nn.Parameter(torch.zeros(100))
+    text_of(action, device)
+    device.stop()
+    assert device.clean() is not Damage.NONE
+    device.mark_safe([parameter])
+    device.release_unused()
+    assert fake.check_uce_in_memory(0) in {answers.OUTSIDE, answers.PERSISTENT}
+    text_of(FaultAction.LINK_DOWN, device)
+    device.stop()
+    assert device.clean() is Damage.NONE
+
+
+def test_unused_memory_is_given_back_once_the_device_works_again(device: NpuDevice) -> None:
+    device.stop()
+    with pytest.raises(RecoveryError, match="cannot empty the cache"):
+        device.release_unused()
+    device.clean()
+    device.release_unused()
 
 
 def test_memory_outside_of_the_allocator_cannot_be_mended(device: NpuDevice) -> None:
@@ -175,6 +206,7 @@ def test_tensors_that_share_memory_are_locked_and_unlocked_together(device: NpuD
     flat = torch.zeros(100)
     first, last = flat[:50], flat[50:]
     CHIP.corrupt(last)
+    device.memory_struck()
     device.stop()
     device.clean()
     assert device.corrupted([first])
@@ -198,6 +230,7 @@ def test_every_shard_in_corrupted_memory_counts_as_lost(device: NpuDevice) -> No
     step_state = StepState(clean=True)
     rejoining = RecoveryPhases(runtime, cast("Any", framework), nothing, step_state)
     CHIP.corrupt(flat[50:])
+    device.memory_struck()
     device.stop()
     step_state.mark_corrupted(rejoining.inspect())
     assert [hold.shard_id for hold in rejoining.survey(0.0).holds] == ["apart"]

@@ -219,7 +219,7 @@ def test_no_rank_links_up_before_all_have_resumed(ranks: Ranks) -> None:
 def busy_at_first(rank: Rank) -> None:
     """Take the device of a process that was killed a moment ago: no communicator can be built for a while."""
     if rank.number == VICTIM:
-        CHIP.busy_until_s = time.monotonic() + LATE_S
+        CHIP.busy_s = LATE_S
     setup = Setup(rank)
     setup.check()
     rank.say(CHIP.busy)
