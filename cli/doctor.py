@@ -126,6 +126,7 @@ def examine(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:
         return findings, 0
     from ..devices.npu import NpuDevice
     from ..devices.npu_environment import problems
+    from ..devices.npu_symbols import chip_problem, missing
 
     try:
         NpuDevice(library)
@@ -134,6 +135,14 @@ def examine(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:
         findings.append(CheckResult("calls of torch-npu", False, str(error)))
     devices = int(library.npu.device_count())
     findings.append(CheckResult("NPU", devices > 0, f"{devices} found"))
+    lacking = missing()
+    findings += [CheckResult("CANN", False, line) for line in lacking]
+    if not lacking:
+        findings.append(CheckResult("CANN", True, "has the functions that a recovery needs"))
+    if devices:
+        chip = str(library.npu.get_device_name(0))
+        problem = chip_problem(chip)
+        findings.append(CheckResult("chip", problem is None, problem or chip))
     wrong = problems(environment, 0.0, library.npu.get_allocator_backend())
     findings += [CheckResult("environment", False, line) for line in wrong]
     if not wrong:

@@ -51,6 +51,11 @@ def synchronize(device: int | None = None) -> None:
     CHIP.synchronize()
 
 
+def get_device_name(device_name: object = None) -> str:
+    """As torch_npu.npu.get_device_name."""
+    return "Ascend910B2"
+
+
 def get_allocator_backend() -> str:
     """As torch_npu.npu.get_allocator_backend."""
     return "native"
@@ -274,6 +279,7 @@ npu = SimpleNamespace(
     set_device=set_device,
     synchronize=synchronize,
     empty_cache=empty_cache,
+    get_device_name=get_device_name,
     get_allocator_backend=get_allocator_backend,
     stop_device=stop_device,
     restart_device=restart_device,

@@ -31,6 +31,7 @@ CALLS = (
     Call("npu.stop_device", "abort what the device is executing", ("device_id",)),
     Call("npu.restart_device", "make a stopped device usable again", ("device_id", "rebuild_all_resources")),
     Call("npu.check_uce_in_memory", "learn which memory an error has damaged", ("device_id",)),
+    Call("npu.get_device_name", "know whether communicators can be resumed on the chip", ("device_name",)),
     Call("npu.empty_cache", "give memory back that an interrupted step has left"),
     Call("npu.get_allocator_backend", "see that memory errors can be located"),
     Call("npu.Event", "read the device's own clock", ("enable_timing",)),

@@ -7,6 +7,7 @@ rule gives its reason.
 from collections.abc import Mapping
 
 WATCHDOG = ("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING")
+DESYNC_DEBUG = ("TORCH_HCCL_DESYNC_DEBUG", "HCCL_DESYNC_DEBUG")
 CONNECT_TIMEOUT = "HCCL_CONNECT_TIMEOUT"
 NO_CACHING = "PYTORCH_NO_NPU_MEMORY_CACHING"
 CONNECT_DEFAULT_S, CONNECT_LEAST_S, CONNECT_MOST_S = 120, 120, 7200
@@ -31,6 +32,11 @@ def problems(environment: Mapping[str, str], link_up_s: float, allocator: str) -
             )
     if not any(name in environment for name in WATCHDOG):
         found.append(f"{WATCHDOG[-1]} is not set: torch-npu's watchdog is on then. Set {' and '.join(WATCHDOG)} to 0")
+    found += [
+        f"{name}={environment[name]}: it switches torch-npu's watchdog on again, whatever {WATCHDOG[0]} says. Unset it"
+        for name in DESYNC_DEBUG
+        if environment.get(name, "0") not in {"", "0"}
+    ]
     found += _connect_problems(environment.get(CONNECT_TIMEOUT), link_up_s)
     if environment.get(NO_CACHING, "0") not in {"", "0"}:
         found.append(

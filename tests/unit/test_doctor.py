@@ -24,6 +24,10 @@ class Library:
         def device_count() -> int:
             return 8
 
+        @staticmethod
+        def get_device_name(device_name: object = None) -> str:
+            return "Ascend910B2"
+
 
 @pytest.fixture
 def with_npus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +45,15 @@ def test_a_machine_without_torch_npu_is_told_so() -> None:
 def test_a_machine_with_npus_is_found_good() -> None:
     findings, devices = examine(DEFAULTS)
     assert devices == 8
-    assert {finding.what for finding in findings if finding.good} >= {"calls of torch-npu", "NPU", "environment"}
+    good = {finding.what for finding in findings if finding.good}
+    assert good >= {"calls of torch-npu", "NPU", "environment", "chip"}
+
+
+@pytest.mark.usefixtures("with_npus")
+def test_a_cann_that_is_not_there_or_too_old_is_found() -> None:
+    """torch-npu would only warn, in the middle of a recovery, and go on as if the device had been stopped."""
+    findings, _ = examine(DEFAULTS)
+    assert any(finding.what == "CANN" and finding.good is False for finding in findings)
 
 
 @pytest.mark.usefixtures("with_npus")

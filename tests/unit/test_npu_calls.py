@@ -37,6 +37,7 @@ def library() -> Any:
         synchronize=lambda device=None: None,
         stop_device=lambda device_id: 0,
         check_uce_in_memory=lambda device_id: 0,
+        get_device_name=lambda device_name=None: "Ascend910B2",
         empty_cache=lambda: None,
         get_allocator_backend=lambda: "native",
         get_rng_state=lambda device="npu": None,

@@ -19,6 +19,8 @@ def test_what_midstep_run_sets_is_all_that_is_needed() -> None:
     [
         ({"HCCL_ASYNC_ERROR_HANDLING": "1"}, "HCCL_ASYNC_ERROR_HANDLING=1", "Set it to 0"),
         ({"TORCH_HCCL_ASYNC_ERROR_HANDLING": "2"}, "TORCH_HCCL_ASYNC_ERROR_HANDLING=2", "Set it to 0"),
+        ({"HCCL_DESYNC_DEBUG": "1"}, "HCCL_DESYNC_DEBUG=1", "Unset it"),
+        ({"TORCH_HCCL_DESYNC_DEBUG": "1"}, "TORCH_HCCL_DESYNC_DEBUG=1", "Unset it"),
         ({"HCCL_CONNECT_TIMEOUT": "60"}, "HCCL_CONNECT_TIMEOUT=60", "Unset it"),
         ({"HCCL_CONNECT_TIMEOUT": "soon"}, "HCCL_CONNECT_TIMEOUT=soon", "Unset it"),
         ({"PYTORCH_NO_NPU_MEMORY_CACHING": "1"}, "PYTORCH_NO_NPU_MEMORY_CACHING=1", "Unset it"),
