@@ -93,11 +93,16 @@ class NpuDevice:
         return Damage.TEMPORARY if answer == TEMPORARY else Damage.NONE
 
     def release_unused(self) -> None:
-        """Collect garbage, which may hold tensors, and empty the allocator's cache."""
+        """Collect garbage, which may hold tensors, and empty the allocator's cache.
+
+        The device may have been stopped again meanwhile: then the next clean does it.
+        """
         gc.collect()
         try:
             self._library.npu.empty_cache()
         except RuntimeError as error:
+            if self.stopped:
+                return
             raise RecoveryError(f"cannot empty the cache of device {self._here()}: {_first_line(error)}") from error
 
     def corrupted(self, tensors: Sequence[torch.Tensor]) -> bool:
