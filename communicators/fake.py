@@ -80,14 +80,15 @@ _DISPOSAL = Disposal()
 class FakeHcclGroup(dist.ProcessGroup):
     """A process group of the backend `fake_hccl`."""
 
-    def __init__(self, options: Any) -> None:
-        """Make the group; nothing is connected before its first collective."""
+    def __init__(self, options: Any, given: Any = None) -> None:
+        """Make the group, with a script's own options; nothing is connected before its first collective."""
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self._store = options.store
         self._group_rank, self._size = options.group_rank, options.group_size
         self._timeout_s = options.timeout.total_seconds()
         self._comm: Any = None
         self._resumed = 0  # times since the last drop: each has its own place in the store
+        self.given = given
         self._keys: list[str] = []
         self._cleared_s = 0.0  # when this rank last cleared what peers signal to it
         self.watchdog = 1
@@ -254,7 +255,5 @@ for _op in WITH_FUTURE + WITHOUT_FUTURE:
 def fake_communicator() -> HcclCommunicator:
     """Return the communicator of the fake device: the one of NPUs, on this backend."""
     if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(
-            BACKEND, lambda options, _: FakeHcclGroup(options), extended_api=True, devices=["cpu"]
-        )
+        dist.Backend.register_backend(BACKEND, FakeHcclGroup, extended_api=True, devices=["cpu"])
     return HcclCommunicator(CollectiveLibrary(calls, BACKEND, "cpu"), "fake")

@@ -106,12 +106,13 @@ class HcclCommunicator:
         if store is not None:
             self.reconnect(generation, store, link_up_s)
 
-    def make_group(self, options: Any) -> HcclGroup:
+    def make_group(self, options: Any, given: Any = None) -> HcclGroup:
         """Make a group that torch asks for. In a connected world the library links it on its first use."""
         members = tuple(options.global_ranks_in_group) or self._members
         if self._scope.reason is not None:
             raise self._scope.error("new_group")
         group = HcclGroup(self, members, options.group_rank, self._scope, options.timeout, self._device)
+        group.given_options = given
         if self._connected:
             name = group_name(members, self._group_counts[members])
             self._group_counts[members] += 1

@@ -50,6 +50,7 @@ class HcclGroup(ReplaceableGroup):
         """Make the group of the global ranks `members`. Not connected."""
         super().__init__(owner, members, group_rank, scope)
         self.timeout = timeout
+        self.given_options: Any = None  # of the library, by the script: `pg_options` of new_group
         self.backend: Any = None  # the library's, once there is one
         self._device = device
         self._batching = False
@@ -193,7 +194,7 @@ def build_backend(library: CollectiveLibrary, group: HcclGroup, name: str, store
     options.timeout = group.timeout
     options.group_id = name
     options.global_ranks_in_group = list(group.members)
-    backend = dist.Backend._plugins[library.backend.upper()].creator_fn(options, None)
+    backend = dist.Backend._plugins[library.backend.upper()].creator_fn(options, group.given_options)
     process_group = backend
     if not isinstance(backend, dist.ProcessGroup):  # torch's own rule: a process group stands for itself
         process_group = dist.ProcessGroup(options.store, group.group_rank, len(group.members))

@@ -158,8 +158,8 @@ def group_names(groups: Sequence[ReplaceableGroup]) -> list[str]:
 class GroupFactory(Protocol):
     """A communicator, as torch asks it for groups."""
 
-    def make_group(self, options: Any) -> dist.ProcessGroup:
-        """Make a group that torch asks for."""
+    def make_group(self, options: Any, given: Any = None) -> dist.ProcessGroup:
+        """Make a group that torch asks for; `given` are the options of the library that the script has given for it."""
         ...
 
 
@@ -190,10 +190,10 @@ class BackendRegistration:
         if self._owner is owner and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _create(self, options: Any, _: Any) -> dist.ProcessGroup:
+    def _create(self, options: Any, given: Any) -> dist.ProcessGroup:
         """Make a group for torch: the backend's creator function."""
         if self._owner is None:
             raise CommunicatorError(
                 f"backend {self._backend} is used without a communicator; call midstep.init_process_group"
             )
-        return self._owner.make_group(options)
+        return self._owner.make_group(options, given)

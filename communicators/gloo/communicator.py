@@ -82,8 +82,11 @@ class GlooCommunicator:
         """Make torch's default group, which asks `make_group` for it."""
         _REGISTRATION.make_world(self, self._rank, len(self._members), timeout)
 
-    def make_group(self, options: Any) -> GlooGroup:
-        """Make a group that torch asks for; connect it at once if the others are. Raises as `reconnect` does."""
+    def make_group(self, options: Any, given: Any = None) -> GlooGroup:
+        """Make a group that torch asks for; connect it at once if the others are. Raises as `reconnect` does.
+
+        Options that are `given` are of no use: they name devices of gloo, and all groups share one.
+        """
         members = tuple(options.global_ranks_in_group) or self._members
         group = GlooGroup(self, members, options.group_rank, self._scope, options.timeout)
         if self._scope.reason is not None:

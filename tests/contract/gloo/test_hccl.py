@@ -25,6 +25,7 @@ VICTIM = 3
 LINK_UP_S = 10.0
 SHORT_S = 3.0
 LATE_S = 0.4
+OPTIONS = {"hccl_config": {"hccl_buffer_size": 64}}
 # As a framework makes them: tensor parallel, data parallel, an expert group, and one that is asked for twice.
 GROUPS = ([0, 1], [2, 3], [0, 2], [1, 3], [1, 2, 3], [0, 1])
 ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
@@ -224,6 +225,30 @@ def busy_at_first(rank: Rank) -> None:
     setup.check()
     rank.say(CHIP.busy)
     setup.communicator.close()
+
+
+def with_options(rank: Rank, *, connected: bool) -> None:
+    """Make a group with options of the library, as Megatron does for each of its groups; say which it was made with."""
+    setup = Setup(rank, connected=connected)
+    dist.new_group(pg_options=OPTIONS)
+    if connected:
+        setup.check()
+        rank.say("checked")
+        setup.stop_and_clean()
+    rank.say(setup.reconnect())
+    rank.say([group.backend.given for group in setup.communicator._groups[-2:]])
+    setup.communicator.close()
+
+
+def test_options_that_a_script_gives_for_a_group_reach_the_library(ranks: Ranks) -> None:
+    """In a newcomer, too, which makes its groups before it is connected."""
+    ranks.start_all(WORLD, lambda rank: with_options(rank, connected=True))
+    assert ranks.hear_all() == ["checked"] * WORLD
+    ranks.signal(VICTIM, signal.SIGKILL)
+    ranks.start(VICTIM, WORLD, lambda rank: with_options(rank, connected=False))
+    ranks.say(1)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    assert ranks.hear_all() == [[None, OPTIONS]] * WORLD
 
 
 def test_a_newcomer_waits_until_the_process_before_has_let_go_of_the_device(ranks: Ranks) -> None:
