@@ -26,11 +26,16 @@ Text = Annotated[str, msgspec.Meta(min_length=3, max_length=_LONGEST_CHARS)]
 
 
 class FaultEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a pattern means as a fault. `mendable`: the process may mend it while it lives; it decides when it knows."""
+    """What a pattern means as a fault.
+
+    `mendable`: the process may mend it while it lives; it decides when it knows. `locate`: memory is damaged, and the
+    device is to be asked where.
+    """
 
     kind: FaultKind
     level: FaultLevel = FaultLevel.SOFTWARE
     mendable: bool = False
+    locate: bool = False
 
 
 class Pattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):

@@ -17,7 +17,6 @@ from .exceptions import Finding, Reaction, chain_of, classify, fault_in_recovery
 if TYPE_CHECKING:
     from .runtime import Runtime
 
-_OF_MEMORY = frozenset({FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT})
 HISTORY_UPDATES = 10_000
 
 _log = logging.getLogger("midstep")
@@ -41,7 +40,7 @@ class ExceptionPolicy:
         """Return what to do about an exception of the train function; report it unless another fault caused it."""
         runtime = self._runtime
         finding, spread = self._with_window(classify(chain_of(error), self._patterns))
-        if finding.kind in _OF_MEMORY:
+        if finding.locate:
             runtime.device.memory_struck()
         collateral = runtime.interrupted() or runtime.communicator.failed is not None
         what_now = reaction(finding, collateral=collateral)

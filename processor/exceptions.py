@@ -58,6 +58,7 @@ class Finding(msgspec.Struct, frozen=True):
     meaning: str
     text: str
     time_us: int | None = None
+    locate: bool = False  # memory is damaged: the device is to be asked where
 
     @property
     def known(self) -> bool:
@@ -92,6 +93,7 @@ def classify(chain: Sequence[Link], patterns: Sequence[Pattern]) -> Finding:
                     meaning=pattern.meaning,
                     text=_short(link.text),
                     time_us=found.time_us,
+                    locate=fault is not None and fault.locate,
                 )
     kind, text = ("an exception", "") if not chain else (chain[0].types[0], chain[0].text)
     return Finding(

@@ -21,7 +21,7 @@ from midstep.processor.recovery_phases import RecoveryPhases
 from midstep.processor.step_state import StepState
 from midstep.protocol.errors import ConfigurationError, RecoveryError
 from midstep.protocol.injection import DEVICE_FAULT_ACTIONS, FaultAction
-from midstep.protocol.types import FaultKind, ShardHold
+from midstep.protocol.types import ShardHold
 
 ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
 
@@ -40,7 +40,7 @@ def device() -> Iterator[NpuDevice]:
 def text_of(action: FaultAction, device: NpuDevice) -> str:
     with pytest.raises(RuntimeError) as caught:
         device.inject(action)
-    if classify(chain_of(caught.value), known_patterns()).kind in {FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT}:
+    if classify(chain_of(caught.value), known_patterns()).locate:
         device.memory_struck()  # as the exception policy does
     return str(caught.value).splitlines()[0]
 
@@ -140,8 +140,14 @@ def test_corrupted_memory_is_found_and_can_be_used_once_it_is_marked_safe(device
 @pytest.mark.parametrize(
     "action", [FaultAction.MEMORY_TEMPORARY, FaultAction.MULTI_BIT_LATE, FaultAction.MEMORY_PERSISTENT]
 )
-def test_a_memory_error_of_an_earlier_incident_is_not_found_again(device: NpuDevice, action: FaultAction) -> None:
-    """torch-npu never forgets one: asked again it would answer that memory is lost, and the process be replaced."""
+@pytest.mark.parametrize("later", [FaultAction.LINK_DOWN, FaultAction.SUSPECT_MEMORY])
+def test_a_memory_error_of_an_earlier_incident_is_not_found_again(
+    device: NpuDevice, action: FaultAction, later: FaultAction
+) -> None:
+    """torch-npu never forgets one: asked again it would answer that memory is lost, and the process be replaced.
+
+    Of a mere suspicion it takes no note.
+    """
     parameter = torch.nn.Parameter(torch.zeros(100))
     text_of(action, device)
     device.stop()
@@ -149,7 +155,7 @@ def test_a_memory_error_of_an_earlier_incident_is_not_found_again(device: NpuDev
     device.mark_safe([parameter])
     device.release_unused()
     assert fake.check_uce_in_memory(0) in {answers.OUTSIDE, answers.PERSISTENT}
-    text_of(FaultAction.LINK_DOWN, device)
+    text_of(later, device)
     device.stop()
     assert device.clean() is Damage.NONE
 
