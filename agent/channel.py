@@ -16,7 +16,12 @@ CHANNEL_FD = 3  # where a spawned process finds its end
 
 
 class ForkProcess(msgspec.Struct, frozen=True, tag=True):
-    """To the fork server: fork an idle process that listens on the passed socket."""
+    """To the fork server: fork an idle process that listens on the passed socket.
+
+    `backends`: it imports torch's device backends before it says that it is idle.
+    """
+
+    backends: bool = False
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):

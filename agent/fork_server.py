@@ -13,10 +13,12 @@ import os
 import signal
 import socket
 import sys
+from typing import NamedTuple
 
 from ..protocol import environment as names
 from ..protocol.errors import AgentError
 from . import channel
+from .device_backends import HeldBackBackends
 from .environment import THREAD_LIMITS
 from .linux import die_with_parent, name_process, thread_count
 
@@ -51,18 +53,26 @@ def main() -> None:
         sys.path.pop(0)  # `-m` has put the working directory there; a user's own `random.py` must not be ours
     end = socket.socket(fileno=channel.CHANNEL_FD)
     end.set_inheritable(False)
+    held_back = HeldBackBackends()
     forked = _serve(end, agent)
     if forked is not None:
         # In a fork, the frames of the fork server are left behind: from here on this is another process.
         from .training_process import wait_for_assignment
 
-        wait_for_assignment(forked, agent)
+        wait_for_assignment(forked.end, agent, held_back.load if forked.backends else lambda: None)
 
 
-def _serve(end: socket.socket, agent: int) -> socket.socket | None:
+class _Forked(NamedTuple):
+    """What a forked process is to do: listen here, after it has loaded torch's device backends if it should."""
+
+    end: socket.socket
+    backends: bool
+
+
+def _serve(end: socket.socket, agent: int) -> _Forked | None:
     """Carry out what the agent asks for.
 
-    Returns, in a forked process, its own channel; in the fork server, None when the agent has ended.
+    Returns, in a forked process, what it is to do; in the fork server, None when the agent has ended.
     """
     importlib.import_module(f"{__package__}.training_process")
     failed = _import_all(FIRST_IMPORTS)
@@ -87,16 +97,16 @@ def _serve(end: socket.socket, agent: int) -> socket.socket | None:
     return None
 
 
-def _carry_out(received: channel.MessageWithFds, end: socket.socket, agent: int) -> socket.socket | None:
-    """Carry out one message. Returns, in a forked process, its own channel."""
+def _carry_out(received: channel.MessageWithFds, end: socket.socket, agent: int) -> _Forked | None:
+    """Carry out one message. Returns, in a forked process, what it is to do."""
     message, fds = received
     match message:
-        case channel.ForkProcess() if len(fds) == 1:
+        case channel.ForkProcess(backends=backends) if len(fds) == 1:
             forked = socket.socket(fileno=fds[0])
-            if _fork():
+            if thread_count() == 1 and _fork():  # else a lock may be held for ever there; the agent starts it cold
                 end.close()
                 forked.setblocking(True)
-                return forked
+                return _Forked(forked, backends)
             forked.close()
             return None
         case channel.Ping():

@@ -89,9 +89,9 @@ class ForkServerHost:
         """Say whether a fork can be asked for. One that does its first imports forks between them."""
         return self._phase in {_Phase.FIRST_IMPORTS, _Phase.UP}
 
-    def fork(self, end: socket.socket) -> None:
+    def fork(self, end: socket.socket, *, backends: bool) -> None:
         """Ask for an idle process at this end of a channel. Raises AgentError when there is no server."""
-        self._send(channel.ForkProcess(), (end.fileno(),))
+        self._send(channel.ForkProcess(backends), (end.fileno(),))
 
     def _start(self, phase: _Phase) -> None:
         try:

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -48,14 +48,18 @@ def main() -> None:
     wait_for_assignment(end, agent)
 
 
-def wait_for_assignment(end: socket.socket, agent: int) -> NoReturn:
-    """Wait for an assignment, and carry it out. End when the agent closes the channel instead."""
+def wait_for_assignment(end: socket.socket, agent: int, prepare: Callable[[], None] = lambda: None) -> NoReturn:
+    """Wait for an assignment, and carry it out. End when the agent closes the channel instead.
+
+    `prepare` does what is worth doing ahead, before this process says that it is idle.
+    """
     if not await_adoption(agent, ADOPTION_S):
         os._exit(os.EX_UNAVAILABLE)
     die_with_parent(agent)
     name_process("midstep-idle")
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prepare()
     channel.send(end, channel.ProcessIdle(pid=os.getpid()))
     while (received := channel.receive(end)) is not None and isinstance(received[0], channel.Ping):
         channel.send(end, channel.Pong())

@@ -113,7 +113,7 @@ class WarmPool:
             await self._server.first_imports()
         if self._server.can_fork():
             try:
-                return await self._fork()
+                return await self._fork(backends=not early)
             except AgentError as error:
                 _log.warning("no fork, so a process starts as a new interpreter: %s", error)
         return await self._start_cold()
@@ -127,11 +127,11 @@ class WarmPool:
             self._refill.cancel()
         self._server.stop()
 
-    async def _fork(self) -> IdleProcess:
+    async def _fork(self, *, backends: bool) -> IdleProcess:
         end, theirs = channel.pair()
         with self._reaper.expecting():
             try:
-                self._server.fork(theirs)
+                self._server.fork(theirs, backends=backends)
             except AgentError:
                 end.close()
                 raise
@@ -174,7 +174,7 @@ class WarmPool:
 
     async def _fill(self) -> None:
         try:
-            forked = await self._fork()
+            forked = await self._fork(backends=True)
         except AgentError as error:
             _log.info("no process is kept forked ahead: %s", error)
             return

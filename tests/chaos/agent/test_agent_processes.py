@@ -56,6 +56,43 @@ def test_a_rank_is_forked_from_the_fork_server_as_if_python_had_run_its_script(p
     play(scenario)
 
 
+BACKEND = """
+import sys, threading, time
+def autoload():
+    threading.Thread(target=time.sleep, args=(600,), name="AtraceMonitor", daemon=True).start()
+autoload()
+"""
+WITH_BACKEND = """
+import os, sys, threading
+print("torch was there", "torch" in sys.modules, "backend", "device_of_a_kind" in sys.modules)
+print("threads", sorted(thread.name for thread in threading.enumerate()))
+print("variable", os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD"))
+"""
+
+
+def test_a_device_backend_that_starts_threads_costs_no_warmth(play: Play) -> None:
+    """As torch-npu does when torch is imported. A fork has the backend, and its threads: they are made in the fork."""
+
+    async def scenario(site: Any) -> None:
+        metadata = site.root / "backend" / "device_of_a_kind-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: device-of-a-kind\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text("[torch.backends]\nof_a_kind = device_of_a_kind:autoload\n")
+        (metadata.parent / "device_of_a_kind.py").write_text(BACKEND)
+        await site.agent()
+        site.welcome(WITH_BACKEND, environment={"PYTHONPATH": str(metadata.parent)})
+        site.start(1)
+
+        assert (await site.started(1)).warm
+        assert (await site.exited(1)).status == 0
+        said = site.log(1).splitlines()
+        assert "torch was there True backend True" in said
+        assert any(line.startswith("threads") and "AtraceMonitor" in line for line in said), said
+        assert "variable None" in said
+
+    play(scenario)
+
+
 ENDINGS = [
     ("raise ValueError('what happened')", 1, "ValueError: what happened"),
     ("import sys; sys.exit('in words')", 1, "in words"),
