@@ -17,7 +17,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ..devices import fake as calls
-from ..devices.fake_chip import BUSY, CHIP, LINK_UP_S, RETRY_FAILED, Task, told
+from ..devices.fake_chip import BUSY, CHIP, COMMUNICATOR_S, LINK_UP_S, RETRY_FAILED, Task, hold_gil, told
 from ..protocol.types import StoreEndpoint
 from . import handshake
 from .background import Disposal
@@ -97,6 +97,7 @@ class FakeHcclGroup(dist.ProcessGroup):
 
     def abort_hccl_comm(self, reason: str) -> None:
         """Drop the communicator."""
+        hold_gil(COMMUNICATOR_S)
         self._leave_communicator()
         self._resumed = 0
         CHIP.link_broken = False
@@ -104,6 +105,7 @@ class FakeHcclGroup(dist.ProcessGroup):
     def resume_hccl_comm(self, device_id: int) -> None:
         """Let the communicator use its links again."""
         self._refuse_other_device(device_id)
+        hold_gil(COMMUNICATOR_S)
         self._leave_communicator()
         time.sleep(CLEAR_S * random.SystemRandom().random())  # ranks are never done at one time
         self._cleared_s = time.time()

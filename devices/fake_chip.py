@@ -5,6 +5,7 @@ through the queue, as on an NPU: they are asynchronous, fail later than they are
 There is one chip in a process.
 """
 
+import ctypes
 import os
 import queue
 import threading
@@ -36,6 +37,8 @@ BUSY = (
     "code is 7\nEJ0001: Failed to initialize the HCCP process. Reason: Maybe the last training process is running."
 )
 BUSY_S = 0.15  # of a device whose process was ended a moment ago; a real one takes up to 10 s
+STOP_S, COMMUNICATOR_S = 0.03, 0.003  # what it takes to stop the device, and to resume or drop a communicator
+_HOLDING_GIL = ctypes.PyDLL(None)  # its functions are called without giving the GIL away
 _SETTLE_S = 0.3
 _TICK_S = 0.002
 
@@ -155,7 +158,8 @@ class Chip:
             raise RuntimeError(told(FORCE_STOP))
 
     def stop(self) -> None:
-        """Abort all tasks. Any thread."""
+        """Abort all tasks. Any thread; no other thread of Python runs meanwhile."""
+        hold_gil(STOP_S)
         self.stopped = True
         with self._lock:
             tasks = list(self._open)
@@ -240,6 +244,11 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Return where a tensor's storage begins and ends: torch-npu marks whole allocations."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def hold_gil(seconds: float) -> None:
+    """Return after some time in which no thread of Python runs: torch-npu's calls do not give the GIL away either."""
+    _HOLDING_GIL.usleep(int(seconds * 1_000_000))
 
 
 def told(text: str) -> str:

@@ -1,7 +1,10 @@
 """What the NPU device makes of torch-npu's answers, on the fake chip and on a scripted one."""
 
 import ast
+import threading
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from midstep.devices import device_named, fake
+from midstep.devices import device_named, fake, fake_chip
 from midstep.devices import npu as answers
 from midstep.devices.base import Damage
 from midstep.devices.cpu import CpuDevice
@@ -60,6 +63,24 @@ def test_a_stop_makes_a_waiting_thread_raise_and_a_clean_lets_the_device_work_ag
     assert device.clean() is Damage.NONE
     assert not device.stopped
     device.finish()
+
+
+def test_a_stop_lets_no_other_thread_run_until_it_is_done(device: NpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch-npu's, which waits for the device with the GIL in its hands: no timer and no heartbeat goes on."""
+    monkeypatch.setattr(fake_chip, "STOP_S", 0.3)
+    ticks, over = [time.monotonic()], threading.Event()
+
+    def tick() -> None:
+        while not over.wait(0.001):
+            ticks.append(time.monotonic())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    device.stop()
+    over.set()
+    thread.join()
+    ticks.append(time.monotonic())
+    assert max(later - earlier for earlier, later in pairwise(ticks)) >= 0.3
 
 
 def test_a_blocked_thread_raises_when_the_device_is_stopped(device: NpuDevice) -> None:
