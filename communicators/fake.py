@@ -37,6 +37,7 @@ NOT_UP = "HCCL function error: HcclCommInitRootInfoConfig, error code is 9"
 ABORTED = "aborted"
 # They never wait for each other. An NPU is known to take only those of one batch together (docs/npu.md).
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
+PAIRED = ("send", "recv")  # each pair of ranks has a communicator of its own, built when it is first used
 _HERE = StoreEndpoint("127.0.0.1", 1)  # only the route to it matters
 _TICK_S = 0.005
 CLEAR_S = 0.02  # a resume takes up to this
@@ -90,6 +91,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         self._resumed = 0  # times since the last drop: each has its own place in the store
         self.given = given
         self._keys: list[str] = []
+        self.pairs: set[int] = set()  # peers with which it has a communicator of two
         self._cleared_s = 0.0  # when this rank last cleared what peers signal to it
         self.watchdog = 1
 
@@ -99,6 +101,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         """Drop the communicator."""
         hold_gil(COMMUNICATOR_S)
         self._leave_communicator()
+        self.pairs.clear()
         self._resumed = 0
         CHIP.link_broken = False
 
@@ -149,6 +152,9 @@ class FakeHcclGroup(dist.ProcessGroup):
         """Run a collective. In the chip's thread."""
         if self._comm is None:
             self._comm = self._link_up(task)
+        if op in PAIRED and args[1] not in self.pairs:
+            self._build_one()
+            self.pairs.add(args[1])
         try:
             work = getattr(self._comm, op)(*args, **kwargs)
         except RuntimeError as error:
@@ -175,8 +181,9 @@ class FakeHcclGroup(dist.ProcessGroup):
             raise RuntimeError(wrong)
         return work.get_future().value() if op not in WITHOUT_FUTURE else None
 
-    def _link_up(self, task: Task) -> Any:
-        """Meet the other members in the store and connect. In the chip's thread."""
+    @staticmethod
+    def _build_one() -> None:
+        """Build a communicator, as far as it can fail by itself. Raises RuntimeError."""
         time.sleep(LINK_UP_S)
         if CHIP.link_up_fails:
             CHIP.link_up_fails = False
@@ -185,6 +192,10 @@ class FakeHcclGroup(dist.ProcessGroup):
             raise RuntimeError(RETRY_FAILED)
         if CHIP.busy:
             raise RuntimeError(BUSY)
+
+    def _link_up(self, task: Task) -> Any:
+        """Meet the other members in the store and connect. In the chip's thread."""
+        self._build_one()
         links = LINKS.up()
         name = f"{self._resumed}"
         key = f"{name}/{self._group_rank}"

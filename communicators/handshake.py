@@ -31,6 +31,7 @@ Host = Annotated[str, msgspec.Meta(min_length=2, max_length=64)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 GroupNames = Annotated[tuple[GroupName, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+Pairs = Annotated[tuple[tuple[GroupName, Annotated[int, msgspec.Meta(ge=0)]], ...], msgspec.Meta(max_length=MAX_GROUPS)]
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 
 HANDSHAKE = struct.Struct(f"<{TAG_BYTES}sq")  # the tag, the rank that connects
@@ -107,6 +108,7 @@ class HcclMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     groups: GroupNames
     linked: Annotated[int, msgspec.Meta(ge=-1)]  # the generation in which all its communicators were last up, or -1
+    pairs: Pairs = ()  # groups, and places in them, to which it has sent or from which it has received
 
 
 def encode(message: Any) -> bytes:

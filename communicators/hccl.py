@@ -30,7 +30,7 @@ from .generation_scope import GenerationScope, error_text, incomplete_group
 from .gloo.communicator import HostGroup
 from .handshake import HcclMember
 from .hccl_group import BACKEND, CollectiveLibrary, HcclGroup, build_backend
-from .hccl_links import link_up
+from .hccl_links import link_up, tell_peers
 from .process_group import BackendRegistration, group_name, group_names
 from .rendezvous import ForwardingStore, GenerationStore, StoreConnection
 
@@ -170,7 +170,8 @@ class HcclCommunicator:
         """Resume or rebuild; return the groups that all their members have. Runs in the task's thread."""
         generation_store = GenerationStore(StoreConnection(store, task.remaining_s()), store, generation)
         names = group_names(self._groups)
-        own = HcclMember(tuple(names), linked)
+        pairs = [(name, peer) for group, name in zip(self._groups, names, strict=True) for peer in sorted(group.peers)]
+        own = HcclMember(tuple(names), linked, tuple(pairs))
         missing = "has not said which groups it has"
         members = generation_store.exchange(task, _WORLD, self._members, self._rank, own, missing=missing)
         kept = [
@@ -180,6 +181,7 @@ class HcclCommunicator:
             without = _without(group, name, members)
             if without:
                 group.disconnect(incomplete_group(without, generation))
+        tell_peers(kept, members)
         resume = linked != NEVER and all(member.linked == linked for member in members)
         task.stage = "an earlier attempt is still inside the collective library"
         if not self._rebuilding.acquire(timeout=task.remaining_s()):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .base import CollectiveObserver
 
 BACKEND = "midstep_hccl"  # torch-npu looks for hccl in the name
+_PAIRED = frozenset({"send", "recv"})  # outside of a batch the library has a communicator for each pair
 _BATCH = "batch"  # of sends and receives
 
 
@@ -54,6 +55,7 @@ class HcclGroup(ReplaceableGroup):
         self.backend: Any = None  # the library's, once there is one
         self._device = device
         self._batching = False
+        self.peers: set[int] = set()  # places in the group with which this rank shares a communicator of two
 
     @property
     def connected(self) -> bool:
@@ -77,6 +79,8 @@ class HcclGroup(ReplaceableGroup):
         scope = self._scope
         if scope.reason is not None and not self._batching:
             raise scope.error(op)
+        if op in _PAIRED and not self._batching:
+            self.peers.add(args[1])
         observer = self._owner.observer if observed and not self._batching else None
         if observer is not None:
             observer.entered(op, self.members)
@@ -92,6 +96,17 @@ class HcclGroup(ReplaceableGroup):
         """Start to add up a one of each rank; return the tensor and the work. The first one builds the communicator."""
         ones = torch.ones(1, device=self._device)
         return ones, self._delegate.allreduce([ones])
+
+    def pair_check(self, peer: int) -> tuple[torch.Tensor, Any]:
+        """Start to send this rank's place to `peer`, or to receive its place; return the tensor and the work.
+
+        The lower one sends. The first one builds the communicator of the two.
+        """
+        self.peers.add(peer)
+        place = torch.full((1,), float(self.group_rank), device=self._device)
+        if self.group_rank < peer:
+            return place, self._delegate.send([place], peer, 0)
+        return place, self._delegate.recv([place], peer, 0)
 
     @property
     def _device_types(self) -> list[torch.device]:

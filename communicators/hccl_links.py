@@ -2,6 +2,9 @@
 
 So every group is used at once, in order, timed and checked. A link that does not come up is seen in this phase, and not
 in the middle of a step.
+
+Sends and receives outside of a batch have a communicator for each pair of ranks, as stages of a pipeline have. Which
+pairs those are is known from before: each rank tells to whom it has sent, so that a newcomer knows, too.
 """
 
 import time
@@ -11,6 +14,7 @@ from typing import Any
 from ..devices.device_busy import while_busy
 from ..protocol.errors import CommunicatorFailed
 from .background import BackgroundTask
+from .handshake import HcclMember
 from .hccl_group import HcclGroup
 
 _BUSY = "the device is still in use by the process before"
@@ -30,7 +34,46 @@ def link_up(calls: Any, task: BackgroundTask[Any], groups: Sequence[tuple[HcclGr
         began_s = time.monotonic()
         _use(calls, task, group)
         times_s[name] = time.monotonic() - began_s
+        for low, high in _in_order(group):
+            task.stage = (
+                f"the link between ranks {group.members[low]} and {group.members[high]} of group {name} is not up"
+            )
+            task.remaining_s()
+            began_s = time.monotonic()
+            _use_pair(calls, group, low, high)
+            times_s[f"{name}/{low}-{high}"] = time.monotonic() - began_s
     return times_s
+
+
+def tell_peers(groups: Sequence[tuple[HcclGroup, str]], members: Sequence[HcclMember]) -> None:
+    """Have each group know every pair that this rank is in, whichever of the two has told it."""
+    told = [(rank, name, place) for rank, member in enumerate(members) for name, place in member.pairs]
+    by_name = {name: group for group, name in groups}
+    for rank, name, place in told:
+        group = by_name.get(name)
+        if group is None or rank not in group.members or place >= len(group.members):
+            continue
+        if group.members[place] == group.members[group.group_rank]:
+            group.peers.add(group.members.index(rank))
+
+
+def _in_order(group: HcclGroup) -> list[tuple[int, int]]:
+    """Return this rank's pairs, in an order that all ranks keep, so that no two wait for each other in a circle.
+
+    Even places first: along a pipeline half of the links come up at once, then the other half.
+    """
+    own = group.group_rank
+    pairs = [(min(own, peer), max(own, peer)) for peer in group.peers if peer != own]
+    return sorted(pairs, key=lambda pair: (pair[0] % 2, pair))
+
+
+def _use_pair(calls: Any, group: HcclGroup, low: int, high: int) -> None:
+    place, work = group.pair_check(high if group.group_rank == low else low)
+    work.wait()
+    calls.npu.synchronize()
+    if place.item() != low:
+        ranks = f"{group.members[low]} and {group.members[high]}"
+        raise CommunicatorFailed(f"link check between ranks {ranks} gave {place.item():g}")
 
 
 def _use(calls: Any, task: BackgroundTask[Any], group: HcclGroup) -> None:

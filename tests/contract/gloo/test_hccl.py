@@ -240,6 +240,35 @@ def with_options(rank: Rank, *, connected: bool) -> None:
     setup.communicator.close()
 
 
+def passes_on(rank: Rank, *, connected: bool) -> None:
+    """Pass a number on along the world, as stages of a pipeline do; be connected again; say which pairs are linked."""
+    setup = Setup(rank, connected=connected)
+    number, last = torch.zeros(1), WORLD - 1
+    if connected:
+        if rank.number:
+            dist.recv(number, rank.number - 1)
+        if rank.number != last:
+            dist.send(number, rank.number + 1)
+        rank.say("checked")
+        setup.stop_and_clean()
+    rank.say(setup.reconnect())
+    backend: Any = setup.communicator._groups[0].backend
+    timed = [name for name in setup.communicator.link_up_s if "/" in name]
+    rank.say((sorted(backend.pairs), len(timed)))
+    setup.communicator.close()
+
+
+def test_pairs_that_have_sent_to_each_other_are_linked_before_the_step(ranks: Ranks) -> None:
+    """A newcomer has not sent anything: it is told by its neighbours. The library itself would link in the step."""
+    ranks.start_all(WORLD, lambda rank: passes_on(rank, connected=True))
+    assert ranks.hear_all() == ["checked"] * WORLD
+    ranks.signal(2, signal.SIGKILL)
+    ranks.start(2, WORLD, lambda rank: passes_on(rank, connected=False))
+    ranks.say(1)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    assert ranks.hear_all() == [([1], 1), ([0, 2], 2), ([1, 3], 2), ([2], 1)]
+
+
 def test_options_that_a_script_gives_for_a_group_reach_the_library(ranks: Ranks) -> None:
     """In a newcomer, too, which makes its groups before it is connected."""
     ranks.start_all(WORLD, lambda rank: with_options(rank, connected=True))
@@ -268,12 +297,14 @@ def aborted_link_up(rank: Rank) -> None:
         setup.communicator.abort("the next generation is being opened")
         setup.device.stop()
 
-    threading.Thread(target=control, daemon=True).start()
+    thread = threading.Thread(target=control, daemon=True)
+    thread.start()
     answer: Any = None
     try:
         setup.communicator.reconnect(1, rank.store, LINK_UP_S)
     except Exception as error:
         answer = type(error).__name__
+    thread.join(10)
     setup.device.clean()
     rank.say(answer)
     rank.say(setup.reconnect())
