@@ -29,7 +29,7 @@ def render_commented(policy: Policy, origins: Mapping[str, str], head: Iterable[
         keys = [key.partition(".")[2] for key in origins if key.startswith(f"{section}.") and section != "ladder"]
         lines += ["", f"{section}:"] if keys else []
         for key in keys:
-            value = getattr(getattr(policy, section), key)
+            value = msgspec.to_builtins(getattr(getattr(policy, section), key))
             lines.append(f"  {key}: {_flow(value)}{_behind(origins, f'{section}.{key}')}")
     ending = [comment(line) for line in tail]
     return "\n".join([*lines, *([""] if ending else []), *ending]) + "\n"

@@ -9,6 +9,7 @@ import msgspec
 from ...protocol.types import Rung
 from ..schema import DEFAULT_LADDER, Budget, Deadlines, Policy, RungPolicy, ScalePolicy, SubHealthAction
 from .commented import render_commented
+from .device import base_policy
 from .notes import Note, notes_about
 from .reading import read_acjob
 from .settings import PODS_RESTARTED, AscendJob, Strategy
@@ -44,12 +45,14 @@ def translate(text: str, source: str, job: str | None = None) -> Translation:
     """
     read = read_acjob(text, source, job)
     ladder, origins = _ladder(read)
-    deadlines, more = _deadlines(read)
+    base, more = base_policy(read)
+    deadlines, times = _deadlines(read, base)
+    more |= times
     action, origin = _sub_health(read, ladder)
     more["sub_health"] = origin
     scale, scale_origins = _scale(read, ladder)
     more |= scale_origins
-    policy = Policy(ladder=ladder, deadlines=deadlines, sub_health=action, scale=scale)
+    policy = msgspec.structs.replace(base, ladder=ladder, deadlines=deadlines, sub_health=action, scale=scale)
     notes = notes_about(read, policy)
     tail = [f"{note.kind.capitalize()}: {note.text}" for note in notes]
     return Translation(policy, render_commented(policy, origins | more, _head(read, source), tail), notes)
@@ -59,7 +62,11 @@ def _head(job: AscendJob, source: str) -> list[str]:
     lines = [f"Made by `midstep policy from-acjob` from {source}, line {job.line}: AscendJob {job.name}."]
     if job.nodes and job.ranks_per_node:
         size = f"--nnodes {job.nodes} --nproc-per-node {job.ranks_per_node}"
-        lines.append(f"Its replicas and NPUs: midstep run {size} --spares ... --policy THIS_FILE ...")
+        if job.nodes == 1:
+            lines.append(f"Its replicas and NPUs: midstep run {size} --policy THIS_FILE ...")
+        else:  # nodes on one machine would take the same NPUs, so each is a machine that joins
+            meeting = f"{size} --rdzv-endpoint HOST:PORT"
+            lines.append(f"Its replicas and NPUs, on each machine: midstep run {meeting} --policy THIS_FILE ...")
     return lines
 
 
@@ -107,13 +114,15 @@ def _restart_rungs(job: AscendJob) -> dict[Rung, str]:
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 
-def _deadlines(job: AscendJob) -> tuple[Deadlines, dict[str, str]]:
+def _deadlines(job: AscendJob, base: Policy) -> tuple[Deadlines, dict[str, str]]:
     changes: dict[str, float] = {}
     origins: dict[str, str] = {}
     if job.action_limit is not None:
-        for key in ("quiesce_s", "rejoin_s"):
-            changes[key] = float(job.action_limit.number)
-            origins[f"deadlines.{key}"] = f"{job.action_limit}"
+        asked_s = float(job.action_limit.number)
+        changes["quiesce_s"], origins["deadlines.quiesce_s"] = asked_s, f"{job.action_limit}"
+        link_up_s = base.communicator.link_up_s * base.communicator.link_up_attempts
+        if asked_s > link_up_s:
+            changes["rejoin_s"], origins["deadlines.rejoin_s"] = asked_s, f"{job.action_limit}"
     if job.wait_reschedule is not None:
         changes["nodes_s"] = float(job.wait_reschedule.number)
         origins["deadlines.nodes_s"] = f"{job.wait_reschedule}"
@@ -124,11 +133,11 @@ def _deadlines(job: AscendJob) -> tuple[Deadlines, dict[str, str]]:
     if job.fault_scheduling is not None and job.fault_scheduling.value == "force":
         changes["stop_grace_s"] = 0.0
         origins["deadlines.stop_grace_s"] = f"{job.fault_scheduling}"
-    deadlines = msgspec.structs.replace(Deadlines(), **changes)
-    least_s = deadlines.quiesce_s + deadlines.nodes_s + deadlines.start_s
+    deadlines = msgspec.structs.replace(base.deadlines, **changes)
+    least_s = deadlines.quiesce_s + deadlines.nodes_s + deadlines.device_s + deadlines.start_s
     if deadlines.orders_s <= least_s:
         deadlines = msgspec.structs.replace(deadlines, orders_s=least_s + _ORDERS_SPARE_S)
-        origins["deadlines.orders_s"] = "must be above quiesce_s + nodes_s + start_s"
+        origins["deadlines.orders_s"] = "must be above quiesce_s + nodes_s + device_s + start_s"
     return deadlines, origins
 
 

@@ -1,14 +1,20 @@
 """AscendJobs as users have them: what becomes of each key, and what is said about the rest."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from midstep.cli.job_options import asked_for
+from midstep.cli.jobs.start import create_job, policy_of
+from midstep.cli.run import command as run
+from midstep.policies.acjob.device import npu_policy
 from midstep.policies.acjob.notes import NoteKind
 from midstep.policies.acjob.translation import Translation, translate
 from midstep.policies.files import parse_policy
-from midstep.policies.schema import Budget, Deadlines, SubHealthAction, default_policy
+from midstep.policies.schema import Budget, DeviceName, Policy, SubHealthAction, default_policy
 from midstep.protocol.types import Rung
 
 ROOT = Path(__file__).parents[3]
@@ -129,11 +135,69 @@ def test_without_a_limit_midsteps_budgets_hold_and_that_is_said() -> None:
 
 def test_times_become_deadlines() -> None:
     """The wait for a node, an action of MindIO, the grace of a pod; what must be larger grows with them."""
-    assert translated("example").policy.deadlines == Deadlines(nodes_s=240, stop_grace_s=360)
-    assert translated("mindspore_pod_only").policy.deadlines == Deadlines(
-        quiesce_s=300, rejoin_s=300, stop_grace_s=600, orders_s=690
+    npus = npu_policy().deadlines
+    assert translated("example").policy.deadlines == replace(npus, nodes_s=240, stop_grace_s=360)
+    assert translated("mindspore_pod_only").policy.deadlines == replace(
+        npus, quiesce_s=300, stop_grace_s=600, orders_s=300 + 270 + 15 + 180 + 60
     )
-    assert translated("job_level_force").policy.deadlines == Deadlines(stop_grace_s=0)
+    assert translated("job_level_force").policy.deadlines == replace(npus, stop_grace_s=0)
+    assert limited(1800).policy.deadlines.rejoin_s == 1800
+
+
+def limited(seconds: int, *, npus: int = 8) -> Translation:
+    """A job whose actions may take so long."""
+    container = f"env: [{{name: TTP_NORMAL_ACTION_TIME_LIMIT, value: '{seconds}'}}]"
+    if npus:
+        container += f", resources: {{limits: {{huawei.com/Ascend910: {npus}}}}}"
+    spec = f"spec: {{replicaSpecs: {{Worker: {{template: {{spec: {{containers: [{{{container}}}]}}}}}}}}}}\n"
+    return small("fault-scheduling: grace", "recover-strategy: recover, wait-reschedule-timeout: '230'", spec)
+
+
+def test_a_job_that_asks_for_npus_gets_a_policy_for_npus() -> None:
+    """Device and communicator, and the times that building communicators of NPUs takes."""
+    policy = translated("example").policy
+    assert (policy.device, policy.communicator) == (DeviceName.NPU, npu_policy().communicator)
+    assert policy.stall == npu_policy().stall
+    assert "device: npu # its pods ask for 8 NPUs each" in translated("example").text
+
+
+def test_a_job_that_asks_for_none_computes_on_cpus() -> None:
+    policy = limited(60, npus=0).policy
+    assert (policy.device, policy.communicator) == (DeviceName.CPU, default_policy().communicator)
+    assert policy.deadlines.rejoin_s == 60
+
+
+@pytest.mark.parametrize("npus", [0, 8])
+@pytest.mark.parametrize("seconds", [30, 59, 60, 180, 299, 300, 360, 361, 1800])
+def test_whatever_times_are_asked_for_the_policy_is_one_that_run_takes(seconds: int, npus: int, tmp_path: Path) -> None:
+    """A limit of MindIO below what building communicators takes would end every recovery by its deadline."""
+    found = limited(seconds, npus=npus)
+    assert found.policy.deadlines.quiesce_s == seconds
+    assert taken_by_run(found, tmp_path) == found.policy
+
+
+@pytest.mark.parametrize("path", [EXAMPLE, *DOCUMENTS], ids=lambda path: path.stem)
+def test_midstep_run_takes_the_policy_and_the_options_that_it_names(path: Path, tmp_path: Path) -> None:
+    """All that `midstep run` checks before anything is started."""
+    found = translate(path.read_text(), path.name, "paused" if path.stem == "paused_list" else None)
+    assert taken_by_run(found, tmp_path) == found.policy
+
+
+def taken_by_run(found: Translation, directory: Path) -> Policy:
+    """Have `midstep run` make a job of the policy, with the options that the policy's comment names."""
+    file, script = directory / "policy.yaml", directory / "train.py"
+    file.write_text(found.text)
+    script.write_text("")
+    named = re.search(r"midstep run ([^\n]*) --policy THIS_FILE", found.text)
+    context = run.make_context("run", [*(named.group(1).split() if named else []), "--policy", str(file), str(script)])
+    flags = dict(context.params)
+    chosen = {name: flags[name] for name in inspect.signature(asked_for).parameters}
+    start = replace(asked_for(**chosen), job_directory=directory / "job")
+    if flags["rdzv_endpoint"]:  # on each machine: no keys and no place of this machine's alone
+        return policy_of(start)
+    job = create_job(start)
+    job.held.remove()
+    return job.policy
 
 
 @pytest.mark.parametrize(
