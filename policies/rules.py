@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from ..protocol.types import FaultKind, RestoreSource, Rung
+from .exception_rules import exception_problems
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
 from .roles import WORLD_RESTARTS, parse_ranks
@@ -25,7 +26,7 @@ def broken_rules(policy: Policy) -> list[Problem]:
         if role.ladder is not None:
             problems += _ladder_problems(role.ladder, f"roles.{name}.ladder")
     problems += _role_problems(policy) + _restore_problems(policy) + _deadline_problems(policy)
-    problems += _device_problems(policy) + _scale_problems(policy)
+    problems += _device_problems(policy) + _scale_problems(policy) + exception_problems(policy.exceptions)
     return problems + kind_problems(policy.faults.codes, "faults.codes")
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from ..protocol.enums import StrEnum
+from ..protocol.exception_pattern import ExceptionPattern
 from ..protocol.types import JobSettings, RestoreSource, Rung
 from .fault_codes import CodeRule
 from .fault_levels import LevelName
@@ -264,6 +265,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     communicator: CommunicatorPolicy = CommunicatorPolicy()
     device: DeviceName = DeviceName.CPU
     black_box_bytes: BlackBoxBytes = 1 << 20
+    exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own, tried before those of configs/exceptions.yaml
 
     def rung(self, rung: Rung) -> RungPolicy | None:
         """Return the ladder's entry for `rung`, None when the policy does without it."""
@@ -304,4 +306,5 @@ def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
         restore=tuple(source.value for source in policy.restore),
         resizes=policy.scale.min_nodes is not None,
         leave_s=policy.agent.leave_s,
+        exceptions=policy.exceptions,
     )

@@ -27,7 +27,7 @@ class ExceptionPolicy:
 
     def __init__(self, runtime: "Runtime") -> None:
         self._runtime = runtime
-        self._patterns = patterns_here()
+        self._patterns = (*runtime.settings.exceptions, *patterns_here())  # the job's own first
         self._updates: deque[tuple[int, int]] = deque(maxlen=HISTORY_UPDATES)  # step, and when by the device's clock
 
     def update_begins(self, step: int) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ..protocol.errors import CallbackFailed, CheckpointError, CommunicatorError, LinkUpFailed, RecoveryError
+from ..protocol.exception_pattern import ExceptionPattern as Pattern
 from ..protocol.types import FaultKind, FaultLevel
-from .exception_patterns import Pattern
 
 # What an exception can only say of this process itself.
 _OWN = frozenset(

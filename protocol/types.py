@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from .bounds import MOST_OF_A_RANK, Count, Name, PathName, Port, ProcessId, Rank, Seconds, Text
 from .enums import StrEnum
+from .exception_pattern import ExceptionPattern
 from .faults import Assertion as Assertion
 from .faults import FaultKind as FaultKind
 from .faults import FaultLevel as FaultLevel
@@ -245,6 +246,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     restore: tuple[str, ...] = ("replica", "checkpoint")
     resizes: bool = False  # the world may continue with fewer nodes
     leave_s: float = 86_400.0  # without a controller, a node that has joined by itself gives the job up
+    exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own patterns
 
 
 class SkippedRung(msgspec.Struct, frozen=True):
