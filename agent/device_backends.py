@@ -23,7 +23,7 @@ class HeldBackBackends:
         self._wanted = self._given in {None, "1"} and bool(entry_points(group=GROUP))
 
     def load(self) -> None:
-        """Load them as torch does, where torch is imported. One that fails is told, and left to the script."""
+        """Load them as torch does, where torch is imported. What fails is printed, and left to the script."""
         if self._given is None:
             os.environ.pop(VARIABLE, None)
         else:

@@ -56,7 +56,7 @@ class Device(Protocol):
         """
         ...
 
-    def memory_struck(self) -> None:
+    def memory_error_raised(self) -> None:
         """Take note that this process has raised a memory error: the next `clean` has to find out where.
 
         Called in the train thread, when the text of an exception says so.

@@ -24,7 +24,7 @@ class CpuDevice:
     def stop(self) -> None:
         """Do nothing: an operator ends by itself, and the communicator aborts its collectives."""
 
-    def memory_struck(self) -> None:
+    def memory_error_raised(self) -> None:
         """Do nothing: a process does not survive an error in its memory."""
 
     def clean(self) -> Damage:

@@ -218,7 +218,7 @@ class Chip:
         self.corrupted, self.corrupted_unused, self.corrupted_outside, self.multi_bit = [], False, False, False
 
     def cache_emptied(self) -> None:
-        """Have memory that was temporary when it was struck be no longer the allocator's."""
+        """Have memory that was temporary when it was corrupted be no longer the allocator's."""
         self.corrupted_outside |= self.corrupted_unused
         self.corrupted_unused = False
 

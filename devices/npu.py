@@ -38,7 +38,7 @@ class NpuDevice:
         self._library = library
         self._device: int | None = None
         self._lock = threading.Lock()
-        self._struck = False  # by a memory error, since the last clean
+        self._memory_error = False  # by a memory error, since the last clean
 
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
         """Check the environment, and take the device whose number is `local_rank`."""
@@ -62,12 +62,12 @@ class NpuDevice:
         if answer:
             raise RecoveryError(f"cannot stop device {self._here()}: stop_device returned {answer}")
 
-    def memory_struck(self) -> None:
+    def memory_error_raised(self) -> None:
         """Have the next clean ask where the device's memory is damaged."""
-        self._struck = True
+        self._memory_error = True
 
     def clean(self) -> Damage:
-        """Check the device's memory, if it was struck, and restart the device.
+        """Check the device's memory, if it has raised an error, and restart the device.
 
         A newer torch-npu never forgets an error: asked again it would find the old one, in memory that is repaired by
         now, or that it has given back since.
@@ -76,7 +76,7 @@ class NpuDevice:
             return Damage.NONE
         npu, device = self._library.npu, self._here()
         try:
-            answer = npu.check_uce_in_memory(device) if self._struck else NOTHING
+            answer = npu.check_uce_in_memory(device) if self._memory_error else NOTHING
             if answer == OUTSIDE:
                 raise RecoveryError(
                     f"device {device} has an uncorrectable error outside torch's memory, which this process cannot "
@@ -87,7 +87,7 @@ class NpuDevice:
             raise RecoveryError(f"cannot restart device {device}: {_first_line(error)}") from error
         with self._lock:
             self.stopped = False
-        self._struck = False
+        self._memory_error = False
         if answer == PERSISTENT:
             return Damage.PERSISTENT
         return Damage.TEMPORARY if answer == TEMPORARY else Damage.NONE

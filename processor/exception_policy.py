@@ -41,7 +41,7 @@ class ExceptionPolicy:
         runtime = self._runtime
         finding, spread = self._with_window(classify(chain_of(error), self._patterns))
         if finding.locate:
-            runtime.device.memory_struck()
+            runtime.device.memory_error_raised()
         collateral = runtime.interrupted() or runtime.communicator.failed is not None
         what_now = reaction(finding, collateral=collateral)
         if what_now is Reaction.WAIT:

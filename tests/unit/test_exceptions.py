@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.processor.exception_patterns import Pattern, known_patterns, parse_patterns
+from midstep.processor.exception_patterns import known_patterns, parse_patterns
 from midstep.processor.exceptions import Finding, Reaction, chain_of, classify, reaction
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError
+from midstep.protocol.exception_pattern import ExceptionPattern
 from midstep.protocol.types import FaultKind, FaultLevel
 
 PATTERNS = known_patterns()
@@ -234,7 +235,7 @@ def test_no_text_in_the_file_raises_anything_but_a_configuration_error(text: str
 
 def test_patterns_survive_a_round_trip() -> None:
     """What the file says is what the structs hold."""
-    assert msgspec.convert(msgspec.to_builtins(PATTERNS), tuple[Pattern, ...]) == PATTERNS
+    assert msgspec.convert(msgspec.to_builtins(PATTERNS), tuple[ExceptionPattern, ...]) == PATTERNS
 
 
 def test_the_page_on_npus_names_every_text_of_a_device() -> None:

@@ -44,7 +44,7 @@ def text_of(action: FaultAction, device: NpuDevice) -> str:
     with pytest.raises(RuntimeError) as caught:
         device.inject(action)
     if classify(chain_of(caught.value), known_patterns()).locate:
-        device.memory_struck()  # as the exception policy does
+        device.memory_error_raised()  # as the exception policy does
     return str(caught.value).splitlines()[0]
 
 
@@ -146,7 +146,7 @@ def test_corrupted_memory_is_found_and_can_be_used_once_it_is_marked_safe(device
     before = hit.clone()
     CHIP.corrupt(hit)
     assert not torch.equal(hit, before)
-    device.memory_struck()
+    device.memory_error_raised()
     device.stop()
     assert device.clean() is Damage.PERSISTENT
     assert device.corrupted([whole, hit])
@@ -244,7 +244,7 @@ def test_tensors_that_share_memory_are_locked_and_unlocked_together(device: NpuD
     flat = torch.zeros(100)
     first, last = flat[:50], flat[50:]
     CHIP.corrupt(last)
-    device.memory_struck()
+    device.memory_error_raised()
     device.stop()
     device.clean()
     assert device.corrupted([first])
@@ -268,7 +268,7 @@ def test_every_shard_in_corrupted_memory_counts_as_lost(device: NpuDevice) -> No
     step_state = StepState(clean=True)
     rejoining = RecoveryPhases(runtime, cast("Any", framework), nothing, step_state)
     CHIP.corrupt(flat[50:])
-    device.memory_struck()
+    device.memory_error_raised()
     device.stop()
     step_state.mark_corrupted(rejoining.inspect())
     assert [hold.shard_id for hold in rejoining.survey(0.0).holds] == ["apart"]

@@ -39,7 +39,7 @@ class Process:
         self.reported: list[tuple[FaultKind, FaultLevel, bool]] = []
         self.communicator = SimpleNamespace(failed=None)
         self.debug_log = SimpleNamespace(note=lambda *_: None)
-        self.device = SimpleNamespace(memory_struck=lambda: None)
+        self.device = SimpleNamespace(memory_error_raised=lambda: None)
 
     def interrupted(self) -> bool:
         return False

@@ -11,7 +11,8 @@ import pytest
 from tests.contract.npu.wheels import RELEASES, NotReachable, Sources, Wheel, wheel
 
 from midstep.devices.npu_calls import BACKEND_METHODS, CALLS, Call
-from midstep.processor.exception_patterns import Pattern, known_patterns
+from midstep.processor.exception_patterns import known_patterns
+from midstep.protocol.exception_pattern import ExceptionPattern
 
 # Texts that no torch-npu library has in it: they come from CANN, below it, and are known from its documents only.
 ONLY_DOCUMENTED = {"operator_timeout", "device_lost", "device_busy"}
@@ -100,7 +101,7 @@ def test_a_signature_that_is_changed_by_hand_is_seen(before: str, after: str, co
 # --- error texts ------------------------------------------------------------------------------------------------------
 
 
-def literals(pattern: Pattern) -> tuple[str, ...]:
+def literals(pattern: ExceptionPattern) -> tuple[str, ...]:
     if pattern.text is not None:
         return (pattern.text,)
     assert pattern.name in LITERALS, f"say what to look for: {pattern.name}"
