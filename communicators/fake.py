@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
@@ -40,7 +41,14 @@ POINT_TO_POINT = ("send", "recv", "recv_anysource")
 PAIRED = ("send", "recv")  # each pair of ranks has a communicator of its own, built when it is first used
 _HERE = StoreEndpoint("127.0.0.1", 1)  # only the route to it matters
 _TICK_S = 0.005
-CLEAR_S = 0.02  # a resume takes up to this
+CLEAR_S = 0.005  # a resume takes up to this
+
+
+class _Signal(msgspec.Struct, frozen=True):
+    """What a rank leaves for its peers: where it listens, and since when, on the machine's clock."""
+
+    listener: handshake.Listener
+    at_s: float
 
 
 class FakeLinks:
@@ -199,19 +207,19 @@ class FakeHcclGroup(dist.ProcessGroup):
         links = LINKS.up()
         name = f"{self._resumed}"
         key = f"{name}/{self._group_rank}"
-        self._store.set(f"{key}/at", str(time.time()))
-        self._store.set(key, handshake.encode(handshake.Listener(*links.listener)))
-        self._keys += [key, f"{key}/at"]
+        self._store.set(key, handshake.encode(_Signal(handshake.Listener(*links.listener), time.time())))
+        self._keys.append(key)
         others = [f"{name}/{place}" for place in range(self._size)]
         while not self._store.check(others):
             if task.over:
                 raise RuntimeError(ABORTED)
             time.sleep(_TICK_S)
-        while any(float(self._store.get(f"{other}/at")) < self._cleared_s for other in others):
+        signals = [_signal(self._store.get(other)) for other in others]
+        while any(signal.at_s < self._cleared_s for signal in signals):
             if task.over:  # what came before this rank cleared it is lost, and nobody sends it again
                 raise RuntimeError(ABORTED)
             time.sleep(_TICK_S)
-        LINKS.add_peers([_endpoint(self._store.get(other)) for other in others])
+        LINKS.add_peers([(signal.listener.host, signal.listener.port) for signal in signals])
         store = PrefixStore(name, self._store)
         limits = {"link_up_s": self._timeout_s, "collective_s": self._timeout_s}
         gloo = connect_backend(store, name, self._group_rank, self._size, links, **limits)
@@ -243,12 +251,11 @@ def _tensors_in(argument: Any) -> list[torch.Tensor]:
     return []
 
 
-def _endpoint(data: bytes) -> tuple[str, int]:
+def _signal(data: bytes) -> _Signal:
     try:
-        listener = handshake.decode(data, handshake.Listener)
+        return handshake.decode(data, _Signal)
     except ValueError as error:
         raise RuntimeError(NOT_UP) from error
-    return listener.host, listener.port
 
 
 def _queued(op: str) -> Callable[..., FakeWork]:
