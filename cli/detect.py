@@ -45,7 +45,7 @@ class _Way(msgspec.Struct, frozen=True):
 
 
 class _Watched(msgspec.Struct, frozen=True):
-    """What a file detector looks at, and the nodes of machines that are named by their serial number there.
+    """What a file detector looks at, and the nodes that are named by a serial number or another name there.
 
     `signs`: it gives signs of life on standard output.
     """
@@ -72,6 +72,13 @@ class _Watched(msgspec.Struct, frozen=True):
     metavar="SN=NODE",
     help="The node of the machine with this serial number, for PublicFault documents that have no name. Repeatable.",
 )
+@click.option(
+    "--node-name",
+    "node_names",
+    multiple=True,
+    metavar="NAME=NODE",
+    help="The job's name of a node that documents name as the cluster does. Repeatable.",
+)
 @click.option("--lines", is_flag=True, help="Read reports from standard input, one JSON object a line, to its end.")
 @click.option("--name", metavar="NAME", help="The detector's name.  [default: files, or lines with --lines]")
 @operator_options
@@ -87,6 +94,7 @@ def command(
     job: str | None,
     sources: tuple[Path, ...],
     serials: tuple[str, ...],
+    node_names: tuple[str, ...],
     lines: bool,
     name: str | None,
     controller: str | None,
@@ -98,8 +106,8 @@ def command(
     """Report faults of devices and nodes to a running job until it ends, or until the lines do.
 
     Documents are what MindCluster's detectors leave (mindx-dl-deviceinfo-*, mindx-dl-nodeinfo-*, switches,
-    PublicFault), as JSON, as ConfigMaps, or mounted. docs/faults.md describes them, the lines, and what follows from
-    each level.
+    PublicFault) and ClusterD (cluster-info-*, reset-config-*), as JSON, as ConfigMaps, or mounted. docs/faults.md
+    describes them, the lines, and what follows from each level.
 
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. With
     --controller it is the job's whole name, and nothing of the job has to be on this machine: a token of the role
@@ -125,7 +133,8 @@ def command(
         raise click.UsageError("with --keys, name the job: nothing of it is on this machine.")
     if make_keys and controller is not None:
         raise click.UsageError("--make-keys is for the machine that runs the controller: leave --controller out.")
-    nodes = dict(_node_by_serial(serial) for serial in serials)
+    nodes = dict(_named_node("--serial", each, "a serial number", "2102312=node1") for each in serials)
+    nodes |= dict(_named_node("--node-name", each, "a name", "worker-7=node1") for each in node_names)
     chosen = name or ("lines" if lines else "files")
     try:
         watched = _Watched(sources, nodes, signs)
@@ -142,11 +151,11 @@ def command(
         sys.exit(0)
 
 
-def _node_by_serial(text: str) -> tuple[str, str]:
-    serial, _, node = text.partition("=")
-    if not serial or not node:
-        raise click.UsageError(f"--serial {text}: a serial number and the name of its node, e.g. 2102312=node1.")
-    return serial, node
+def _named_node(option: str, text: str, what: str, example: str) -> tuple[str, str]:
+    name, _, node = text.partition("=")
+    if not name or not node:
+        raise click.UsageError(f"{option} {text}: {what} and the name of its node, e.g. {example}.")
+    return name, node
 
 
 def _way_with_token(job: JobElsewhere, name: str) -> _Way:

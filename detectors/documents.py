@@ -14,6 +14,7 @@ import msgspec
 
 from ..protocol.errors import DocumentError, YamlError
 from ..protocol.plain_yaml import read_yaml
+from .cluster_info import PREFIX, RESET, cluster_readings, reset_readings
 from .device_info import DEVICES, SEPARATED, SWITCHES, device_readings, separated_readings, switch_readings
 from .node_info import NODE, node_readings
 from .public_fault import NO_SERIALS, PUBLIC, public_readings
@@ -28,6 +29,7 @@ PARSERS: dict[str, Callable[[str, str], tuple[Reading, ...]]] = {
 }
 # Prefixes of names that end in a node's name.
 PREFIXES = ("mindx-dl-deviceinfo-", "mindx-dl-nodeinfo-", "mindx-dl-switchinfo-")
+_KUBERNETES = frozenset({"kind", "apiVersion", "data", "items"})
 SUFFIXES = (".json", ".yaml", ".yml")
 _LONGEST_ERROR = 1000
 
@@ -39,6 +41,7 @@ _IDENTIFYING = (
     (NODE, NODE),
     (NODE, "FaultDevList"),
     (PUBLIC, "faults"),
+    (RESET, "RankList"),
     (SWITCHES, "FaultCode"),
 )
 
@@ -61,7 +64,7 @@ def documents_in(path: PurePath, data: bytes, serials: Mapping[str, str] = NO_SE
 
     An error in one document does not keep the others from being read. The work is bounded by the size of the file, the
     depth and number of its values, and the number of faults that one document can have. `serials`: the nodes of
-    machines that a document may name by their serial number.
+    machines that a document names by their serial number, or as the cluster names them.
     """
     whole = displayed(str(path))
     try:
@@ -89,7 +92,12 @@ def displayed(name: str) -> str:
 def is_document(path: PurePath) -> bool:
     """Return whether a file of a watched directory is to be read, by its name."""
     name = path.name
-    return not name.startswith(".") and (name in PARSERS or name.endswith(SUFFIXES) or name.startswith(PREFIXES))
+    return not name.startswith(".") and (_is_key(name) or name.endswith(SUFFIXES) or name.startswith(PREFIXES))
+
+
+def _is_key(name: object) -> bool:
+    """Return whether a document is known by this key."""
+    return isinstance(name, str) and (name in PARSERS or name == RESET or name.startswith(PREFIX))
 
 
 class _Piece(NamedTuple):
@@ -108,10 +116,13 @@ def _pieces(path: PurePath, data: bytes) -> Iterator[_Piece | DocumentError]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError("", f"byte {error.start} is not UTF-8") from error
-    if path.name in PARSERS:
+    if _is_key(path.name) and not path.name.startswith(PREFIX):
         yield _Piece(path.name, text, path.parent.name)
         return
-    tree = _tree(text)
+    tree = _tree(text) if text.strip() or not path.name.startswith(PREFIX) else {}
+    if path.name.startswith(PREFIX) and isinstance(tree, dict) and not _KUBERNETES & tree.keys():
+        yield _Piece(_stem(path.name), tree, _stem(path.name))  # raw, or of a mounted ConfigMap
+        return
     if not isinstance(tree, dict):
         raise DocumentError("", f"found {shown(tree)}; known: a ConfigMap or a JSON document")
     items, kind = tree.get("items"), tree.get("kind")
@@ -137,7 +148,7 @@ def _of_object(tree: dict[Any, Any], name: str) -> Iterator[_Piece]:
             raise DocumentError("metadata.name", f"found {shown(named)}; known: up to {MAX_NAME} characters")
         yield from _known(tree.get("data"), named or name, "data")
         return
-    if any(key in PARSERS and isinstance(value, str | dict | list) for key, value in tree.items() if key != NODE):
+    if any(_is_key(key) and isinstance(value, str | dict | list) for key, value in tree.items() if key != NODE):
         yield from _known(tree, name, "")
         return
     for key, name_in_it in _IDENTIFYING:
@@ -150,9 +161,9 @@ def _of_object(tree: dict[Any, Any], name: str) -> Iterator[_Piece]:
 def _known(data: Any, name: str, where: str) -> Iterator[_Piece]:
     if not isinstance(data, dict):
         raise DocumentError(where, f"found {shown(data)}; known: a mapping with {', '.join(PARSERS)}")
-    known = [_Piece(key, value, name) for key, value in data.items() if key in PARSERS]
+    known = [_Piece(key, value, name) for key, value in data.items() if _is_key(key)]
     if not known:
-        raise DocumentError(where, f"has none of {', '.join(PARSERS)}")
+        raise DocumentError(where, f"has none of {', '.join(PARSERS)}, {PREFIX}*, {RESET}")
     yield from known
 
 
@@ -162,7 +173,7 @@ def _document(whole: str, piece: _Piece, serials: Mapping[str, str]) -> Document
     whole = f"{whole}:{displayed(name)}:{key}"
     try:
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        readings = public_readings(text, "", serials) if key == PUBLIC else PARSERS[key](text, _node(name))
+        readings = _readings(key, text, name, serials)
         return Document(whole, key, readings, snapshot=snapshot)
     except DocumentError as error:
         return Document(whole, plain(error.key) or key, error=_error_text(error), snapshot=snapshot)
@@ -171,6 +182,18 @@ def _document(whole: str, piece: _Piece, serials: Mapping[str, str]) -> Document
     except Exception as error:  # as above
         _log.exception("cannot read %s", whole)
         return Document(whole, key, error=_unexpected(error), snapshot=snapshot)
+
+
+def _readings(key: str, text: str, name: str, names: Mapping[str, str]) -> tuple[Reading, ...]:
+    """Return the faults in the value of a key. Raises DocumentError, and what a parser raises for malformed input."""
+    if key == PUBLIC:
+        return public_readings(text, "", names)
+    if key == RESET:
+        return reset_readings(text)
+    if key.startswith(PREFIX):
+        return cluster_readings(text, key, names)
+    node = _node(name)
+    return PARSERS[key](text, names.get(node, node))
 
 
 def _invalid(whole: str, error: DocumentError) -> Document:

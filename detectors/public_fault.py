@@ -95,6 +95,7 @@ def _of_message(message: Message, serials: Mapping[str, str]) -> Iterator[Readin
 
 def _at(key: str, fault: Fault, place: Influence, detail: str, serials: Mapping[str, str]) -> Iterator[Reading]:
     name = node_name(f"{key}.nodeName", place.node_name) if place.node_name else _by_serial(key, place, serials)
+    name = serials.get(name, name)
     if not all(0 <= device <= MAX_DEVICE for device in place.device_ids):
         raise DocumentError(f"{key}.deviceIds", f"found a number out of range; known: 0 to {MAX_DEVICE}")
     # A fault of a network or of storage is one of its devices where they are named.

@@ -28,7 +28,10 @@ Report = Callable[[FaultReport], None]  # where a detector reports every fault t
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """One fault at one place, from a document. `level` None: the code decides; `at_s` 0: not known."""
+    """One fault at one place, from a document. `level` None: the code decides; `at_s` 0: not known.
+
+    Where it is: a node (and a device of it), or, with `node` empty, wherever `rank` runs.
+    """
 
     kind: FaultKind
     fault_id: str
@@ -39,6 +42,7 @@ class Reading(msgspec.Struct, frozen=True):
     assertion: Assertion = Assertion.OCCUR
     at_s: float = 0.0
     detail: str = ""
+    rank: int | None = None
 
     def report(self, seen_by: str, now: float) -> FaultReport:
         """Return the reading as `seen_by` reports it at `now` (wall-clock seconds)."""
@@ -48,7 +52,8 @@ class Reading(msgspec.Struct, frozen=True):
             age_s=now - self.at_s if 0 < self.at_s <= now else 0.0,
             seen_by=seen_by,
             detail=self.detail,
-            node=self.node,
+            node=self.node or None,
+            rank=self.rank,
             device=self.device,
             level=self.level or FaultLevel.SOFTWARE,
             code=self.code,

@@ -105,6 +105,8 @@ class _FaultWatch:
         options = [argument for source in self._job.fault_sources for argument in ("--source", str(source))]
         for serial, node in self._job.policy.faults.node_serials.items():
             options += ["--serial", f"{serial}={node}"]
+        for name, node in self._job.policy.faults.node_names.items():
+            options += ["--node-name", f"{name}={node}"]
         return [*options, "--", str(self._job.job_directory)]
 
     async def _signs_of(self, process: asyncio.subprocess.Process) -> str:
