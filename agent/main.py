@@ -42,6 +42,7 @@ from ..protocol.messages import (
 from ..protocol.run_directories import Fate, remove_abandoned
 from ..protocol.transport import DealerSocket
 from ..protocol.types import FaultAction, JobSettings, JobSpec, node_address
+from ..protocol.visible_devices import visible_devices
 from .absence import Absence
 from .heartbeat import Heartbeat
 from .linux import adopt_orphans
@@ -198,6 +199,7 @@ class Agent:
             failure_domain=self._options.failure_domain or self._options.node,
             store=self._store.endpoint,
             processes=self._ranks.running(),
+            devices=visible_devices(os.environ),
         )
 
     def _store_moved(self) -> None:

@@ -13,12 +13,16 @@ from .types import FaultReport, RankProgress, RunningProcess, StepReport, StoreE
 
 
 class NodeJoined(msgspec.Struct, frozen=True, tag=True):
-    """An agent is there, with what runs on its node. Sent at its start, and again to every new controller."""
+    """An agent is there, with what runs on its node. Sent at its start, and again to every new controller.
+
+    `devices`: the machine's number of the device of each local rank; empty: 0, 1, ...
+    """
 
     node: Name
     failure_domain: Name
     store: StoreEndpoint
     processes: Annotated[tuple[RunningProcess, ...], Meta(max_length=MOST_OF_A_NODE)] = ()
+    devices: Annotated[tuple[Rank, ...], Meta(max_length=MOST_OF_A_NODE)] = ()
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag=True):

@@ -15,6 +15,7 @@ from .wording import ABSENT, cell, count_text, duration_text, numbers_text, tell
 RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
 INCIDENTS = 5
 FAULT_ROWS = 16
+STRANGERS = 3  # names of nodes that are not the job's
 
 _SEVERITY = {each: place for place, each in enumerate(reversed(tuple(Treatment)))}
 FAULT_STYLES = {Treatment.LEAVE: "bold red", Treatment.RESTART: "yellow", Treatment.CLOSE: "yellow"}
@@ -29,7 +30,8 @@ def status_view(status: JobStatus) -> RenderableType:
     parts.extend((Rule(style="dim", characters="-"), rank_table(status.ranks)))
     parts.extend((Text(""), node_table(status.nodes)))
     if status.faults:
-        parts.extend((Text(""), fault_table(status.faults, status.at_s)))
+        known = frozenset(node.node for node in status.nodes)
+        parts.extend((Text(""), fault_table(status.faults, status.at_s, known), *_strangers(status.faults, known)))
     parts.extend((Rule(style="dim", characters="-"), budget_table(status)))
     if status.incidents:
         parts.extend((Text(""), overview(status.incidents[-INCIDENTS:], status.at_s)))
@@ -110,8 +112,27 @@ def node_table(nodes: tuple[NodeStatus, ...]) -> RenderableType:
     return table
 
 
-def fault_table(faults: tuple[StandingFault, ...], at_s: float) -> RenderableType:
-    """Return a line per fault that stands, the worst first: where, what, since when, and reported by what."""
+def _strangers(faults: tuple[StandingFault, ...], known: frozenset[str]) -> list[Text]:
+    """Say which nodes with faults the job does not have: it may have them by another name."""
+    names = dict.fromkeys(
+        fault.report.node for fault in faults if fault.report.node is not None and fault.report.node not in known
+    )
+    if not names:
+        return []
+    shown = ", ".join(cell(name) for name in list(names)[:STRANGERS])
+    more = f" and {len(names) - STRANGERS} more" if len(names) > STRANGERS else ""
+    text = (
+        f"no node of this job is named {shown}{more}, so nothing is done about these faults. If it has the node under "
+        "another name, say so: faults.node_names in the policy, or midstep detect --node-name NAME=NODE"
+    )
+    return [Text(text, style="yellow")]
+
+
+def fault_table(faults: tuple[StandingFault, ...], at_s: float, known: frozenset[str]) -> RenderableType:
+    """Return a line per fault that stands, the worst first: where, what, since when, and reported by what.
+
+    `known`: the nodes of the job.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("standing fault", "code", "where", "for", "seen by", "meaning"):
         table.add_column(name, overflow="fold")
@@ -120,7 +141,7 @@ def fault_table(faults: tuple[StandingFault, ...], at_s: float) -> RenderableTyp
         table.add_row(
             Text(str(report.level), style=FAULT_STYLES.get(TREATMENTS[report.level], "")),
             cell(report.code or ABSENT),
-            _fault_place(report),
+            _fault_place(report, known),
             duration_text(max(0.0, at_s - fault.since_s)),
             cell(report.seen_by.removeprefix(DETECTOR_PREFIX)),
             telling_line(report.meaning or report.detail),
@@ -131,6 +152,7 @@ def fault_table(faults: tuple[StandingFault, ...], at_s: float) -> RenderableTyp
     return Group(table, Text(f"... and {hidden} more (see --json)", style="dim"))
 
 
-def _fault_place(report: FaultReport) -> str:
+def _fault_place(report: FaultReport, known: frozenset[str]) -> str:
     device = None if report.device is None else f"device {report.device}"
-    return cell(", ".join(part for part in (report.node, device) if part)) or ABSENT
+    place = cell(", ".join(part for part in (report.node, device) if part)) or ABSENT
+    return place if report.node is None or report.node in known else f"{place} (not of this job)"

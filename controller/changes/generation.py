@@ -214,9 +214,8 @@ def _start(state: JobState, holder: Holder, *, connected: bool) -> None:
 def _start_or_hold(state: JobState, holder: Holder, now: float) -> None:
     """Start the next process of a rank; where it has no node, or a device whose fault passes, wait with that."""
     limits, due = state.policy.deadlines, state.due
-    device = holder.rank % state.world.ranks_per_node
     left = state.world.nodes[holder.node].state is not NodeState.ACTIVE
-    if not left and (not limits.device_s or state.book.passing(holder.node, device) is None):
+    if not left and (not limits.device_s or state.book.passing(holder.node, holder.rank) is None):
         _start(state, holder, connected=False)
         return
     state.forget(holder.rank)
@@ -235,7 +234,7 @@ def release_held(state: JobState, now: float) -> None:
     """Start the processes whose devices are well again."""
     for rank in sorted(state.due.held):
         holder = state.world.holders[rank]
-        if state.book.passing(holder.node, rank % state.world.ranks_per_node) is None:
+        if state.book.passing(holder.node, rank) is None:
             state.due.held.discard(rank)
             state.send(node_address(holder.node), start_command(state, holder))
             state.due.newcomers_s = now + state.policy.deadlines.start_s

@@ -65,7 +65,7 @@ def _devices_not_well(state: JobState, now: float) -> None:
     limit_s = state.policy.deadlines.device_s
     reasons = []
     for rank in sorted(state.due.held):
-        fault = state.book.passing(state.world.holders[rank].node, rank % state.world.ranks_per_node)
+        fault = state.book.passing(state.world.holders[rank].node, rank)
         if fault is not None:
             blame(state, msgspec.structs.replace(fault, rank=rank))
             reasons.append(f"{fault.level} of the device of rank {rank} still stands after {limit_s:g} s")

@@ -11,6 +11,7 @@ from ...protocol.messages import (
     WelcomeNode,
 )
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
+from ...protocol.visible_devices import visible_devices
 from ..changes.drain import newcomer_of
 from ..changes.generation import nodes_needed, request_node, start_if_possible
 from ..changes.promised_nodes import ask_again, enough_promised
@@ -39,6 +40,9 @@ def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
             node.state = NodeState.ISOLATED
         has_arrived(state)
     node.store = event.store
+    devices = visible_devices(state.job.environment) or event.devices
+    if devices:
+        state.book.visible[event.node] = devices
     settle(state, event.node)
     state.send(node_address(event.node), WelcomeNode(state.job))
     for process in event.processes:

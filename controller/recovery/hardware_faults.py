@@ -64,8 +64,8 @@ def located(state: JobState, report: FaultReport) -> FaultReport:
     world = state.world
     if report.rank is not None:
         holder = world.holder(report.rank)
-        device = report.rank % world.ranks_per_node if report.device is None else report.device
         where = report.node or (holder.node if holder is not None else None)
+        device = state.book.device_of(where, report.rank) if report.device is None else report.device
         if holder is not None and (where == holder.node or not asks_to_leave(report)):
             return msgspec.structs.replace(report, node=where, device=device)
         if holder is None and not (where and asks_to_leave(report)):
@@ -74,7 +74,8 @@ def located(state: JobState, report: FaultReport) -> FaultReport:
         report = msgspec.structs.replace(report, rank=None, incarnation=0, device=device)
     if report.node is None or report.device is None:
         return report
-    held = [holder for holder in world.on(report.node) if holder.rank % world.ranks_per_node == report.device]
+    here = world.on(report.node)
+    held = [holder for holder in here if state.book.device_of(report.node, holder.rank) == report.device]
     return msgspec.structs.replace(report, rank=held[0].rank) if held else report
 
 

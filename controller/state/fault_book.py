@@ -26,11 +26,15 @@ Key = tuple[str, ...]
 
 @dataclass
 class FaultBook:
-    """All faults that stand, in the order in which they came. `devices_per_node`: those that ranks can be on."""
+    """All faults that stand, in the order in which they came. `devices_per_node`: those that ranks can be on.
+
+    `visible`: of a node, the machine's numbers of its devices, in the order of local ranks.
+    """
 
     devices_per_node: int
     too_often: tuple[TooOften, ...] = ()
     put_off: list[FaultReport] = field(default_factory=list)  # came while there was no world to recover
+    visible: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _standing: dict[Key, StandingFault] = field(default_factory=dict)
     _keys: dict[str, dict[Key, None]] = field(default_factory=dict)  # by detector, the oldest first
     _times: dict[Key, list[float]] = field(default_factory=dict)
@@ -72,10 +76,21 @@ class FaultBook:
 
     def concerns_ranks(self, report: FaultReport) -> bool:
         """Say whether a rank can be on the device of a report, or the whole node is meant."""
-        return report.device is None or 0 <= report.device < self.devices_per_node
+        return report.device is None or report.device in self.devices_of(report.node)
 
-    def passing(self, node: str, device: int) -> FaultReport | None:
-        """Return a fault that has to end before a process is started on the device."""
+    def devices_of(self, node: str | None) -> tuple[int, ...]:
+        """Return the machine's number of the device of each local rank."""
+        visible = self.visible.get(node or "", ())[: self.devices_per_node]
+        return visible or tuple(range(self.devices_per_node))
+
+    def device_of(self, node: str | None, rank: int) -> int:
+        """Return the number of the device that a rank has on a node; one beyond those that it can see, if too few."""
+        devices, place = self.devices_of(node), rank % self.devices_per_node
+        return devices[place] if place < len(devices) else max(devices) + 1 + place
+
+    def passing(self, node: str, rank: int) -> FaultReport | None:
+        """Return a fault that has to end before a process of the rank is started on the node."""
+        device = self.device_of(node, rank)
         return next(iter(self.on(node, frozenset({Treatment.RESTART}), device)), None)
 
     def standing(self) -> tuple[StandingFault, ...]:

@@ -67,7 +67,7 @@ def test_status_shows_what_stands_the_worst_first() -> None:
     noted = StandingFault(msgspec.structs.replace(GOOD, level=FaultLevel.NOT_HANDLE, code="81078603"), 940.0)
     worse = StandingFault(msgspec.structs.replace(GOOD, level=FaultLevel.SEPARATE_NPU, meaning="broken"), 999.0)
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(fault_table((noted, worse), 1000.0))
+    console.print(fault_table((noted, worse), 1000.0, frozenset({"n0"})))
     lines = [line.split() for line in console.export_text().splitlines()]
     assert lines[1] == ["SeparateNPU", "80E01801", "n0,", "device", "3", "1.00", "s", "bmc", "broken"]
     assert lines[2][:7] == ["NotHandleFault", "81078603", "n0,", "device", "3", "1", "min"]
