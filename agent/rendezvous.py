@@ -56,7 +56,19 @@ def separate_generations(generation: int, secret: str) -> None:
 
     The prefix is derived from the generation's `secret`, so that a stranger cannot know it in advance.
     """
-    prefix = hashlib.blake2b(f"midstep/g{generation}/env/{secret}".encode(), digest_size=16).hexdigest()
+    _prefix_keys(f"midstep/g{generation}/env/{secret}")
+
+
+def separate_worlds(job: str, restarts: int) -> None:
+    """Prefix all keys that this process's `env://` rendezvous writes with the number of restarts of the whole world.
+
+    For groups that are the framework's own: a replacement has to find what the survivors wrote in earlier generations.
+    """
+    _prefix_keys(f"midstep/{job}/restart{restarts}/env")
+
+
+def _prefix_keys(what: str) -> None:
+    prefix = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
     with contextlib.suppress(ImportError):
         module = importlib.import_module("torch.distributed.rendezvous")
         distributed = importlib.import_module("torch.distributed")

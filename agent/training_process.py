@@ -23,18 +23,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from ..protocol.environment import BLACK_BOX_FD, GENERATION, INCARNATION, JOB_DIRECTORY, STORE_SECRET
+from ..adapters.mindio.package import put_on_path
+from ..protocol.environment import BLACK_BOX_FD, GENERATION, INCARNATION, JOB, JOB_DIRECTORY, MINDIO, STORE_SECRET
 from ..protocol.private_files import make_private_directory, open_for_appending
 from ..protocol.rank_logs import debug_log, show_once
 from . import channel
 from .linux import await_adoption, die_with_parent, name_process
 from .output import reopen_output
-from .rendezvous import separate_generations, serve_store
+from .rendezvous import separate_generations, separate_worlds, serve_store
 
 STDERR = 2
 ADOPTION_S = 10.0
 THREADS_S = 2.0
 EXIT_HOOKS_S = 10.0
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _OWN_FILES = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 
 
@@ -99,7 +101,11 @@ def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> 
         end_process(1)
     _reseed()
     environment = assignment.environment
-    separate_generations(int(environment.get(GENERATION, 0)), environment.get(STORE_SECRET, ""))
+    if environment.get(MINDIO) == "1":
+        put_on_path()
+        separate_worlds(environment[JOB], int(environment[RESTARTS]))
+    else:
+        separate_generations(int(environment.get(GENERATION, 0)), environment.get(STORE_SECRET, ""))
     end_process(_run_python(assignment))
 
 

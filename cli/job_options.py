@@ -87,6 +87,11 @@ PROGRAM: tuple[Decorator, ...] = (
         "Repeatable; --env goes before it.",
     ),
     click.option(
+        "--mindio",
+        is_flag=True,
+        help="Give the ranks a package mindio_ttp that is midstep, for scripts that call MindIO; see docs/mindio.md.",
+    ),
+    click.option(
         "-m",
         "--module",
         "is_module",
@@ -130,6 +135,7 @@ def asked_for(
     device: str | None,
     environment: tuple[str, ...],
     environment_files: tuple[Path, ...],
+    mindio: bool,
     is_module: bool,
     no_python: bool,
     script: str,
@@ -148,4 +154,5 @@ def asked_for(
         policy_file=policy_file,
         environment={**variables_of_files(environment_files), **named_variables(environment)},
         device=None if device is None else DeviceName(device),
+        mindio=mindio,
     )

@@ -1,6 +1,7 @@
 """The collective layer: all process groups of a training process, aborted and reconnected as one.
 
 - `base.py`: the contract. `gloo/`, `hccl.py` with `hccl_group.py`, and `fake.py` implement it.
+- `external.py`: where the groups are the framework's own.
 - `process_group.py`, `loopback.py`: the groups that models and users hold, and their collectives without peers.
 - `generation_scope.py`, `background.py`: how collectives end together, and threads that nothing has to wait for.
 - `rendezvous.py`, `handshake.py`, `dns.py`: how the members of a generation meet, and know each other.
@@ -20,6 +21,7 @@ _HOMES = {
     "gloo": ("gloo.communicator", "GlooCommunicator"),
     "hccl": ("hccl", "npu_communicator"),
     "fake": ("fake", "fake_communicator"),
+    "external": ("external", "ExternalCommunicator"),
 }
 
 

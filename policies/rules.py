@@ -13,7 +13,7 @@ from .exception_rules import exception_problems
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
 from .roles import WORLD_RESTARTS, parse_ranks
-from .schema import COMMUNICATORS, NodePolicy, Policy, RungPolicy
+from .schema import COMMUNICATORS, CommunicatorName, NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -236,7 +236,7 @@ def _deadline_problems(policy: Policy) -> list[Problem]:
 
 def _device_problems(policy: Policy) -> list[Problem]:
     fitting = COMMUNICATORS[policy.device]
-    if policy.communicator.name is fitting:
+    if policy.communicator.name in {fitting, CommunicatorName.EXTERNAL}:
         return []
     found = f"found {policy.communicator.name}; allowed: {fitting}, which is what the device {policy.device} has"
     return [Problem("communicator.name", found)]

@@ -36,6 +36,7 @@ class CommunicatorName(StrEnum):
     GLOO = "gloo"
     HCCL = "hccl"
     FAKE = "fake"
+    EXTERNAL = "external"  # the groups are the framework's own, as under `midstep run --mindio`
 
 
 class DeviceName(StrEnum):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
-    from ..protocol.types import InjectionPoint, ShardHold
+    from ..protocol.types import InjectionPoint, RepairPart, ShardHold
     from .ledger import Ledger
 
 
@@ -152,6 +152,19 @@ class Expectant(Protocol):
         Args:
             shard_id: One of those that `shards` returns.
             size_bytes: The size of the shard at its source.
+        """
+        ...
+
+
+@runtime_checkable
+class Informed(Protocol):
+    """A framework that moves lost state itself, and wants to know what the plan of the repair says."""
+
+    def informed(self, part: "RepairPart") -> None:
+        """Take note of this rank's part of the plan. At the start of rebuild.
+
+        Args:
+            part: What this rank sends and receives.
         """
         ...
 

@@ -13,7 +13,7 @@ from ..protocol.types import InjectionPoint, RestoreSource, StepReport
 from .checkpoints import archive
 from .checkpoints.survey import survey
 from .checkpoints.writer import PUBLISHER
-from .framework import Expectant, Rescalable
+from .framework import Expectant, Informed, Rescalable
 from .link_patience import LinkPatience
 from .transfer import run_transfers
 
@@ -80,6 +80,8 @@ class RecoveryPhases:
 
     def rebuild(self, order: Rejoin) -> None:
         """Run **rebuild**, and have memory prefaulted beside it."""
+        if isinstance(self._framework, Informed):
+            self._framework.informed(order.part)
         self._expect(order)
         self._run(InjectionPoint.REBUILD, order, lambda: self._rebuild(order))
         self._runtime.step_clock.generation(order.generation)

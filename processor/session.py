@@ -50,6 +50,7 @@ class Session:
         self.boundary: Quiesce | None = None  # a stop that is still some steps ahead
         self._quiesced = -1  # the generation of the last Quiesce that the train thread has taken
         self._order: Order | None = None
+        self.replaces = False  # the last Quiesce was for a generation in which some rank gets another process
 
     @property
     def quiescing(self) -> bool:
@@ -98,7 +99,7 @@ class Session:
         self.boundary = None
         abort = self.stage in _ABORTABLE
         self.generation = command.generation
-        self._order = command
+        self._order, self.replaces = command, command.replaces
         return Heard(True, abort=abort)
 
     def _hear_boundary(self, command: Quiesce) -> Heard:

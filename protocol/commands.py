@@ -48,12 +48,14 @@ class Quiesce(msgspec.Struct, frozen=True, tag=True):
     """Stop, clean and park: drop what is in flight, keep what is committed, and report the step.
 
     `after_step`: not now, but when so many updates are committed, between two steps, in the present generation. All
-    ranks then stop by themselves at one place, nothing is in flight, and no step has to be repeated.
+    ranks then stop by themselves at one place, nothing is in flight, and no step has to be repeated. `replaces`: some
+    rank gets another process.
     """
 
     rank: int
     generation: int
     after_step: int | None = None
+    replaces: bool = False
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag=True):

@@ -14,4 +14,5 @@ STORE = "MIDSTEP_STORE"  # host:port of the rendezvous store of the generation
 STORE_SECRET = "MIDSTEP_STORE_SECRET"  # of the members of the generation, see Rendezvous
 STARTED_S = "MIDSTEP_STARTED_S"  # when the agent began to start the process, on the machine's monotonic clock
 PRELOAD = "MIDSTEP_PRELOAD"  # of an agent: what its fork server imports; "store": nothing that only training wants
+MINDIO = "MIDSTEP_MINDIO"  # "1": the program finds a package mindio_ttp, which is midstep's
 FAULTS = "MIDSTEP_FAULTS"  # a JSON list of ArmedFault, for tests and demonstrations

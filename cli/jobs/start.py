@@ -28,6 +28,7 @@ from ...protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
 from ..joining.opening import let_nodes_join
 from .directories import base_directory, checked_name, is_job
 from .job_file import JobFile, write_job_file
+from .mindio import mindio_environment, with_mindio
 from .run_directory import claim_run_directory
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Start(msgspec.Struct, frozen=True):
     device: DeviceName | None = None  # instead of the policy's, with the communicator that goes with it
     listen: str | None = None  # where the controller of a job on several machines listens
     token: FullToken | None = None  # of such a job
+    mindio: bool = False  # the ranks find a package mindio_ttp, which is midstep's
 
 
 class Before(msgspec.Struct, frozen=True):
@@ -130,6 +132,7 @@ def policy_of(start: Start) -> Policy:
     """Return the policy of a new job. Raises ConfigurationError when it does not go with what was asked for."""
     policy = _with_few_nodes(load_policy(start.policy_file) if start.policy_file else default_policy(), start)
     policy = _on_device(policy, start.device)
+    policy = with_mindio(policy) if start.mindio else policy
     out_of_range = beyond(policy, start.nodes * start.ranks_per_node)
     if out_of_range is not None:
         raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")
@@ -144,7 +147,7 @@ def spec_of(start: Start, name: str, policy: Policy, directory: Path) -> JobSpec
         command=start.command,
         is_module=start.is_module,
         no_python=start.no_python,
-        environment={**needed, **start.environment},
+        environment={**needed, **start.environment, **mindio_environment(start.mindio)},
         working_directory=str(Path.cwd()),
         job_directory=str(directory),
         world_size=start.nodes * start.ranks_per_node,

@@ -193,7 +193,7 @@ def switch(state: JobState, plan: Plan, now: float) -> None:
     open_generation(state, (), now, moved=moved)
     state.due.newcomers_s = now + state.policy.deadlines.start_s
     for rank in sorted(plan.newcomers):
-        state.send(rank_address(rank), Quiesce(rank, state.generation))
+        state.send(rank_address(rank), Quiesce(rank, state.generation, replaces=True))
 
 
 def spare_of(state: JobState, plan: Plan) -> str:

@@ -120,7 +120,8 @@ def quiesce(state: JobState, survivors: Iterable[Holder]) -> None:
     """Ask those that are not parked already to stop now, in the present generation."""
     for holder in survivors:
         if holder.state not in PARKED:
-            state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation))
+            order = Quiesce(holder.rank, state.generation, replaces=bool(state.incident.replaced))
+            state.send(rank_address(holder.rank), order)
             state.world.take(holder, RankEvent.QUIESCE_ORDERED)
 
 

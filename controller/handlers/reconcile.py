@@ -66,7 +66,7 @@ def _to_a_rank(state: JobState, holder: Holder) -> Iterator[Owed]:
         yield node_address(holder.node), start_command(state, holder)
     if holder.state is RankState.QUIESCING or (holder.state is RankState.STARTING and holder.early):
         boundary = state.plans.current.after_step if state.phase is Phase.PAUSING and state.plans.current else None
-        yield address, Quiesce(rank, generation, boundary)
+        yield address, Quiesce(rank, generation, boundary, replaces=bool(state.incident.replaced))
     elif holder.state is RankState.REJOINING:
         yield address, rejoin_command(state, holder)
     elif holder.state is RankState.RESUMING and state.plan is not None:

@@ -41,7 +41,7 @@ class Collective:
 
 
 def test_an_unknown_communicator_is_refused_with_the_names_of_the_known() -> None:
-    with pytest.raises(ConfigurationError, match=r"'nccl'.*known: fake, gloo, hccl"):
+    with pytest.raises(ConfigurationError, match=r"'nccl'.*known: external, fake, gloo, hccl"):
         communicator_named("nccl")
 
 

@@ -37,9 +37,14 @@ def setuptools_table() -> dict[str, list[str]]:
 
 
 def package_folders() -> Iterator[Path]:
-    """Every folder below the root that holds modules of the package."""
+    """Every folder below the root that holds modules of the package.
+
+    Not what ranks of `midstep run --mindio` find as a package of its own.
+    """
     for folder in sorted({path.parent for path in ROOT.rglob("*.py")}):
         inside = folder.relative_to(ROOT).parts
+        if inside[:3] == ("adapters", "mindio", "path"):
+            continue
         if inside and inside[0] not in NO_PACKAGE and not any(part.startswith((".", "__")) for part in inside):
             yield folder
 

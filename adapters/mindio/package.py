@@ -1,0 +1,38 @@
+"""Where the package mindio_ttp lies, and how a rank comes to it. Nothing but a rank of `--mindio` ever finds it."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from ...protocol.errors import ConfigurationError
+
+NAME = "mindio_ttp"
+PATH = Path(__file__).parent / "path"
+
+
+def refuse_installed() -> None:
+    """Raise ConfigurationError if another package of the name can be imported here."""
+    place = _installed()
+    if place is not None:
+        raise ConfigurationError(
+            f"--mindio: a package {NAME} is installed in {place}. Both would decide what a recovery does. Remove it "
+            f"(`pip uninstall {NAME}`), or leave --mindio out."
+        )
+
+
+def put_on_path() -> None:
+    """Let this process import the package. Raises ConfigurationError if another one is installed."""
+    refuse_installed()
+    sys.path.insert(0, str(PATH))
+    importlib.invalidate_caches()
+
+
+def _installed() -> str | None:
+    loaded = sys.modules.get(NAME)
+    spec = importlib.util.find_spec(NAME) if loaded is None else loaded.__spec__
+    if spec is None:
+        return None
+    places = [spec.origin or "", *(spec.submodule_search_locations or ())]
+    place = next(each for each in places if each)
+    return None if str(PATH) in place else place

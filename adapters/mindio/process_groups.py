@@ -1,0 +1,48 @@
+"""Names of torch's process groups that survivors and newcomers agree on.
+
+torch counts the groups that a process has made. A newcomer has made fewer than the survivors when both make one in the
+rebuild handler, and would wait for its peers under another name. So names say the generation, and count from there.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_HOME = "torch.distributed.distributed_c10d"
+_NAMING = "_process_group_name"
+
+
+class GroupNames:
+    """Names of the groups that this process makes. All ranks make those of one generation in one order."""
+
+    def __init__(self) -> None:
+        """Begin in the world's first generation."""
+        self._generation = 0
+        self._count = 0
+
+    def install(self) -> None:
+        """Have torch ask here, from now on. Do nothing where torch is not used, or names its groups otherwise."""
+        home: Any = sys.modules.get(_HOME)
+        original: Callable[..., str] | None = getattr(home, _NAMING, None)
+        if home is None or original is None:
+            return
+
+        def name(ranks: Sequence[int], use_hashed_name: bool) -> str:
+            return self._name(ranks, original(ranks, use_hashed_name), home, use_hashed_name)
+
+        setattr(home, _NAMING, name)
+
+    def rename(self, generation: int) -> None:
+        """Name the groups of a new generation."""
+        self._generation, self._count = generation, 0
+
+    def _name(self, ranks: Sequence[int], own: str, home: Any, hashed: bool) -> str:
+        if not hashed:
+            self._count += 1
+            return f"midstep-g{self._generation}-{self._count}"
+        digest = hashlib.sha1(f"{self._generation}:{'_'.join(map(str, ranks))}".encode(), usedforsecurity=False)
+        name = digest.hexdigest()
+        while name in home._world.pg_names.values():  # a second group of the same ranks
+            name = hashlib.sha1(f"{name}_".encode(), usedforsecurity=False).hexdigest()
+        return name

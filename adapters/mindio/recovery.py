@@ -1,0 +1,175 @@
+"""MindIO's handlers in midstep's recovery: which is called when, and with what.
+
+For a process that is replaced: stop, clean, rebuild_group, repair, rollback. Where all processes stay: stop, clean,
+repair if memory was lost, rollback. Survivors run all of them; a newcomer begins with rebuild_group.
+"""
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...devices.base import Damage
+from ...processor.callbacks import Lifecycle, Recovery
+from ...processor.session import SessionStage
+from ...protocol.errors import OrdersOverdue, RecoveryError
+from .handlers import HandlerKind, Handlers
+from .replicas import RankPart, repair_of
+from .values import RET_NO_REBUILD, RET_OK, RepairStrategy, RepairType
+
+if TYPE_CHECKING:
+    from ...communicators.base import Communicator
+    from ...processor.runtime import Runtime
+    from .conversation import Conversation
+    from .device import HandledDevice
+    from .process_groups import GroupNames
+    from .state import HandledState
+
+LIMIT_VARIABLE = "TTP_NORMAL_ACTION_TIME_LIMIT"
+LEAST_S, USUAL_S, MOST_S = 30, 180, 1800
+_TICK_S = 0.02
+_REBUILDS = frozenset({RepairType.RT_UCE_HIGHLEVEL.value, RepairType.RT_LOAD_REBUILD.value})
+
+_log = logging.getLogger("midstep")
+
+
+def action_limit_s() -> float:
+    """Return how long a handler's effect is waited for, by MindIO's variable within MindIO's bounds."""
+    given = os.environ.get(LIMIT_VARIABLE, "")
+    return float(min(MOST_S, max(LEAST_S, int(given)))) if given.isdigit() else float(USUAL_S)
+
+
+class HandlerRecovery:
+    """Calls the handlers, in the driver thread. `memory_fault`: the training thread has reported one."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        *,
+        handlers: Handlers,
+        state: "HandledState",
+        device: "HandledDevice",
+        conversation: "Conversation",
+        names: "GroupNames",
+    ) -> None:
+        self._runtime = runtime
+        self._handlers = handlers
+        self._state = state
+        self._device = device
+        self._conversation = conversation
+        self._names = names
+        self._world: list[RankPart] = []
+        self._stopped = self._struck = False
+        self.newcomer = True  # up to the first go
+        self.at_barrier = False  # the training thread waits for the commit barrier, with final gradients
+        self.memory_fault = False
+        self.strategy = RepairStrategy.NONE
+        self.step = 0  # by the script's count, with which training continues
+        self.driver: threading.Thread | None = None
+
+    def lifecycle(self) -> Lifecycle:
+        """Return the callbacks."""
+        return Lifecycle(self._stop, self._clean, self._rebuild, self._repair, self._roll_back)
+
+    def resumed(self) -> None:
+        """Take note that training continues."""
+        self._stopped = self._struck = self.newcomer = self.memory_fault = False
+
+    # --- the callbacks ------------------------------------------------------------------------------------------------
+
+    def _stop(self, recovery: Recovery) -> None:
+        recovery.default()
+        if threading.current_thread() is not self.driver:
+            self._conversation.interrupt()
+        elif not self.at_barrier:  # there it may yet have to apply its update, and hangs in nothing of the device
+            self._stop_once()
+
+    def _stop_once(self) -> None:
+        if self._stopped:
+            return
+        self._await_decision()
+        self._handlers.call(HandlerKind.STOP, self._handlers.arguments)
+        self._conversation.await_parked(action_limit_s())
+        self._stopped = True
+
+    def _await_decision(self) -> None:
+        """Wait until it is known whether a process is replaced: handlers ask for it (`tft_get_repair_type`)."""
+        session, deadline = self._runtime.session, time.monotonic() + self._runtime.settings.orders_s
+        while session.stage is SessionStage.TRAINING and not session.quiescing:
+            if time.monotonic() > deadline:
+                raise OrdersOverdue(f"rank {self._runtime.rank} has waited for the controller to decide")
+            time.sleep(_TICK_S)
+        self.strategy = RepairStrategy.RECOVER if session.replaces else RepairStrategy.RETRY
+
+    def _clean(self, recovery: Recovery) -> None:
+        self._stop_once()  # if it was held at the barrier until now
+        if self._handlers.has(HandlerKind.CLEAN):
+            self._take(self._handlers.call(HandlerKind.CLEAN, self.memory_fault, self._handlers.arguments))
+        elif self.memory_fault:
+            self._take(RET_OK)
+        self._conversation.cleaned()
+        recovery.default()
+
+    def _take(self, result: int | None) -> None:
+        """Take the clean handler's answer. Raises RecoveryError if the device cannot be used any more."""
+        if result == RET_NO_REBUILD:
+            self._device.damage = Damage.TEMPORARY
+        elif result not in {None, RET_OK}:
+            raise RecoveryError(f"the clean handler answered {result}: the device cannot be used any more")
+        elif self.memory_fault:
+            self._device.damage, self._struck = Damage.PERSISTENT, True
+
+    def _rebuild(self, recovery: Recovery) -> None:
+        recovery.default()
+        self._world = self._meet()
+        replaced = sorted(each.rank for each in self._world if each.newcomer)
+        if self._begins():
+            return
+        offsets = {each.offset for each in self._world if each.offset is not None}
+        if not offsets:
+            raise RecoveryError("no update has been committed yet, so MindIO's handlers have nothing to go back to")
+        self._state.offset = offsets.pop()
+        self.strategy = RepairStrategy.RECOVER if replaced else RepairStrategy.RETRY
+        if replaced:
+            self._names.rename(recovery.generation)
+            self._handlers.call(HandlerKind.REBUILD_GROUP, replaced, self._handlers.arguments)
+
+    def _repair(self, recovery: Recovery) -> None:
+        recovery.default()
+        if self._begins():
+            return
+        self.step = recovery.step + (self._state.offset or 0)
+        info = repair_of(self._runtime.rank, self._world)
+        if info is not None:
+            need_rebuild = info["repair_type"] in _REBUILDS
+            arguments = self._handlers.arguments
+            self._handlers.call(HandlerKind.REPAIR, self.step, need_rebuild, info["dst"], info, arguments)
+
+    def _roll_back(self, recovery: Recovery) -> None:
+        if not self._begins():
+            self._handlers.call(HandlerKind.ROLLBACK, self.step, self._handlers.arguments)
+        recovery.default()  # after the handler, which may draw random numbers
+
+    # --- what all ranks know of each other ----------------------------------------------------------------------------
+
+    def _begins(self) -> bool:
+        """Return whether the whole world begins: then there is nothing to bring back, and no handler runs."""
+        return all(each.newcomer for each in self._world)
+
+    def _meet(self) -> list[RankPart]:
+        runtime, state = self._runtime, self._state
+        mine = RankPart(runtime.rank, self.newcomer, self._struck, state.offset, state.moves())
+        blobs = gather(runtime.communicator, runtime.rank, runtime.world_size, msgspec.msgpack.encode(mine))
+        return [msgspec.msgpack.decode(blob, type=RankPart) for blob in blobs]
+
+
+def gather(communicator: "Communicator", rank: int, world_size: int, blob: bytes) -> list[bytes]:
+    """Return what every rank gave, the same list on all of them: each hands on what it has heard, around the ring."""
+    heard, passing = [blob], blob
+    for _ in range(world_size - 1):
+        passing = communicator.swap(passing, (rank + 1) % world_size, (rank - 1) % world_size)
+        heard.append(passing)
+    return heard

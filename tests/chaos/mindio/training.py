@@ -1,0 +1,227 @@
+"""A training that knows mindio_ttp and nothing of midstep: the calls and handlers that MindSpeed-LLM's files have.
+
+torch-npu is the fake one, under its own name. Every rank keeps half of the optimizer's state and another one the same
+half; parameters are gathered. Arguments: RECORDS STEPS, and a JSON list of faults `[rank, step, where, how]` for the
+first process of each rank. `where`: before, collective, update, barrier. `how`: kill, raise, link, memory, or low
+(damaged memory that no tensor has).
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from midstep.communicators.fake import fake_communicator
+from midstep.devices import fake
+from midstep.devices.fake_chip import CHIP
+
+sys.modules["torch_npu"] = fake
+fake_communicator()  # registers the backend, as importing torch-npu would
+
+from mindio_ttp.framework_ttp import (  # noqa: E402
+    OptimizerType,
+    RepairType,
+    tft_end_updating_os,
+    tft_exception_handler,
+    tft_init_processor,
+    tft_is_reboot_node,
+    tft_register_clean_handler,
+    tft_register_rebuild_group_handler,
+    tft_register_repair_handler,
+    tft_register_rollback_handler,
+    tft_register_stop_handler,
+    tft_set_dp_group_info,
+    tft_set_optimizer_replica,
+    tft_start_processor,
+    tft_start_updating_os,
+)
+from mindio_ttp.framework_ttp.ttp_decorator import tft_get_repair_type  # noqa: E402
+
+BACKEND = "fake_hccl"
+SIZE = 64
+FIRST = 100  # the script's own count begins there, as after its own checkpoint
+PERSISTENT = 3
+RECORDS, STEPS, FAULTS = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+LIFE = int(os.environ["MIDSTEP_INCARNATION"])
+
+
+class Model:
+    """Parameters on all ranks, Adam's moments for one half of them on two ranks each."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1 if LIFE == 1 else 1000 + RANK)  # what a newcomer has, it must have got from a peer
+        self.parameters = torch.randn(SIZE)
+        self.half = RANK % 2
+        self.moments = torch.zeros(2, SIZE // 2)
+        self.iteration = FIRST
+        self.rebooting = False
+
+    def slice(self) -> torch.Tensor:
+        """Return the half that this rank updates."""
+        return self.parameters[self.half * SIZE // 2 : (self.half + 1) * SIZE // 2]
+
+
+class Groups:
+    """All ranks, and those that hold other halves than each other."""
+
+    def make(self) -> None:
+        """Make them, or make them again, on all ranks."""
+        self.world = dist.new_group(list(range(WORLD)), backend=BACKEND, use_local_synchronization=True)
+        pairs = [[2 * pair, 2 * pair + 1] for pair in range(WORLD // 2)]
+        mine = next(pair for pair in pairs if RANK in pair)
+        self.halves = dist.new_group(mine, backend=BACKEND, use_local_synchronization=True)
+
+
+MODEL, GROUPS = Model(), Groups()
+DONE: set[tuple[int, str]] = set()
+
+
+def note(what: str, *values: Any) -> None:
+    """Write down what a handler was called with."""
+    with (RECORDS / f"handlers.{RANK}.{LIFE}").open("a") as file:
+        print(json.dumps([what, tft_get_repair_type(), *values]), file=file, flush=True)
+
+
+# --- handlers ---------------------------------------------------------------------------------------------------------
+
+
+def stop_callback(train_args: Any, ctx: Any) -> None:
+    """Stop the device."""
+    note("stop", len(train_args), ctx)
+    fake.stop_device(fake.current_device())
+
+
+def clean_callback(is_uce_error: bool, train_args: Any, ctx: Any) -> int:
+    """Make it usable again."""
+    note("clean", is_uce_error, len(train_args), ctx)
+    result = 0
+    if is_uce_error:
+        found = fake.check_uce_in_memory(fake.current_device())
+        result = 0 if found == PERSISTENT else 2
+    if tft_get_repair_type() == "retry":
+        fake.reinit_process_group(group=None, rebuild_link=False)
+    fake.restart_device(fake.current_device())
+    for tensor in (MODEL.parameters, MODEL.moments):
+        fake.update_npu_tensor_to_safe(tensor)
+    return result
+
+
+def rebuild_callback(fault_ranks: list[int], train_args: Any, ctx: Any) -> None:
+    """Make the groups again."""
+    note("rebuild_group", fault_ranks, len(train_args), ctx)
+    MODEL.rebooting = False
+    GROUPS.make()
+
+
+def repair_callback(  # noqa: PLR0917
+    step: int, need_rebuild: bool, error_ranks: list[int], repair_info: dict[str, Any], train_args: Any, ctx: Any
+) -> None:
+    """Send or receive a half."""
+    note("repair", step, need_rebuild, error_ranks, repair_info, len(train_args), ctx)
+    group = dist.new_group(repair_info["rank_list"], backend=BACKEND, use_local_synchronization=True)
+    for kind, source, destination in zip(repair_info["type"], repair_info["src"], repair_info["dst"], strict=True):
+        assert kind == OptimizerType.ATTENTION.value
+        for tensor in (MODEL.parameters, MODEL.moments):
+            if repair_info["repair_type"] == RepairType.RT_SEND.value:
+                dist.send(tensor, destination, group=group)
+            else:
+                dist.recv(tensor, source, group=group)
+
+
+def rollback_callback(step: int, train_args: Any, ctx: Any) -> None:
+    """Count from the step."""
+    note("rollback", step, len(train_args), ctx)
+    dist.all_gather_into_tensor(MODEL.parameters, MODEL.slice().clone(), group=GROUPS.halves)
+    MODEL.iteration = step
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def fail(where: str) -> None:
+    """Cause the fault that is due here."""
+    step = MODEL.iteration - FIRST
+    for rank, at, place, how in FAULTS:
+        if LIFE == 1 and (rank, at, place) == (RANK, step, where) and (at, where) not in DONE:
+            DONE.add((at, where))
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "raise":
+                raise RuntimeError("a mistake of the script's")
+            if how == "link":
+                raise RuntimeError("HCCL OP RETRY FAILED")
+            if how == "memory":
+                CHIP.corrupt(MODEL.parameters)
+                raise RuntimeError("UCE ERROR")
+            if how == "low":
+                CHIP.corrupted_unused = True
+                raise RuntimeError("UCE ERROR")
+
+
+def step_once() -> None:
+    """Do one step: gradients of random data, an update of the own half, and the whole gathered."""
+    fail("before")
+    data = torch.randn(8, SIZE)  # other numbers on each rank and in each step
+    gradient = data.t() @ torch.tanh(data @ MODEL.parameters) / 8
+    if any(each[:3] == [RANK, MODEL.iteration - FIRST, "collective"] for each in FAULTS):
+        time.sleep(0.2)  # the others are in it
+    fail("collective")
+    dist.all_reduce(gradient, group=GROUPS.world)
+    loss = float(gradient.square().sum())
+    if any(each[:3] == [RANK, MODEL.iteration - FIRST, "barrier"] for each in FAULTS) and LIFE == 1:
+        threading.Timer(0.0, fail, ("barrier",)).start()
+        time.sleep(0.3)
+    tft_start_updating_os()
+    mine = gradient[MODEL.half * SIZE // 2 : (MODEL.half + 1) * SIZE // 2] / WORLD
+    MODEL.moments[0].mul_(0.9).add_(mine, alpha=0.1)
+    fail("update")
+    MODEL.moments[1].mul_(0.99).addcmul_(mine, mine, value=0.01)
+    MODEL.slice().sub_(0.01 * MODEL.moments[0] / (MODEL.moments[1].sqrt() + 1e-8))
+    tft_end_updating_os(MODEL.iteration + 1)
+    dist.all_gather_into_tensor(MODEL.parameters, MODEL.slice().clone(), group=GROUPS.halves)
+    with (RECORDS / f"steps.{RANK}").open("a") as file:
+        print(MODEL.iteration - FIRST, loss.hex(), MODEL.parameters.numpy().tobytes().hex()[:64], file=file)
+    MODEL.iteration += 1
+
+
+@tft_exception_handler  # type: ignore[untyped-decorator, unused-ignore]
+def train(model: Model, steps: int) -> int:
+    """Train."""
+    if MODEL.rebooting:
+        raise RuntimeError("ARF FINISH")
+    while MODEL.iteration < FIRST + steps:
+        step_once()
+    return MODEL.iteration
+
+
+def main() -> None:
+    """Set everything up as a framework does, and train."""
+    fake.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(BACKEND)
+    tft_init_processor(RANK, WORLD, False, False, "", True, True, False)
+    tft_start_processor("127.0.0.1", 8000)
+    MODEL.rebooting = tft_is_reboot_node()
+    GROUPS.make()
+    tft_set_optimizer_replica(RANK, [{"rank_list": list(range(WORLD)), "replica_cnt": WORLD // 2, "replica_shift": 0}])
+    tft_set_dp_group_info(RANK, list(range(WORLD)))
+    tft_register_stop_handler(stop_callback)
+    tft_register_clean_handler(clean_callback)
+    tft_register_rebuild_group_handler(rebuild_callback)
+    tft_register_repair_handler(repair_callback)
+    tft_register_rollback_handler(rollback_callback)
+    end = train(MODEL, STEPS)
+    state = torch.cat([MODEL.parameters, MODEL.moments.flatten(), torch.rand(4)])
+    (RECORDS / f"end.{RANK}.json").write_text(
+        json.dumps({"end": end, "pid": os.getpid(), "state": state.numpy().tobytes().hex()})
+    )
+
+
+main()

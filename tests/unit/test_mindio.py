@@ -1,0 +1,260 @@
+"""MindIO's names over midstep: what follows from replicas, from exceptions, and between the two threads."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstep.adapters.mindio import training
+from midstep.adapters.mindio.conversation import Ask, Conversation, Question
+from midstep.adapters.mindio.handlers import HandlerKind, Handlers
+from midstep.adapters.mindio.recovery import action_limit_s
+from midstep.adapters.mindio.replicas import Move, RankPart, repair_of, replicas_of, shards_of
+from midstep.adapters.mindio.update_times import tft_can_do_uce_repair
+from midstep.adapters.mindio.values import ReportState
+from midstep.cli.jobs.mindio import with_mindio
+from midstep.cli.jobs.start import Start, policy_of
+from midstep.policies.schema import CommunicatorName, default_policy
+from midstep.protocol import environment as env
+from midstep.protocol.errors import ConfigurationError, Interrupted, RecoveryError
+from midstep.protocol.types import RestoreSource
+
+SEND, UCE, RECV = 0, 1, 3
+
+
+def standing(rank: int, *moves: Move, struck: bool = False, newcomer: bool = False) -> RankPart:
+    """Return what a rank tells."""
+    return RankPart(rank, newcomer, struck, 0, moves)
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_are_apart_by_a_part_of_the_group_hold_the_same() -> None:
+    """Two copies among four ranks: 4 and 8 hold one half, 6 and 10 the other; all four the experts."""
+    replicas = replicas_of(
+        [
+            {"rank_list": [4, 6, 8, 10], "replica_cnt": 2, "replica_shift": 0},
+            {"type": 1, "rank_list": [4, 6, 8, 10], "replica_cnt": 4, "replica_shift": 0},
+        ]
+    )
+
+    held = {rank: shards_of(rank, replicas) for rank in (4, 6, 8, 10, 5)}
+
+    assert held[4] == held[8] == ("0/4/0", "1/4/0")
+    assert held[6] == held[10] == ("0/4/1", "1/4/0")
+    assert held[5] == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"rank_list": (0, 1), "replica_cnt": 2}, "replica_shift"),
+        ({"rank_list": ["a"], "replica_cnt": 1, "replica_shift": 0}, "list of ranks"),
+        ({"rank_list": [0, 1, 2], "replica_cnt": 2, "replica_shift": 0}, "no multiple of"),
+        ({"rank_list": [], "replica_cnt": 1, "replica_shift": 0}, "no multiple of"),
+        ({"rank_list": [0, 1], "replica_cnt": 2, "replica_shift": 1}, "evenly spread"),
+    ],
+)
+def test_replicas_that_cannot_be_are_refused_with_a_sentence(entry: dict[str, Any], why: str) -> None:
+    """With the place of the entry, and what it has."""
+    with pytest.raises(ConfigurationError, match=f"entry 0.*{why}"):
+        replicas_of([entry])
+
+
+def test_sources_send_and_newcomers_receive() -> None:
+    """Each is told its own part, and all are told who takes part at all."""
+    dense, experts = Move(0, 3, 1), Move(1, 3, 2)
+    world = [standing(0), standing(1, dense), standing(2, experts), standing(3, dense, experts, newcomer=True)]
+
+    assert repair_of(0, world) is None
+    assert repair_of(1, world) == {"type": [0], "repair_type": SEND, "src": [1], "dst": [3], "rank_list": [1, 2, 3]}
+    assert repair_of(2, world) == {"type": [1], "repair_type": SEND, "src": [2], "dst": [3], "rank_list": [1, 2, 3]}
+    both = {"type": [0, 1], "repair_type": RECV, "src": [1, 2], "dst": [3, 3], "rank_list": [1, 2, 3]}
+    assert repair_of(3, world) == both
+
+
+def test_a_rank_whose_memory_was_damaged_knows_it() -> None:
+    """Its handler has memory to make anew."""
+    move = Move(0, 1, 3)
+
+    info = repair_of(1, [standing(1, move, struck=True), standing(3, move)])
+
+    assert info is not None
+    assert info["repair_type"] == UCE
+
+
+def test_no_rank_has_to_send_and_receive_at_once() -> None:
+    """MindIO gives a rank one part only, and its handlers know no other."""
+    world = [standing(0, Move(0, 1, 0)), standing(1, Move(0, 1, 0), Move(1, 2, 1)), standing(2, Move(1, 2, 1))]
+
+    with pytest.raises(RecoveryError, match="to send and to receive"):
+        repair_of(1, world)
+
+
+# --- exceptions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("FORCE STOP\n[ERROR] ...", ReportState.RS_NORMAL),
+        ("UCE ERROR", ReportState.RS_UCE),
+        ("ARF FINISH", ReportState.RS_PREREPAIR_FINISH),
+        ("STEP FINISH", ReportState.RS_STEP_FINISH),
+        ("HCCL OP RETRY FAILED", ReportState.RS_HCCL_FAILED),
+        ("SUSPECT REMOTE ERROR", ReportState.RS_HCCL_FAILED),
+        ("UB LINK ERROR", ReportState.RS_HCCL_FAILED),
+        ("HCCS LINK ERROR", ReportState.RS_HCCL_FAILED),
+        ("a mistake", ReportState.RS_UNKNOWN),
+    ],
+)
+def test_an_exception_is_read_as_mindio_reads_it(text: str, state: ReportState) -> None:
+    """By what is in its text, if it is a RuntimeError."""
+    assert training.reading_of(RuntimeError(text))[1] is state
+    assert training.reading_of(ValueError(text))[1] is ReportState.RS_UNKNOWN
+
+
+def test_flipped_bits_are_repaired_if_no_update_has_used_them() -> None:
+    """The error is younger than the last update, or came while it ran."""
+    assert tft_can_do_uce_repair(30, 10, 20)
+    assert tft_can_do_uce_repair(15, 10, 20)
+    assert not tft_can_do_uce_repair(5, 10, 20)
+    assert not tft_can_do_uce_repair(0, 10, 20)
+    assert not tft_can_do_uce_repair(30)
+    assert training.reading_of(RuntimeError("HBM MULTI BIT ECC ERROR time us=5"))[1] is ReportState.RS_UCE_CORRUPTED
+
+
+def test_a_script_adds_patterns_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MindSpeed-LLM does for numbers that are wrong."""
+    monkeypatch.setattr(training, "_readings", dict(training._readings))
+    monkeypatch.setattr(training, "_states", dict(training._states))
+
+    training.tft_register_exception_handler("PRECISION ERROR", "RS_RETRY", lambda text: "PRECISION ERROR")
+
+    assert training.reading_of(RuntimeError("PRECISION ERROR at 7")) == ("PRECISION ERROR", ReportState.RS_RETRY)
+
+
+# --- handlers ---------------------------------------------------------------------------------------------------------
+
+
+def test_handlers_get_their_arguments_in_mindio_s_order() -> None:
+    """The context comes last; rename gets the arguments, or for MindSpore its context; a stream's gets nothing."""
+    heard: list[Any] = []
+    handlers = Handlers()
+    handlers.arguments = "args"
+    for kind in (HandlerKind.STOP, HandlerKind.STREAM_SYNC, HandlerKind.RENAME):
+        handlers.register(kind, lambda *given: heard.append(given), "context")
+
+    handlers.call(HandlerKind.STOP, "args")
+    handlers.call(HandlerKind.STREAM_SYNC)
+    handlers.rename(7, mindspore=False)
+    handlers.rename(7, mindspore=True)
+
+    assert heard == [("args", "context"), (), (7, "args"), (7, "context")]
+    assert handlers.call(HandlerKind.CLEAN, True) is None
+    with pytest.raises(TypeError, match="must be callable"):
+        handlers.register(HandlerKind.EXIT, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("given", "limit_s"), [("", 180), ("600", 600), ("1", 30), ("99999", 1800), ("soon", 180)])
+def test_the_time_for_an_action_is_mindio_s(given: str, limit_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its variable, within its bounds."""
+    monkeypatch.setenv("TTP_NORMAL_ACTION_TIME_LIMIT", given)
+    assert action_limit_s() == limit_s
+
+
+# --- the two threads --------------------------------------------------------------------------------------------------
+
+
+def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
+    """Start what would wait, and return where its result will be."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+    thread.start()
+    return thread, results
+
+
+def test_a_question_is_answered_by_the_driver() -> None:
+    """And waits until it is."""
+    conversation = Conversation()
+    conversation.go()
+    thread, results = in_thread(lambda: conversation.ask(Question(Ask.UPDATE)))
+
+    assert conversation.next() == Question(Ask.UPDATE)
+    conversation.answer(allowed=True)
+
+    thread.join(10)
+    assert results == [True]
+
+
+def test_after_a_stop_every_question_is_answered_with_it() -> None:
+    """One that waits as well as one that comes."""
+    conversation = Conversation()
+    conversation.go()
+    thread, results = in_thread(lambda: conversation.ask(Question(Ask.UPDATE)))
+    assert conversation.next().ask is Ask.UPDATE
+
+    conversation.leave()
+
+    thread.join(10)
+    assert results == [False]
+    assert not conversation.ask(Question(Ask.COMMIT))
+
+
+def test_an_interrupt_wakes_the_driver_but_loses_no_question() -> None:
+    """An update that has begun is committed first."""
+    conversation = Conversation()
+    conversation.go()
+    conversation.interrupt()
+    with pytest.raises(Interrupted):
+        conversation.next()
+    thread, _ = in_thread(lambda: conversation.ask(Question(Ask.COMMIT, step=3)))
+
+    conversation.await_question()
+
+    assert conversation.next() == Question(Ask.COMMIT, step=3)
+    conversation.answer(allowed=True)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_driver_that_ends_releases_who_waits() -> None:
+    """The training thread learns that it has to end."""
+    conversation = Conversation()
+    thread, results = in_thread(conversation.await_go)
+
+    conversation.end("it broke")
+
+    thread.join(10)
+    assert results == [False]
+    assert conversation.over == "it broke"
+
+
+def test_a_training_thread_that_does_not_return_ends_the_recovery() -> None:
+    """Its stop handler has not made it raise."""
+    with pytest.raises(RecoveryError, match="did not return after the stop handler"):
+        Conversation().await_parked(0.01)
+
+
+# --- the job ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_with_mindio_leaves_groups_and_checkpoints_to_the_script(tmp_path: Path) -> None:
+    """midstep links hosts only, writes no checkpoint, and restores from replicas."""
+    policy = policy_of(Start(command=("train.py",), mindio=True))
+
+    assert policy == with_mindio(default_policy())
+    assert policy.communicator.name is CommunicatorName.EXTERNAL
+    assert policy.checkpoint.every_steps == 0
+    assert policy.restore == (RestoreSource.REPLICA,)
+    assert policy_of(Start(command=("train.py",))) == default_policy()
+
+
+def test_the_ranks_are_told_by_a_variable() -> None:
+    """The package's place is another one on each machine."""
+    from midstep.cli.jobs.mindio import mindio_environment
+
+    assert mindio_environment(True) == {env.MINDIO: "1"}
+    assert mindio_environment(False) == {}
