@@ -23,7 +23,7 @@ from .joining.admission import Wishes
 from .joining.launch_environment import launched
 from .joining.machine import JoiningMachine, prepare
 from .joining.opening import required
-from .joining.role import Flags, last_call_s, meeting
+from .joining.role import Flags, last_call_s, meeting, meets_itself
 from .joining.torchrun_flags import rendezvous_options
 from .token import token_file_option
 
@@ -120,7 +120,8 @@ def _run(start: Start, flags: Flags, token_file: Path | None, wishes: Wishes, *,
     """Run the job on this machine, or this machine's part of one on several; return the exit code."""
     token = read_token(token_file, os.environ)
     os.environ.pop(TOKEN_VARIABLE, None)  # not for the ranks
-    where = meeting(flags, launched(os.environ))
+    alone = token is None and meets_itself(flags, start.nodes)
+    where = None if alone else meeting(flags, launched(os.environ))
     if where is None:
         return launch(create_job(start), quiet=quiet)
     return join(prepare(where, joinable(required(token)), start, wishes), quiet=quiet)

@@ -103,15 +103,6 @@ class FakeHcclGroup(dist.ProcessGroup):
         self._cleared_s = 0.0  # when this rank last cleared what peers signal to it
         self.watchdog = 1
 
-    # --- what torch's Python asks a group that a script has made with this backend: it has only the one ---------------
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [calls.DEVICE]
-
-    def _get_backend(self, device: torch.device) -> Any:
-        return self
-
     # --- what torch-npu's Python calls ------------------------------------------------------------------------------
 
     def abort_hccl_comm(self, reason: str) -> None:

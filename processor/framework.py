@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
+    from ..protocol.messages import SaveCheckpoint
     from ..protocol.types import InjectionPoint, RepairPart, ShardHold
     from .ledger import Ledger
 
@@ -158,13 +159,24 @@ class Expectant(Protocol):
 
 @runtime_checkable
 class Informed(Protocol):
-    """A framework that moves lost state itself, and wants to know what the plan of the repair says."""
+    """A framework that moves lost state and writes emergency checkpoints itself, and wants to know the plan."""
 
     def informed(self, part: "RepairPart") -> None:
         """Take note of this rank's part of the plan. At the start of rebuild.
 
         Args:
             part: What this rank sends and receives.
+        """
+        ...
+
+    def save_emergency(self, order: "SaveCheckpoint") -> tuple[str, str]:
+        """Write this rank's part of an emergency checkpoint, or make it complete. While parked.
+
+        Args:
+            order: Which step, which shards, and whether to make it complete.
+
+        Returns:
+            Where it lies, and what went wrong (empty: nothing).
         """
         ...
 

@@ -212,6 +212,8 @@ class RankLoop:
             yield act.IgnoreOrder(order)
             return
         path, error = yield act.Save(order)
+        if not order.answer:
+            return
         yield act.Post(CheckpointSaved(self._session.rank, order.generation, order.step, path, error))
 
     def _end_phase(self, point: InjectionPoint) -> Actions[None]:

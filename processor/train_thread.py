@@ -19,6 +19,7 @@ from .checkpoints.survey import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
 from .exception_policy import ExceptionPolicy
 from .exceptions import Reaction
+from .framework import Informed
 from .ledger import Ledger
 from .local_state import LocalState
 from .rank_actions import Action, Actions, Ended
@@ -232,6 +233,8 @@ class TrainThread:
 
     def _save(self, action: act.Save) -> tuple[str, str]:
         order = action.order
+        if isinstance(self._framework, Informed):
+            return self._framework.save_emergency(order)
         return self._checkpoints.save_emergency(
             order.step, order.generation, publish=order.publish, shards=order.shards
         )

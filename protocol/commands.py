@@ -87,7 +87,8 @@ class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
     """Write what this parked rank holds into an emergency checkpoint of `step`.
 
     Every rank writes its local state, its peer copies, and the shards that are named; the one with
-    `publish`, which comes last, makes the checkpoint complete.
+    `publish`, which comes last, makes the checkpoint complete. `writers`: the ranks that write shards. With `answer`
+    False the rank writes with the others and is asked again to publish: where a script writes, ranks need each other.
     """
 
     rank: int
@@ -95,6 +96,8 @@ class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
     step: int
     publish: bool
     shards: tuple[str, ...] = ()
+    writers: tuple[int, ...] = ()
+    answer: bool = True
 
 
 class ProbeProgress(msgspec.Struct, frozen=True, tag=True):

@@ -62,6 +62,7 @@ class HandlerDriver:
             conversation=self._conversation,
             names=self._names,
         )
+        self._state.save = self.recovery.save
         runtime.device = self._device
         self._names.install()
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError, NotUnderMidstep
+from .conventions import is_mindspore
 from .driver import FORCE_STOP, HandlerDriver
 from .handlers import HANDLERS
 from .replicas import replicas_of
 from .values import NextAction, RepairStrategy, ReportState
 
 STEP_FINISH = "STEP FINISH"
-MINDSPORE_VARIABLE = "MINDIO_FOR_MINDSPORE"
 FRAMEWORKS = ("MindSpeed", "MindSpeed-LLM")
 
 _log = logging.getLogger("midstep")
@@ -27,11 +27,6 @@ class _Process:
     device: int | None = None
     framework: str | None = None
     joining = False  # MindSpore's newcomer has said that it is up, and waits for its groups
-
-
-def is_mindspore() -> bool:
-    """Return whether MindSpore's conventions hold, by MindIO's variable."""
-    return os.environ.get(MINDSPORE_VARIABLE, "").lower() in {"true", "1"}
 
 
 def driver() -> HandlerDriver:

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,8 +17,10 @@ from ...devices.base import Damage
 from ...processor.callbacks import Lifecycle, Recovery
 from ...processor.session import SessionStage
 from ...protocol.errors import OrdersOverdue, RecoveryError
+from ...protocol.messages import SaveCheckpoint
+from .conventions import is_mindspore
 from .handlers import HandlerKind, Handlers
-from .replicas import RankPart, repair_of
+from .replicas import RankPart, dump_of, repair_of
 from .values import RET_NO_REBUILD, RET_OK, RepairStrategy, RepairType
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 LIMIT_VARIABLE = "TTP_NORMAL_ACTION_TIME_LIMIT"
 LEAST_S, USUAL_S, MOST_S = 30, 180, 1800
 _TICK_S = 0.02
+PLACE = "the place where the save_ckpt handler writes"
 _REBUILDS = frozenset({RepairType.RT_UCE_HIGHLEVEL.value, RepairType.RT_LOAD_REBUILD.value})
 
 _log = logging.getLogger("midstep")
@@ -63,6 +67,8 @@ class HandlerRecovery:
         self._names = names
         self._world: list[RankPart] = []
         self._stopped = self._struck = False
+        self._attempt: tuple[int, int, tuple[int, ...]] | None = None  # generation, step and writers of the last dump
+        self._not_saved = ""  # why its handler has failed
         self.newcomer = True  # up to the first go
         self.at_barrier = False  # the training thread waits for the commit barrier, with final gradients
         self.memory_fault = False
@@ -152,6 +158,37 @@ class HandlerRecovery:
         if not self._begins():
             self._handlers.call(HandlerKind.ROLLBACK, self.step, self._handlers.arguments)
         recovery.default()  # after the handler, which may draw random numbers
+
+    # --- emergency checkpoints ----------------------------------------------------------------------------------------
+
+    def save(self, order: SaveCheckpoint) -> tuple[str, str]:
+        """Have the handlers write, each holder of a shard once, and the last one rename, when all have written."""
+        self.strategy = RepairStrategy.DUMP
+        if not self._handlers.has(HandlerKind.SAVE_CKPT):
+            return "", "the script has registered no save_ckpt handler"
+        if self._state.offset is None:
+            return "", "no update has been committed in this process's world"
+        step, attempt = order.step + self._state.offset, (order.generation, order.step, order.writers)
+        if self._attempt != attempt:
+            self._attempt = attempt
+            self._not_saved = self._write(step, order) if order.shards else ""
+        error = self._not_saved
+        if order.publish and not error:
+            error = self._outcome(lambda: self._handlers.rename(step, mindspore=is_mindspore()))
+        return PLACE, error
+
+    def _write(self, step: int, order: SaveCheckpoint) -> str:
+        info, arguments = dump_of(order.shards, self._state.replicas, order.writers), self._handlers.arguments
+        return self._outcome(lambda: self._handlers.call(HandlerKind.SAVE_CKPT, step, info, arguments))
+
+    def _outcome(self, call: Callable[[], object]) -> str:
+        """Call a handler, and return what it raised."""
+        try:
+            call()
+        except Exception as error:  # of the script's own code
+            _log.error("an emergency checkpoint has failed", exc_info=error)
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     # --- what all ranks know of each other ----------------------------------------------------------------------------
 

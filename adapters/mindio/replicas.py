@@ -102,3 +102,23 @@ def repair_of(rank: int, world: Sequence[RankPart]) -> dict[str, Any] | None:
         "dst": [move.destination for move in mine],
         "rank_list": sorted({each for move in moves for each in (move.source, move.destination)}),
     }
+
+
+def dump_of(
+    shards: Sequence[str], replicas: Sequence[OptimizerReplicas], writers: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return the `save_info` of a rank that writes these shards: each type, with all ranks that write a part of it.
+
+    Of the ranks that hold a part the lowest writer writes it. Without `replicas` every rank holds everything.
+    """
+    if not replicas:
+        return [{"type": 0, "ranks": [min(writers)]}] if shards else []
+    info = []
+    for each in replicas:
+        first = str(each.rank_list[0])
+        if not any(shard_id.split("/")[:2] == [str(each.type), first] for shard_id in shards):
+            continue
+        apart = len(each.rank_list) // each.replica_cnt
+        holders = [[rank for rank in each.rank_list[place::apart] if rank in writers] for place in range(apart)]
+        info.append({"type": each.type, "ranks": [min(ranks) for ranks in holders if ranks]})
+    return info

@@ -11,6 +11,7 @@ import msgspec
 
 from ...processor.framework import OpenShard
 from ...protocol.errors import RecoveryError
+from ...protocol.messages import SaveCheckpoint
 from ...protocol.types import InjectionPoint, RepairPart, ShardHold
 from .replicas import Move, OptimizerReplicas, shards_of, type_of
 
@@ -41,6 +42,7 @@ class HandledState:
         self.replicas: tuple[OptimizerReplicas, ...] = ()
         self.offset: int | None = None  # the script's count of updates less midstep's
         self.part: RepairPart | None = None
+        self.save: Callable[[SaveCheckpoint], tuple[str, str]] = _unset
         self._random = _random_state()
         self._ledger: Ledger | None = None
 
@@ -53,6 +55,10 @@ class HandledState:
     def informed(self, part: RepairPart) -> None:
         """Take note of this rank's part of the plan."""
         self.part = part
+
+    def save_emergency(self, order: SaveCheckpoint) -> tuple[str, str]:
+        """Have the script's handlers write."""
+        return self.save(order)
 
     def moves(self) -> tuple[Move, ...]:
         """Return what the plan has this rank send and receive."""
@@ -112,6 +118,10 @@ class HandledState:
 
     def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
         """Do nothing: the steps are the script's own, and not known from inside."""
+
+
+def _unset(order: SaveCheckpoint) -> tuple[str, str]:
+    raise RecoveryError("no handlers are set")
 
 
 def _random_state() -> Any:

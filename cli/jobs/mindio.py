@@ -19,7 +19,6 @@ def with_mindio(policy: Policy) -> Policy:
         communicator=msgspec.structs.replace(policy.communicator, name=CommunicatorName.EXTERNAL),
         checkpoint=msgspec.structs.replace(policy.checkpoint, every_steps=0),
         restore=(RestoreSource.REPLICA,),
-        save_before_reschedule=False,
     )
 
 

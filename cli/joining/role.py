@@ -11,6 +11,7 @@ from .launch_environment import Launched
 
 AUTO = "auto"
 STATIC_PORT = 29_500  # torchrun's default for --master-port
+_OWN = {"localhost", "127.0.0.1", "::1"}
 _NO = {"0", "false", "f", "no", "n"}
 _YES = {"1", "true", "t", "yes", "y"}
 
@@ -38,6 +39,11 @@ class RendezvousPoint(msgspec.Struct, frozen=True):
     hosts: bool | None
     join_s: float
     local_addr: str
+
+
+def meets_itself(flags: Flags, nodes: int) -> bool:
+    """Whether a script's launcher flags describe one machine: one node, whose master has an address of this host."""
+    return nodes == 1 and flags.node_rank == 0 and flags.rdzv_endpoint is None and flags.master_addr in _OWN
 
 
 def meeting(flags: Flags, launched: Launched) -> RendezvousPoint | None:

@@ -7,6 +7,9 @@ publishes. Whatever fails on the way is said and does not keep the job from endi
 
 import math
 
+import msgspec
+
+from ...policies.schema import CommunicatorName
 from ...protocol.messages import CheckpointSaved, EndJob, SaveCheckpoint
 from ...protocol.types import PLATFORM, LocalStateCopy, RestoreSource, node_address, rank_address
 from ..repair import lost_shards
@@ -36,7 +39,9 @@ def save_first(state: JobState, now: float, goal: Resize | Reschedule) -> None:
 
 def saves_first(state: JobState) -> bool:
     """Whether a checkpoint is written before all processes are restarted: not where no process would load it."""
-    wanted = state.policy.save_before_reschedule and RestoreSource.CHECKPOINT in state.policy.restore
+    policy = state.policy
+    loaded = RestoreSource.CHECKPOINT in policy.restore or _script_writes(state)
+    wanted = policy.save_before_reschedule and loaded
     return wanted and state.ever_resilient
 
 
@@ -134,7 +139,17 @@ def start_saving(state: JobState) -> str | None:
     state.progress.committed = step
     for rank in _outstanding_saves(state):
         _ask_to_save(state, rank)
+    _have_the_publisher_write(state)
     return None
+
+
+def _have_the_publisher_write(state: JobState) -> None:
+    """Where the script writes: have the rank that publishes, and is asked last, write beside the others."""
+    outstanding = state.saving.outstanding
+    if _script_writes(state) and len(outstanding) > 1:
+        first = next(iter(outstanding))
+        early = msgspec.structs.replace(save_command(state, first), answer=False)
+        state.send(rank_address(first), early)
 
 
 def _newest_whole_step(state: JobState) -> tuple[int, dict[int, list[str]]] | str:
@@ -236,7 +251,20 @@ def save_command(state: JobState, rank: int) -> SaveCheckpoint:
     """Return what a rank that is still to save has to do; the last one publishes."""
     outstanding = state.saving.outstanding
     publish = len(outstanding) == 1
-    return SaveCheckpoint(rank, state.generation, state.progress.committed, publish, shards=outstanding[rank])
+    step = state.progress.committed
+    return SaveCheckpoint(rank, state.generation, step, publish, shards=outstanding[rank], writers=_writers(state))
+
+
+def _writers(state: JobState) -> tuple[int, ...]:
+    """Return the ranks that write shards, where a script does: it needs to know the others."""
+    if not _script_writes(state):
+        return ()
+    found = _newest_whole_step(state)
+    return () if isinstance(found, str) else tuple(rank for rank, shards in found[1].items() if shards)
+
+
+def _script_writes(state: JobState) -> bool:
+    return state.policy.communicator.name is CommunicatorName.EXTERNAL
 
 
 def _ask_to_save(state: JobState, rank: int) -> None:

@@ -8,12 +8,12 @@ import pytest
 from midstep.controller.actions import Finish
 from midstep.controller.events import DeadlinePassed, StopRequested
 from midstep.controller.state.job_state import Phase
-from midstep.policies.schema import default_policy
+from midstep.policies.schema import CommunicatorName, CommunicatorPolicy, default_policy
 from midstep.protocol.messages import CheckpointSaved, RankQuiesced, SaveCheckpoint, StartProcess, StopProcess
 from midstep.protocol.types import ShardHold
 
 from ..fakes.cluster import FakeCluster, only
-from .test_scaling import lose, resume, scaling
+from .test_scaling import SCALES, lose, resume, scaling
 
 SAVE_S = default_policy().deadlines.save_s
 
@@ -98,3 +98,17 @@ def test_no_checkpoint_is_made_without_the_only_copy_of_a_shard_that_died_with_i
     reason = finished(cluster)
     assert "rank 2 was lost while it saved" in reason
     assert "no clean copy of shard2 is left" in reason
+
+
+def test_where_a_script_writes_the_rank_that_publishes_writes_with_the_others() -> None:
+    """Handlers may need each other: it answers nothing yet, and is asked again when all have written."""
+    external = CommunicatorPolicy(name=CommunicatorName.EXTERNAL)
+    job = scaling(msgspec.structs.replace(SCALES, communicator=external))
+    lose(job)
+
+    orders = only(job.feed(job.quiesced(0, 5, peers=[1, 2, 3]), job.quiesced(1, 5, peers=[0, 2, 3])), SaveCheckpoint)
+
+    assert [(order.rank, order.publish, order.answer) for order in orders] == [(1, False, True), (0, False, False)]
+    assert {order.writers for order in orders} == {(0,)}
+    last = only(job.feed(job.saved(1)), SaveCheckpoint)
+    assert [(order.rank, order.publish, order.answer) for order in last] == [(0, True, True)]

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -14,7 +15,7 @@ from midstep.cli.joining.claim import EndpointClaim
 from midstep.cli.joining.endpoints import address_towards, endpoints, is_loopback, is_own, listening_at, split
 from midstep.cli.joining.launch_environment import Launched, first_host, launched
 from midstep.cli.joining.opening import let_nodes_join, require_loopback, require_unexpired, required
-from midstep.cli.joining.role import Flags, meeting
+from midstep.cli.joining.role import Flags, meeting, meets_itself
 from midstep.cli.joining.role import RendezvousPoint as Point
 from midstep.cli.joining.torchrun_flags import REFUSED, WITHOUT_EFFECT
 from midstep.cli.run import command
@@ -104,6 +105,18 @@ def test_torchruns_variables_are_taken(tmp_path: Path) -> None:
 def test_without_an_endpoint_all_nodes_are_on_this_machine() -> None:
     assert meeting(Flags(), Launched(0, 2, "n0", "7")) is None
     assert meeting(Flags(rdzv_endpoint="a:1", standalone=True), Launched()) is None
+
+
+def test_the_flags_of_a_launch_script_for_one_machine_need_no_token() -> None:
+    """Scripts of MindSpeed-LLM give all five, also for one machine: nobody else can reach its own address."""
+    one = Flags(node_rank=0, master_addr="localhost", master_port=6000)
+
+    assert meets_itself(one, 1)
+    assert not meets_itself(one, 2)
+    assert not meets_itself(msgspec.structs.replace(one, node_rank=1), 1)
+    assert not meets_itself(msgspec.structs.replace(one, node_rank=None), 1)
+    assert not meets_itself(msgspec.structs.replace(one, master_addr="10.0.0.1"), 1)
+    assert not meets_itself(msgspec.structs.replace(one, rdzv_endpoint="localhost:1"), 1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,15 @@ from midstep.adapters.mindio import training
 from midstep.adapters.mindio.conversation import Ask, Conversation, Question
 from midstep.adapters.mindio.handlers import HandlerKind, Handlers
 from midstep.adapters.mindio.recovery import action_limit_s
-from midstep.adapters.mindio.replicas import Move, RankPart, repair_of, replicas_of, shards_of
+from midstep.adapters.mindio.replicas import (
+    Move,
+    OptimizerReplicas,
+    RankPart,
+    dump_of,
+    repair_of,
+    replicas_of,
+    shards_of,
+)
 from midstep.adapters.mindio.update_times import tft_can_do_uce_repair
 from midstep.adapters.mindio.values import ReportState
 from midstep.cli.jobs.mindio import with_mindio
@@ -91,6 +99,18 @@ def test_no_rank_has_to_send_and_receive_at_once() -> None:
 
     with pytest.raises(RecoveryError, match="to send and to receive"):
         repair_of(1, world)
+
+
+def test_of_the_holders_of_a_part_the_lowest_dumps_it() -> None:
+    """Who writes a part is told all that write parts of the same type: their handlers work together."""
+    halves, experts = OptimizerReplicas(0, (0, 1, 2, 3), 2), OptimizerReplicas(1, (0, 1, 2, 3), 4)
+
+    assert dump_of(("0/0/0", "1/0/0"), (halves, experts), (0, 1)) == [
+        {"type": 0, "ranks": [0, 1]},
+        {"type": 1, "ranks": [0]},
+    ]
+    assert dump_of(("0/0/1",), (halves, experts), (2, 3)) == [{"type": 0, "ranks": [2, 3]}]
+    assert dump_of(("0/0/0",), (), (2, 3)) == [{"type": 0, "ranks": [2]}]
 
 
 # --- exceptions -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from midstep.controller.endpoints.control_requests import Accepted, StopJobRequest
+
 from ..comparing import assert_nobody_harmed, assert_same_numbers, finish
 from ..jobs import ROOMY, Job, Record
 
@@ -118,3 +120,29 @@ def test_processes_that_can_go_on_stay_and_no_bit_changes(calm: Record, tmp_path
 def _repair(what: str, step: int, kind: int, ranks: dict[str, Any]) -> list[Any]:
     info = {"type": [0], "repair_type": kind, **ranks}
     return ["repair", what, FIRST + step, kind == STRUCK, ranks["dst"], info, ARGUMENTS, NO_CONTEXT]
+
+
+@pytest.mark.parametrize("struck", [None, 1])
+def test_a_stop_dumps_each_shard_once_and_renames_when_all_is_written(struck: int | None, tmp_path: Path) -> None:
+    """Each half by the lowest rank that holds it; where one is killed meanwhile, another writes its half."""
+    faults = [] if struck is None else [[struck, "dump"]]
+    arguments = [str(tmp_path / "records"), str(STEPS), json.dumps(faults)]
+    job = Job(tmp_path, script=SCRIPT, arguments=arguments, gates=[8], options=["--mindio"])
+    try:
+        job.held_at(8)
+        assert isinstance(job.ask(StopJobRequest("enough")), Accepted)
+        job.open_gate(8)
+        job.wait()
+    finally:
+        job.close()
+
+    dumps = sorted(place.name for place in job.records.glob("dump.*"))
+    assert len(dumps) == 1, job.said()
+    assert not dumps[0].endswith(".tmp")
+    step = int(dumps[0].removeprefix("dump."))
+    writers = [0, 1] if struck is None else [0, 3]
+    assert {each.name for each in (job.records / dumps[0]).iterdir()} >= {f"{rank}.pt" for rank in writers}
+    for rank in writers:
+        calls = [call for call in handlers(job, rank) if call[1] == "dump"]
+        saved = ["save_ckpt", "dump", step, [{"type": 0, "ranks": writers}], ARGUMENTS, NO_CONTEXT]
+        assert calls[-2:] == [saved, ["rename", "dump", step, ARGUMENTS]] if rank == 0 else calls[-1] == saved

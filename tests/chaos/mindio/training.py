@@ -15,15 +15,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import script_group
 import torch
 import torch.distributed as dist
 
-from midstep.communicators.fake import fake_communicator
 from midstep.devices import fake
 from midstep.devices.fake_chip import CHIP
 
 sys.modules["torch_npu"] = fake
-fake_communicator()  # registers the backend, as importing torch-npu would
+script_group.register()
 
 from mindio_ttp.framework_ttp import (  # noqa: E402
     OptimizerType,
@@ -34,8 +34,10 @@ from mindio_ttp.framework_ttp import (  # noqa: E402
     tft_is_reboot_node,
     tft_register_clean_handler,
     tft_register_rebuild_group_handler,
+    tft_register_rename_handler,
     tft_register_repair_handler,
     tft_register_rollback_handler,
+    tft_register_save_ckpt_handler,
     tft_register_stop_handler,
     tft_set_dp_group_info,
     tft_set_optimizer_replica,
@@ -143,13 +145,32 @@ def rollback_callback(step: int, train_args: Any, ctx: Any) -> None:
     MODEL.iteration = step
 
 
+def save_callback(step: int, save_info: list[dict[str, Any]], train_args: Any, ctx: Any) -> None:
+    """Write the own half, together with who writes the other one."""
+    note("save_ckpt", step, save_info, len(train_args), ctx)
+    ranks = save_info[0]["ranks"]
+    group = dist.new_group(ranks, backend=BACKEND, use_local_synchronization=True)
+    dist.all_reduce(torch.ones(1), group=group)  # a handler may need all that write
+    place = RECORDS / f"dump.{step}.tmp"
+    place.mkdir(exist_ok=True)
+    if [RANK, "dump"] in FAULTS:
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.save({"half": MODEL.half, "own": MODEL.slice().clone(), "moments": MODEL.moments}, place / f"{RANK}.pt")
+
+
+def rename_callback(step: int, train_args: Any) -> None:
+    """Give it its name."""
+    note("rename", step, len(train_args))
+    (RECORDS / f"dump.{step}.tmp").rename(RECORDS / f"dump.{step}")
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
 def fail(where: str) -> None:
     """Cause the fault that is due here."""
     step = MODEL.iteration - FIRST
-    for rank, at, place, how in FAULTS:
+    for rank, at, place, how in (each for each in FAULTS if len(each) > 2):
         if LIFE == 1 and (rank, at, place) == (RANK, step, where) and (at, where) not in DONE:
             DONE.add((at, where))
             if how == "kill":
@@ -187,6 +208,8 @@ def step_once() -> None:
     MODEL.slice().sub_(0.01 * MODEL.moments[0] / (MODEL.moments[1].sqrt() + 1e-8))
     tft_end_updating_os(MODEL.iteration + 1)
     dist.all_gather_into_tensor(MODEL.parameters, MODEL.slice().clone(), group=GROUPS.halves)
+    while (RECORDS / f"gate.{MODEL.iteration + 1 - FIRST}").exists():
+        time.sleep(0.02)
     with (RECORDS / f"steps.{RANK}").open("a") as file:
         print(MODEL.iteration - FIRST, loss.hex(), MODEL.parameters.numpy().tobytes().hex()[:64], file=file)
     MODEL.iteration += 1
@@ -217,6 +240,8 @@ def main() -> None:
     tft_register_rebuild_group_handler(rebuild_callback)
     tft_register_repair_handler(repair_callback)
     tft_register_rollback_handler(rollback_callback)
+    tft_register_save_ckpt_handler(save_callback)
+    tft_register_rename_handler(rename_callback)
     end = train(MODEL, STEPS)
     state = torch.cat([MODEL.parameters, MODEL.moments.flatten(), torch.rand(4)])
     (RECORDS / f"end.{RANK}.json").write_text(
