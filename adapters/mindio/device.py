@@ -28,6 +28,12 @@ class HandledDevice:
     def stop(self) -> None:
         """Do nothing: the stop handler does."""
 
+    def memory_struck(self) -> None:
+        """Do nothing: the clean handler is given that there was a memory error."""
+
+    def release_unused(self) -> None:
+        """Do nothing: the training thread does when it has left the training function."""
+
     def clean(self) -> Damage:
         """Return what the clean handler has found."""
         damage, self.damage = self.damage, Damage.NONE
