@@ -28,7 +28,7 @@ class HandledDevice:
     def stop(self) -> None:
         """Do nothing: the stop handler does."""
 
-    def memory_struck(self) -> None:
+    def memory_error_raised(self) -> None:
         """Do nothing: the clean handler is given that there was a memory error."""
 
     def release_unused(self) -> None:
