@@ -22,6 +22,7 @@ from ..devices.fake_chip import BUSY, CHIP, COMMUNICATOR_S, LINK_UP_S, RETRY_FAI
 from ..protocol.types import StoreEndpoint
 from . import handshake
 from .background import Disposal
+from .fake_link_up import ABORTED, StoreOfTask, unless_over
 from .fake_work import FakeWork
 from .gloo.connections import connect_backend
 from .gloo.group import GLOO_SOURCES
@@ -35,7 +36,6 @@ BACKEND = "fake_hccl"
 PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
 OTHER_DEVICE = "HCCL function error: tensors on device {device}, communicator on device {chip}, error code is 2"
 NOT_UP = "HCCL function error: HcclCommInitRootInfoConfig, error code is 9"
-ABORTED = "aborted"
 # They never wait for each other. An NPU is known to take only those of one batch together (docs/npu.md).
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
 PAIRED = ("send", "recv")  # each pair of ranks has a communicator of its own, built when it is first used
@@ -98,6 +98,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         self._comm: Any = None
         self._resumed = 0  # times since the last drop: each has its own place in the store
         self.given = given
+        self._store_of_task: StoreOfTask | None = None
         self._keys: list[str] = []
         self.pairs: set[int] = set()  # peers with which it has a communicator of two
         self._cleared_s = 0.0  # when this rank last cleared what peers signal to it
@@ -220,12 +221,13 @@ class FakeHcclGroup(dist.ProcessGroup):
                 raise RuntimeError(ABORTED)
             time.sleep(_TICK_S)
         LINKS.add_peers([(signal.listener.host, signal.listener.port) for signal in signals])
-        store = PrefixStore(name, self._store)
         limits = {"link_up_s": self._timeout_s, "collective_s": self._timeout_s}
-        gloo = connect_backend(store, name, self._group_rank, self._size, links, **limits)
-        if task.over:  # abandoned: the others may have been ordered to build another
-            raise RuntimeError(ABORTED)
-        return gloo.process_group
+        own = self._store_of_task = StoreOfTask(self._store, task)  # torch does not keep the Python part of it
+
+        def connect() -> Any:
+            return connect_backend(PrefixStore(name, own), name, self._group_rank, self._size, links, **limits)
+
+        return unless_over(task, connect).process_group
 
 
 def _keep_leftover(inner: Any) -> None:
