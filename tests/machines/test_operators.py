@@ -34,6 +34,17 @@ def typed(machine: Machine, token: Path, *words: str) -> str:
     return machine.run("env", *where, "sh", "-c", 'exec "$@" 2>&1', "sh", *MIDSTEP, *words, check=False)
 
 
+def watched_elsewhere(job: Job, machine: Machine, token: Path) -> None:
+    """Leave a document of a cluster on a machine, and have it watched there, where the node has another name."""
+    fault = {"npu_name": "Ascend910-1", "fault_code": "D0C", "fault_level": "NotHandleFault"}
+    listed = {"DeviceList": {"huawei.com/Ascend910-Fault": json.dumps([fault])}}
+    document = job.root / "cluster-info-device-0.json"
+    document.write_text(json.dumps({"mindx-dl-deviceinfo-worker-7": listed}))
+    where = {"MIDSTEP_CONTROLLER": f"m0:{PORT}", "MIDSTEP_TOKEN_FILE": str(token), "MIDSTEP_HOME": "/tmp/none"}
+    words = ("detect", "--source", str(document), "--node-name", "worker-7=m1")
+    machine.start((*MIDSTEP, *words), environment=where, output=job.root / "detect.log")
+
+
 def data(machine: Machine, token: Path, command: str) -> dict[str, Any]:
     """The data that a command prints."""
     said = typed(machine, token, command, "--json")
@@ -55,6 +66,7 @@ def test_a_job_is_operated_from_another_machine_by_those_who_may(start_job: Star
     assert "may not promote a controller: that takes the role admin" in typed(elsewhere, operator, "promote", "other")
     assert "may not pause the failover" in typed(elsewhere, operator, "pause-failover")
     assert "may not report faults" in typed(elsewhere, viewer, "detect", "--lines")
+    watched_elsewhere(job, elsewhere, operator)
     assert typed(elsewhere, operator, "inject", "--rank", "0").startswith(f"{job.name}: armed: kill rank 0 now")
 
     job.open_gate(BEFORE)
@@ -63,6 +75,9 @@ def test_a_job_is_operated_from_another_machine_by_those_who_may(start_job: Star
         return any(incident.resumed_step is not None for incident in status.incidents)
 
     job.until(recovered, "the end of the incident")
+    job.until(lambda status: bool(status.faults), "the fault in a document on another machine")
+    (fault,) = [each["report"] for each in data(elsewhere, viewer, "status")["faults"]]
+    assert (fault["node"], fault["device"], fault["code"]) == ("m1", 1, "D0C")
     incidents = data(elsewhere, viewer, "report")["incidents"]  # ranks that wait at a gate may be taken for stalled
     assert "recover_in_place" in [incident["rung"] for incident in incidents]
     assert f"Job {job.name}" in typed(elsewhere, viewer, "report")
