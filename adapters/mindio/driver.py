@@ -11,7 +11,7 @@ from ...protocol.errors import Interrupted, RecoveryError
 from ...protocol.types import FaultKind, FaultLevel
 from .conversation import Ask, Conversation, Question
 from .device import HandledDevice
-from .process_groups import GroupNames
+from .process_groups import GroupNames, await_free_device
 from .recovery import HandlerRecovery
 from .state import HandledState
 from .values import ReportState
@@ -98,6 +98,8 @@ class HandlerDriver:
             raise self.error or RecoveryError("the job ended before it began")
 
     def _start(self) -> None:
+        if self._runtime.incarnation > 1:
+            await_free_device(self._runtime.rank)
         self._thread = threading.Thread(target=self._run, name="midstep-driver", daemon=True)
         self.recovery.driver = self._thread
         self._thread.start()

@@ -9,8 +9,31 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...devices.device_busy import while_busy
+
 _HOME = "torch.distributed.distributed_c10d"
 _NAMING = "_process_group_name"
+
+
+def await_free_device(rank: int) -> None:
+    """Wait until the process before has let go of this process's NPU, for about BUSY_S.
+
+    Handlers build communicators without expecting that they fail. Do nothing where there is no NPU or no group yet.
+    """
+    home = sys.modules.get("torch.distributed")
+    if "torch_npu" in sys.modules and home is not None and home.is_initialized():
+        while_busy(lambda: _use_device(rank))
+
+
+def _use_device(rank: int) -> None:
+    """Add up ones in a group of this rank alone. By the group's own method: a script may have replaced torch's."""
+    import torch
+    from torch import distributed as dist
+
+    group: Any = dist.new_group([rank], use_local_synchronization=True)
+    own = getattr(torch._C, "_get_privateuse1_backend_name", str)() == "npu"
+    group.allreduce([torch.ones(1, device="npu" if own else "cpu")]).wait()
+    sys.modules["torch_npu"].npu.synchronize()
 
 
 class GroupNames:
