@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from ..adapters.mindio.package import put_on_path
+from ..adapters.mindio.package import path_with_package, put_on_path
 from ..protocol.environment import BLACK_BOX_FD, GENERATION, INCARNATION, JOB, JOB_DIRECTORY, MINDIO, STORE_SECRET
 from ..protocol.private_files import make_private_directory, open_for_appending
 from ..protocol.rank_logs import debug_log, show_once
@@ -94,6 +94,8 @@ def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> 
     try:
         os.chdir(directory)
         if assignment.no_python:
+            if assignment.environment.get(MINDIO) == "1":
+                os.environ["PYTHONPATH"] = path_with_package(os.environ.get("PYTHONPATH", ""))
             os.set_inheritable(black_box, True)
             os.execvp(program, assignment.command)
     except OSError as error:

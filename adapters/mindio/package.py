@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -26,6 +27,11 @@ def put_on_path() -> None:
     refuse_installed()
     sys.path.insert(0, str(PATH))
     importlib.invalidate_caches()
+
+
+def path_with_package(path: str) -> str:
+    """Return a PYTHONPATH with which a program that is not Python, a shell script say, lets Python find the package."""
+    return os.pathsep.join(filter(None, (str(PATH), path)))
 
 
 def _installed() -> str | None:
