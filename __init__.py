@@ -8,10 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .adapters.ddp import TrainState, Value, replicated
+    from .adapters.ddp import TrainState
     from .cli.watching import JobView, watch
     from .processor.callbacks import Lifecycle, Recovery
     from .processor.resilient import init_process_group, resilient
+    from .processor.values import Value, replicated
     from .protocol.errors import MidstepError
 
 __version__ = "0.1.0"
@@ -22,9 +23,9 @@ _HOMES = {
     "MidstepError": "protocol.errors",
     "Recovery": "processor.callbacks",
     "TrainState": "adapters.ddp",
-    "Value": "adapters.ddp",
+    "Value": "processor.values",
     "init_process_group": "processor.resilient",
-    "replicated": "adapters.ddp",
+    "replicated": "processor.values",
     "resilient": "processor.resilient",
     "watch": "cli.watching",
 }

@@ -15,6 +15,7 @@ import socket
 import sys
 from typing import NamedTuple
 
+from ..communicators.libraries import HAS_TORCH
 from ..protocol import environment as names
 from ..protocol.errors import AgentError
 from . import channel
@@ -23,9 +24,8 @@ from .environment import THREAD_LIMITS
 from .linux import die_with_parent, name_process, thread_count
 
 PRELOAD_STORE = "store"  # for ranks that do not train with torch: 2 s of CPU less for each node
-FIRST_IMPORTS = ("torch", "torch.distributed")
 # torch._dynamo is what the first optimizer of a process imports; the rest are midstep's own.
-LATER_IMPORTS = (
+TORCH_IMPORTS = (
     "torch.nn.parallel",
     "torch._dynamo",
     "torch.utils.data",
@@ -38,6 +38,15 @@ LATER_IMPORTS = (
     "midstep.processor.resilient",
     "midstep.adapters.ddp.state",
 )
+WITHOUT_TORCH = (
+    "numpy",
+    "encodings.idna",
+    "midstep.devices.cpu",
+    "midstep.communicators.tcp.communicator",
+    "midstep.processor.resilient",
+)
+FIRST_IMPORTS = ("torch", "torch.distributed") if HAS_TORCH else ("midstep.communicators.key_value_store",)
+LATER_IMPORTS = TORCH_IMPORTS if HAS_TORCH else WITHOUT_TORCH
 
 
 def main() -> None:

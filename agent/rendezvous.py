@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NoReturn
 
+from ..communicators.libraries import HAS_TORCH
 from . import channel
 from .linux import name_process
 
@@ -23,19 +24,36 @@ _PINGED = "midstep/ping"
 
 
 def serve_store(assignment: channel.ServeStore, listener: int, end: socket.socket) -> NoReturn:
-    """Serve a torch TCPStore on the socket that the agent has bound, until the agent ends this process.
+    """Serve the store on the socket that the agent has bound, until the agent ends this process.
 
-    A ping on `end` is answered after the store has answered this process's own client.
+    It is torch's TCPStore where torch is installed. A ping on `end` is answered after the store has answered this
+    process's own client.
     """
+    name_process("midstep-store")
+    store = _torch_store(assignment, listener) if HAS_TORCH else _own_store(assignment, listener)
+    end.setblocking(True)
+    while channel.receive(end) is not None:
+        store.check([_PINGED])
+        channel.send(end, channel.Pong())
+    os._exit(os.EX_OK)
+
+
+def _own_store(assignment: channel.ServeStore, listener: int) -> Any:
+    from ..communicators.key_value_store import KeyValueClient, KeyValueServer
+
+    KeyValueServer(socket.socket(fileno=listener))
+    return KeyValueClient(assignment.host, assignment.port, timeout=timedelta(seconds=STORE_S))
+
+
+def _torch_store(assignment: channel.ServeStore, listener: int) -> Any:
     import torch
     from packaging.version import Version
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from ..communicators.dns import disable_dns_in_this_process
 
-    name_process("midstep-store")
     disable_dns_in_this_process()
-    store = TCPStore(
+    return TCPStore(
         assignment.host,
         assignment.port,
         is_master=True,
@@ -44,11 +62,6 @@ def serve_store(assignment: channel.ServeStore, listener: int, end: socket.socke
         master_listen_fd=listener,
         use_libuv=Version(torch.__version__) >= Version(LIBUV_LISTENS),
     )
-    end.setblocking(True)
-    while channel.receive(end) is not None:
-        store.check([_PINGED])
-        channel.send(end, channel.Pong())
-    os._exit(os.EX_OK)
 
 
 def separate_generations(generation: int, secret: str) -> None:

@@ -148,12 +148,15 @@ def scenarios(steps: int) -> tuple[Scenario, ...]:
     help="fake: on a CPU that behaves like an NPU, with three faults of the device besides.",
 )
 @click.option("--megatron", is_flag=True, help="Train on megatron-core, tensor parallel 2 x data parallel 2.")
+@click.option("--mindspore", is_flag=True, help="Train with MindSpore, data parallel, which needs no torch.")
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep journals, logs and records in this directory.  [default: a temporary one, removed]",
 )
-def command(*, json_file: Path | None, steps: int, device: str, megatron: bool, keep: Path | None) -> None:
+def command(
+    *, json_file: Path | None, steps: int, device: str, megatron: bool, mindspore: bool, keep: Path | None
+) -> None:
     """Train a small GPT on the standard library's source twice, undisturbed and under four faults, and compare.
 
     Two nodes of two ranks and a spare node, all on this machine. The faults: an exception in rank 0, kill -9 of rank
@@ -161,16 +164,23 @@ def command(*, json_file: Path | None, steps: int, device: str, megatron: bool, 
     incidents, each on the expected rung, every healthy process alive throughout, no committed step lost, and
     parameters, optimizer state, random numbers and losses equal bit for bit.
 
-    With --megatron (which needs megatron-core) the same under two kills, and a second one in each recovery.
+    With --megatron (which needs megatron-core) the same under two kills, and a second one in each recovery. With
+    --mindspore (which needs MindSpore, and no torch) a small classifier under the four faults.
     """
-    if megatron and find_spec("megatron") is None:
-        raise click.ClickException("megatron-core is not installed: pip install 'midstep[megatron]'")
+    for wanted, library in ((megatron, "megatron"), (mindspore, "mindspore")):
+        if wanted and find_spec(library) is None:
+            raise click.ClickException(f"{library} is not installed: pip install 'midstep[{library}]'")
+    if mindspore and (megatron or device != DeviceName.CPU):
+        raise click.UsageError("--mindspore is on the CPU, and goes without --megatron")
     console = Terminal(width=WIDTH)
     kind = DeviceName(device)
     run = DemoRun(by_step(scenarios(steps), device_scenarios(steps) if kind is DeviceName.FAKE else ()), device=kind)
     if megatron:
         script = "megatron/train_and_record.py"
         run = DemoRun(megatron_scenarios(steps), spares=0, device=kind, policy="demo-megatron.yaml", script=script)
+    if mindspore:
+        script = "mindspore/train_and_record.py"
+        run = DemoRun(scenarios(steps), policy="demo-mindspore.yaml", script=script)
     try:
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,12 @@
 """The collective layer: all process groups of a training process, aborted and reconnected as one.
 
-- `base.py`: the contract. `gloo/`, `hccl.py` with `hccl_group.py`, and `fake.py` implement it.
+- `base.py`: the contract. `gloo/`, `tcp/`, `hccl.py` with `hccl_group.py`, and `fake.py` implement it.
 - `external.py`: where the groups are the framework's own.
 - `process_group.py`, `loopback.py`: the groups that models and users hold, and their collectives without peers.
 - `generation_scope.py`, `background.py`: how collectives end together, and threads that nothing has to wait for.
 - `rendezvous.py`, `handshake.py`, `dns.py`: how the members of a generation meet, and know each other.
+
+- `host_memory.py`, `libraries.py`, `key_value_store.py`, `tcp/`: what takes torch's place where it is not installed.
 
 Implementations are looked up by name and imported on first use, because importing them loads torch.
 """
@@ -13,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from ..protocol.errors import ConfigurationError
+from .libraries import HAS_TORCH
 
 if TYPE_CHECKING:
     from .base import Communicator
@@ -22,18 +25,21 @@ _HOMES = {
     "hccl": ("hccl", "npu_communicator"),
     "fake": ("fake", "fake_communicator"),
     "external": ("external", "ExternalCommunicator"),
+    "tcp": ("tcp.communicator", "TcpCommunicator"),
 }
+_WITHOUT_TORCH = {"gloo": "tcp"}
 
 
 def communicator_named(name: str) -> "Communicator":
     """Return a new communicator by its `name` in the policy, not initialised yet.
 
-    Runs once in every training process, before its process groups are made. Raises ConfigurationError for an unknown
-    name.
+    Runs once in every training process, before its process groups are made. Without torch, `gloo`, the default of a
+    policy, is `tcp`: there is no gloo then, and both carry what is in host memory. Raises ConfigurationError for an
+    unknown name.
     """
     if name not in _HOMES:
         raise ConfigurationError(
             f"unknown communicator {name!r} in the policy (communicator.name); known: {', '.join(sorted(_HOMES))}"
         )
-    module, kind = _HOMES[name]
+    module, kind = _HOMES[name if HAS_TORCH else _WITHOUT_TORCH.get(name, name)]
     return cast("Communicator", getattr(import_module(f".{module}", __name__), kind)())

@@ -5,9 +5,10 @@ them together, from any thread, and reconnects them together in the next generat
 models, reducers and device meshes hold stay the same.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from ..protocol.types import Rendezvous
@@ -71,7 +72,7 @@ class Communicator(Protocol):
         collective_s: float,
         link_up_s: float,
     ) -> None:
-        """Make the default process group of torch.distributed. Runs once, in the train thread.
+        """Make the default process group, where there is torch that of torch.distributed. Once, in the train thread.
 
         With `store` None the group is not connected: collectives return this rank's own input, until `reconnect`. A
         collective that takes longer than `collective_s` fails. Raises LinkUpFailed after `link_up_s`.
@@ -126,4 +127,20 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Release threads and sockets, at the end of the process or of the job. Returns within a second."""
+        ...
+
+
+@runtime_checkable
+class HostCollectives(Protocol):
+    """A communicator with collectives of its own for arrays in host memory: of a framework that is not torch."""
+
+    def allreduce(self, array: "np.ndarray[Any, Any]") -> None:
+        """Add up `array`, which is contiguous, over all ranks, in place: bit for bit the same on every rank.
+
+        Raises CommunicatorAborted or CommunicatorFailed.
+        """
+        ...
+
+    def broadcast(self, array: "np.ndarray[Any, Any]", source: int) -> None:
+        """Copy `array`, which is contiguous, from rank `source` to all, in place. Raises as `allreduce`."""
         ...

@@ -103,6 +103,12 @@ class GlooMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     neighbours: NeighbourAddress
 
 
+class TcpMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What each rank publishes before the sockets of the communicator `tcp` are connected."""
+
+    neighbours: NeighbourAddress
+
+
 class HcclMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What each rank publishes before HCCL's communicators are resumed or rebuilt."""
 

@@ -9,10 +9,7 @@ C++ code that trusts it.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
-
-from torch import distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..protocol.errors import CommunicatorFailed, LinkUpFailed
 from ..protocol.types import Rendezvous, StoreEndpoint
@@ -21,6 +18,15 @@ from .background import Abandoned, BackgroundTask
 from .dns import limit_dns_in_this_thread
 from .generation_scope import error_text
 from .handshake import Authenticator
+from .libraries import HAS_TORCH
+
+if TYPE_CHECKING or HAS_TORCH:
+    from torch._C._distributed_c10d import Store, TCPStore
+    from torch.distributed import DistStoreError
+else:
+    from .key_value_store import KeyValueClient as TCPStore
+    from .key_value_store import Store
+    from .key_value_store import StoreTimeout as DistStoreError
 
 T = TypeVar("T")
 
@@ -86,7 +92,7 @@ class GenerationStore:
             task.stage = f"rank {member} {missing}"
             try:
                 store.wait([_member_key(member)], timedelta(seconds=task.remaining_s()))
-            except dist.DistStoreError as error:  # torch's name for a timeout
+            except DistStoreError as error:  # torch's name for a timeout
                 raise Abandoned from error
             try:
                 received[member] = handshake.decode(store.get(_member_key(member)), type(message))
@@ -181,7 +187,7 @@ class AuthenticatedStore(Store):
         """Translate the errors of a call to the inner store; yield the hashed key."""
         try:
             yield self._hashed(key)
-        except dist.DistStoreError:  # torch's name for a timeout
+        except DistStoreError:  # torch's name for a timeout
             raise
         except Exception as error:  # torch's C++ turns what a store sends into errors of any kind
             raise LinkUpFailed(

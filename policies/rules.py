@@ -236,9 +236,10 @@ def _deadline_problems(policy: Policy) -> list[Problem]:
 
 def _device_problems(policy: Policy) -> list[Problem]:
     fitting = COMMUNICATORS[policy.device]
-    if policy.communicator.name in {fitting, CommunicatorName.EXTERNAL}:
+    if policy.communicator.name in {*fitting, CommunicatorName.EXTERNAL}:
         return []
-    found = f"found {policy.communicator.name}; allowed: {fitting}, which is what the device {policy.device} has"
+    allowed = " or ".join(fitting)
+    found = f"found {policy.communicator.name}; allowed: {allowed}, which is what the device {policy.device} has"
     return [Problem("communicator.name", found)]
 
 

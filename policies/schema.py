@@ -37,6 +37,7 @@ class CommunicatorName(StrEnum):
     HCCL = "hccl"
     FAKE = "fake"
     EXTERNAL = "external"  # the groups are the framework's own, as under `midstep run --mindio`
+    TCP = "tcp"
 
 
 class DeviceName(StrEnum):
@@ -48,10 +49,11 @@ class DeviceName(StrEnum):
 
 
 # What each device is linked with.
+# The first is what a device has where nothing else is asked for.
 COMMUNICATORS = {
-    DeviceName.CPU: CommunicatorName.GLOO,
-    DeviceName.NPU: CommunicatorName.HCCL,
-    DeviceName.FAKE: CommunicatorName.FAKE,
+    DeviceName.CPU: (CommunicatorName.GLOO, CommunicatorName.TCP),
+    DeviceName.NPU: (CommunicatorName.HCCL,),
+    DeviceName.FAKE: (CommunicatorName.FAKE,),
 }
 
 

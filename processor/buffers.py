@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 import torch
 import xxhash
 
+from ..communicators.host_memory import memory_of
 from ..protocol.errors import RecoveryError
 from . import tree
 
@@ -152,4 +153,4 @@ def _tracks_statistics(owner: torch.nn.Module) -> bool:
 
 
 def _digest(buffer: torch.Tensor) -> int:
-    return xxhash.xxh3_64_intdigest(tree.memory_of(tree.tensor_bytes(buffer)))
+    return xxhash.xxh3_64_intdigest(memory_of(tree.tensor_bytes(buffer)))

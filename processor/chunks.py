@@ -6,10 +6,13 @@ need no copy; the small ones between them are put together, so that a thousand s
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from ..communicators.host_memory import copy_into, flat_view, on_host
 from ..protocol.errors import RecoveryError
+
+if TYPE_CHECKING:
+    import torch
 
 CHUNK_BYTES = 4 * 1024 * 1024
 DIRECT_BYTES = 256 * 1024  # a piece of a tensor from this size on travels without staging
@@ -78,10 +81,10 @@ def _pieces(sizes: Sequence[int], begin: int, end: int) -> Iterator[TensorRange]
 class ShardMemory:
     """The memory of a shard's tensors, as bytes."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: "Sequence[torch.Tensor]") -> None:
         # Tensors are contiguous by contract, so these are views: what is written here is written there.
-        self._flat = [tensor.detach().view(-1).view(torch.uint8) for tensor in tensors]
-        self.sizes = [flat.numel() for flat in self._flat]
+        self._flat = [flat_view(tensor) for tensor in tensors]
+        self.sizes = [len(flat) for flat in self._flat]
 
     @property
     def size_bytes(self) -> int:
@@ -91,28 +94,28 @@ class ShardMemory:
     @property
     def on_host(self) -> bool:
         """Whether all of it lies in memory of the CPU."""
-        return all(flat.device.type == "cpu" for flat in self._flat)
+        return all(map(on_host, self._flat))
 
-    def direct(self, chunk: Chunk) -> torch.Tensor | None:
+    def direct(self, chunk: Chunk) -> Any:
         """Return the chunk's own memory if it can be sent from or received into, else None."""
-        if len(chunk.pieces) > 1 or self._flat[chunk.pieces[0].tensor].device.type != "cpu":
+        if len(chunk.pieces) > 1 or not on_host(self._flat[chunk.pieces[0].tensor]):
             return None
         return self._view(chunk.pieces[0])
 
-    def gather(self, chunk: Chunk, staging: torch.Tensor) -> None:
+    def gather(self, chunk: Chunk, staging: "torch.Tensor") -> None:
         """Copy the chunk out of the tensors."""
         for view, part in self._parts(chunk, staging):
-            part.copy_(view)
+            copy_into(part, view)
 
-    def scatter(self, chunk: Chunk, staging: torch.Tensor) -> None:
+    def scatter(self, chunk: Chunk, staging: "torch.Tensor") -> None:
         """Copy the chunk into the tensors."""
         for view, part in self._parts(chunk, staging):
-            view.copy_(part)
+            copy_into(view, part)
 
-    def _view(self, piece: TensorRange) -> torch.Tensor:
+    def _view(self, piece: TensorRange) -> Any:
         return self._flat[piece.tensor][piece.start : piece.start + piece.length]
 
-    def _parts(self, chunk: Chunk, staging: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _parts(self, chunk: Chunk, staging: "torch.Tensor") -> Iterator[tuple[Any, Any]]:
         at = 0
         for piece in chunk.pieces:
             yield self._view(piece), staging[at : at + piece.length]

@@ -21,9 +21,9 @@ _ACCELERATOR = "npu"
 _CPU = "cpu"
 # What a script may call the job's communicator. `nccl` is what torch-npu's own porting tool reads as `hccl`.
 _HCCL_NAMES = frozenset({"hccl", "nccl"})
-_NAMES = {"gloo": frozenset({"gloo"}), "hccl": _HCCL_NAMES, "fake": _HCCL_NAMES | {"gloo"}}
+_NAMES = {"gloo": frozenset({"gloo"}), "hccl": _HCCL_NAMES, "fake": _HCCL_NAMES | {"gloo"}, "tcp": frozenset({"tcp"})}
 # The devices whose tensors the job's collectives take, as `backend="cpu:gloo,npu:hccl"` names them.
-_DEVICES = {"gloo": frozenset({_CPU}), "hccl": frozenset({_ACCELERATOR, "cuda"})}
+_DEVICES = {"gloo": frozenset({_CPU}), "tcp": frozenset({_CPU}), "hccl": frozenset({_ACCELERATOR, "cuda"})}
 
 
 class GroupArguments(msgspec.Struct, frozen=True):

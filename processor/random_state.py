@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 import msgspec
-import torch
 
 from ..protocol.errors import RecoveryError
 from . import tree
@@ -31,7 +30,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     python_version: int
     python_words: bytes
     python_gauss: float | None
-    torch_cpu: bytes
+    torch_cpu: bytes  # empty where torch is not loaded: nothing was drawn from it
     numpy: _Numpy | None = None
     numpy_other: bytes = b""  # any other bit generator, as a packed tree
 
@@ -52,7 +51,7 @@ class RandomState:
                 python_version=version,
                 python_words=array.array(_WORD, words).tobytes(),
                 python_gauss=gauss,
-                torch_cpu=torch.default_generator.get_state().numpy().tobytes(),
+                torch_cpu=_capture_torch(),
                 numpy=numpy_state,
                 numpy_other=other,
             )
@@ -70,8 +69,19 @@ class RandomState:
         words = array.array(_WORD)
         words.frombytes(snapshot.python_words)
         random.setstate((snapshot.python_version, tuple(words), snapshot.python_gauss))
-        torch.set_rng_state(torch.frombuffer(bytearray(snapshot.torch_cpu), dtype=torch.uint8))
+        _restore_torch(snapshot.torch_cpu)
         _restore_numpy(snapshot)
+
+
+def _capture_torch() -> bytes:
+    torch: Any = sys.modules.get("torch")
+    return b"" if torch is None else torch.default_generator.get_state().numpy().tobytes()
+
+
+def _restore_torch(state: bytes) -> None:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and state:
+        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def _capture_numpy() -> tuple[_Numpy | None, bytes]:

@@ -6,10 +6,8 @@ rank holds and which a lost rank copies from another one; and a rank's own part 
 that change, other values), which is captured at every commit because no other rank has it.
 """
 
-import collections
-import dataclasses
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,75 +17,7 @@ from ..protocol.errors import ConfigurationError, RecoveryError
 from . import tree
 from .buffers import BufferWatch
 from .random_state import RandomState
-
-
-@dataclasses.dataclass(frozen=True)
-class Value:
-    """A value of the script, through a function that reads it and one that puts it back.
-
-    Values of one rank are captured at every step, so they should be small.
-
-    Attributes:
-        get: Returns numbers, text, bytes, lists, dicts, tensors or arrays.
-        set: Takes what `get` returned and puts it back.
-        replicated: Whether it is the same on all ranks at the same step and changes only inside the update. Otherwise
-            it is this rank's own, and may change at any time.
-    """
-
-    get: Callable[[], Any]
-    set: Callable[[Any], Any]
-    replicated: bool = False
-
-
-def replicated(target: object) -> Value:
-    """Mark an object that is the same on all ranks and changes only inside the update, e.g. averaged weights.
-
-    Args:
-        target: What `values` of a train state takes.
-
-    Returns:
-        A value that a lost rank copies from another rank.
-
-    Raises:
-        ConfigurationError: The object cannot be put back in place.
-    """
-    return dataclasses.replace(as_value("replicated", target), replicated=True)
-
-
-def as_value(name: str, target: Any) -> Value:  # noqa: PLR0911 - one return for each kind of object
-    """Make a Value of a mutable object. Raises ConfigurationError for one that cannot be put back in place."""
-    if isinstance(target, Value):
-        return target
-    if hasattr(target, "state_dict") and hasattr(target, "load_state_dict"):
-        return Value(target.state_dict, target.load_state_dict)
-    if isinstance(target, torch.Generator):
-        return Value(target.get_state, target.set_state)
-    if isinstance(target, np.random.Generator):
-        generator = target.bit_generator
-        return Value(lambda: dict(generator.state), lambda state: setattr(generator, "state", state))
-    if isinstance(target, np.random.RandomState):
-        return Value(lambda: target.get_state(legacy=False), target.set_state)
-    if isinstance(target, random.Random):
-        return Value(target.getstate, target.setstate)
-    if isinstance(target, torch.Tensor):
-        return Value(lambda: target, target.data.copy_)
-    if isinstance(target, np.ndarray):
-        return Value(lambda: target, lambda array: np.copyto(target, array))
-    if isinstance(target, dict):
-        return Value(lambda: target, lambda items: _refill(target.clear, target.update, items))
-    if isinstance(target, list):
-        return Value(lambda: target, lambda items: _refill(target.clear, target.extend, items))
-    if isinstance(target, collections.deque):
-        return Value(lambda: list(target), lambda items: _refill(target.clear, target.extend, items))
-    raise ConfigurationError(
-        f"values[{name!r}] is a {type(target).__name__}, which cannot be put back in place. Give a dict, list, tensor "
-        "or array, an object with state_dict and load_state_dict, or midstep.Value(get=..., set=...)"
-    )
-
-
-def _refill(clear: Callable[[], None], fill: Callable[[Any], Any], items: Any) -> None:
-    clear()
-    fill(items)
+from .values import Value
 
 
 def by_name(kind: str, given: Any) -> dict[str, Any]:

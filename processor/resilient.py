@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
+from ..communicators.libraries import HAS_TORCH
 from ..protocol.errors import ConfigurationError
 from .callbacks import Lifecycle
 from .group_arguments import UNSET, GroupArguments
@@ -46,6 +47,8 @@ def init_process_group(  # noqa: PLR0917 - torch's own signature
 ) -> None:
     """Initialize the default process group of torch.distributed as one that survives the loss of a peer.
 
+    Without torch: connect the ranks of the job for collectives and repairs in host memory.
+
     Takes the place of `torch.distributed.init_process_group`, with the same arguments in the same order. Under
     `midstep run` none is needed, as the job knows all of them; what is passed is compared with the job. Otherwise the
     call is handed on to torch, so that one script serves all: under torchrun as it is there, in plain Python as a world
@@ -74,13 +77,21 @@ def init_process_group(  # noqa: PLR0917 - torch's own signature
     if runtime is not None:
         runtime.init_process_group(given)
         return
+    is_alone = "RANK" not in os.environ and init_method is None and store is None
+    is_alone = is_alone and rank in {UNSET, 0} and world_size in {UNSET, 1}
+    if not HAS_TORCH:
+        if not is_alone:
+            raise ConfigurationError(
+                "torch is not installed, so there is no process group to make outside `midstep run`: start the script "
+                "with `midstep run`, or alone, in plain Python"
+            )
+        return
     import torch.distributed as dist
 
     options = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not None}
     if device_id is None:
         options.setdefault("backend", "gloo")
-    is_alone = "RANK" not in os.environ and init_method is None and store is None
-    if is_alone and rank in {UNSET, 0} and world_size in {UNSET, 1}:
+    if is_alone:
         options.update(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     dist.init_process_group(**options)
 

@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from . import tree
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +15,7 @@ class Shard:
     """An open shard."""
 
     header: bytes
-    tensors: Sequence[torch.Tensor]
+    tensors: "Sequence[torch.Tensor]"
 
     @property
     def names(self) -> list[str]:

@@ -16,16 +16,19 @@ Every wait ends with the communicator's own deadline, or when it is aborted.
 import dataclasses
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 import xxhash
 
+from ..communicators import host_memory
+from ..communicators.host_memory import memory_of
 from ..protocol.errors import ChecksumMismatch, RecoveryError, StateLost
 from ..protocol.types import LocalStateTransfer, RepairPart, ShardTransfer
-from . import tree
 from .chunks import Chunk, ShardMemory, cut
 from .framework import Framework, OpenShard
+
+if TYPE_CHECKING:
+    import torch
 
 # Chunks of one transfer under way at once. So many that a busy machine, on which a thread may wait some milliseconds
 # for its core, still has something to send; fewer where each needs host memory beside the device's.
@@ -49,11 +52,11 @@ class Handle(Protocol):
 class PeerLinks(Protocol):
     """What a transfer needs of a communicator."""
 
-    def isend(self, tensor: torch.Tensor, rank: int) -> Handle:
+    def isend(self, tensor: "torch.Tensor", rank: int) -> Handle:
         """Start sending a CPU tensor."""
         ...
 
-    def irecv(self, tensor: torch.Tensor, rank: int) -> Handle:
+    def irecv(self, tensor: "torch.Tensor", rank: int) -> Handle:
         """Start receiving into a CPU tensor."""
         ...
 
@@ -127,15 +130,15 @@ class _Letters:
     def __init__(self, rank: int, links: PeerLinks) -> None:
         self._rank = rank
         self._links = links
-        self._sent: list[tuple[Handle, torch.Tensor]] = []
+        self._sent: list[tuple[Handle, Any]] = []
         self.bytes_received = 0
 
     def send(self, data: bytes, rank: int) -> None:
         """Start sending; never waits."""
         letter = _HEAD.pack(len(data), xxhash.xxh3_64_intdigest(data)) + data
-        whole = torch.frombuffer(bytearray(letter.ljust(FIRST_BYTES, b"\0")), dtype=torch.uint8)
+        whole = host_memory.from_bytes(bytearray(letter.ljust(FIRST_BYTES, b"\0")))
         for tensor in (whole[:FIRST_BYTES], whole[FIRST_BYTES:]):
-            if tensor.numel():
+            if len(tensor):
                 self._sent.append((self._links.isend(tensor, rank), tensor))
 
     def receive(self, rank: int, what: str) -> bytes:
@@ -152,9 +155,9 @@ class _Letters:
         return data
 
     def _take(self, length: int, rank: int) -> bytes:
-        tensor = torch.empty(length, dtype=torch.uint8)
+        tensor = host_memory.empty_bytes(length)
         self._links.irecv(tensor, rank).wait()
-        return bytes(tree.memory_of(tensor))
+        return bytes(memory_of(tensor))
 
     def finish(self) -> None:
         """Wait until everything sent has left."""
@@ -178,9 +181,9 @@ class _Range:
         self._memory = memory
         self._chunks = cut(memory.sizes, transfer.offset_bytes, transfer.length_bytes)
         self._hash = xxhash.xxh3_64()
-        self._digest = torch.empty(1, dtype=torch.int64)
-        self._staging: dict[int, torch.Tensor] = {}
-        self._pending: dict[int, tuple[Handle, torch.Tensor]] = {}
+        self._digest = host_memory.empty((1,), host_memory.dtype_of("int64"))
+        self._staging: dict[int, Any] = {}
+        self._pending: dict[int, tuple[Handle, Any]] = {}
 
     @property
     def rounds(self) -> int:
@@ -204,7 +207,7 @@ class _Range:
                 self._memory.gather(chunk, buffer)
         self._start(index, buffer)
         if self._sending:
-            self._hash.update(tree.memory_of(buffer))  # while it is on its way
+            self._hash.update(memory_of(buffer))  # while it is on its way
 
     def complete(self, index: int) -> None:
         """Wait for message `index`, if there is one, and take it in."""
@@ -218,19 +221,19 @@ class _Range:
             self.matches = int(self._digest[0]) == _signed(self._hash.intdigest())
             return
         chunk = self._chunks[index]
-        self._hash.update(tree.memory_of(buffer))
+        self._hash.update(memory_of(buffer))
         if self._memory.direct(chunk) is None:
             self._memory.scatter(chunk, buffer)
 
-    def _start(self, index: int, buffer: torch.Tensor) -> None:
+    def _start(self, index: int, buffer: Any) -> None:
         start = self._links.isend if self._sending else self._links.irecv
         self._pending[index] = (start(buffer, self._peer), buffer)
 
-    def _stage(self, index: int, chunk: Chunk) -> torch.Tensor:
+    def _stage(self, index: int, chunk: Chunk) -> Any:
         place = index % self._in_flight  # its last user is done when this one is posted
         held = self._staging.get(place)
-        if held is None or held.numel() < chunk.length:
-            held = self._staging[place] = torch.empty(chunk.length, dtype=torch.uint8)
+        if held is None or len(held) < chunk.length:
+            held = self._staging[place] = host_memory.empty_bytes(chunk.length)
         return held[: chunk.length]
 
 

@@ -12,13 +12,17 @@ import enum
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import torch
 
+from ..communicators import host_memory
+from ..communicators.host_memory import TORCH, dtype_name, memory_of
 from ..protocol.errors import RecoveryError, UnsupportedState
+
+if TYPE_CHECKING:
+    import torch
 
 SKELETON_VERSION = 1
 MAX_DEPTH = 64  # deeper than any state dict; a structure that contains itself ends here
@@ -50,8 +54,9 @@ _DICT_MAKERS: dict[Tag, Callable[[Any], Any]] = {
     Tag.ORDERED_DICT: collections.OrderedDict,
     Tag.COUNTER: lambda pairs: collections.Counter(dict(pairs)),
 }
-_SEQUENCES: dict[type, Tag] = {list: Tag.LIST, tuple: Tag.TUPLE, torch.Size: Tag.SIZE}
-_SEQUENCE_MAKERS: dict[Tag, Callable[[Any], Any]] = {Tag.LIST: list, Tag.TUPLE: tuple, Tag.SIZE: torch.Size}
+_SIZE: type = tuple if TORCH is None else TORCH.Size
+_SEQUENCES: dict[type, Tag] = {_SIZE: Tag.SIZE, list: Tag.LIST, tuple: Tag.TUPLE}
+_SEQUENCE_MAKERS: dict[Tag, Callable[[Any], Any]] = {Tag.LIST: list, Tag.TUPLE: tuple, Tag.SIZE: _SIZE}
 _LEAVES = (type(None), bool, float, bytes)
 
 
@@ -59,7 +64,7 @@ class TensorSlot(msgspec.Struct, frozen=True):
     """A place in an outline where a tensor belongs: its index in the flat list, and what it looks like."""
 
     index: int
-    dtype: torch.dtype
+    dtype: "torch.dtype"  # numpy's, where torch is not installed
     shape: tuple[int, ...]
 
     @property
@@ -68,20 +73,15 @@ class TensorSlot(msgspec.Struct, frozen=True):
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype as torch's namespace has it, e.g. `float32`."""
-    return str(dtype).removeprefix("torch.")
-
-
-def dtype_of(name: str) -> torch.dtype:
+def dtype_of(name: str) -> "torch.dtype":
     """Return the dtype of a name that `dtype_name` gave; raises RecoveryError for any other name."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise RecoveryError(f"the state names a dtype {name!r} that this torch ({torch.__version__}) does not have")
-    return dtype
+    try:
+        return host_memory.dtype_of(name)
+    except TypeError as error:
+        raise RecoveryError(f"the state names a dtype {name!r} that is not known here: {error}") from error
 
 
-def flatten(value: object, path: str) -> tuple[bytes, list[torch.Tensor]]:
+def flatten(value: object, path: str) -> "tuple[bytes, list[torch.Tensor]]":
     """Split `value` into a skeleton and its tensors, which are not copied and may be non-contiguous.
 
     `path` is what the value is called in errors, e.g. `optimizer`. Raises UnsupportedState with path and type.
@@ -98,6 +98,11 @@ def flatten(value: object, path: str) -> tuple[bytes, list[torch.Tensor]]:
 def slots(skeleton: bytes) -> tuple[TensorSlot, ...]:
     """Return what tensors a skeleton refers to, in their order."""
     return tuple(_decode(skeleton)[0])
+
+
+def empty(slot: TensorSlot) -> Any:
+    """Return memory on the host that can receive what belongs in `slot`."""
+    return host_memory.empty(slot.shape, slot.dtype)
 
 
 def slots_and_outline(skeleton: bytes) -> tuple[tuple[TensorSlot, ...], Any]:
@@ -129,14 +134,14 @@ def tensor_names(skeleton: bytes) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{path}#{index}" for index, path in enumerate(names)]
 
 
-def unflatten(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
+def unflatten(skeleton: bytes, tensors: "Sequence[torch.Tensor]") -> Any:
     """Put a structure together again. The tensors are used as they are; numpy arrays share their memory."""
     found, root = _decode(skeleton)
     if len(found) != len(tensors):
         raise RecoveryError(f"the state's skeleton refers to {len(found)} tensors, but {len(tensors)} came with it")
 
     def array(index: int, dtype: str, shape: list[int]) -> Any:
-        raw = tensors[index].contiguous().numpy()
+        raw = host_memory.as_array(tensors[index].reshape(-1))
         return raw.view(np.dtype(dtype)).reshape(shape) if raw.size else np.empty(shape, np.dtype(dtype))
 
     return _rebuild(root, tensors.__getitem__, array)
@@ -145,7 +150,7 @@ def unflatten(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
 def pack(value: object, path: str) -> bytes:
     """Encode `value` and its tensors as one run of bytes; raises UnsupportedState like `flatten`."""
     skeleton, tensors = flatten(value, path)
-    body = [tensor_bytes(tensor).numpy().tobytes() for tensor in tensors]
+    body = [memory_of(tensor_bytes(tensor)).tobytes() for tensor in tensors]
     return b"".join((_LENGTHS.pack(len(skeleton), sum(map(len, body))), skeleton, *body))
 
 
@@ -164,34 +169,27 @@ def unpack(data: bytes) -> Any:
     if sum(slot.size_bytes for slot in found) != body_bytes or any(slot.size_bytes < 0 for slot in found):
         raise RecoveryError("a packed state holds other bytes than its tensors need: it was changed")
     for slot in found:
-        tensor = torch.empty(slot.shape, dtype=slot.dtype)
+        tensor = empty(slot)
         if slot.size_bytes:
-            raw = np.frombuffer(data, np.uint8, slot.size_bytes, start)
-            tensor_bytes(tensor).numpy()[:] = raw
+            memory_of(tensor)[:] = data[start : start + slot.size_bytes]
         tensors.append(tensor)
         start += slot.size_bytes
     return unflatten(skeleton, tensors)
 
 
-def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def tensor_bytes(tensor: Any) -> Any:
     """Return the tensor's memory as flat bytes: a view where it is contiguous, else of a copy; CPU copies of others."""
+    if host_memory.is_array(tensor):
+        return host_memory.flat_view(np.ascontiguousarray(tensor))
     flat = tensor.detach().contiguous().reshape(-1)
-    if flat.device.type != "cpu":
-        flat = flat.cpu()
-    return flat.view(torch.uint8)
-
-
-def memory_of(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a tensor of flat bytes on the CPU, for hashing and for file I/O."""
-    array: Any = tensor.numpy()
-    return memoryview(array)
+    return host_memory.flat_view(flat if host_memory.on_host(flat) else flat.cpu())
 
 
 class _Encoder:
     """One walk over a value; collects the tensors, each object once."""
 
     def __init__(self) -> None:
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[Any] = []
         self._seen: dict[int, int] = {}
         self._alive: list[object] = []  # an id is only good while its object lives
 
@@ -208,12 +206,12 @@ class _Encoder:
             return [_SEQUENCES[kind], *(self.node(item, f"{path}[{i}]", depth + 1) for i, item in items)]
         if kind in _DICTS:
             return self._mapping(_DICTS[kind], value, path, depth)  # type: ignore[arg-type]
-        if isinstance(value, torch.Tensor):
+        if TORCH is not None and isinstance(value, TORCH.Tensor):
             return self._tensor(value, path)
         if kind is complex:
             return [Tag.COMPLEX, value.real, value.imag]  # type: ignore[attr-defined]
-        if kind is torch.dtype:
-            return [Tag.DTYPE, dtype_name(value)]  # type: ignore[arg-type]
+        if TORCH is not None and kind is TORCH.dtype:
+            return [Tag.DTYPE, dtype_name(value)]
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMPY_KINDS:
             return self._numpy(value)
         raise UnsupportedState(
@@ -230,8 +228,8 @@ class _Encoder:
             node += (self.node(key, place, depth + 1), self.node(item, place, depth + 1))
         return node
 
-    def _tensor(self, value: torch.Tensor, path: str) -> list[Any]:
-        plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
+    def _tensor(self, value: Any, path: str) -> list[Any]:
+        plain = type(value) in (TORCH.Tensor, TORCH.nn.Parameter) and value.layout == TORCH.strided
         if not plain or value.is_meta or value.is_quantized:
             raise UnsupportedState(
                 f"{path} is a {type(value).__module__}.{type(value).__qualname__} (layout {value.layout}, device "
@@ -242,10 +240,10 @@ class _Encoder:
     def _numpy(self, value: Any) -> list[Any]:
         if isinstance(value, np.generic):
             return [Tag.NUMPY_SCALAR, value.dtype.str, value.tobytes()]
-        raw = np.frombuffer(bytearray(value.tobytes()), np.uint8) if value.size else np.empty(0, np.uint8)
-        return [Tag.NUMPY_ARRAY, self._add(value, torch.from_numpy(raw)), value.dtype.str, list(value.shape)]
+        raw = host_memory.from_bytes(bytearray(value.tobytes())) if value.size else host_memory.empty_bytes(0)
+        return [Tag.NUMPY_ARRAY, self._add(value, raw), value.dtype.str, list(value.shape)]
 
-    def _add(self, value: object, tensor: torch.Tensor) -> int:
+    def _add(self, value: object, tensor: Any) -> int:
         if id(value) not in self._seen:
             self._seen[id(value)] = len(self.tensors)
             self._alive.append(value)

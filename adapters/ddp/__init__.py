@@ -1,6 +1,6 @@
 """Plain PyTorch: DistributedDataParallel, and any module that every rank holds whole."""
 
-from ...processor.registry import Value, replicated
+from ...processor.values import Value, replicated
 from .state import TrainState
 
 __all__ = ["TrainState", "Value", "replicated"]

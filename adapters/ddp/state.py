@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ...processor import tree
 from ...processor.autograd_hooks import fire_in_backward, fire_in_forward
 from ...processor.framework import OpenShard
-from ...processor.registry import Registry, as_value, by_name
+from ...processor.registry import Registry, by_name
 from ...processor.shard import Shard
+from ...processor.values import as_value
 from ...protocol.errors import NotUnderMidstep, RecoveryError
 from ...protocol.types import InjectionPoint, ShardHold
 from .buckets import BucketLayout

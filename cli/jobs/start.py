@@ -201,5 +201,8 @@ def _with_few_nodes(policy: Policy, start: Start) -> Policy:
 def _on_device(policy: Policy, device: DeviceName | None) -> Policy:
     if device is None:
         return policy
-    communicator = msgspec.structs.replace(policy.communicator, name=COMMUNICATORS[device])
+    fitting = COMMUNICATORS[device]
+    if policy.communicator.name in fitting:
+        return msgspec.structs.replace(policy, device=device)
+    communicator = msgspec.structs.replace(policy.communicator, name=fitting[0])
     return msgspec.structs.replace(policy, device=device, communicator=communicator)

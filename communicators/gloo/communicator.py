@@ -14,12 +14,13 @@ from ...protocol.types import Rendezvous
 from ..background import Abandoned, BackgroundTask, Disposal
 from ..base import CollectiveObserver, Transfer
 from ..generation_scope import GenerationScope, error_text, incomplete_group
+from ..neighbours import Neighbours
+from ..own_sockets import cut_connections
 from ..process_group import BackendRegistration, group_name, group_names
 from ..rendezvous import GenerationStore, StoreConnection
 from .connections import Connections, connect_generation, connect_group
 from .group import BACKEND, GlooBackend, GlooGroup
-from .links import GlooLinks, cut_connections
-from .neighbours import Neighbours
+from .links import GlooLinks
 
 _TAG = 0x6D73  # apart from the tags that a user's own sends use
 _CLOSE_S = 0.8

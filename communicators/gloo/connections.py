@@ -16,11 +16,11 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..background import BackgroundTask
 from ..handshake import GlooMember, Listener
+from ..neighbours import Neighbours
 from ..process_group import group_names, set_group_name
 from ..rendezvous import GenerationStore
 from .group import GlooBackend, GlooGroup
 from .links import GlooLinks
-from .neighbours import Neighbours
 
 _WORLD = "world"
 # Before this torch, a gloo group keeps for its collectives the timeout that it was connected with.

@@ -8,21 +8,18 @@ another member.
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import closing
-from typing import Any
+from collections.abc import Iterable
 
 from torch import distributed as dist
 
 from ...protocol.errors import CommunicatorError
 from ...protocol.types import StoreEndpoint
+from ..own_sockets import each_socket, local_address
 
 Endpoint = tuple[str, int]
 
-_OPEN_FILES = "/proc/self/fd"
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _DEVICE_ATTEMPTS = 5
-_MAPPED = "::ffff:"  # an IPv4 address, as IPv6 writes it
 
 
 class GlooLinks:
@@ -32,7 +29,7 @@ class GlooLinks:
         """Open the device on the address from which `store` is reached, or on the interface that GLOO_SOCKET_IFNAME
         names. Raises CommunicatorError."""
         interface = os.environ.get(_INTERFACE_VARIABLE, "").split(",")[0]
-        host = "" if interface else _local_address(store)
+        host = "" if interface else local_address(store)
         for _ in range(_DEVICE_ATTEMPTS):
             before = _listeners()
             self.device = dist.ProcessGroupGloo.create_device(hostname=host, interface=interface)
@@ -59,7 +56,7 @@ class GlooLinks:
 
     def cut(self) -> int:
         """Shut down all links; return how many there were. Any thread."""
-        return sum(_each_socket(self._cut_if_link))
+        return sum(each_socket(self._cut_if_link))
 
     def _cut_if_link(self, link: socket.socket) -> bool:
         if link.family not in (socket.AF_INET, socket.AF_INET6):
@@ -77,33 +74,6 @@ class GlooLinks:
         return True
 
 
-def cut_connections(store: StoreEndpoint) -> None:
-    """Shut down this process's connections to `store`, to wake a thread that waits for an answer. Any thread."""
-    try:
-        found = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_STREAM)
-    except OSError:
-        return
-    there = {str(address[0]).removeprefix(_MAPPED) for *_, address in found}
-
-    def cut(connection: socket.socket) -> None:
-        if connection.family in (socket.AF_INET, socket.AF_INET6):
-            host, port = connection.getpeername()[:2]
-            if port == store.port and host.removeprefix(_MAPPED) in there:
-                connection.shutdown(socket.SHUT_RDWR)
-
-    _each_socket(cut)
-
-
-def _local_address(store: StoreEndpoint) -> str:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)[0]
-        with closing(socket.socket(family, kind, protocol)) as probe:
-            probe.connect(address)  # sends nothing: it only looks up the route
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise CommunicatorError(f"no route to the store at {store.host}:{store.port}: {error}") from error
-
-
 def _listeners() -> set[Endpoint]:
     def endpoint(candidate: socket.socket) -> Endpoint | None:
         if candidate.family not in (socket.AF_INET, socket.AF_INET6):
@@ -113,27 +83,4 @@ def _listeners() -> set[Endpoint]:
         host, port = candidate.getsockname()[:2]
         return host, port
 
-    return {found for found in _each_socket(endpoint) if found is not None}
-
-
-def _each_socket(look: Callable[[socket.socket], Any]) -> list[Any]:
-    answers = []
-    for name in os.listdir(_OPEN_FILES):
-        try:
-            if not os.readlink(f"{_OPEN_FILES}/{name}").startswith("socket:"):
-                continue
-            # A copy of the descriptor, so that no other thread can close it, and its number be reused, meanwhile.
-            copy = os.dup(int(name))
-        except OSError:  # closed in the meantime
-            continue
-        try:
-            found = socket.socket(fileno=copy)
-        except OSError:  # no longer a socket
-            os.close(copy)
-            continue
-        with closing(found):
-            try:
-                answers.append(look(found))
-            except OSError:
-                continue
-    return answers
+    return {found for found in each_socket(endpoint) if found is not None}

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-import torch
 import xxhash
 
+from ...communicators import host_memory
+from ...communicators.host_memory import memory_of
 from ...protocol.errors import CheckpointError, RecoveryError
 from .. import tree
 from ..framework import OpenShard
@@ -29,16 +30,16 @@ _ALIGNMENT = 8
 _PIECE_BYTES = 8 * 1024 * 1024
 _MAX_INDEX_BYTES = 1 << 30
 _DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
 }
 
 
@@ -90,10 +91,10 @@ def write_shard(file: HashedFile, shard: OpenShard) -> None:
     index: dict[str, Any] = {_METADATA: {HEADER_KEY: base64.b64encode(shard.header).decode()}}
     offset = 0
     for name, tensor in zip(names, shard.tensors, strict=True):
-        known = tensor.dtype in _DTYPES
+        dtype = _DTYPES.get(host_memory.dtype_name(tensor.dtype))
         index[name] = {
-            "dtype": _DTYPES[tensor.dtype] if known else "U8",
-            "shape": list(tensor.shape) if known else [tensor.nbytes],
+            "dtype": dtype or "U8",
+            "shape": list(tensor.shape) if dtype else [tensor.nbytes],
             "data_offsets": [offset, offset + tensor.nbytes],
         }
         offset += tensor.nbytes
@@ -102,7 +103,7 @@ def write_shard(file: HashedFile, shard: OpenShard) -> None:
     file.write(_LENGTH.pack(len(text)))
     file.write(text)
     for tensor in shard.tensors:
-        file.write(tree.memory_of(tree.tensor_bytes(tensor)))
+        file.write(memory_of(tree.tensor_bytes(tensor)))
 
 
 def read_shard(path: Path, checksum: str, accept: Callable[[bytes], OpenShard]) -> OpenShard:
@@ -150,10 +151,10 @@ def _read_index(file: BinaryIO, path: Path, found: Any) -> tuple[bytes, list[int
     return header, [end - start for start, end in places]
 
 
-def _read_tensor(file: BinaryIO, path: Path, tensor: torch.Tensor, found: Any) -> None:
-    direct = tensor.device.type == "cpu"
-    host = tensor if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
-    left = tree.memory_of(host.detach().view(-1).view(torch.uint8))
+def _read_tensor(file: BinaryIO, path: Path, tensor: Any, found: Any) -> None:
+    direct = host_memory.on_host(tensor)
+    host = tensor if direct else host_memory.empty(tensor.shape, tensor.dtype)
+    left = memory_of(host)
     while left:
         count = file.readinto(left[:_PIECE_BYTES])  # type: ignore[attr-defined]
         if not count:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from midstep.communicators.gloo.neighbours import Neighbours
+from midstep.communicators.neighbours import Neighbours
 from midstep.protocol.errors import CommunicatorFailed
 
 from ..unit.test_neighbours import World
@@ -96,7 +96,7 @@ def test_a_handshake_cannot_be_used_twice(world: World) -> None:
     for neighbours in world.ranks:
         with connect(neighbours) as stranger:
             stranger.sendall(handshake)
-            taken = world.start(neighbours.rank, lambda _, each: each._connection_from(7, time.monotonic() + 0.3))
+            taken = world.start(neighbours.rank, lambda _, each: each.connection_from(7, time.monotonic() + 0.3))
             assert stranger.recv(1) == b""
             with pytest.raises(CommunicatorFailed):
                 taken.result(30.0)

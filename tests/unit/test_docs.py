@@ -158,10 +158,11 @@ def test_what_the_docs_take_from_the_code_is_what_the_code_gives(name: str) -> N
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_loop_becomes_resilient_with_ten_changed_lines() -> None:
+@pytest.mark.parametrize("folder", ["examples", "examples/mindspore"])
+def test_a_plain_loop_becomes_resilient_with_ten_changed_lines(folder: str) -> None:
     """Indentation and blank lines aside; the import is one of them."""
     plain, resilient = (
-        [line.strip() for line in (ROOT / "examples" / name).read_text().splitlines() if line.strip(' "\n')]
+        [line.strip() for line in (ROOT / folder / name).read_text().splitlines() if line.strip(' "\n')]
         for name in EXAMPLES
     )
     changed = [line for line in difflib.ndiff(plain, resilient) if line.startswith("+ ") and '"""' not in line]

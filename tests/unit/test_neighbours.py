@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from midstep.communicators.generation_scope import GenerationScope
-from midstep.communicators.gloo.neighbours import Neighbours
 from midstep.communicators.handshake import Authenticator
+from midstep.communicators.neighbours import Neighbours
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed
 from midstep.protocol.types import Rendezvous
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from midstep.processor import tree
-from midstep.processor.registry import Registry, Value, as_value, by_name, replicated
+from midstep.processor.registry import Registry, by_name
+from midstep.processor.values import Value, as_value, replicated
 from midstep.protocol.errors import ConfigurationError, RecoveryError, UnsupportedState
 
 

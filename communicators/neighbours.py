@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ...protocol.errors import CommunicatorError
-from ..generation_scope import GenerationScope
-from ..handshake import HANDSHAKE, NONCE_BYTES, Authenticator, HandshakeListener, Listener, NeighbourAddress
+from ..protocol.errors import CommunicatorError
+from .generation_scope import GenerationScope
+from .handshake import HANDSHAKE, NONCE_BYTES, Authenticator, HandshakeListener, Listener, NeighbourAddress
 
 CHUNK_BYTES = 32 * 1024
 _BUFFER_BYTES = 4 * CHUNK_BYTES  # a chunk fits while the other side does not read
@@ -79,9 +79,9 @@ class Neighbours:
     def connect(self, deadline: float) -> None:
         """Connect to the neighbours of the barrier, and pass it once. Runs in rebuild. Raises as `barrier`."""
         for distance in self._distances():
-            self._connection_to((self.rank + distance) % self.world_size, deadline)
+            self.connection_to((self.rank + distance) % self.world_size, deadline)
         for distance in self._distances():
-            self._connection_from((self.rank - distance) % self.world_size, deadline)
+            self.connection_from((self.rank - distance) % self.world_size, deadline)
         timeout_s = self._limit_s
         self._limit(max(_MIN_S, deadline - time.monotonic()))
         self.barrier()
@@ -105,7 +105,7 @@ class Neighbours:
         """Send `blob` to rank `to` and return what `source` sends, which must name this rank as its `to`."""
         self._number += 1
         deadline = time.monotonic() + self._limit_s
-        outgoing, incoming = self._connection_to(to, deadline), self._connection_from(source, deadline)
+        outgoing, incoming = self.connection_to(to, deadline), self.connection_from(source, deadline)
         try:
             # Sending and receiving take turns chunk by chunk, so that no ring of ranks can all be stuck sending.
             outgoing.sendall(_HEAD.pack(self._number, _SWAP, len(blob)) + blob[:CHUNK_BYTES])
@@ -139,7 +139,7 @@ class Neighbours:
     def _distances(self) -> Sequence[int]:
         return [1 << power for power in range((self.world_size - 1).bit_length())]
 
-    def _connection_to(self, rank: int, deadline: float) -> socket.socket:
+    def connection_to(self, rank: int, deadline: float) -> socket.socket:
         """Return the connection to `rank`; connect on first use."""
         if rank in self._to:
             return self._to[rank]
@@ -155,7 +155,7 @@ class Neighbours:
             raise self._lost(f"connecting to rank {rank}", error) from error
         return connection
 
-    def _connection_from(self, rank: int, deadline: float) -> socket.socket:
+    def connection_from(self, rank: int, deadline: float) -> socket.socket:
         """Return the connection from `rank`; accept on first use, and keep other ranks that connect first."""
         while rank not in self._from:
             try:

@@ -1,0 +1,12 @@
+"""MindSpore: data parallel training, whose parameters every rank holds whole. See `docs/mindspore.md`.
+
+- `state.py`: `MindSporeState`, what a recovery brings back.
+- `gradients.py`: `average`, the mean of gradients over the ranks, over collectives that survive the loss of a peer.
+- `random_numbers.py`: what MindSpore draws, as far as it can be restored.
+- `parameters.py`: parameters and optimizer state as arrays, and back.
+"""
+
+from .gradients import average, get_group_size, get_rank
+from .state import MindSporeState
+
+__all__ = ["MindSporeState", "average", "get_group_size", "get_rank"]

@@ -1,0 +1,199 @@
+"""The train state of a MindSpore script, and how a recovery captures, transfers and restores it.
+
+For data parallel training on a CPU, in PyNative mode, with `mindspore.jit` and in graph mode: every rank holds all
+parameters, moments and counts, so a lost rank copies them from any other.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import mindspore as ms
+
+from ...processor import tree
+from ...processor.framework import OpenShard
+from ...processor.random_state import RandomState
+from ...processor.runtime import Runtime
+from ...processor.shard import Shard
+from ...processor.values import as_value
+from ...protocol.errors import NotUnderMidstep, RecoveryError
+from ...protocol.types import InjectionPoint, ShardHold
+from .gradients import host_collectives
+from .parameters import Parameters
+from .random_numbers import RandomNumbers, drawing_cells
+
+if TYPE_CHECKING:
+    from ...processor.ledger import Ledger, Step
+
+SHARD_ID = "replicated"
+
+
+class MindSporeState:
+    """Everything that training changes, so that a recovery can bring it back.
+
+    Args:
+        network: The cell whose parameters are trained.
+        optimizer: Its optimizer: moments, `global_step` and a dynamic learning rate come with it.
+        data: Objects with state_dict and load_state_dict that say where in the data this rank is. A loop that takes its
+            batches by `step.index` needs none.
+        values: Anything else that changes, by name: dicts, lists, arrays, generators, objects with state_dict, or
+            `midstep.Value(get, set)`. They are rank-local unless marked `midstep.replicated(...)`.
+
+    Raises:
+        ConfigurationError: An object cannot be put back in place, or the job's communicator has no collectives for
+            MindSpore.
+    """
+
+    def __init__(self, network: Any, optimizer: Any = None, *, data: Any = None, values: dict[str, Any] | None = None):
+        self._network = network
+        owners = {"network": network} | ({} if optimizer is None else {"optimizer": optimizer})
+        self._parameters = Parameters(owners)
+        given = {**({} if data is None else {"data": data}), **(values or {})}
+        self._values = {name: as_value(name, target) for name, target in given.items()}
+        self._ledger: Ledger | None = None
+        self._fire: Callable[[], None] | None = None
+        self._random = RandomState()
+        runtime = Runtime.current()
+        if runtime is not None:
+            host_collectives(runtime)
+        self._rank = 0 if runtime is None else runtime.rank
+        self._drawn = RandomNumbers(self._rank)
+        network.register_forward_pre_hook(self._reached_forward)
+
+    # --- for the script -------------------------------------------------------------------------------------------
+
+    def bind(self, ledger: "Ledger") -> None:
+        """Set the step ledger of the train function that is about to run."""
+        self._ledger = ledger
+
+    def steps(self, total: int) -> "Iterator[Step]":
+        """Go through the steps that are left of `total`, each with random numbers of its own.
+
+        Args:
+            total: The number of steps of the whole training, those before a recovery or restart included.
+
+        Returns:
+            An iterator of `midstep.processor.ledger.Step`.
+
+        Raises:
+            NotUnderMidstep: The call was made outside of a resilient train function.
+        """
+        for step in self._bound("steps").steps(total):
+            self._drawn.begin(step.index)
+            if ms.get_context("mode") == ms.GRAPH_MODE:
+                self._reached_forward()  # the compiled forward pass knows no hook
+            yield step
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Stop the step clock in a `with` block: for an evaluation and other things that rightly take long.
+
+        Raises:
+            NotUnderMidstep: The call was made outside of a resilient train function.
+        """
+        paused: AbstractContextManager[None] = self._bound("paused").paused()
+        return paused
+
+    def audit(self) -> tuple[str, ...]:
+        """Return what cannot be brought back. Runs at start, and warns in the rank's log.
+
+        Returns:
+            One sentence for each cell that draws random numbers which no call of MindSpore puts back.
+        """
+        return tuple(
+            f"{path or 'the network'} is a {type(cell).__name__}, which draws from a count of its own that cannot be "
+            "restored on a CPU: a repeated step draws other numbers. Use a function (ops.dropout, in PyNative mode) or "
+            "pass a mask that numpy has drawn"
+            for path, cell in drawing_cells(self._network)
+        )
+
+    def _bound(self, name: str) -> "Ledger":
+        if self._ledger is None:
+            raise NotUnderMidstep(
+                f"MindSporeState.{name} is only available inside a train function that midstep runs: decorate the "
+                "function with @midstep.resilient"
+            )
+        return self._ledger
+
+    # --- for the recovery: the Framework protocol -----------------------------------------------------------------
+
+    def shards(self) -> tuple[ShardHold, ...]:
+        """Return the only shard, the replicated one, with its size now."""
+        return (ShardHold(SHARD_ID, self._open().size_bytes),)
+
+    def writes(self) -> tuple[str, ...]:
+        """Return the shards that this rank writes into checkpoints: on rank 0 the replicated one."""
+        return (SHARD_ID,) if self._rank == 0 else ()
+
+    def capture_local(self) -> bytes:
+        """Capture the rank-local state: random numbers, data position, values."""
+        return tree.pack(
+            {
+                "random": self._random.capture(),
+                "mindspore": self._drawn.capture(),
+                "values": {name: value.get() for name, value in self._values.items() if not value.replicated},
+            },
+            "state",
+        )
+
+    def clean(self) -> None:
+        """Do nothing: gradients are values in MindSpore, which end with the interrupted step."""
+
+    def rebuilt(self) -> None:
+        """Do nothing: nothing here follows from the communicators."""
+
+    def open_shard(self, shard_id: str) -> OpenShard:
+        """Open the replicated shard to send from it."""
+        _known(shard_id)
+        return self._open()
+
+    def _open(self) -> Shard:
+        content = {
+            "parameters": self._parameters.arrays(),
+            "values": {name: value.get() for name, value in self._values.items() if value.replicated},
+        }
+        return Shard(*tree.flatten(content, SHARD_ID))
+
+    def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
+        """Provide memory that receives the replicated shard."""
+        _known(shard_id)
+        return Shard(header, [tree.empty(slot) for slot in tree.slots(header)])
+
+    def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
+        """Make the received replicated shard the state of this rank."""
+        _known(shard_id)
+        content = tree.unflatten(shard.header, shard.tensors)
+        self._parameters.restore(content["parameters"])
+        for name, held in content["values"].items():
+            self._values[name].set(held)
+
+    def restore_local(self, blob: bytes) -> None:
+        """Restore the rank-local state that `capture_local` returned, here or in this rank's earlier process."""
+        captured = tree.unpack(blob)
+        mine = {name for name, value in self._values.items() if not value.replicated}
+        if captured["values"].keys() != mine:
+            raise RecoveryError(
+                f"the captured state has the values {sorted(captured['values'])}, this rank has {sorted(mine)}; do all "
+                "ranks run the same script?"
+            )
+        for name, held in captured["values"].items():
+            self._values[name].set(held)
+        self._drawn.restore(captured["mindspore"])
+        self._random.restore(captured["random"])  # last: putting the others back may have drawn numbers
+
+    def rolled_back(self, step: int) -> None:
+        """Do nothing: every step makes what is beside the state again."""
+
+    def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
+        """Call `fire` once at the next forward pass; for the backward pass, which is one call with it, there too."""
+        if point in {InjectionPoint.FORWARD, InjectionPoint.BACKWARD}:
+            self._fire = fire
+
+    def _reached_forward(self, *arguments: Any) -> None:
+        fire, self._fire = self._fire, None
+        if fire is not None:
+            fire()
+
+
+def _known(shard_id: str) -> None:
+    if shard_id != SHARD_ID:
+        raise RecoveryError(f"there is no shard {shard_id!r} in data parallel training, only {SHARD_ID!r}")

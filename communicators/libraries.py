@@ -1,0 +1,5 @@
+"""Which of the optional libraries are installed, without loading them."""
+
+from importlib.util import find_spec
+
+HAS_TORCH = find_spec("torch") is not None

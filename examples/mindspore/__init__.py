@@ -1,0 +1,1 @@
+"""Data parallel training with MindSpore, plain and resilient side by side."""

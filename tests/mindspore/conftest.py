@@ -1,0 +1,22 @@
+"""Everything in this folder needs a real MindSpore."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from .environment import REQUIRED, require_mindspore
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder, of which the hook is told all."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("mindspore")
+
+
+@pytest.fixture(autouse=True)
+def _mindspore() -> None:
+    require_mindspore(bool(os.environ.get(REQUIRED)))

@@ -1,0 +1,66 @@
+"""Jobs of the MindSpore tests: `midstep run` with the demo's script, as a user starts it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import midstep
+from midstep.controller.journal_reading import read_status
+from midstep.protocol.incidents import Incident, Outcome
+
+RANKS = 4
+LIMIT_S = 300.0
+SCRIPT = Path(midstep.__file__).parent / "examples" / "mindspore" / "train_and_record.py"
+# Room for many recoveries on a busy machine.
+POLICY: dict[str, Any] = {
+    "ladder": [
+        {"rung": "retry_step", "attempts": 8, "budget": {"per_job": 1000}},
+        {"rung": "recover_in_place", "attempts": 8, "budget": {"per_job": 1000}},
+        {"rung": "stop"},
+    ],
+    "communicator": {"name": "tcp"},
+    "standby": {"preload": ["mindspore"]},
+    "checkpoint": {"every_steps": 5},
+    "stall": {"grace_s": 15.0},
+    "heartbeat": {"missed": 20},
+    "incident": {"max_attempts": 20},
+}
+
+
+class Job:
+    """One job on one node, under way in the background."""
+
+    def __init__(self, root: Path, *, mode: str, steps: int, faults: list[dict[str, Any]]) -> None:
+        self.directory, self.records = root / "job", root / "records"
+        self.records.mkdir(parents=True)
+        policy, schedule = root / "policy.yaml", root / "faults.yaml"
+        policy.write_text(yaml.safe_dump(POLICY))
+        schedule.write_text(yaml.safe_dump({"faults": faults}))
+        self._log = (root / "log").open("w+")
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "midstep.cli.main", "run", "--job-dir", str(self.directory)),
+                *("--nproc-per-node", str(RANKS), "--policy", str(policy)),
+                *(("--faults", str(schedule)) if faults else ()),
+                *("--env", "GLOG_v=3", "--env", f"MODE={mode}", str(SCRIPT), str(self.records), str(steps)),
+            ],
+            cwd=root,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def finish(self) -> list[Incident]:
+        """Wait for a job that has to end well, and return its incidents."""
+        try:
+            status = self._process.wait(LIMIT_S)
+        finally:
+            self._process.kill()
+            self._log.seek(0)
+            said = self._log.read()
+            self._log.close()
+        assert status == 0, said[-6000:]
+        incidents = read_status(self.directory).incidents
+        return [incident for incident in incidents if incident.outcome is not Outcome.DISMISSED]
