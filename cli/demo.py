@@ -170,6 +170,8 @@ def command(
     for wanted, library in ((megatron, "megatron"), (mindspore, "mindspore")):
         if wanted and find_spec(library) is None:
             raise click.ClickException(f"{library} is not installed: pip install 'midstep[{library}]'")
+    if not mindspore and find_spec("torch") is None:
+        raise click.ClickException("torch is not installed: pip install 'midstep[torch]', or try --mindspore")
     if mindspore and (megatron or device != DeviceName.CPU):
         raise click.UsageError("--mindspore is on the CPU, and goes without --megatron")
     console = Terminal(width=WIDTH)

@@ -19,6 +19,7 @@ POLICY: dict[str, Any] = {
     "ladder": [
         {"rung": "retry_step", "attempts": 8, "budget": {"per_job": 1000}},
         {"rung": "recover_in_place", "attempts": 8, "budget": {"per_job": 1000}},
+        {"rung": "reschedule_job", "attempts": 2},
         {"rung": "stop"},
     ],
     "communicator": {"name": "tcp"},

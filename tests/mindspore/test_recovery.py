@@ -75,5 +75,6 @@ def test_with_no_replica_left_it_continues_from_the_checkpoint(tmp_path: Path) -
     incidents = disturbed.finish()
 
     assert compare(undisturbed.records, disturbed.records, RANKS, STEPS).differences == ()
+    assert [incident.rung for incident in incidents] == [Rung.RESCHEDULE_JOB]
     assert [incident.restore for incident in incidents] == [RestoreSource.CHECKPOINT]
     assert [incident.steps_lost for incident in incidents] == [3]

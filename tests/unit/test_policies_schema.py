@@ -117,6 +117,14 @@ def test_a_file_changes_only_what_it_names() -> None:
             "job.yaml: communicator.collective_s: found 1; allowed: above stall",
         ),
         ("communicator: {name: nccl}", "job.yaml: communicator.name: found the text 'nccl'; allowed: gloo"),
+        (
+            "{device: npu, communicator: {name: tcp}}",
+            "job.yaml: communicator.name: found tcp; allowed: hccl, which is what the device npu has",
+        ),
+        (
+            "communicator: {name: hccl}",
+            "job.yaml: communicator.name: found hccl; allowed: gloo or tcp, which is what the device cpu has",
+        ),
         ("device: cuda", "job.yaml: device: found the text 'cuda'; allowed: cpu"),
         ("checkpoint: {keep: 1.5}", "job.yaml: checkpoint.keep: found 1.5; allowed: a whole number"),
         ("checkpoint: {directory: 3}", "job.yaml: checkpoint.directory: found 3; allowed: a text, or null"),
