@@ -27,15 +27,16 @@ _HOMES = {
     "external": ("external", "ExternalCommunicator"),
     "tcp": ("tcp.communicator", "TcpCommunicator"),
 }
-_WITHOUT_TORCH = {"gloo": "tcp"}
+_WITHOUT_TORCH = {"gloo": "tcp", "external": "tcp"}
 
 
 def communicator_named(name: str) -> "Communicator":
     """Return a new communicator by its `name` in the policy, not initialised yet.
 
-    Runs once in every training process, before its process groups are made. Without torch, `gloo`, the default of a
-    policy, is `tcp`: there is no gloo then, and both carry what is in host memory. Raises ConfigurationError for an
-    unknown name.
+    Runs once in every training process, before its process groups are made. Without torch `tcp` takes the place of
+    `gloo`, a policy's default, and of `external`: there is no gloo then, and all carry what is in host memory.
+
+    Raises ConfigurationError for an unknown name.
     """
     if name not in _HOMES:
         raise ConfigurationError(
