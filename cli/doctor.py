@@ -8,6 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from .demo import WIDTH, DemoRun, Scenario, by_step, device_scenarios, perform, say_problems
 from .display.terminal import Terminal
-from .releases import MEGATRON, MIDSTEP, PYTHON, TORCH, TORCH_NPU, misfits, was_run
+from .releases import MEGATRON, MIDSTEP, MINDSPORE, NUMPY, PYTHON, TORCH, TORCH_NPU, misfits, was_run
 
 SELF_TEST_STEPS, ACCEPTANCE_STEPS = 20, 100
 TOY_RANKS, FAKE_RANKS, MOST_RANKS = 2, 4, 8
 # What is compared bit for bit has to repeat itself; the training script asks torch for the same.
+INSTEAD = "`midstep demo --mindspore` trains with MindSpore, and `midstep demo` says what it needs"
 REPEATABLE = {"HCCL_DETERMINISTIC": "true"}
 
 
@@ -59,6 +61,9 @@ def command(*, acceptance: bool, look_only: bool) -> None:
         word, colour = {True: ("ok", "green"), False: ("not ok", "red"), None: ("", "")}[finding.good]
         console.print(Text.assemble((f"{word:7}", colour), f" {finding.what}: {finding.said}"), soft_wrap=True)
     bad = any(finding.good is False for finding in findings)
+    if find_spec(TORCH) is None and not look_only:
+        console.print(f"the self-test trains with torch, which is not installed; {INSTEAD}")
+        look_only = True
     if look_only or (bad and devices):
         sys.exit(1 if bad else 0)
     kind = DeviceName.NPU if devices else DeviceName.FAKE
@@ -118,7 +123,8 @@ def _process_scenarios(steps: int, ranks: int) -> tuple[Scenario, ...]:
 
 def examine(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:
     """Return what is found here, and how many NPUs can be used."""
-    findings = [_version("torch", needed=True), _version("torch_npu", needed=False), *_releases()]
+    mindspore = find_spec(MINDSPORE) is not None
+    findings = [_version("torch", needed=not mindspore), _version("torch_npu", needed=False), *_releases()]
     try:
         library: Any = import_module("torch_npu")
     except Exception as error:  # torch-npu without CANN fails in its own ways, all of them news
@@ -153,7 +159,8 @@ def examine(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:
 def _releases() -> list[CheckResult]:
     """Return what is installed and does not fit together, and whether all of it has been run together."""
     installed = {PYTHON: platform.python_version()}
-    for name in (MIDSTEP, TORCH, TORCH_NPU, MEGATRON):
+    of_mindspore = (MINDSPORE, NUMPY) if find_spec(MINDSPORE) is not None else ()
+    for name in (MIDSTEP, TORCH, TORCH_NPU, MEGATRON, *of_mindspore):
         with contextlib.suppress(metadata.PackageNotFoundError):
             installed[name] = metadata.version(name)
     wrong = misfits(installed)

@@ -11,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 PYTHON = "Python"
 MIDSTEP, TORCH, TORCH_NPU, MEGATRON = "midstep", "torch", "torch-npu", "megatron-core"
+MINDSPORE, NUMPY = "mindspore", "numpy"
 
 
 class Fact(NamedTuple):
@@ -28,6 +29,9 @@ FACTS = (
     Fact(MIDSTEP, SpecifierSet(), TORCH, SpecifierSet(">=2.6"), "older ones were never tried"),
     Fact(MIDSTEP, SpecifierSet(), TORCH_NPU, SpecifierSet(">=2.6"), "older ones lack calls of a recovery"),
     Fact(MIDSTEP, SpecifierSet(), MEGATRON, SpecifierSet(">=0.12.1"), "older ones were never tried"),
+    Fact(
+        MINDSPORE, SpecifierSet(), NUMPY, SpecifierSet("<2"), "2.10.0 was tried with numpy 2 and fails in its operators"
+    ),
     Fact(MEGATRON, SpecifierSet(">=0.12"), TORCH, SpecifierSet(">=2.6"), "its package asks for it"),
     Fact(TORCH_NPU, SpecifierSet("<2.7"), PYTHON, SpecifierSet("<3.12"), "it is published for Python 3.10 and 3.11"),
 )
@@ -40,6 +44,8 @@ RUN_TOGETHER = (
     ("3.12", "2.9.1", "0.14.0"),
     ("3.13", "2.15.0", "0.16.1"),
 )
+# As above, without torch: Python, mindspore.
+RUN_WITH_MINDSPORE = (("3.11", "2.10.0"),)
 
 
 def misfits(installed: Mapping[str, str]) -> list[str]:
@@ -62,8 +68,13 @@ def misfits(installed: Mapping[str, str]) -> list[str]:
 
 
 def was_run(installed: Mapping[str, str]) -> bool:
-    """Say whether midstep's checks have run with this Python and torch, and this megatron-core if there is one."""
+    """Say whether midstep's checks have run with this Python, torch or MindSpore, and megatron-core if any."""
     versions = {name: _parsed(text) for name, text in installed.items()}
+    if TORCH not in versions:
+        return any(
+            _same(versions.get(PYTHON), python, 2) and _same(versions.get(MINDSPORE), mindspore, 3)
+            for python, mindspore in RUN_WITH_MINDSPORE
+        )
     return any(
         _same(versions.get(PYTHON), python, 2)
         and _same(versions.get(TORCH), torch, 3)

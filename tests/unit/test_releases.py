@@ -2,7 +2,17 @@
 
 import pytest
 
-from midstep.cli.releases import MEGATRON, MIDSTEP, PYTHON, TORCH, TORCH_NPU, misfits, was_run
+from midstep.cli.releases import (
+    MEGATRON,
+    MIDSTEP,
+    MINDSPORE,
+    NUMPY,
+    PYTHON,
+    TORCH,
+    TORCH_NPU,
+    misfits,
+    was_run,
+)
 
 STACK = {PYTHON: "3.10.13", MIDSTEP: "0.1.0", TORCH: "2.7.1+cpu", TORCH_NPU: "2.7.1.post11", MEGATRON: "0.12.1"}
 
@@ -42,3 +52,11 @@ def test_a_stack_that_was_run_is_told_from_one_that_was_not() -> None:
     assert was_run({PYTHON: "3.10.2", TORCH: "2.6.0+cu124"})
     assert not was_run({**STACK, TORCH: "2.8.0"})
     assert not was_run({**STACK, MEGATRON: "0.13.0"})
+
+
+def test_mindspore_is_judged_with_numpy_and_without_torch() -> None:
+    stack = {PYTHON: "3.11.7", MIDSTEP: "0.1.0", MINDSPORE: "2.10.0", NUMPY: "1.26.4"}
+    assert misfits(stack) == []
+    assert was_run(stack)
+    assert not was_run({**stack, MINDSPORE: "2.9.0"})
+    assert misfits({**stack, NUMPY: "2.4.6"})[0].startswith("mindspore 2.10.0 needs numpy <2, and this is 2.4.6")
