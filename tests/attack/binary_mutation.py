@@ -2,11 +2,13 @@
 
 import enum
 import random
+import re
 from typing import Any
 
 import msgspec
 
 _AT_THE_BOUNDS = 0.03
+LONG_CHARS = 500
 _HALF = 0.5
 _WRONG: tuple[Any, ...] = (
     None, True, -1, 0, 2**63 - 1, 2**64 - 1, -(2**63), 1e308, float("nan"), float("inf"), "", "x" * 3000, b"\xff" * 50,
@@ -87,5 +89,14 @@ class Maker:
         if isinstance(info, inspect.FloatType):
             return chance.choice((0.0, 0.1, 1.0) if info.le == 1 else (0.0, 0.1, 1.0, 1e9, 1e12))
         if isinstance(info, inspect.StrType):
-            return "x" * 500 if chance.random() < _AT_THE_BOUNDS else chance.choice(self._names)
+            return self._text(info)
         return chance.random() < _HALF if isinstance(info, inspect.BoolType) else None
+
+    def _text(self, info: msgspec.inspect.StrType) -> str:
+        """Return a text within its bounds: one of the names that fit, or a long one."""
+        fitting = [
+            name for name in self._names if re.search(info.pattern or "", name) and len(name) >= (info.min_length or 0)
+        ]
+        if not fitting or self._chance.random() < _AT_THE_BOUNDS:
+            return "x" * min(info.max_length or LONG_CHARS, LONG_CHARS)
+        return self._chance.choice(fitting)

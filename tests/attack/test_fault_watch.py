@@ -74,7 +74,7 @@ class Watch:
             job_directory=root,
             run_directory=run,
             fault_sources=(root / "faults",),
-            policy=SimpleNamespace(faults=SimpleNamespace(node_serials={})),
+            policy=SimpleNamespace(faults=SimpleNamespace(node_serials={}, node_names={})),
             spec=SimpleNamespace(job="gpt"),
         )
         self.lives = 0
