@@ -122,7 +122,7 @@ def _repair(what: str, step: int, kind: int, ranks: dict[str, Any]) -> list[Any]
     return ["repair", what, FIRST + step, kind == STRUCK, ranks["dst"], info, ARGUMENTS, NO_CONTEXT]
 
 
-@pytest.mark.parametrize("struck", [None, 1])
+@pytest.mark.parametrize("struck", [pytest.param(None, marks=pytest.mark.soak), 1])
 def test_a_stop_dumps_each_shard_once_and_renames_when_all_is_written(struck: int | None, tmp_path: Path) -> None:
     """Each half by the lowest rank that holds it; where one is killed meanwhile, another writes its half."""
     faults = [] if struck is None else [[struck, "dump"]]
