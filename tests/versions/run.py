@@ -27,19 +27,18 @@ class Check(NamedTuple):
     command: tuple[str, ...]
 
 
-DEMO = Check("demo", ("midstep", "demo"))
 # Two instances with fp16, and tensor 2 x pipeline 2 x data 2 with a buddy.
 SHAPES = ("tests/chaos/megatron/test_shapes.py", "-k", "instances or (pipeline and buddy)")
 CHECKS = (
     Check("contract tests", (*_PYTEST, "tests/contract")),
-    DEMO,
+    Check("demo", ("midstep", "demo")),
     Check("demo --megatron", ("midstep", "demo", "--megatron")),
     Check(
         "Megatron jobs",
         (*_PYTEST, "-m", "not nightly", *SHAPES),
     ),
 )
-SHORT = (Check("contract tests of gloo", (*_PYTEST, "tests/contract/gloo")), DEMO)
+SHORT = (Check("contract tests of gloo", (*_PYTEST, "tests/contract/gloo")),)
 
 
 def main() -> int:
