@@ -217,7 +217,7 @@ class FakeHcclGroup(dist.ProcessGroup):
             time.sleep(_TICK_S)
         signals = [_signal(self._store.get(other)) for other in others]
         while any(signal.at_s < self._cleared_s for signal in signals):
-            if task.over:  # what came before this rank cleared it is lost, and nobody sends it again
+            if task.over:  # what came before this rank cleared it is lost, and is not sent again
                 raise RuntimeError(ABORTED)
             time.sleep(_TICK_S)
         LINKS.add_peers([(signal.listener.host, signal.listener.port) for signal in signals])

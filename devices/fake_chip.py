@@ -119,7 +119,7 @@ class Chip:
         self._free_s: float | None = None  # on the monotonic clock
         self.hang_next = False
         self.queue_dies = False  # with the next task
-        self.queue_dead = False  # for good: tasks are taken, and nobody works on them
+        self.queue_dead = False  # for good: tasks are taken and never carried out
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._open: set[Task] = set()
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The train state of a job with MindIO's handlers: who has what is midstep's, to move it is the handlers'.
+"""The train state of a job with MindIO's handlers: midstep knows the holders, the handlers move.
 
 The shards have no tensors here: the plan of a repair says which rank sends which shard to which, and the repair handler
 does it over the framework's own groups. What midstep itself brings back is each rank's random numbers.

@@ -130,7 +130,7 @@ class TcpCommunicator:
                 missing=f"has not come to group {_WORLD}",
             )
             neighbours.expect([member.neighbours for member in members])
-            task.remaining_s()  # raises when nobody waits for the result any more
+            task.remaining_s()  # raises when the result is not waited for any more
         except BaseException:
             neighbours.close()
             raise

@@ -175,9 +175,10 @@ def test_a_deposed_leader_in_this_process_is_told(path: Path) -> None:
     first.close()
 
 
-def test_of_two_that_stand_by_the_promoted_one_leads_though_the_other_waited_longer(
-    path: Path, leaders: list[Leader]
+def test_a_free_lead_is_left_to_the_promoted_one_though_another_waits(
+    path: Path, leaders: list[Leader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("midstep.controller.election.succession.PREFERRED_S", PATIENCE_S)
     leaders.append(Leader(path, "beats"))
     succession = FileSuccession(path.parent)
     order: list[str] = []
@@ -188,13 +189,17 @@ def test_of_two_that_stand_by_the_promoted_one_leads_though_the_other_waited_lon
         with Journal.open(path, wait_s=None, election=election):
             order.append(name)
 
-    threads = [threading.Thread(target=stand, args=(name,)) for name in ("waits", "promoted")]
-    for thread in threads:
-        thread.start()
+    waits, promoted = (threading.Thread(target=stand, args=(name,)) for name in ("waits", "promoted"))
     succession.prefer("promoted")
+    waits.start()
     leaders[0].process.kill()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    waits.join(2 * LEASE_S)
+    assert order == []
+    promoted.start()
+    promoted.join(PATIENCE_S)
+    assert order == ["promoted"]
+    succession.prefer("waits")
+    waits.join(PATIENCE_S)
     assert order == ["promoted", "waits"]
 
 

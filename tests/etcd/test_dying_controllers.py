@@ -25,7 +25,7 @@ MOST_CONTROLLERS = 60
 
 # A controller that kills itself when its first news of the job are durable and nothing has followed from them yet, or
 # when all has followed from them and the next are about to be written. That it has started, and which nodes there are,
-# each of them hears anew.
+# each of them hears again.
 DYING = """
 import os, signal, sys
 from midstep.cli.main import main

@@ -495,5 +495,6 @@ def test_a_promoted_controller_leads_next_and_a_pause_keeps_a_standby_out(job: E
 def test_a_promotion_is_forgotten_when_the_promoted_one_does_not_come(job: EtcdPlace, lead: Open) -> None:
     succession = EtcdSuccession(job)
     succession.prefer("gone")
+    assert not succession.admits("second", standby=False)
     assert lead(job, "second", admitted=partial(succession.admits, "second", standby=True)).term == 1
     succession.close()

@@ -72,6 +72,7 @@ def test_etcd_is_gone_for_longer_than_a_lease_and_nothing_changes(
     job.until_steps(job.steps_done() + 10)
     job.kill_rank(1, before)
     time.sleep(max(0.0, ended_s + OUTAGE_S - time.monotonic()))
+    assert "cannot keep a lease" in job.said(), "etcd was there all the time"
     for number in range(CONTROLLERS):
         job.start_member(number)
     job.until_steps(job.steps_done() + 30)

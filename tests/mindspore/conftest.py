@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder, of which the hook is told all."""
+    """Mark the tests of this folder, the hook gets those of all folders."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("mindspore")

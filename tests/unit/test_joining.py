@@ -108,7 +108,7 @@ def test_without_an_endpoint_all_nodes_are_on_this_machine() -> None:
 
 
 def test_the_flags_of_a_launch_script_for_one_machine_need_no_token() -> None:
-    """Scripts of MindSpeed-LLM give all five, also for one machine: nobody else can reach its own address."""
+    """Scripts of MindSpeed-LLM give all five, also for one machine: no other machine can reach its own address."""
     one = Flags(node_rank=0, master_addr="localhost", master_port=6000)
 
     assert meets_itself(one, 1)

@@ -72,7 +72,7 @@ def test_replicas_that_cannot_be_are_refused_with_a_sentence(entry: dict[str, An
 
 
 def test_sources_send_and_newcomers_receive() -> None:
-    """Each is told its own part, and all are told who takes part at all."""
+    """Each gets its own part, and all get the list of those that take part."""
     dense, experts = Move(0, 3, 1), Move(1, 3, 2)
     world = [standing(0), standing(1, dense), standing(2, experts), standing(3, dense, experts, newcomer=True)]
 
@@ -84,7 +84,7 @@ def test_sources_send_and_newcomers_receive() -> None:
 
 
 def test_a_rank_whose_memory_was_damaged_knows_it() -> None:
-    """Its handler has memory to make anew."""
+    """Its handler has memory to make again."""
     move = Move(0, 1, 3)
 
     info = repair_of(1, [standing(1, move, struck=True), standing(3, move)])
@@ -102,7 +102,7 @@ def test_no_rank_has_to_send_and_receive_at_once() -> None:
 
 
 def test_of_the_holders_of_a_part_the_lowest_dumps_it() -> None:
-    """Who writes a part is told all that write parts of the same type: their handlers work together."""
+    """A writer of a part gets the list of all that write parts of the same type: their handlers work together."""
     halves, experts = OptimizerReplicas(0, (0, 1, 2, 3), 2), OptimizerReplicas(1, (0, 1, 2, 3), 4)
 
     assert dump_of(("0/0/0", "1/0/0"), (halves, experts), (0, 1)) == [

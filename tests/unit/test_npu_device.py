@@ -66,7 +66,7 @@ def test_a_stop_makes_a_waiting_thread_raise_and_a_clean_lets_the_device_work_ag
 
 
 def test_a_stop_lets_no_other_thread_run_until_it_is_done(device: NpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch-npu's, which waits for the device with the GIL in its hands: no timer and no heartbeat goes on."""
+    """As torch-npu's, which waits for the device with the GIL in its hands: timers and heartbeats stand still."""
     monkeypatch.setattr(fake_chip, "STOP_S", 0.3)
     ticks, over = [time.monotonic()], threading.Event()
 

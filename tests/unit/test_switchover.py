@@ -1,5 +1,6 @@
 """What an admin may do about the lead: promote a controller that stands by, and pause the failover."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ class Clock:
     """A wall clock that is set by hand."""
 
     def __init__(self) -> None:
-        self.now_s = 1_800_000_000.0
+        self.now_s = time.time()  # what is shown in a status is compared with the real one
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
@@ -126,11 +127,14 @@ def test_a_controller_that_cannot_lead_is_not_promoted(switchover: Switchover, n
     switchover.require_unpromoted()
 
 
-def test_a_pause_is_answered_and_shown_in_the_status(switchover: Switchover, succession: FileSuccession) -> None:
+def test_a_pause_is_answered_and_shown_in_the_status(
+    switchover: Switchover, succession: FileSuccession, clock: Clock
+) -> None:
     assert switchover.answer(PauseFailoverRequest(60)) == Accepted(
         "for 60 s no standby takes over from first; recovery continues as ever"
     )
     assert not succession.admits("second", standby=True)
+    assert switchover.standing() == (listed(), clock.now_s + 60)
     answer = switchover.answer(PauseFailoverRequest(0))
     assert isinstance(answer, Accepted)
     assert succession.admits("second", standby=True)

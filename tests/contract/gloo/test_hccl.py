@@ -259,7 +259,7 @@ def passes_on(rank: Rank, *, connected: bool) -> None:
 
 
 def test_pairs_that_have_sent_to_each_other_are_linked_before_the_step(ranks: Ranks) -> None:
-    """A newcomer has not sent anything: it is told by its neighbours. The library itself would link in the step."""
+    """A newcomer hears of its pairs from its neighbours. The library itself would link in the step."""
     ranks.start_all(WORLD, lambda rank: passes_on(rank, connected=True))
     assert ranks.hear_all() == ["checked"] * WORLD
     ranks.signal(2, signal.SIGKILL)
