@@ -156,13 +156,16 @@ class NonblockingSocket:
 
     def _transmit(self, frames: list[bytes]) -> bool:
         """Send without waiting; False when the queue to the peer is full or there is no connection."""
+        sent = True
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
-            return False
-        finally:
+            sent = False
+        # To send uses up the edge of what has just come. What is tried from the event loop and fails must not bring on
+        # the next try by itself: without a connection that would go round and round.
+        if sent or self.pending:
             self._check_soon()
-        return True
+        return sent
 
 
 def wait(

@@ -359,6 +359,36 @@ def test_what_is_sent_without_a_connection_arrives_later_and_the_oldest_goes_fir
     assert not dealer.wants_to_send
 
 
+def test_what_waits_for_a_connection_does_not_keep_an_event_loop_busy(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that turns without end takes a core from the training, for as long as there is no controller."""
+    dealer = house.dealer(house.ipc, A)
+    turns: list[float] = []
+    receive = dealer.receive
+
+    def counted() -> list[Received]:
+        turns.append(time.monotonic())
+        return receive()
+
+    monkeypatch.setattr(dealer, "receive", counted)
+
+    async def wait_for_a_router() -> int:
+        dealer.attach(asyncio.get_running_loop(), lambda _: None)
+        dealer.send(b"news")
+        await asyncio.sleep(QUIET_S)
+        waited = len(turns)
+        router = house.router(house.ipc)
+        deadline = time.monotonic() + PATIENCE_S
+        while dealer.wants_to_send and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+        dealer.detach()
+        house.expect(router, b"news")
+        return waited
+
+    assert asyncio.run(wait_for_a_router()) < 100
+
+
 def test_a_second_connection_of_an_identity_takes_over_and_the_first_is_no_longer_heard(
     house: House, router: RouterSocket
 ) -> None:
