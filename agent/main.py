@@ -19,6 +19,7 @@ import psutil
 import zmq
 
 from ..platforms.processes import ChildReaper
+from ..protocol.absence import Absence
 from ..protocol.agent_end import AgentEnd, write_agent_end
 from ..protocol.discovery import GIVE_UP_S, read_endpoint
 from ..protocol.exits import RESTART_HERE
@@ -43,7 +44,6 @@ from ..protocol.run_directories import Fate, remove_abandoned
 from ..protocol.transport import DealerSocket
 from ..protocol.types import FaultAction, JobSettings, JobSpec, node_address
 from ..protocol.visible_devices import visible_devices
-from .absence import Absence
 from .heartbeat import Heartbeat
 from .linux import adopt_orphans
 from .own_program import OwnProgram

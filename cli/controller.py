@@ -25,14 +25,15 @@ EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
     "--job-dir",
     "job_directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The job directory, with the journal that `midstep run` founded.  [default with --store: ~/.midstep/jobs/JOB]",
+    help="The job directory, with the journal that `midstep run` or `midstep submit` founded.  [default with --store: "
+    "~/.midstep/jobs/JOB]",
 )
 @click.option(
     "--run-dir",
     "run_directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where sockets and keys are. Owner-only, on this machine, with a short path.  [default with --store: made, "
-    "and removed at the end]",
+    help="Where sockets and keys are. Owner-only, on this machine, with a short path.  [default with --store, or with "
+    "the job's token: made, and removed at the end]",
 )
 @store_option()
 @click.option("--job", metavar="NAME", help="The job in the store.  [default: the one that the token names]")
@@ -127,7 +128,7 @@ def command(
             token = read_token(token_file, os.environ)
             given = Given(job, token, keys_directory, job_directory, run_directory, listen)
             exit_code = serve(
-                in_directories(given) if store is None else in_store(stack, store, given),
+                in_directories(stack, given) if store is None else in_store(stack, store, given),
                 term=Term(None if standby else wait_s, lease_s if standby else None, stop, in_memory, name),
                 alive=KeepAlive(keepalive_fd),
             )

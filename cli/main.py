@@ -27,9 +27,10 @@ COMMANDS = {
     "simulate": "Forecast what a policy would do in a month of faults, before a job is started.",
     "policy": "Check a policy file, ask what it would do, or make one of an acjob.",
     "token": "Make the secret that all machines of a job have.",
-    "submit": "Put a job into etcd, for controllers and agents that you start on several machines.",
+    "submit": "Put a job into etcd or a directory, for controllers and agents that you start.",
     "controller": "Run the controller of a job (`run` does it for you).",
     "agent": "Run the agent of a node (`run` does it for you).",
+    "platform": "Make the nodes of a job on an engine that you have.",
 }
 
 

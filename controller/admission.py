@@ -9,12 +9,21 @@ when the message was decoded (`protocol/bounds.py`).
 
 from ..policies.fault_codes import DETECTABLE
 from ..protocol.enrolment import JOINING_FAMILY, EnrolmentRequested
-from ..protocol.messages import Ack, Envelope, FaultReported, NodeLost, NodeRefused
+from ..protocol.messages import (
+    Ack,
+    Envelope,
+    FaultReported,
+    NodeGoing,
+    NodeLost,
+    NodeRefused,
+    NodeStaying,
+    PlatformJoined,
+)
 from ..protocol.types import DETECTOR_PREFIX, PLATFORM, FaultLevel, FaultReport
 from .node_admission import NODE_PREFIX, RANK_PREFIX, ranks_of, refusal_of_node, refusal_of_rank
 from .routes import Routes
 
-_OF_THE_PLATFORM = (NodeLost, NodeRefused, Ack)
+_OF_THE_PLATFORM = (PlatformJoined, NodeLost, NodeRefused, NodeGoing, NodeStaying, Ack)
 _LONGEST_TEXT = 4000  # of a fault: the book adds to it
 
 

@@ -72,14 +72,17 @@ class Journal:
 
     @staticmethod
     def create(
-        path: Path, job: JobSpec, policy: Policy, *, can_create_nodes: bool = False, head: Path | None = None
+        path: Path,
+        job: JobSpec,
+        policy: Policy,
+        *,
+        can_create_nodes: bool = False,
+        head: Path | None = None,
+        platform: str = "",
     ) -> None:
-        """Found the journal of a new job. Raises JournalError if there is one already or it cannot be written.
-
-        `can_create_nodes`: the platform can make nodes beyond those that the job starts with. `head`: as in `open`.
-        """
+        """Found the journal of a new job, as Founding says; `head`: as in `open`. Raises JournalError."""
         key = secrets.token_bytes(KEY_BYTES)
-        founding = msgspec.msgpack.encode(Founding(job, policy, can_create_nodes, time.time(), key))
+        founding = msgspec.msgpack.encode(Founding(job, policy, can_create_nodes, time.time(), key, platform))
         first = origin(founding)
         journal_file.create(path, {journal_records.FOUNDING: founding, journal_records.ORIGIN: first})
         if head is not None:

@@ -29,8 +29,9 @@ _decode_event = msgspec.msgpack.Decoder(Event).decode
 class Founding(msgspec.Struct, frozen=True):
     """What a job's machine starts from, and what never changes afterwards. `created_s`: wall-clock seconds.
 
-    `rendezvous_key`: random, another one in every job, and so what tells a job from another one of the same name. Every
-    generation has its secret from it.
+    `platform`: what makes the job's nodes, a process that connects with the job's token; empty: its launcher does, or
+    they join by themselves. `rendezvous_key`: random, another one in every job, and so what tells a job from another
+    one of the same name. Every generation has its secret from it.
     """
 
     job: JobSpec
@@ -38,6 +39,7 @@ class Founding(msgspec.Struct, frozen=True):
     can_create_nodes: bool
     created_s: float
     rendezvous_key: bytes
+    platform: str = ""
 
     def machine(self) -> RecoveryMachine:
         """Return a machine to which nothing has happened yet."""

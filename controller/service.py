@@ -86,7 +86,13 @@ def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive) -> int:
         routes = Routes()
         liveness = Liveness(policy.heartbeat)
         wire, enroller = open_wire(
-            router, mailbox, routes, liveness=liveness, world_size=job.world_size, keys=place.keys_directory
+            router,
+            mailbox,
+            routes,
+            liveness=liveness,
+            world_size=job.world_size,
+            keys=place.keys_directory,
+            platform=journal.founding.platform,
         )
         driver = Driver(
             machine=journal.founding.machine(),

@@ -1,23 +1,35 @@
 """Interface of a platform: provides nodes when the controller asks for them, and reports when they are lost.
 
-A platform is a peer of the controller, at the address "platform". It decides nothing.
+A platform is a peer of the controller, at the address "platform". It decides nothing. `PlatformPeer` carries its
+messages; `registry.py` finds it by its name.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from ..protocol.messages import CreateNode, DeleteNode, EndJob, KillNode
+from ..protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, PlatformJoined, Report
+from ..protocol.token import FullToken
+
+Post = Callable[[Report], None]
+"""Tell the controller something; it is sent again until it has arrived. Returns at once."""
 
 
 class Platform(Protocol):
-    """Provides nodes. Each command may come twice; the second must change nothing.
+    """Provides nodes. Each command may come twice; the second must change nothing. None may block.
 
-    The loss of a node that the controller has not deleted is reported as NodeLost, once, whatever caused it.
+    The loss of a node that the controller has not deleted is reported as NodeLost, once, whatever caused it; that a
+    node is about to be taken away as NodeGoing, and that it is not after all as NodeStaying.
     """
+
+    def describe(self) -> PlatformJoined:
+        """Return what this platform can do, and which nodes it has, or has on their way. Told to every controller."""
+        ...
 
     def create_node(self, command: CreateNode) -> None:
         """Make a node and start its agent, which then joins by itself. Answers with NodeRefused if it cannot.
 
-        Called while a recovery waits for a replacement, or ahead of time, for spare nodes.
+        Called when a job begins, while a recovery waits for a replacement, or ahead of time, for spare nodes.
         """
         ...
 
@@ -32,3 +44,22 @@ class Platform(Protocol):
     def end_job(self, command: EndJob) -> None:
         """Take note that the job has ended: agents exit by themselves, and are no longer reported as lost."""
         ...
+
+    async def close(self) -> None:
+        """End the nodes that are left, and let go of everything else. Returns after a bounded time."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlatformContext:
+    """What a platform is made with, in the running loop. `options`: those of `midstep platform --option`."""
+
+    job: str
+    controllers: tuple[str, ...]  # where they may listen, tcp://; for agents
+    token: FullToken
+    options: Mapping[str, str]
+    post: Post
+
+
+PlatformFactory = Callable[[PlatformContext], Platform]
+"""Make a platform. Raises ConfigurationError for options that it does not know, or that do not fit."""

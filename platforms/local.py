@@ -19,20 +19,17 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ..protocol.discovery import GIVE_UP_S, read_endpoint
+from ..protocol.discovery import read_endpoint
 from ..protocol.errors import ConfigurationError, MidstepError, PlatformError
 from ..protocol.keys import JobKeys
-from ..protocol.link import ControllerLink
-from ..protocol.mailbox import Mailbox
-from ..protocol.messages import CreateNode, DeleteNode, EndJob, Envelope, KillNode, NodeLost, NodeRefused
+from ..protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeLost, NodeRefused, PlatformJoined
 from ..protocol.removal import remove_tree
-from ..protocol.transport import DealerSocket
 from ..protocol.types import PLATFORM, node_address
 from .leftovers import NodeMark, kill_tree
 from .log_files import open_log
+from .peer import PlatformPeer
 from .processes import WatchedProcess
 
-RETRY_MAX_S = 2.0
 KILLED_S = 5.0
 SERVICES = {"midstep-forksrv", "midstep-idle", "midstep-store"}  # an agent's own children, by their process names
 
@@ -52,6 +49,7 @@ class LocalOptions(msgspec.Struct, frozen=True):
     log_directory: str
     host: str = "127.0.0.1"
     max_nodes: int = 64
+    can_create: bool = True  # nodes beyond those that the job starts with
     grace_s: float = 15.0
     session: int = 0  # above those of agents and platforms that the job had before
 
@@ -95,23 +93,14 @@ class LocalPlatform:
         self._nodes: dict[str, _Node] = {}
         self._ending = False
         self._session = max(time.time_ns(), options.session)  # of the agent that was started last
-        self._link = ControllerLink(
-            Mailbox(
-                job=options.job,
-                address=PLATFORM,
-                session=self._session,
-                retry_max_s=RETRY_MAX_S,
-                give_up_s=GIVE_UP_S,
-            ),
-            DealerSocket(
-                options.controller,
-                identity=PLATFORM,
-                curve=JobKeys.load_client(options.keys, PLATFORM),
-            ),
-            on_command=self._command,
-            on_new_controller=lambda: None,  # it learns of the nodes from their agents
+        self._peer = PlatformPeer(
+            options.job,
+            [options.controller],
+            JobKeys.load_client(options.keys, PLATFORM),
+            session=self._session,
             lookup=partial(read_endpoint, Path(options.run_directory)),
         )
+        self._peer.serve(self)
 
     @property
     def agents(self) -> dict[str, int]:
@@ -132,18 +121,28 @@ class LocalPlatform:
         """Start the nodes of a new job, spare ones included: node0, node1, ... Raises PlatformError."""
         for number in range(nodes):
             self._create(f"node{number}")
+        self._peer.introduce()
 
     def start_more(self, names: Iterable[str]) -> None:
         """Start nodes of a job that continues, under names that it never had. Raises PlatformError."""
         for name in names:
             self._create(name)
+        self._peer.introduce()
 
     def report_lost(self, names: Iterable[str]) -> None:
         """Tell the controller of a job that continues which nodes ended with the last launcher."""
         for name in names:
-            self._link.post(NodeLost(node=name, reason="it ended with its launcher", at_s=time.time()))
+            self._peer.post(NodeLost(node=name, reason="it ended with its launcher", at_s=time.time()))
 
     # --- commands of the controller ---------------------------------------------------------------------------
+
+    def describe(self) -> PlatformJoined:
+        """Return what can be done on this machine, and the nodes that are there."""
+        return PlatformJoined(
+            can_create=self._options.can_create,
+            can_kill=True,
+            nodes=tuple(name for name, node in self._nodes.items() if not node.deleted),
+        )
 
     def create_node(self, command: CreateNode) -> None:
         """Make a node and start its agent. Answers with NodeRefused if it cannot."""
@@ -152,7 +151,7 @@ class LocalPlatform:
         try:
             self._create(command.node)
         except MidstepError as error:
-            self._link.post(NodeRefused(node=command.node, reason=str(error)))
+            self._peer.post(NodeRefused(node=command.node, reason=str(error)))
 
     def delete_node(self, command: DeleteNode) -> None:
         """Ask the node's agent to exit, and kill it after `grace_s`. Its keys open no new connection."""
@@ -187,22 +186,9 @@ class LocalPlatform:
         for node in nodes:
             if node.process is not None and not await node.process.wait(max(0.0, deadline - time.monotonic())):
                 _log.error("agent %d of %s does not exit after SIGKILL", node.process.pid, node.name)
-        self._link.close()
+        self._peer.disconnect()
 
     # --- inside -------------------------------------------------------------------------------------------------
-
-    def _command(self, envelope: Envelope) -> None:
-        match envelope.body:
-            case CreateNode() as command:
-                self.create_node(command)
-            case DeleteNode() as command:
-                self.delete_node(command)
-            case KillNode() as command:
-                self.kill_node(command)
-            case EndJob() as command:
-                self.end_job(command)
-            case other:
-                _log.warning("a platform cannot carry out a %s", type(other).__name__)
 
     def _create(self, name: str) -> None:
         if name in self._nodes:
@@ -237,7 +223,7 @@ class LocalPlatform:
         command = [sys.executable, "-m", "midstep.cli.agent"]
         arguments = {
             "--job": options.job,
-            "--controller": self._link.endpoint,
+            "--controller": self._peer.endpoint,
             "--node": name,
             "--keys": options.keys,
             "--run-dir": options.run_directory,
@@ -292,4 +278,4 @@ class LocalPlatform:
         if not node.deleted and not self._ending:
             how = f"signal {-status}" if status < 0 else f"status {status}"
             reason = f"its agent ended with {how}"
-            self._link.post(NodeLost(node=node.name, reason=reason, at_s=time.time()))
+            self._peer.post(NodeLost(node=node.name, reason=reason, at_s=time.time()))

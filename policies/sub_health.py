@@ -29,9 +29,12 @@ def question(now: float, node: str, nodes: dict[int, str], spent: tuple[Spent, .
     )
 
 
-def obstacle(policy: Policy, refused: tuple[str, ...], spares: int) -> str | None:
-    """Say why a node is not drained now, None when it can be. `refused`: the ladder's reasons against `recover`."""
-    if policy.sub_health is SubHealthAction.IGNORE:
+def obstacle(policy: Policy, refused: tuple[str, ...], spares: int, *, going: bool = False) -> str | None:
+    """Say why a node is not drained now, None when it can be. `refused`: the ladder's reasons against `recover`.
+
+    `going`: the platform takes the node away, which the job cannot ignore.
+    """
+    if policy.sub_health is SubHealthAction.IGNORE and not going:
         return "sub_health is ignore: it stays in use"
     if RestoreSource.REPLICA not in policy.restore:
         return "restore is without replica, so all ranks would go back to a checkpoint: it stays in use"
@@ -40,10 +43,12 @@ def obstacle(policy: Policy, refused: tuple[str, ...], spares: int) -> str | Non
     return None if spares else "no spare node to take its place: it is drained when one comes"
 
 
-def decide(node: str, spare: str, ranks: tuple[int, ...], stay: int, report: FaultReport) -> Decision:
-    """Return the decision to drain, in the words of the ladder."""
+def decide(
+    node: str, spare: str, ranks: tuple[int, ...], stay: int, report: FaultReport, *, what: str = "not well"
+) -> Decision:
+    """Return the decision to drain, in the words of the ladder. `what` is the matter with the node."""
     reason = (
-        f"{nodes_text([node])} is not well ({report.detail}): {ranks_text(ranks)} move to spare {nodes_text([spare])} "
+        f"{nodes_text([node])} is {what} ({report.detail}): {ranks_text(ranks)} move to spare {nodes_text([spare])} "
         f"between two steps, where their new processes are ready, keeping {count(stay, 'healthy rank')} alive"
     )
     skipped = (Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE)

@@ -10,11 +10,11 @@ import msgspec
 
 from .bounds import LONGEST_TEXT
 from .errors import MalformedMessage, OversizedMessage
-from .messages import CheckpointSaved, Envelope, FaultReported, NodeLost, NodeRefused
+from .messages import CheckpointSaved, Envelope, FaultReported, NodeGoing, NodeLost, NodeRefused
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-_WITH_TEXT = (CheckpointSaved, FaultReported, NodeLost, NodeRefused)
+_WITH_TEXT = (CheckpointSaved, FaultReported, NodeGoing, NodeLost, NodeRefused)
 _CUT = " ... (cut)"
 
 

@@ -29,10 +29,13 @@ from .reports import (
     CheckpointSaved,
     FaultReported,
     NewcomerWaiting,
+    NodeGoing,
     NodeHeartbeat,
     NodeJoined,
     NodeLost,
     NodeRefused,
+    NodeStaying,
+    PlatformJoined,
     ProcessExited,
     ProcessStarted,
     ProgressReported,
@@ -58,10 +61,13 @@ __all__ = [
     "KillNode",
     "Message",
     "NewcomerWaiting",
+    "NodeGoing",
     "NodeHeartbeat",
     "NodeJoined",
     "NodeLost",
     "NodeRefused",
+    "NodeStaying",
+    "PlatformJoined",
     "ProbeProgress",
     "ProcessExited",
     "ProcessStarted",
@@ -95,6 +101,9 @@ Report = (
     NodeJoined
     | NodeLost
     | NodeRefused
+    | PlatformJoined
+    | NodeGoing
+    | NodeStaying
     | StoreMoved
     | ProcessStarted
     | NewcomerWaiting

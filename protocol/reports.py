@@ -8,7 +8,19 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .bounds import MOST_OF_A_NODE, Count, ExitStatus, Name, PathName, Phases, ProcessId, Rank, Seconds, Text
+from .bounds import (
+    MOST_NODES,
+    MOST_OF_A_NODE,
+    Count,
+    ExitStatus,
+    Name,
+    PathName,
+    Phases,
+    ProcessId,
+    Rank,
+    Seconds,
+    Text,
+)
 from .types import FaultReport, RankProgress, RunningProcess, StepReport, StoreEndpoint
 
 
@@ -38,6 +50,34 @@ class NodeRefused(msgspec.Struct, frozen=True, tag=True):
 
     node: Name
     reason: Text
+
+
+class PlatformJoined(msgspec.Struct, frozen=True, tag=True):
+    """A platform is there, and what it can do. Sent at its start, and again to every new controller.
+
+    `nodes`: those that it has, or that are on their way.
+    """
+
+    can_create: bool
+    can_kill: bool
+    nodes: Annotated[tuple[Name, ...], Meta(max_length=MOST_NODES)] = ()
+
+
+class NodeGoing(msgspec.Struct, frozen=True, tag=True):
+    """The platform will take a node away, and has not done so yet: a drain, a preemption, maintenance.
+
+    `within_s`: at the latest; None: it is not said.
+    """
+
+    node: Name
+    reason: Text
+    within_s: Seconds | None = None
+
+
+class NodeStaying(msgspec.Struct, frozen=True, tag=True):
+    """What NodeGoing said does not hold any more."""
+
+    node: Name
 
 
 class StoreMoved(msgspec.Struct, frozen=True, tag=True):

@@ -28,6 +28,7 @@ _CONTROLLER = "controller"
 _JOIN = "join"
 _OPERATOR = "operator"
 _DETECTOR = "detector"
+_PLATFORM = "platform"
 
 
 class Invitation(msgspec.Struct, frozen=True):
@@ -64,6 +65,10 @@ class FullToken(msgspec.Struct, frozen=True, tag="full", array_like=True):
     def operator_keys(self, job: str, role: Role) -> KeyPair:
         """Return the key pair that all operators of a role have."""
         return derived_pair(self.secret, _OPERATOR, role.value, job)
+
+    def platform_keys(self, job: str) -> KeyPair:
+        """Return the key pair of the process that makes the job's nodes."""
+        return derived_pair(self.secret, _PLATFORM, job)
 
     def detector_keys(self, job: str) -> KeyPair:
         """Return the key pair with which operators report faults as detectors."""

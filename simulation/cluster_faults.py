@@ -166,6 +166,18 @@ def exhaust_platform(world: "SimulatedWorld", chance: random.Random) -> str:
     return "the platform does not answer" if world.platform.silent else "the platform has no more machines"
 
 
+@_into_a_node
+def take_node_away(world: "SimulatedWorld", chance: random.Random, agent: "SimulatedAgent") -> str:
+    """The platform will take a node away, does so in the end, or thinks better of it."""
+    within_s = chance.choice((None, 1.0, 30.0))
+    world.platform.take_away(agent.name, within_s)
+    after_s = chance.choice((0.2, 2.0, 30.0))
+    end = chance.choice((world.kill_node, world.platform.leave_be, world.platform.leave_be, None))
+    if end is not None:
+        world.timeline.after(after_s, lambda: end(agent.name))
+    return f"{agent.name} is to be taken away within {within_s} s"
+
+
 def refuse_again(world: "SimulatedWorld", chance: random.Random) -> str:
     """The platform says of some node that it cannot be had: once more, or without having been asked."""
     world.platform.refuse(name := chance.choice([*world.machine.state.world.nodes, "nowhere"]))

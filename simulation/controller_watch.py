@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING
 
 from ..controller.actions import Action, Send
 from ..controller.events import Event
-from ..controller.handlers.check import contradictions
+from ..controller.handlers.platform import NODE_GOING
 from ..controller.state.job_state import Phase
 from ..controller.state.rank_states import RankState
 from ..controller.state.world import NodeState
 from ..policies.fault_levels import Treatment
 from ..policies.roles import WORLD_RESTARTS
 from ..processor.session import SessionStage
-from ..protocol.incidents import Outcome
+from ..protocol.incidents import Incident, Outcome
 from ..protocol.messages import Rejoin, Resume, StartProcess, StopProcess
 from ..protocol.types import Decision, RestoreSource, Rung
+from .contradictions import contradictions
 from .invariants import Invariant
 from .scaling_watch import ScalingWatch
 
@@ -167,13 +168,16 @@ class ControllerWatch:
             if use.used > use.limit and len(self._charged) == len(self._taken):
                 world.fail(Invariant.BUDGETS_HOLD, f"budget {use.name}: {use.used} of {use.limit}")
 
-    def _count(self, decision: Decision, before: Phase) -> None:
-        """Count an attempt of the job's ladder; a fault that comes while all are being stopped only widens it."""
+    def _count(self, decision: Decision, before: Phase, *, free: bool) -> None:
+        """Count an attempt of the job's ladder; a fault that comes while all are being stopped only widens it.
+
+        `free`: the platform takes a node away, and no budget is asked.
+        """
         if before is not Phase.QUIESCING:
             self._attempt.clear()
         if decision.rung not in self._attempt and (not decision.roles or decision.rung in WORLD_RESTARTS):
             self._taken.append((decision.rung, self._world.timeline.now))
-            if self._world.machine.state.ever_resilient:
+            if self._world.machine.state.ever_resilient and not free:
                 self._charged.append(self._taken[-1])
         self._attempt.add(decision.rung)
 
@@ -181,8 +185,9 @@ class ControllerWatch:
         """Every decision has a reason. Say whether there was one."""
         decided = len(self._taken)
         for incident in self._world.machine.incidents[-1:]:
-            for decision in incident.decisions[self._decisions_seen.get(incident.number, 0) :]:
-                self._count(decision, before)
+            seen = self._decisions_seen.get(incident.number, 0)
+            for number, decision in enumerate(incident.decisions[seen:], seen):
+                self._count(decision, before, free=number == 0 and _was_going(incident))
                 if not decision.reason or not all(skipped.reason for skipped in decision.skipped):
                     self._world.fail(Invariant.REASONS_GIVEN, f"a decision without a reason: {decision}")
             self._decisions_seen[incident.number] = len(incident.decisions)
@@ -217,3 +222,8 @@ class ControllerWatch:
         done = world.rank_watch.done
         if finish is not None and finish.exit_code == 0 and not done >= set(range(world.size)):
             world.fail(Invariant.ALWAYS_ENDS, f"the job ended well, and only ranks {done} have done all steps")
+
+
+def _was_going(incident: Incident) -> bool:
+    """Say whether an incident began with a planned change, for a node that the platform takes away."""
+    return bool(incident.reports) and incident.reports[0].code == NODE_GOING

@@ -44,6 +44,7 @@ FAULTS: tuple[tuple[int, Inject], ...] = (
     (3, cluster.device_fault),
     (1, cluster.node_fault),
     (3, cluster.unwell_node),
+    (2, cluster.take_node_away),
     (1, cluster.exhaust_platform),
     (1, cluster.refuse_again),
     (5, cluster.crash_controller),

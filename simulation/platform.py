@@ -3,7 +3,18 @@
 from typing import TYPE_CHECKING
 
 from ..protocol.mailbox import Mailbox
-from ..protocol.messages import CreateNode, DeleteNode, EndJob, Envelope, KillNode, NodeLost, NodeRefused
+from ..protocol.messages import (
+    CreateNode,
+    DeleteNode,
+    EndJob,
+    Envelope,
+    KillNode,
+    NodeGoing,
+    NodeLost,
+    NodeRefused,
+    NodeStaying,
+    PlatformJoined,
+)
 from ..protocol.types import CONTROLLER, PLATFORM
 from .invariants import Invariant
 from .network import Endpoint
@@ -17,15 +28,42 @@ REFUSAL_S = (0.0, 0.0, 2.0, 30.0)  # how long it takes to find out that there ar
 class SimulatedPlatform:
     """Makes, ends and kills nodes; says so when one goes that was not to go."""
 
-    def __init__(self, world: "SimulatedWorld", capacity: int) -> None:
+    def __init__(self, world: "SimulatedWorld", capacity: int, begun: tuple[str, ...]) -> None:
+        """`begun`: the nodes that are on their way when the job begins."""
         self._world = world
+        self._begun = begun
         self.capacity = capacity
         self.silent = False  # takes orders, and brings nothing
         self.deleted: set[str] = set()  # those that it was asked to end
         self._asked: set[str] = set()
         self.ending = False
         mailbox = Mailbox(job=world.job.job, address=PLATFORM, session=world.next_session())
-        self.endpoint = Endpoint(mailbox, world.timeline, transmit=self._transmit, take=self._take, complain=world.fail)
+        self.endpoint = Endpoint(
+            mailbox,
+            world.timeline,
+            transmit=self._transmit,
+            take=self._take,
+            complain=world.fail,
+            new_session=lambda _: self.introduce(),
+        )
+
+    def introduce(self) -> None:
+        """Say what it can do and which nodes it has: at the start of the job, and to each new controller."""
+        if self.silent or self.ending:
+            return
+        world = self._world
+        known = [*self._begun, *sorted(self._asked), *world.agents]
+        lost = {name for name, agent in world.agents.items() if not agent.alive} | self.deleted
+        nodes = tuple(dict.fromkeys(name for name in known if name not in lost))
+        self.endpoint.post(PlatformJoined(world.setting.can_create_nodes, can_kill=True, nodes=nodes), CONTROLLER)
+
+    def take_away(self, name: str, within_s: float | None) -> None:
+        """Say that a node will go."""
+        self.endpoint.post(NodeGoing(name, "it is being drained", within_s), CONTROLLER)
+
+    def leave_be(self, name: str) -> None:
+        """Say that a node will not go after all, or was not to go at all."""
+        self.endpoint.post(NodeStaying(name), CONTROLLER)
 
     def lost(self, name: str) -> None:
         """An agent is gone."""

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..controller.actions import Action
 from ..controller.events import Event
@@ -70,11 +71,13 @@ class SimulatedWorld:
         self.rank_watch, self.controller_watch = RankWatch(self), ControllerWatch(self)
         self.controller = Controller(self)
         self.agents: dict[str, SimulatedAgent] = {}
-        self.platform = SimulatedPlatform(self, setting.capacity)
+        names = tuple(f"node{number}" for number in range(setting.nodes + setting.spares))
+        self.platform = SimulatedPlatform(self, setting.capacity, names)
         (plan or faults.plan)(self, chance, focus)
-        for number in range(setting.nodes + setting.spares):
-            self.timeline.after(chance.uniform(0.0, 1.0), lambda name=f"node{number}": self.add_agent(name))  # type: ignore[misc]
+        for name in names:
+            self.timeline.after(chance.uniform(0.0, 1.0), partial(self.add_agent, name))
         self.controller.start()
+        self.platform.introduce()
 
     def run(self) -> None:
         """Play the job to its end, and a little further. Raises InvariantBroken."""

@@ -56,7 +56,9 @@ def continued(directory: Path) -> PreparedJob:
         held.remove()
         raise
     sources = tuple(dict.fromkeys(map(Path, policy.faults.sources)))
-    return PreparedJob(spec, policy, directory, held, sources, before=before)
+    return PreparedJob(
+        spec, policy, directory, held, sources, before=before, can_create_nodes=founding.can_create_nodes
+    )
 
 
 def _fresh(founding: Founding, status: JobStatus) -> tuple[str, ...]:

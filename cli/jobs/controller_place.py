@@ -31,11 +31,22 @@ class Given(msgspec.Struct, frozen=True):
     listen: str
 
 
-def in_directories(given: Given) -> ControllerPlace:
-    """Return where the job is that `midstep run` has made. Raises MidstepError, click.UsageError."""
+def in_directories(stack: contextlib.ExitStack, given: Given) -> ControllerPlace:
+    """Return where the job is that `midstep run` or `midstep submit` has made; `stack` removes what is not to stay.
+
+    Raises MidstepError, click.UsageError.
+    """
     job_directory, run_directory, token, keys = given.job_directory, given.run_directory, given.token, given.keys
-    if job_directory is None or run_directory is None:
-        raise click.UsageError("--job-dir and --run-dir name a job of this machine; --store URL one in etcd.")
+    if job_directory is None or (run_directory is None and token is None):
+        raise click.UsageError(
+            "--job-dir and --run-dir name a job of this machine, with the job's token --job-dir alone; --store URL "
+            "one in etcd."
+        )
+    if run_directory is None:
+        held = claim_free_run_directory(f"{read_founding(job_directory).job.job}.controller")
+        stack.callback(held.remove)
+        run_directory = held.path
+        write_job_file(job_directory, JobFile(str(run_directory)))
     for directory in (job_directory, run_directory):
         if not directory.is_dir():
             raise click.UsageError(f"{directory} is not a directory.")

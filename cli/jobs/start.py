@@ -76,6 +76,7 @@ class PreparedJob(msgspec.Struct, frozen=True):
     fault_sources: tuple[Path, ...] = ()
     listen: str | None = None  # None: on this machine, at any port
     before: Before | None = None  # of a job that continues
+    can_create_nodes: bool = True  # beyond those that the job starts with
 
     @property
     def run_directory(self) -> Path:
@@ -104,10 +105,10 @@ def create_job(start: Start) -> PreparedJob:
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
     spec = spec_of(start, name, policy, directory)
+    can_create_nodes = not start.fixed_nodes and start.token is None
     held = claim_run_directory(name)
     try:
         _make_keys(start, name, held.path / "keys")
-        can_create_nodes = not start.fixed_nodes and start.token is None
         Journal.create(
             journal_path(directory), spec, policy, can_create_nodes=can_create_nodes, head=held.path / HEAD_NAME
         )
@@ -120,7 +121,15 @@ def create_job(start: Start) -> PreparedJob:
         raise
     _warn_of_writers(directory)
     sources = [*map(Path, policy.faults.sources), *(source.absolute() for source in start.fault_sources)]
-    return PreparedJob(spec, policy, directory, held, tuple(dict.fromkeys(sources)), start.listen)
+    return PreparedJob(
+        spec,
+        policy,
+        directory,
+        held,
+        tuple(dict.fromkeys(sources)),
+        start.listen,
+        can_create_nodes=can_create_nodes,
+    )
 
 
 def new_name() -> str:

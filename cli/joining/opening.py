@@ -7,7 +7,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys, JoiningTerms
 from ...protocol.operators import Role, family_of
 from ...protocol.token import FullToken, Token, expiry_text
-from ...protocol.types import DETECTOR_PREFIX
+from ...protocol.types import DETECTOR_PREFIX, PLATFORM
 from .endpoints import is_loopback
 
 _TCP = "tcp://"
@@ -26,6 +26,7 @@ def let_nodes_join(keys: Path, token: FullToken, job: str) -> None:
         raise ConfigurationError(f"{keys} holds keys of another token: give this controller the token that it had.")
     families = {family_of(role): token.operator_keys(job, role).public for role in Role}
     families[DETECTOR_PREFIX] = token.detector_keys(job).public
+    JobKeys.admit(keys, PLATFORM, token.platform_keys(job).public)
     JobKeys.open_for_joining(keys, JoiningTerms(token.invitation(job).join.public, token.expires_s, families))
 
 

@@ -61,6 +61,7 @@ class Launcher:
                     run_directory=str(self._job.run_directory),
                     log_directory=str(self._job.job_directory / "logs"),
                     grace_s=spec.settings.stop_grace_s + STOP_MARGIN_S,
+                    can_create=self._job.can_create_nodes,
                     session=0 if self._job.before is None else self._job.before.session,
                 ),
                 # What an agent imports for its ranks it imports in their environment, and at once.

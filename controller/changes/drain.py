@@ -27,7 +27,7 @@ from ..state.planned_change import AT_THE_BOUNDARY, Newcomer, Plan, Stage, Unwel
 from ..state.rank_states import RankEvent
 from ..state.world import NodeState
 from .boundary import end_newcomers, give_up, read_clocks
-from .generation import natural, open_generation, start_command, vacate
+from .generation import natural, open_generation, request_node, start_command, vacate
 from .shutdown import start_saving, take_saved
 
 # What keeps a node without ranks from being chosen.
@@ -48,6 +48,16 @@ def take_sub_health(state: JobState, report: FaultReport, now: float) -> None:
         state.plans.unwell[name] = Unwell(report)
         begin(state, now)
         _record(state, name, report, now)
+
+
+def take_going(state: JobState, report: FaultReport, now: float) -> None:
+    """The platform will take a node in use away; the fault book has it. A node is asked for, where none is spare."""
+    name = report.node or ""
+    state.plans.unwell.setdefault(name, Unwell(report)).report = report
+    if state.arrivals.can_be_created and not state.world.named(NodeState.SPARE, NodeState.REQUESTED):
+        request_node(state)
+    begin(state, now)
+    _record(state, name, report, now)
 
 
 def well_again(state: JobState, name: str | None, now: float) -> None:
@@ -73,8 +83,9 @@ def _record(state: JobState, name: str, report: FaultReport, now: float) -> None
     """Write down what was seen, unless a drain is on its way and will tell of it."""
     if state.plans.current is not None and state.plans.current.node == name:
         return
+    plans, note = state.plans, state.plans.unwell[name].note or "and has no ranks"
     if state.remember(report, now):
-        state.history.dismissed(now, f"node {name} is not well, {state.plans.unwell[name].note or 'and has no ranks'}")
+        state.history.dismissed(now, f"node {name} is {plans.what_is_wrong(name)}, {note}")
 
 
 def begin(state: JobState, now: float) -> None:
@@ -85,7 +96,7 @@ def begin(state: JobState, now: float) -> None:
         if not ranks or unwell.failures >= FAILURES:
             continue
         refused = state.ladder.refusals(_question(state, name, now), Rung.RECOVER)
-        why_not = sub_health.obstacle(state.policy, refused, len(spares))
+        why_not = sub_health.obstacle(state.policy, refused, len(spares), going=name in state.plans.going)
         if why_not is None and state.phase is not Phase.RUNNING:
             why_not = "its ranks move when the job runs again"
         unwell.note = why_not or f"its ranks move to {spares[0]}"
@@ -94,17 +105,20 @@ def begin(state: JobState, now: float) -> None:
 
 
 def _question(state: JobState, name: str, now: float) -> Facts:
-    return sub_health.question(now, name, {each.rank: each.node for each in state.world.holders}, state.spent)
+    spent = () if name in state.plans.going else state.spent
+    return sub_health.question(now, name, {each.rank: each.node for each in state.world.holders}, spent)
 
 
 def _start_newcomers(state: JobState, name: str, spare: str, ranks: tuple[int, ...], now: float) -> None:
-    report = state.plans.unwell[name].report
+    report, what = state.plans.unwell[name].report, state.plans.what_is_wrong(name)
+    going = name in state.plans.going  # no failure, and so it takes no budget
+    charges = () if going else state.ladder.course(_question(state, name, now), Rung.RECOVER).cost
     state.plans.current = Plan(
         node=name,
         spare=spare,
         report=report,
-        decision=sub_health.decide(name, spare, ranks, state.world.size - len(ranks), report),
-        charges=state.ladder.course(_question(state, name, now), Rung.RECOVER).cost,
+        decision=sub_health.decide(name, spare, ranks, state.world.size - len(ranks), report, what=what),
+        charges=charges,
         newcomers={rank: Newcomer(rank, state.world.holders[rank].next_incarnation()) for rank in ranks},
         awaiting=set(ranks),
     )

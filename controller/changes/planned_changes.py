@@ -96,8 +96,10 @@ def node_status(state: JobState, node: Node, failures: int) -> NodeStatus:
     """Return a node as status shows it, with what is to be known of it beside its state."""
     ranks = tuple(holder.rank for holder in state.world.on(node.name))
     unwell = state.plans.unwell.get(node.name)
-    known = (node.note,) if unwell is None else (f"not well: {unwell.report.detail}", unwell.note, node.note)
-    return NodeStatus(node.name, node.failure_domain, node.state.value, ranks, failures, "; ".join(filter(None, known)))
+    seen = () if unwell is None else (f"{state.plans.what_is_wrong(node.name)}: {unwell.report.detail}", unwell.note)
+    return NodeStatus(
+        node.name, node.failure_domain, node.state.value, ranks, failures, "; ".join(filter(None, (*seen, node.note)))
+    )
 
 
 def all_finished(state: JobState, now: float) -> None:

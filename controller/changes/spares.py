@@ -44,4 +44,5 @@ def _missing(state: JobState) -> int:
     world, job = state.world, state.job
     if not state.arrivals.can_be_created or len(world.nodes) < nodes_asked(state) + job.spare_nodes:
         return 0
-    return job.spare_nodes - len(world.named(NodeState.SPARE, NodeState.UNFIT, NodeState.REQUESTED))
+    have = set(world.named(NodeState.SPARE, NodeState.UNFIT, NodeState.REQUESTED)) - state.plans.going
+    return job.spare_nodes - len(have)

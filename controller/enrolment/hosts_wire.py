@@ -38,13 +38,23 @@ class HostsWire(Wire):
 
 
 def open_wire(
-    router: RouterSocket, mailbox: Mailbox, routes: Routes, *, liveness: Liveness, world_size: int, keys: Path
+    router: RouterSocket,
+    mailbox: Mailbox,
+    routes: Routes,
+    *,
+    liveness: Liveness,
+    world_size: int,
+    keys: Path,
+    platform: str = "",
 ) -> tuple[Wire, Enroller]:
-    """Return the wire of a job, and what lets nodes in. `keys`: the job's; they say whether nodes may join."""
+    """Return the wire of a job, and what lets nodes in. `keys`: the job's; they say whether nodes may join.
+
+    `platform`: the one that makes the nodes which join; empty: there is none.
+    """
 
     def given_back(node: str) -> bool:
         return routes.placement.is_given_back(node_address(node))
 
-    kind = Wire if JobKeys.load_joining(keys) is None else HostsWire
+    kind = Wire if platform or JobKeys.load_joining(keys) is None else HostsWire
     wire = kind(router, mailbox, routes, world_size)
     return wire, Enroller(wire, Standing(liveness.watches, given_back), keys)

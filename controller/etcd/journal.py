@@ -42,9 +42,14 @@ _encode_event = msgspec.msgpack.Encoder().encode
 _log = logging.getLogger(__name__)
 
 
-def submit(place: EtcdPlace, job: JobSpec, policy: Policy) -> None:
-    """Found the journal of a new job. Raises ConfigurationError when there is one of that name, JournalError."""
-    founding = msgspec.msgpack.encode(Founding(job, policy, False, time.time(), secrets.token_bytes(KEY_BYTES)))
+def submit(place: EtcdPlace, job: JobSpec, policy: Policy, platform: str = "") -> None:
+    """Found the journal of a new job; `platform`: see Founding.
+
+    Raises ConfigurationError when there is one of that name, JournalError.
+    """
+    founding = msgspec.msgpack.encode(
+        Founding(job, policy, False, time.time(), secrets.token_bytes(KEY_BYTES), platform)
+    )
     with contextlib.closing(Etcd(place)) as etcd:
         if etcd.change([absent(place.founding)], [put(place.founding, founding)]) is None:
             raise ConfigurationError(f"{place}: there is a job of this name already. Choose another --job.")

@@ -1,7 +1,7 @@
 """What operators and the controller itself ask for: injected faults, a stop, and going on after a restart."""
 
 from ...protocol.messages import ArmFault, KillNode
-from ...protocol.types import PLATFORM, FaultAction, node_address, rank_address
+from ...protocol.types import PLATFORM, ArmedFault, FaultAction, node_address, rank_address
 from ..changes.shutdown import begin_stop, end
 from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
 from ..state.job_state import JobState, Phase, Result
@@ -21,7 +21,7 @@ def on_inject_requested(state: JobState, event: InjectRequested, now: float) -> 
         return
     holder = state.world.holders[fault.rank]
     if fault.point is None and fault.action is FaultAction.KILL_NODE:
-        state.send(PLATFORM, KillNode(holder.node))
+        _kill(state, holder.node)
     elif fault.point is None and fault.action in FROM_OUTSIDE:
         state.send(node_address(holder.node), ArmFault(fault))
     else:
@@ -29,8 +29,15 @@ def on_inject_requested(state: JobState, event: InjectRequested, now: float) -> 
 
 
 def on_kill_node_requested(state: JobState, event: KillNodeRequested, now: float) -> None:
-    """Have the platform kill a node."""
-    state.send(PLATFORM, KillNode(event.node))
+    """Have a node killed, by the platform or, where that cannot, by the node's own agent."""
+    _kill(state, event.node)
+
+
+def _kill(state: JobState, node: str) -> None:
+    if state.arrivals.can_be_killed:
+        state.send(PLATFORM, KillNode(node))
+    else:
+        state.send(node_address(node), ArmFault(ArmedFault(rank=0, action=FaultAction.KILL_NODE)))
 
 
 def on_stop_requested(state: JobState, event: StopRequested, now: float) -> None:

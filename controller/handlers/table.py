@@ -21,7 +21,7 @@ from ..events import (
     StopRequested,
 )
 from ..state.job_state import JobState, Phase
-from . import answers, deadlines, nodes, reports, requests
+from . import answers, deadlines, nodes, platform, reports, requests
 from .transitions import LEADS_TO
 
 Handler = Callable[[JobState, Any, float], None]
@@ -52,6 +52,9 @@ ROWS: tuple[Row, ...] = (
     Row(ALIVE, HoldEnded, nodes.on_hold_ended),
     Row(ALIVE, m.NodeLost, nodes.on_node_lost),
     Row(ALIVE, m.NodeRefused, nodes.on_node_refused),
+    Row(ALIVE, m.PlatformJoined, platform.on_platform_joined),
+    Row(ALIVE, m.NodeGoing, platform.on_node_going),
+    Row(ALIVE, m.NodeStaying, platform.on_node_staying),
     Row(ALIVE, m.StoreMoved, nodes.on_store_moved),
     Row(ALIVE, m.ProcessStarted, reports.on_process_started),
     Row((P.RUNNING, P.SUSPECTING), m.NewcomerWaiting, drain.on_newcomer_waiting),

@@ -126,6 +126,7 @@ class Arrivals:
     """What is known of nodes to come."""
 
     can_be_created: bool = False  # a platform that makes nodes has said so
+    can_be_killed: bool = True  # by the platform, for an injected fault; else by their own agents
     spares_awaited: bool = True  # at the start of a job
     nodes_due_s: float | None = None  # when too few nodes have come in time
     last_call_s: float | None = None  # when a job that can do with fewer nodes starts without the others

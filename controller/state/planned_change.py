@@ -69,7 +69,12 @@ class Plans:
 
     current: Plan | None = None
     unwell: dict[str, Unwell] = field(default_factory=dict)
+    going: set[str] = field(default_factory=set)  # nodes that the platform will take away
     due_s: float | None = None
     scaled_s: float = -math.inf  # when the world last got another size
     grow_due_s: float | None = None  # when it is time to look whether the world can grow
     remark: str = ""  # why a change was not made after all, for the record of the incident
+
+    def what_is_wrong(self, node: str) -> str:
+        """Say in words why a node is to be left."""
+        return "going" if node in self.going else "not well"

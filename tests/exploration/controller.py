@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from midstep.controller.actions import Action
 from midstep.controller.events import Event
-from midstep.controller.handlers.check import contradictions
 from midstep.controller.handlers.transitions import is_known
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.state.job_state import Phase
+from midstep.simulation.contradictions import contradictions
 
 from .snapshot import copied, digest, fingerprint
 

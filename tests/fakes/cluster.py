@@ -12,7 +12,6 @@ import pytest
 
 from midstep.controller.actions import Action, Finish, Send
 from midstep.controller.events import DeadlinePassed, Event
-from midstep.controller.handlers.check import contradictions
 from midstep.controller.handlers.table import TABLE
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.state.job_state import Phase
@@ -34,6 +33,7 @@ from midstep.protocol.types import (
     StepReport,
     StoreEndpoint,
 )
+from midstep.simulation.contradictions import contradictions
 
 SHARD = "replicated"
 HOLDS = (ShardHold(SHARD, 1000),)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from midstep.agent import absence
-from midstep.agent.absence import Absence
 from midstep.agent.own_program import OwnProgram, read_program, write_program
 from midstep.policies.schema import default_policy, job_settings
+from midstep.protocol import absence
+from midstep.protocol.absence import Absence
 from midstep.protocol.agent_end import AgentEnd, read_agent_end, write_agent_end
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.time_limit import within

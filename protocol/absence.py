@@ -1,7 +1,7 @@
-"""Looks after the connection of a node that has joined by itself: makes it again, and says when to leave.
+"""Looks after a connection to controllers on other machines: makes it again, and says when to leave.
 
 libzmq connects again by itself, but not where a key was refused, nor at another controller's endpoint. While
-there is no controller the training continues; only after `leave_s` the node gives the job up.
+there is no controller the training continues; only after `leave_s` a node gives the job up.
 """
 
 import asyncio
@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-from ..protocol.errors import ConfigurationError
-from ..protocol.link import ControllerLink
+from .errors import ConfigurationError
+from .link import ControllerLink
 
 LOOK_S = 0.25
 CONNECT_AGAIN_S = 3.0  # at the only endpoint
@@ -22,7 +22,9 @@ _log = logging.getLogger(__name__)
 class Absence:
     """Watches one link in the running loop. `on_leave` is called once, when no controller was there for `leave_s`."""
 
-    def __init__(self, link: ControllerLink, endpoints: Sequence[str], on_leave: Callable[[], None]) -> None:
+    def __init__(
+        self, link: ControllerLink, endpoints: Sequence[str], on_leave: Callable[[], None] = lambda: None
+    ) -> None:
         """`endpoints`: where controllers may listen; they are tried in turn, the present one last."""
         self.leave_s = float("inf")
         self._link = link

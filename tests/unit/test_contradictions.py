@@ -6,10 +6,10 @@ import pytest
 
 from midstep.controller.events import StopRequested
 from midstep.controller.handlers.barriers import UNSETTLED
-from midstep.controller.handlers.check import contradictions
 from midstep.controller.state.job_state import JobState, Phase, Result
 from midstep.controller.state.rank_states import RankEvent
 from midstep.protocol.types import FaultKind, FaultReport, Rung
+from midstep.simulation.contradictions import contradictions
 
 from ..fakes.cluster import FakeCluster
 
