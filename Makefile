@@ -7,6 +7,8 @@ CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 # For two cores: much of a test is waiting for processes.
 TEST_WORKERS ?= 3
+# A worker that crashes ends the run: with its file among the last ones, the run would wait for ever.
+SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Modules stay compiled, whatever the environment says: a test run starts hundreds of Pythons that import midstep.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -20,13 +22,13 @@ demo-megatron: $(INSTALLED)  ## the same on megatron-core, with a second kill in
 	$(BIN)/midstep demo --megatron $(DEMO)
 
 test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the long ones
-	$(BIN)/python -m pytest -m "not soak and not machines and not etcd and not mindspore" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(TESTS)
+	$(BIN)/python -m pytest -m "not soak and not machines and not etcd and not mindspore" -n $(TEST_WORKERS) $(SPREAD) $(TESTS)
 
 test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces
-	$(BIN)/python -m pytest -m "not nightly" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/machines $(TESTS)
+	$(BIN)/python -m pytest -m "not nightly" -n $(WORKERS) $(SPREAD) tests/machines $(TESTS)
 
 test-etcd: $(INSTALLED)  ## controllers of a job in a real etcd: needs its program (Debian: etcd-server)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/etcd $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) tests/etcd $(TESTS)
 
 test-mindspore: $(INSTALLED)  ## real MindSpore on the CPU, killed in every mode, in an environment without torch: 3 GB
 	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment)/python -m pytest tests/mindspore $(TESTS)
@@ -61,15 +63,15 @@ chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS=
 
 soak: $(INSTALLED)  ## the tests that take too long for `make test`, but not the night's: about five minutes; KILLS=60 in one job
 	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),60) $(BIN)/python -m pytest -m "soak and not nightly" -n $(WORKERS) \
-		--dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/chaos tests/attack $(TESTS)
+		$(SPREAD) tests/chaos tests/attack $(TESTS)
 
 attack: $(INSTALLED)  ## every attack of docs/security.md; CASES=100000 for each fuzzer and KILLS=1000 in one job are the defaults
 	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),1000) $(BIN)/python -m pytest -vs tests/attack/test_thousand_kills.py $(TESTS)
-	MIDSTEP_FUZZ_CASES=$(or $(CASES),100000) $(BIN)/python -m pytest -v -n $(WORKERS) --dist loadfile \
-		--no-loadscope-reorder --durations=20 tests/attack --ignore tests/attack/test_thousand_kills.py $(TESTS)
+	MIDSTEP_FUZZ_CASES=$(or $(CASES),100000) $(BIN)/python -m pytest -v -n $(WORKERS) $(SPREAD) \
+		--durations=20 tests/attack --ignore tests/attack/test_thousand_kills.py $(TESTS)
 
 nightly-megatron: $(INSTALLED)  ## every shape of Megatron job, every rank killed at every moment; TESTS="-k 'expert'" for some
-	$(BIN)/python -m pytest -v -m nightly -n $(WORKERS) --dist load tests/chaos/megatron $(TESTS)
+	$(BIN)/python -m pytest -v -m nightly -n $(WORKERS) --dist load --max-worker-restart 0 tests/chaos/megatron $(TESTS)
 
 nightly-machines: $(INSTALLED)  ## each machine powered off in each phase, and FAULTS=100 random faults of seed SEED in one job
 	MIDSTEP_STORM_FAULTS=$(FAULTS) MIDSTEP_STORM_SEED=$(SEED) $(BIN)/python -m pytest -vs -m nightly tests/machines $(TESTS)
