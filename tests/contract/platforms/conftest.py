@@ -45,8 +45,8 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 class OrderingController:
     """Says to a platform what a test wants it to hear, and keeps what it and its agents say."""
 
-    def __init__(self, keys: Path) -> None:
-        self._keys = keys
+    def __init__(self, keys: Path, platform: str = "of the test") -> None:
+        self._keys, self._platform = keys, platform
         self.heard: list[Envelope] = []
         self._term, self._routes = 0, Routes()
         self._open("tcp://127.0.0.1:0")
@@ -64,7 +64,7 @@ class OrderingController:
             liveness=Liveness(HeartbeatPolicy()),
             world_size=8,
             keys=self._keys,
-            platform="of the test",
+            platform=self._platform,
         )
         self._turning = asyncio.get_running_loop().create_task(self._turn())
 
@@ -179,6 +179,33 @@ class ByEntryPoint:
         assert self._process.returncode == 0
 
 
+class Joined:
+    """No platform: agents that a user has started, on what are to be two machines."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, endpoint: str) -> None:
+        environment = {**os.environ, **CHEAP, TOKEN_VARIABLE: (self._root / "token").read_text()}
+        for node in ("m0", "m1"):
+            arguments = ["--job", JOB, "--controller", endpoint, "--node", node, "--log-dir", str(self._root / node)]
+            self._agents[node] = subprocess.Popen(
+                [sys.executable, "-m", "midstep.cli.agent", *arguments], env=environment, start_new_session=True
+            )
+
+    def agent_of(self, node: str) -> int | None:
+        return self._agents[node].pid
+
+    async def exit_code(self, node: str) -> int:
+        """Wait for the end of an agent."""
+        await eventually(lambda: self._agents[node].poll() is not None, f"the end of {node}")
+        return self._agents[node].returncode
+
+    async def ended(self) -> None:
+        """There is nothing to end."""
+
+
 def _children(pid: int) -> list[tuple[int, list[str]]]:
     return [
         (child.pid, child.cmdline())
@@ -201,7 +228,7 @@ def play(request: pytest.FixtureRequest) -> Iterator[Callable[[Scenario], None]]
     platform = request.param(root)
 
     async def run(scenario: Scenario) -> None:
-        controller = OrderingController(root / "keys")
+        controller = OrderingController(root / "keys", "" if request.param is Joined else "of the test")
         try:
             platform.start(controller.endpoint)
             await scenario(controller, platform)
