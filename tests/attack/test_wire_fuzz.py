@@ -138,4 +138,4 @@ def test_whatever_arrives_the_next_good_message_is_taken() -> None:
     assert slowest_s < SLOWEST_S
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_GROWTH_KIB
     assert fuzzed.wire.refused["MalformedMessage"] > CASES / 10
-    assert len(fuzzed.believed) > 8  # so some of it is believed
+    assert len(fuzzed.believed) > 6  # so some of it is believed
