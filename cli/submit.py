@@ -6,17 +6,13 @@ from typing import Any
 
 import click
 
-from ..controller.file_system import require_local
-from ..controller.journal import Journal
-from ..controller.journal_paths import journal_path
-from ..policies.files import render
 from ..policies.schema import Policy
-from ..protocol.errors import ConfigurationError, MidstepError
-from ..protocol.private_files import make_private_directory, replace_file
+from ..protocol.errors import MidstepError
 from ..protocol.types import JobSpec
 from .display.plain import echo
 from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, asked_for, options
-from .jobs.directories import base_directory, checked_name, is_job
+from .jobs.directories import base_directory, checked_name
+from .jobs.founding import found_in_directory
 from .jobs.start import new_name, policy_of, spec_of
 from .store import store_option
 
@@ -58,11 +54,11 @@ def command(
         policy = policy_of(start)
         directory = (job_directory or base_directory() / name).absolute()
         spec = spec_of(start, name, policy, directory)
-        place = (
-            _into_directory(directory, spec, policy, platform)
-            if store is None
-            else _into_etcd(store, spec, policy, platform)
-        )
+        place = str(directory)
+        if store is None:
+            found_in_directory(directory, spec, policy, platform=platform)
+        else:
+            place = _into_etcd(store, spec, policy, platform)
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     echo(f"{name}: submitted to {place}")
@@ -75,17 +71,3 @@ def _into_etcd(store: str, spec: JobSpec, policy: Policy, platform: str) -> str:
     place = parse_place(store, spec.job, certificates_of(os.environ))
     submit(place, spec, policy, platform)
     return str(place)
-
-
-def _into_directory(directory: Path, spec: JobSpec, policy: Policy, platform: str) -> str:
-    """Found a journal for one controller at a time. Raises ConfigurationError."""
-    if is_job(directory):
-        raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
-    require_local(directory)
-    try:
-        make_private_directory(directory / "logs")
-        replace_file(directory / "policy.yaml", render(policy).encode())
-        Journal.create(journal_path(directory), spec, policy, platform=platform)
-    except OSError as error:
-        raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
-    return str(directory)

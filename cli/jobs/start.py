@@ -9,24 +9,24 @@ from pathlib import Path
 
 import msgspec
 
-from ...controller.file_system import require_local
 from ...controller.journal import Journal
 from ...controller.journal_head import HEAD_NAME
 from ...controller.journal_paths import journal_path
 from ...devices import one_node_on_a_machine, rank_environment
-from ...policies.files import load_policy, render
+from ...policies.files import load_policy
 from ...policies.roles import beyond
 from ...policies.rules import broken_rules
 from ...policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
 from ...policies.yaml_text import refuse
 from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys
-from ...protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory, replace_file
+from ...protocol.private_files import WRITABLE_BY_OTHERS
 from ...protocol.run_directories import RunDirectory
 from ...protocol.token import FullToken
 from ...protocol.types import CONTROLLER, PLATFORM, JobSpec, node_address
 from ..joining.opening import let_nodes_join
-from .directories import base_directory, checked_name, is_job
+from .directories import base_directory, checked_name
+from .founding import make_job_directory, unwritable
 from .job_file import JobFile, write_job_file
 from .mindio import mindio_environment, with_mindio
 from .run_directory import claim_run_directory
@@ -96,14 +96,7 @@ def create_job(start: Start) -> PreparedJob:
             "spares."
         )
     directory = (start.job_directory or base_directory() / name).absolute()
-    if is_job(directory):
-        raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
-    require_local(directory)
-    try:
-        make_private_directory(directory / "logs")
-        replace_file(directory / "policy.yaml", render(policy).encode())
-    except OSError as error:
-        raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
+    make_job_directory(directory, policy)
     spec = spec_of(start, name, policy, directory)
     can_create_nodes = not start.fixed_nodes and start.token is None
     held = claim_run_directory(name)
@@ -115,7 +108,7 @@ def create_job(start: Start) -> PreparedJob:
         write_job_file(directory, JobFile(str(held.path)))
     except OSError as error:
         held.remove()
-        raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
+        raise unwritable(directory, error) from error
     except BaseException:
         held.remove()  # keys of a job that never was
         raise
