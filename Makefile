@@ -12,7 +12,7 @@ SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Modules stay compiled, whatever the environment says: a test run starts hundreds of Pythons that import midstep.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-megatron test test-machines test-etcd test-mindspore test-versions lint style types imports sim mutants chaos soak attack prove \
+.PHONY: demo demo-megatron test test-machines test-etcd test-mindspore test-ray test-versions lint style types imports sim mutants chaos soak attack prove \
 	nightly-megatron nightly-machines bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
@@ -22,7 +22,7 @@ demo-megatron: $(INSTALLED)  ## the same on megatron-core, with a second kill in
 	$(BIN)/midstep demo --megatron $(DEMO)
 
 test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the long ones
-	$(BIN)/python -m pytest -m "not soak and not machines and not etcd and not mindspore" -n $(TEST_WORKERS) $(SPREAD) $(TESTS)
+	$(BIN)/python -m pytest -m "not soak and not machines and not etcd and not mindspore and not ray" -n $(TEST_WORKERS) $(SPREAD) $(TESTS)
 
 test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces
 	$(BIN)/python -m pytest -m "not nightly" -n $(WORKERS) $(SPREAD) tests/machines $(TESTS)
@@ -32,6 +32,9 @@ test-etcd: $(INSTALLED)  ## controllers of a job in a real etcd: needs its progr
 
 test-mindspore: $(INSTALLED)  ## real MindSpore on the CPU, killed in every mode, in an environment without torch: 3 GB
 	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment)/python -m pytest tests/mindspore $(TESTS)
+
+test-ray: $(INSTALLED)  ## jobs on a real Ray, whose raylets are on machines of namespaces (root, or user namespaces): 2 GB
+	MIDSTEP_REQUIRE_RAY=1 $$($(BIN)/python -m tests.ray.environment)/python -m pytest tests/ray $(TESTS)
 
 test-versions: $(INSTALLED)  ## contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one
 	$(BIN)/python -m tests.versions.run $(VERSIONS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .adapters.ddp import TrainState
+    from .cli import ray as ray
     from .cli.watching import JobView, watch
     from .processor.callbacks import Lifecycle, Recovery
     from .processor.resilient import init_process_group, resilient
@@ -45,7 +46,12 @@ __all__ = [
 ]
 
 
+_ROOMS = {"ray": "cli.ray"}  # modules, under the names by which users know them
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f".{_ROOMS[name]}", __name__)
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

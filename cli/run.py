@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,23 @@ from .joining.role import Flags, last_call_s, meeting, meets_itself
 from .joining.torchrun_flags import rendezvous_options
 from .token import token_file_option
 
+_PLATFORMS = {"ray": ".ray.launching"}  # with `launch(start, quiet=...)`, imported when the platform is asked for
+_LOCAL = "local"
+
 
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
 @options(SHAPE)
+@click.option(
+    "--platform",
+    type=click.Choice([_LOCAL, *_PLATFORMS]),
+    default=_LOCAL,
+    show_default=True,
+    help="Where nodes come from: this machine (or those that join, with --rdzv-endpoint), or the Ray cluster that this "
+    "machine is part of; see docs/ray.md.",
+)
 @click.option(
     "--fixed-nodes",
     is_flag=True,
@@ -72,6 +84,7 @@ from .token import token_file_option
 @options(SCRIPT)
 def command(
     *,
+    platform: str,
     fixed_nodes: bool,
     fault_sources: tuple[Path, ...],
     job: str | None,
@@ -110,6 +123,8 @@ def command(
             job=job,
             environment={**asked.environment, **_faults(faults_file, asked.nodes, asked.ranks_per_node)},
         )
+        if platform != _LOCAL:
+            sys.exit(import_module(_PLATFORMS[platform], __package__).launch(start, quiet=quiet))
         flags = Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
         sys.exit(_run(start, flags, token_file, Wishes(node, failure_domain), quiet=quiet))
     except MidstepError as error:

@@ -279,21 +279,31 @@ class Job:
 
     def _ask(self, request: Request, limit_s: float = STATUS_S) -> Reply | None:
         """Ask the controller through the first machine's files: no process has to be started there."""
-        path = f"/proc/{self.machines[0].space.pid}/root{self._run_directory}/{SOCKET_NAME}"
-        if not Path(path).exists():
-            return None
-        dealer = DealerSocket(f"ipc://{path}", identity=f"test-{secrets.token_hex(4)}", curve=None)
-        deadline = time.monotonic() + limit_s
-        try:
-            dealer.send(msgspec.msgpack.encode(request))
-            while (left_s := deadline - time.monotonic()) > 0:
-                wait([dealer], (), left_s)
-                for received in dealer.receive():
-                    reply: Reply = msgspec.msgpack.decode(received.data, type=Reply)
-                    return reply
-        finally:
-            dealer.close()
+        for path in self._sockets():
+            reply = _answer_at(path, request, limit_s)
+            if reply is not None:
+                return reply
         return None
+
+    def _sockets(self) -> list[Path]:
+        """Return where the controller may be asked, the most likely place first."""
+        path = Path(f"/proc/{self.machines[0].space.pid}/root{self._run_directory}/{SOCKET_NAME}")
+        return [path] if path.exists() else []
+
+
+def _answer_at(path: Path, request: Request, limit_s: float) -> Reply | None:
+    dealer = DealerSocket(f"ipc://{path}", identity=f"test-{secrets.token_hex(4)}", curve=None)
+    deadline = time.monotonic() + limit_s
+    try:
+        dealer.send(msgspec.msgpack.encode(request))
+        while (left_s := deadline - time.monotonic()) > 0:
+            wait([dealer], (), left_s)
+            for received in dealer.receive():
+                reply: Reply = msgspec.msgpack.decode(received.data, type=Reply)
+                return reply
+    finally:
+        dealer.close()
+    return None
 
 
 def _kill_program_of(nsenter: subprocess.Popen[bytes]) -> None:

@@ -6,7 +6,7 @@ computer. Nothing is made in the computer's own network namespace.
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -37,6 +37,11 @@ class Machine:
         """The namespaces of a machine that is on."""
         assert self._space is not None, f"{self.name} is off"
         return self._space
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the machine has power."""
+        return self._space is not None
 
     def power_on(self) -> None:
         """Boot: with empty folders of its own, and a cable."""
@@ -132,6 +137,10 @@ class Machines:
     def __getitem__(self, number: int) -> Machine:
         """Return a machine by its number."""
         return self._machines[number]
+
+    def __iter__(self) -> Iterator[Machine]:
+        """Go through all of them."""
+        return iter(self._machines)
 
     def __len__(self) -> int:
         """Return how many there are, on or off."""

@@ -1,0 +1,306 @@
+"""The `ray` platform of one job: carries out what the controller orders of nodes, and reports those that are lost.
+
+Runs in the process of the controller's actor. When that process is started again, the agents are found by their names,
+and follow the controller to its new address.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ...protocol.discovery import read_endpoint
+from ...protocol.errors import ConfigurationError
+from ...protocol.keys import JobKeys
+from ...protocol.messages import (
+    CreateNode,
+    DeleteNode,
+    EndJob,
+    KillNode,
+    NodeGoing,
+    NodeLost,
+    NodeRefused,
+    NodeStaying,
+    PlatformJoined,
+)
+from ...protocol.time_limit import within
+from ...protocol.types import PLATFORM, node_address
+from ..peer import PlatformPeer
+from .agent_actor import NodeOrder, Placed
+from .books import BookKeeper
+from .cluster import RayClient
+from .library import library
+from .places import place_for
+
+LOOK_S = 0.5  # at where the controller listens
+DRAINS_S = 1.0  # between two looks at the machines that Ray is about to take away
+AGAIN_S = 0.5  # to the next question for an actor that Ray could not reach
+CLOSE_MARGIN_S = 5.0
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class RayOptions(msgspec.Struct, frozen=True):
+    """Options of the platform. `nodes`: with spares. `grace_s`: from asking an agent to exit until it is killed."""
+
+    job: str
+    keys: str
+    run_directory: str
+    job_directory: str
+    nodes: int
+    resources: dict[str, float]
+    environment: dict[str, str]
+    grace_s: float
+
+
+class _Node:
+    """A node of the job: its actor, where that is, and whether the controller wants it gone."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name = name
+        self.actor = actor
+        self.placed: Placed | None = None
+        self.bundle: int | None = None
+        self.deleted = False
+
+
+class RayPlatform:
+    """The platform. Construct it in the running loop, then `open` it; `close` ends all nodes."""
+
+    def __init__(self, options: RayOptions, *, on_end: Callable[[EndJob], None]) -> None:
+        """Raises ConfigurationError."""
+        self._options = options
+        self._on_end = on_end
+        self._cluster = RayClient(options.job, options.resources)
+        self._errors = library().exceptions
+        self._books = BookKeeper(Path(options.job_directory))
+        self._session = self._books.next_session()
+        self._nodes: dict[str, _Node] = {}
+        self._ending = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._placing = asyncio.Lock()
+        self._endpoint = _required_endpoint(Path(options.run_directory))
+        self._going: set[str] = set()
+        self._peer = PlatformPeer(
+            options.job,
+            [self._endpoint],
+            JobKeys.load_client(options.keys, PLATFORM),
+            session=self._session,
+            lookup=partial(read_endpoint, Path(options.run_directory)),
+        )
+        self._peer.serve(self)
+
+    async def open(self) -> None:
+        """Ask for the nodes of a new job; or find those of one that continues, and report those that are gone."""
+        await asyncio.to_thread(self._cluster.reserve, self._options.nodes)
+        if not self._books.books.founded:
+            self._books.found(tuple(f"node{number}" for number in range(self._options.nodes)))
+        existing = await asyncio.to_thread(self._cluster.existing)
+        for name in self._books.books.nodes:
+            if name in existing:
+                self._do(self._adopt(name, existing[name]))
+            elif name in self._books.books.placed:
+                self._lost(name, "its actor ended while no controller was there")
+            else:
+                self._begin(name)
+        self._peer.introduce()
+        self._do(self._lead_agents())
+        self._do(self._watch_drains())
+
+    async def close(self) -> None:
+        """End all nodes, and give back what Ray has given. Idempotent."""
+        self._ending = True
+        for task in self._tasks:
+            task.cancel()
+        placed = [node for node in self._nodes.values() if node.placed is not None]
+        ends = [asyncio.ensure_future(_answer(node.actor.end.remote())) for node in placed]
+        if ends:
+            await asyncio.wait(ends, timeout=self._options.grace_s + CLOSE_MARGIN_S)
+        for end in ends:
+            end.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+        await asyncio.to_thread(self._cluster.release)
+        await self._peer.close()
+
+    # --- commands of the controller ---------------------------------------------------------------------------------
+
+    def describe(self) -> PlatformJoined:
+        """Return what Ray can do for the job, and which nodes it has, or is looking for machines for."""
+        return PlatformJoined(can_create=True, can_kill=True, nodes=self._books.books.nodes)
+
+    def create_node(self, command: CreateNode) -> None:
+        """Have Ray place one more agent. Answers with NodeRefused if it cannot."""
+        if not self._ending and command.node not in self._nodes:
+            self._books.add(command.node)
+            self._begin(command.node)
+
+    def delete_node(self, command: DeleteNode) -> None:
+        """Ask the node's agent to exit, then end its actor. Its machine is taken again only where there is no other."""
+        node = self._nodes.get(command.node)
+        if node is not None and not node.deleted:
+            node.deleted = True
+            self._books.remove(node.name)
+            if node.placed is not None:
+                self._books.give_back(node.placed.machine)
+            self._do(self._delete(node))
+
+    def kill_node(self, command: KillNode) -> None:
+        """Kill the node's agent and everything below it."""
+        node = self._nodes.get(command.node)
+        if node is not None and node.placed is not None:
+            node.actor.kill.remote()
+
+    def end_job(self, command: EndJob) -> None:
+        """Take note that the agents are about to exit, and tell who runs this platform."""
+        self._ending = True
+        self._on_end(command)
+
+    # --- nodes ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, name: str) -> None:
+        node = self._nodes[name] = _Node(name, None)
+        self._do(self._create(node))
+
+    async def _create(self, node: _Node) -> None:
+        async with self._placing:  # one after the other: each sees where those before it went
+            if node.deleted:
+                del self._nodes[node.name]
+                return
+            try:
+                node.actor = await asyncio.to_thread(self._start, node)
+            except Exception as error:  # of Ray, whose kinds are many; the controller decides what follows
+                del self._nodes[node.name]
+                self._books.remove(node.name)
+                self._peer.post(NodeRefused(node=node.name, reason=_first_line(error)))
+                return
+        await self._watch(node)
+
+    def _start(self, node: _Node) -> Any:
+        busy = {each.bundle for each in self._nodes.values() if each.bundle is not None}
+        used = {each.placed.machine for each in self._nodes.values() if each.placed is not None}
+        place = place_for(
+            self._cluster.bundles(busy),
+            alive=self._cluster.alive(),
+            used=used,
+            given_back={*self._books.books.given_back, *self._cluster.draining()},
+        )
+        node.bundle = getattr(place, "index", None)
+        options = self._options
+        logs = str(Path(options.job_directory) / "logs")
+        order = NodeOrder(options.job, node.name, logs, options.grace_s, options.environment)
+        return self._cluster.start(order, place)
+
+    async def _adopt(self, name: str, actor: Any) -> None:
+        node = self._nodes[name] = _Node(name, actor)
+        await self._watch(node)
+
+    async def _watch(self, node: _Node) -> None:
+        """Have the agent started, and wait for its end."""
+        try:
+            JobKeys.add(self._options.keys, node_address(node.name))
+            keys = JobKeys.load_client(self._options.keys, node_address(node.name))
+            node.placed = await self._reached(lambda: node.actor.start.remote(keys, self._endpoint, self._session))
+            node.bundle = node.placed.bundle
+            self._books.place(node.name)
+            _log.info("%s is on %s, machine %s", node.name, node.placed.address, node.placed.machine)
+            reason = await self._reached(node.actor.ended.remote)
+        except Exception as error:  # of Ray and of the actor; the node is lost whatever it is
+            reason = _first_line(error)
+        del self._nodes[node.name]
+        self._books.remove(node.name)
+        if not node.deleted:
+            self._lost(node.name, reason)
+            self._discard(node)
+
+    async def _delete(self, node: _Node) -> None:
+        if node.actor is None:
+            return  # it is not started any more
+        try:
+            if node.placed is None:
+                raise self._errors.RayError("it has no machine yet")
+            await within(self._options.grace_s + CLOSE_MARGIN_S, _answer(node.actor.end.remote()))
+        except Exception as error:  # it is gone, or Ray cannot reach it
+            _log.warning("%s does not end in order: %s", node.name, _first_line(error))
+        self._discard(node)
+
+    def _discard(self, node: _Node) -> None:
+        self._do(_in_thread(self._cluster.discard, node.actor))
+
+    def _lost(self, name: str, reason: str) -> None:
+        self._books.remove(name)
+        if not self._ending:
+            _log.warning("%s is lost: %s", name, reason)
+            self._peer.post(NodeLost(node=name, reason=reason, at_s=time.time()))
+
+    async def _reached(self, ask: Callable[[], Any]) -> Any:
+        """Ask an actor, again while Ray cannot reach it: that alone is no loss."""
+        while True:
+            try:
+                return await _answer(ask())
+            except self._errors.ActorUnavailableError as error:
+                _log.info("an actor cannot be reached: %s", _first_line(error))
+            await asyncio.sleep(AGAIN_S)
+
+    async def _lead_agents(self) -> None:
+        """Tell all agents when the controller listens elsewhere."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            endpoint = _required_endpoint(Path(self._options.run_directory))
+            if endpoint != self._endpoint:
+                self._endpoint = endpoint
+                for node in self._nodes.values():
+                    if node.actor is not None:
+                        node.actor.follow.remote(endpoint)
+
+    async def _watch_drains(self) -> None:
+        """Tell the controller of nodes whose machines Ray will take away, and of those that stay after all."""
+        while True:
+            await asyncio.sleep(DRAINS_S)
+            draining = await asyncio.to_thread(self._cluster.draining)
+            now_s = time.time()
+            for node in list(self._nodes.values()):
+                ends_s = None if node.placed is None else draining.get(node.placed.machine)
+                if ends_s is not None and node.name not in self._going:
+                    self._going.add(node.name)
+                    within_s = max(0.0, ends_s - now_s) if ends_s else None
+                    self._peer.post(NodeGoing(node.name, "Ray drains its machine", within_s))
+                elif ends_s is None and node.name in self._going:
+                    self._going.discard(node.name)
+                    self._peer.post(NodeStaying(node.name))
+            self._going &= self._nodes.keys()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("the platform has failed to do something", exc_info=task.exception())
+
+
+async def _answer(reference: Any) -> Any:
+    return await reference
+
+
+async def _in_thread(work: Callable[..., _T], *arguments: Any) -> None:
+    await asyncio.to_thread(work, *arguments)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1][:300]}" if lines else type(error).__name__
+
+
+def _required_endpoint(run_directory: Path) -> str:
+    endpoint = read_endpoint(run_directory)
+    if endpoint is None:
+        raise ConfigurationError(f"{run_directory}: no controller has said where it listens")
+    return endpoint
