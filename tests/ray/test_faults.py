@@ -97,7 +97,7 @@ def test_ranks_leave_a_machine_that_ray_drains_between_two_steps(start_job: Star
     machine = job.machine_of(1)
     job.cluster.drain(machine)
     for gate in gates:
-        job.held_at(gate)
+        job.until_steps(gate)  # the job may be about to pause: it is held in front of the boundary then
         if job.machine_of(1) is machine:
             time.sleep(READY_S)
         job.open_gate(gate)
