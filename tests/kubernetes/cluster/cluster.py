@@ -1,0 +1,206 @@
+"""A cluster: its machines, what runs on them, and how it is asked, hurt and taken down."""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from ...machines.machines import Machine, Machines
+from .cgroups import Groups
+from .control_plane import NAMES_ADDRESS, ControlPlane
+from .image import IMAGE, REPOSITORY, add_folders, write_image
+from .programs import require_programs
+
+LOCK = Path("/tmp/midstep-kubernetes.lock")
+PATIENCE_S = 120.0  # for anything that Kubernetes has to do
+LOCKED_S = 900.0  # for another cluster of this computer to be gone
+NPUS = 8
+RESOURCE = "huawei.com/Ascend910"
+_COMMAND_S = 30.0
+_POLL_S = 0.2
+_NODE = Path(__file__).with_name("node.sh")
+_END_OF_LOG = 3000  # characters
+
+
+class Cluster:
+    """Machine m0 with the control plane, and a node on each of the others. Raises NoKubernetes, CannotMakeMachines."""
+
+    def __init__(self, nodes: int, shared: Sequence[Path] = (), *, state: Path | None = None) -> None:
+        """Bring it up. `shared`: folders that all machines see. `state`: an empty one for its own files."""
+        self._programs = require_programs()
+        self._lock = _lock()
+        self._groups: dict[int, Groups] = {}
+        self._kubelets: dict[int, subprocess.Popen[bytes]] = {}
+        self._machines: Machines | None = None
+        self._own_state = state is None
+        self.state = Path(tempfile.mkdtemp(prefix="midstep-kubernetes-", dir="/tmp")) if state is None else state
+        try:
+            self._bring_up(nodes, shared)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bring_up(self, nodes: int, shared: Sequence[Path]) -> None:
+        (self.state / "logs").mkdir()
+        write_image(self.state / "image.tar", self._programs.busybox)
+        self._write_specification()
+        self._machines = Machines(nodes + 1, (REPOSITORY, self.state, *shared), user=False)
+        self.control_plane = ControlPlane(self.machines[0], self.state, self._programs)
+        self.until(self._is_api_ready, "the API server")
+        self.control_plane.start_controllers()
+        for number in range(1, nodes + 1):
+            self.start_node(number)
+        self.until(lambda: self._ready_nodes() == nodes, "the nodes")
+        # A pod is admitted only when its namespace has an account for it.
+        self.until(lambda: bool(self.kubectl("get", "serviceaccount", "default", check=False)), "the first account")
+
+    @property
+    def machines(self) -> Machines:
+        """Its machines: m0 has the control plane."""
+        assert self._machines is not None
+        return self._machines
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The file with which one is the administrator, from any of the machines."""
+        return self.control_plane.kubeconfig
+
+    # --- asking it ------------------------------------------------------------------------------------------------
+
+    def environment(self) -> dict[str, str]:
+        """Return what a program needs in its environment to ask the cluster."""
+        return {"KUBECONFIG": str(self.kubeconfig), "PATH": f"{self._programs.path}:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+    def kubectl(self, *words: str, check: bool = True, limit_s: float = _COMMAND_S) -> str:
+        """Run kubectl on m0 and return what it prints. Raises AssertionError when it fails and `check` is set."""
+        said = (f"{name}={value}" for name, value in self.environment().items())
+        return self.machines[0].run("env", *said, "kubectl", *words, limit_s=limit_s, check=check)
+
+    def get(self, *words: str) -> dict[str, Any]:
+        """Return what `kubectl get` knows: an object, or a list of them in `items`."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json"))
+        return found
+
+    def apply(self, *documents: dict[str, Any], options: Sequence[str] = ()) -> str:
+        """Apply documents, as `kubectl apply` does."""
+        with tempfile.NamedTemporaryFile("w", dir=self.state, suffix=".json") as file:
+            json.dump({"apiVersion": "v1", "kind": "List", "items": documents}, file)
+            file.flush()
+            return self.kubectl("apply", "-f", file.name, *options)
+
+    def until(self, holds: Callable[[], bool], what: str, limit_s: float = PATIENCE_S) -> None:
+        """Wait for something that has to happen. Raises AssertionError, with the ends of all logs."""
+        deadline = time.monotonic() + limit_s
+        while not holds():
+            assert time.monotonic() < deadline, f"still waiting for {what}:\n{self.said()}"
+            time.sleep(_POLL_S)
+
+    def said(self) -> str:
+        """Return the ends of all logs."""
+        logs = sorted((self.state / "logs").glob("*"))
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-_END_OF_LOG:]}" for log in logs)
+
+    # --- its nodes ------------------------------------------------------------------------------------------------
+
+    def start_node(self, number: int) -> None:
+        """Start containerd and a kubelet on a machine that has just booted."""
+        groups = self._groups[number] = Groups(f"midstep-kubernetes-{os.getpid()}-m{number}")
+        machine = self.machines[number]
+        join = "".join(f"echo 0 > {folder}/cgroup.procs\n" for folder in groups.folders)
+        where = (str(number), machine.address, str(self.state), str(self._programs.network_plugins))
+        self._kubelets[number] = machine.start(
+            ("sh", "-ec", f'{join}exec unshare --cgroup "$@"', "sh", str(_NODE), *where, *groups.hierarchies),
+            environment={**self.environment(), "IMAGE": IMAGE, "NAMES": NAMES_ADDRESS},
+            output=self.state / "logs" / f"kubelet-m{number}.log",
+        )
+
+    def power_off(self, number: int) -> None:
+        """Take the power of a node's machine."""
+        self.machines[number].power_off()
+        self._groups.pop(number).remove()
+
+    def power_on(self, number: int) -> None:
+        """Boot a machine that was powered off, and start its node."""
+        self.machines[number].power_on()
+        self.start_node(number)
+
+    def machine_of(self, pod: str) -> Machine:
+        """Return the machine on which a pod is."""
+        return self.machines[int(self.get("pod", pod)["spec"]["nodeName"].removeprefix("m"))]
+
+    def _is_api_ready(self) -> bool:
+        return self.kubectl("get", "--raw", "/readyz", check=False) == "ok"
+
+    def _ready_nodes(self) -> int:
+        """Count the nodes that are ready, and give each that has just come its NPUs, as a device plugin does."""
+        ready = 0
+        for node in self.get("nodes")["items"]:
+            if RESOURCE not in node["status"]["capacity"]:
+                self._give_npus(node["metadata"]["name"])
+            else:
+                conditions = {each["type"]: each["status"] for each in node["status"]["conditions"]}
+                ready += conditions["Ready"] == "True" and RESOURCE in node["status"]["allocatable"]
+        return ready
+
+    def _give_npus(self, node: str) -> None:
+        path = f"/status/capacity/{RESOURCE.replace('/', '~1')}"
+        patch = [{"op": "add", "path": path, "value": str(NPUS)}]
+        token = "Authorization: Bearer of-the-tests"
+        url = f"https://{self.machines[0].address}/api/v1/nodes/{node}/status"
+        kind = "Content-Type: application/json-patch+json"
+        self.machines[0].run("curl", "-skf", "-X", "PATCH", "-H", token, "-H", kind, url, "-d", json.dumps(patch))
+
+    def _write_specification(self) -> None:
+        done = subprocess.run(
+            ["ctr", "oci", "spec"],
+            env={"PATH": self._programs.path},
+            capture_output=True,
+            check=True,
+            timeout=_COMMAND_S,
+        )
+        specification = json.loads(done.stdout)
+        add_folders(specification)
+        (self.state / "specification.json").write_text(json.dumps(specification))
+
+    # --- its end --------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Cluster":
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take it down."""
+        self.close()
+
+    def close(self) -> None:
+        """End everything, and leave nothing. Idempotent."""
+        if self._machines is not None:
+            self._machines.close()
+        while self._groups:
+            self._groups.popitem()[1].remove()
+        if self._own_state:
+            shutil.rmtree(self.state, ignore_errors=True)
+        self._lock.close()
+
+
+def _lock() -> TextIO:
+    """Take the one lock of this computer's clusters, which is free again when it is closed."""
+    lock = LOCK.open("a")
+    deadline = time.monotonic() + LOCKED_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            assert time.monotonic() < deadline, f"another cluster of this computer holds {LOCK}"
+            time.sleep(_POLL_S)
+        else:
+            return lock

@@ -1,0 +1,78 @@
+"""The programs of Kubernetes, built once into a cache, and whether this computer can run them."""
+
+import fcntl
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from ...machines.machines import why_not as why_no_machines
+from .cgroups import why_not as why_no_groups
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "midstep-kubernetes"
+_BUILD = Path(__file__).with_name("build.sh")
+_BUILT = ("kubelet", "kube-scheduler", "kube-controller-manager", "kube-apiserver")
+_BUILD_S = 3600.0
+_END_OF_LOG = 400  # characters
+
+
+class NoKubernetes(Exception):
+    """There is none to be had on this computer; the text says why."""
+
+
+class Programs(msgspec.Struct, frozen=True):
+    """Where they are."""
+
+    folder: Path
+
+    @property
+    def path(self) -> str:
+        """The folders with programs, as in PATH."""
+        inside = (self.folder / "bin", *(self.folder / "root" / name for name in ("usr/bin", "usr/sbin", "bin")))
+        return ":".join(map(str, inside))
+
+    @property
+    def network_plugins(self) -> Path:
+        """The folder with the programs that give a pod its network."""
+        return self.folder / "root/usr/lib/cni"
+
+    @property
+    def busybox(self) -> Path:
+        """A program that needs no library, for an image with nothing else in it."""
+        return self.folder / "root/bin/busybox"
+
+    def are_there(self) -> bool:
+        """Say whether everything is built."""
+        return self.busybox.exists() and all((self.folder / "bin" / name).exists() for name in _BUILT)
+
+
+def why_not() -> str:
+    """Return why this computer can have no cluster, built or not; the empty string where it can."""
+    if os.geteuid() != 0:
+        return "kubelets need root"
+    if platform.machine() != "x86_64":
+        return f"it was never built for {platform.machine()}"
+    return why_no_groups() or why_no_machines()
+
+
+def require_programs() -> Programs:
+    """Return the programs of the cache. Raises NoKubernetes where they were not built."""
+    programs = Programs(CACHE)
+    if not programs.are_there():
+        raise NoKubernetes(f"nothing is built in {CACHE}: `python -m tests.kubernetes.cluster build`, 5 to 20 minutes")
+    return programs
+
+
+def build() -> None:
+    """Build what is missing, once at a time on this computer. Raises NoKubernetes."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock, (CACHE / "build.log").open("wb") as log:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if Programs(CACHE).are_there():
+            return
+        done = subprocess.run(["bash", _BUILD, CACHE], stdout=log, stderr=log, check=False, timeout=_BUILD_S)
+    if done.returncode:
+        end = (CACHE / "build.log").read_text(errors="replace")[-_END_OF_LOG:]
+        raise NoKubernetes(f"the build has failed, see {CACHE}/build.log: {end}")
