@@ -32,4 +32,4 @@ What is particular to it:
   endpoints (`names`).
 - A node is NotReady 6 s after its last word, and pods tolerate that for 2 s instead of 300.
 - All of Kubernetes is that of 1.20.2: no Indexed completion, podFailurePolicy, restartPolicyRules; disruption
-  budgets are policy/v1beta1. """
+  budgets are policy/v1beta1."""

@@ -1,7 +1,6 @@
 """A cluster by hand: see the docstring of this package."""
 
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -24,20 +23,15 @@ def up(nodes: int, shared: list[Path]) -> None:
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    shutil.rmtree(STATE, ignore_errors=True)
-    STATE.mkdir()
-    try:
-        with Cluster(nodes, shared, state=STATE) as cluster, socket.socket(socket.AF_UNIX) as orders:
-            for machine in map(cluster.machines.__getitem__, range(len(cluster.machines))):
-                (STATE / f"{machine.name}.pid").write_text(str(machine.space.pid))
-            orders.bind(str(_SOCKET))
-            orders.listen()
-            orders.settimeout(_HELD_S)
-            print(cluster.kubectl("get", "nodes"), f"up: KUBECONFIG={cluster.kubeconfig}", sep="", flush=True)
-            while not ended.is_set():
-                _obey_one(cluster, orders, ended)
-    finally:
-        shutil.rmtree(STATE, ignore_errors=True)
+    with Cluster(nodes, shared, state=STATE) as cluster, socket.socket(socket.AF_UNIX) as orders:
+        for machine in map(cluster.machines.__getitem__, range(len(cluster.machines))):
+            (STATE / f"{machine.name}.pid").write_text(str(machine.space.pid))
+        orders.bind(str(_SOCKET))
+        orders.listen()
+        orders.settimeout(_HELD_S)
+        print(cluster.kubectl("get", "nodes"), f"up: KUBECONFIG={cluster.kubeconfig}", sep="", flush=True)
+        while not ended.is_set():
+            _obey_one(cluster, orders, ended)
 
 
 def _obey_one(cluster: Cluster, orders: socket.socket, ended: threading.Event) -> None:

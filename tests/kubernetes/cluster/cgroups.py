@@ -22,6 +22,13 @@ def why_not() -> str:
     return f"there are no version 1 cgroups of {', '.join(missing)}" if missing else ""
 
 
+def remove_stale(prefix: str) -> None:
+    """Remove what was left by one that was killed: all groups whose names begin so."""
+    for own in set(_own_groups().values()):
+        for folder in own.glob(f"{prefix}*"):
+            _remove(folder)
+
+
 class Groups:
     """One group of a name in each hierarchy."""
 
@@ -46,14 +53,18 @@ class Groups:
 
     def remove(self) -> None:
         """Remove them and all that is in them, once their processes have ended. Idempotent."""
-        deadline = time.monotonic() + _EMPTY_S
         for folder in self.folders:
-            while folder.exists():
-                for inside, _, _ in os.walk(folder, topdown=False):
-                    with contextlib.suppress(OSError):
-                        Path(inside).rmdir()
-                assert time.monotonic() < deadline, f"processes are left in {folder}"
-                time.sleep(_POLL_S if folder.exists() else 0)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    deadline = time.monotonic() + _EMPTY_S
+    while folder.exists():
+        for inside, _, _ in os.walk(folder, topdown=False):
+            with contextlib.suppress(OSError):
+                Path(inside).rmdir()
+        assert time.monotonic() < deadline, f"processes are left in {folder}"
+        time.sleep(_POLL_S if folder.exists() else 0)
 
 
 def _own_groups() -> dict[str, Path]:

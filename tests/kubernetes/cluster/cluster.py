@@ -13,18 +13,20 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from ...machines.machines import Machine, Machines
-from .cgroups import Groups
+from .cgroups import Groups, remove_stale
 from .control_plane import NAMES_ADDRESS, ControlPlane
 from .image import IMAGE, REPOSITORY, add_folders, write_image
 from .programs import require_programs
 
-LOCK = Path("/tmp/midstep-kubernetes.lock")
-PATIENCE_S = 120.0  # for anything that Kubernetes has to do
+_TEMPORARY = Path("/tmp")
+LOCK = _TEMPORARY / "midstep-kubernetes.lock"
+PATIENCE_S = 240.0  # for anything that Kubernetes has to do; the computer may be busy
 LOCKED_S = 900.0  # for another cluster of this computer to be gone
 NPUS = 8
 RESOURCE = "huawei.com/Ascend910"
-_COMMAND_S = 30.0
+_COMMAND_S = 60.0
 _POLL_S = 0.2
+_PREFIX = "midstep-kubernetes-"  # of what a cluster makes on this computer: folders and cgroups
 _NODE = Path(__file__).with_name("node.sh")
 _END_OF_LOG = 3000  # characters
 
@@ -33,14 +35,14 @@ class Cluster:
     """Machine m0 with the control plane, and a node on each of the others. Raises NoKubernetes, CannotMakeMachines."""
 
     def __init__(self, nodes: int, shared: Sequence[Path] = (), *, state: Path | None = None) -> None:
-        """Bring it up. `shared`: folders that all machines see. `state`: an empty one for its own files."""
+        """Bring it up. `shared`: folders that all machines see. `state`: one for its own files."""
         self._programs = require_programs()
         self._lock = _lock()
+        _remove_stale()
         self._groups: dict[int, Groups] = {}
         self._kubelets: dict[int, subprocess.Popen[bytes]] = {}
         self._machines: Machines | None = None
-        self._own_state = state is None
-        self.state = Path(tempfile.mkdtemp(prefix="midstep-kubernetes-", dir="/tmp")) if state is None else state
+        self.state = _empty(state)
         try:
             self._bring_up(nodes, shared)
         except BaseException:
@@ -111,7 +113,7 @@ class Cluster:
 
     def start_node(self, number: int) -> None:
         """Start containerd and a kubelet on a machine that has just booted."""
-        groups = self._groups[number] = Groups(f"midstep-kubernetes-{os.getpid()}-m{number}")
+        groups = self._groups[number] = Groups(f"{_PREFIX}{os.getpid()}-m{number}")
         machine = self.machines[number]
         join = "".join(f"echo 0 > {folder}/cgroup.procs\n" for folder in groups.folders)
         where = (str(number), machine.address, str(self.state), str(self._programs.network_plugins))
@@ -187,8 +189,7 @@ class Cluster:
             self._machines.close()
         while self._groups:
             self._groups.popitem()[1].remove()
-        if self._own_state:
-            shutil.rmtree(self.state, ignore_errors=True)
+        shutil.rmtree(self.state, ignore_errors=True)
         self._lock.close()
 
 
@@ -204,3 +205,19 @@ def _lock() -> TextIO:
             time.sleep(_POLL_S)
         else:
             return lock
+
+
+def _empty(state: Path | None) -> Path:
+    """Return an empty folder, which is removed when the cluster is down."""
+    if state is None:
+        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMPORARY))
+    shutil.rmtree(state, ignore_errors=True)
+    state.mkdir()
+    return state
+
+
+def _remove_stale() -> None:
+    """Remove what a cluster has left whose process was killed: its machines have ended with it."""
+    remove_stale(_PREFIX)
+    for folder in _TEMPORARY.glob(f"{_PREFIX}*"):
+        shutil.rmtree(folder, ignore_errors=True)
