@@ -12,8 +12,8 @@ SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Modules stay compiled, whatever the environment says: a test run starts hundreds of Pythons that import midstep.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-megatron test test-machines test-etcd test-mindspore test-ray test-versions lint style types imports sim mutants chaos soak attack prove \
-	nightly-megatron nightly-machines bench docs clean
+.PHONY: demo demo-megatron test test-machines test-etcd test-kubernetes test-mindspore test-ray test-versions lint style types imports \
+	sim mutants chaos soak attack prove nightly-megatron nightly-machines bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -22,13 +22,18 @@ demo-megatron: $(INSTALLED)  ## the same on megatron-core, with a second kill in
 	$(BIN)/midstep demo --megatron $(DEMO)
 
 test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the long ones
-	$(BIN)/python -m pytest -m "not soak and not machines and not etcd and not mindspore and not ray" -n $(TEST_WORKERS) $(SPREAD) $(TESTS)
+	$(BIN)/python -m pytest -m "not soak and not machines and not etcd and not kubernetes and not mindspore and not ray" \
+		-n $(TEST_WORKERS) $(SPREAD) $(TESTS)
 
 test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces
 	$(BIN)/python -m pytest -m "not nightly" -n $(WORKERS) $(SPREAD) tests/machines $(TESTS)
 
 test-etcd: $(INSTALLED)  ## controllers of a job in a real etcd: needs its program (Debian: etcd-server)
 	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) tests/etcd $(TESTS)
+
+test-kubernetes: $(INSTALLED)  ## pods on real kubelets, on machines of namespaces: root; builds Kubernetes once, for 5 to 20 minutes
+	$(BIN)/python -m tests.kubernetes.cluster build
+	$(BIN)/python -m pytest --durations=10 tests/kubernetes $(TESTS)
 
 test-mindspore: $(INSTALLED)  ## real MindSpore on the CPU, killed in every mode, in an environment without torch: 3 GB
 	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment)/python -m pytest tests/mindspore $(TESTS)

@@ -70,6 +70,7 @@ _JOB = {
             }
         ]
     },
+    "successPolicy": {"rules": [{"succeededIndexes": ANY}]},
     "template": _TEMPLATE,
 }
 _JOBSET = {
@@ -109,7 +110,6 @@ _OF_KINDS: dict[tuple[str, str], dict[str, Any]] = {
         "spec": {
             "schedulerName": ANY,
             "runPolicy": {"schedulingPolicy": _SCHEDULING},
-            "successPolicy": ANY,
             "replicaSpecs": {"Master": _REPLICAS, "Worker": _REPLICAS},
         }
     },
@@ -199,9 +199,8 @@ def test_its_command_is_one_of_midstep_run(file: Path) -> None:
 
 def test_rules_treat_every_code_that_asks_for_a_new_start() -> None:
     """Those with which an agent says that it may come back are no failures; the one that never helps ends the Job."""
-    rules = [
-        rule for file in FILES for document in documents(file) for each in within(document, "rules") for rule in each
-    ]
+    policies = [each for file in FILES for document in documents(file) for each in within(document, "podFailurePolicy")]
+    rules = [rule for policy in policies for rule in policy["rules"]]
     by_codes = {(rule["action"], tuple(rule["onExitCodes"]["values"])) for rule in rules if "onExitCodes" in rule}
     assert by_codes == {("FailJob", (NOT_ADMITTED,)), ("Ignore", (RESTART_HERE, ANOTHER_NODE))}
 

@@ -1,0 +1,63 @@
+"""One cluster for all tests of this folder, and jobs in it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..chaos.jobs import Record
+from ..machines.conftest import run_undisturbed
+from .availability import kubectl_of_user, require_kubernetes, uses_given_cluster
+from .cluster.cluster import Cluster
+from .joined import JoinedJob
+
+StartJoined = Callable[..., JoinedJob]
+Kubectl = Callable[..., str]
+NODES = 4
+STEPS = 200
+RANKS = 4
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all machines see, as they would a file system of the cluster."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="session")
+def cluster(shared: Path) -> Iterator[Cluster]:
+    """The cluster: m0, and four nodes that are all on when a test begins."""
+    require_kubernetes()
+    with Cluster(NODES, (shared,)) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def kubectl(request: pytest.FixtureRequest) -> Kubectl:
+    """Run kubectl and return what it prints: on the cluster of the user's KUBECONFIG where that was chosen."""
+    if uses_given_cluster():
+        return kubectl_of_user
+    cluster: Cluster = request.getfixturevalue("cluster")
+    return cluster.kubectl
+
+
+@pytest.fixture
+def start_joined(cluster: Cluster, shared: Path) -> Iterator[StartJoined]:
+    """Start a job whose pods are a user's own; they are deleted when the test is over."""
+    started: list[JoinedJob] = []
+
+    def start(name: str, **options: Any) -> JoinedJob:
+        job = JoinedJob(cluster, shared / name, name, **{"steps": STEPS, **options})
+        started.append(job)
+        return job
+
+    yield start
+    for job in started:
+        job.delete()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """The record of the same training on this computer, to which nothing happens."""
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed") / "it", ranks=RANKS, steps=STEPS)
