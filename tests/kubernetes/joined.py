@@ -46,11 +46,16 @@ class JoinedJob:
         gates: Sequence[int] = (),
         policy: dict[str, Any] | None = None,
         npus: int = 8,
+        shared_directory: bool = True,
     ) -> None:
-        """Apply its documents. `gates`: steps in front of which all ranks are held. `npus`: of each pod."""
+        """Apply its documents. `gates`: steps in front of which all ranks are held. `npus`: of each pod.
+
+        `shared_directory`: the job's directory is among what all see, and not in the first pod alone.
+        """
         self.cluster = cluster
         self.root = root
         self._npus = npus
+        self._directory = ("--job-dir", str(root / "job")) if shared_directory else ()
         self.name = name
         self.ranks = nodes * ranks_per_node
         self._records = root / "records"
@@ -115,7 +120,7 @@ class JoinedJob:
     def run_command(self, *, hosts: bool) -> tuple[str, ...]:
         """Return the words of `midstep run` in a pod; `hosts`: in the one that runs the controller."""
         meet = ("--rdzv-endpoint", self.endpoint, "--rdzv-conf", f"is_host={int(hosts)}")
-        own = ("--job-dir", str(self.root / "job"), "--policy", str(self.root / "policy.yaml")) if hosts else ()
+        own = (*self._directory, "--policy", str(self.root / "policy.yaml")) if hosts else ()
         token = ("--token-file", f"{SECRET_FOLDER}/token")
         return (*MIDSTEP, "run", *self._shape, *meet, *token, *own, *self._training)
 
@@ -159,9 +164,7 @@ class JoinedJob:
     def status(self) -> dict[str, Any] | None:
         """Return what `midstep status --json` says in the first pod; None while it says nothing."""
         hosts = [pod["metadata"]["name"] for pod in self.pods() if pod["spec"].get("hostname") == FIRST]
-        said = (
-            self.execute(hosts[0], *MIDSTEP, "status", "--json", str(self.root / "job"), check=False) if hosts else ""
-        )
+        said = self.execute(hosts[0], *MIDSTEP, "status", "--json", *self._directory[1:], check=False) if hosts else ""
         status: dict[str, Any] | None = json.loads(said) if said.startswith("{") else None
         return status
 
@@ -226,7 +229,16 @@ class JoinedJob:
     # --- its end --------------------------------------------------------------------------------------------------
 
     def finish(self) -> dict[str, Any]:
-        """Wait until Kubernetes calls its Jobs complete, and return what `midstep report --json` says."""
+        """Wait for its end, and return what `midstep report --json` says."""
+        self.until_complete()
+        done = subprocess.run(
+            [*MIDSTEP, "report", "--json", str(self.root / "job")], capture_output=True, check=True, timeout=PATIENCE_S
+        )
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    def until_complete(self) -> None:
+        """Wait until Kubernetes calls its Jobs complete."""
 
         def complete() -> bool:
             jobs = self.cluster.get("jobs", "-l", f"job={self.name}")["items"]
@@ -236,11 +248,6 @@ class JoinedJob:
             self.cluster.until(complete, "the Jobs to be complete")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.said()}") from None
-        done = subprocess.run(
-            [*MIDSTEP, "report", "--json", str(self.root / "job")], capture_output=True, check=True, timeout=PATIENCE_S
-        )
-        report: dict[str, Any] = json.loads(done.stdout)
-        return report
 
     def said(self) -> str:
         """Return what its pods are and have printed."""

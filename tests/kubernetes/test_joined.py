@@ -62,3 +62,16 @@ def test_a_killed_rank_a_crashed_container_a_deleted_pod_and_a_lost_machine_chan
     for incident, ranks in zip(report["incidents"], hit, strict=True):
         assert_nobody_harmed(incident, ranks, ranks=RANKS)
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+
+
+def test_without_the_pod_of_the_controller_the_pods_that_follow_continue_from_the_checkpoint(
+    start_joined: StartJoined, undisturbed: Record
+) -> None:
+    """They are a new job of the same checkpoints: every step that they repeat gives the same bits."""
+    job = start_joined("continued", others=1, gates=(DELETED, END), shared_directory=False)
+    job.held_at(DELETED)
+    job.cluster.kubectl("delete", "pod", job.first(), "--grace-period=0", "--force")
+    job.open_gate(DELETED)
+    job.open_gate(END)
+    job.until_complete()
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
