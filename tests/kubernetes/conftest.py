@@ -27,10 +27,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(shared: Path) -> Iterator[Cluster]:
-    """The cluster: m0, and four nodes that are all on when a test begins."""
+    """The cluster: m0, and four nodes that are all on when a test begins. Nothing is left of it."""
     require_kubernetes()
     with Cluster(NODES, (shared,)) as made:
         yield made
+    assert not made.leftovers()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+import psutil
+
 from ...machines.machines import Machine, Machines
 from .cgroups import Groups, remove_stale
 from .control_plane import NAMES_ADDRESS, ControlPlane
@@ -40,6 +42,7 @@ class Cluster:
         self._lock = _lock()
         _remove_stale()
         self._groups: dict[int, Groups] = {}
+        self._made: list[Groups] = []
         self._kubelets: dict[int, subprocess.Popen[bytes]] = {}
         self._machines: Machines | None = None
         self.state = _empty(state)
@@ -114,6 +117,7 @@ class Cluster:
     def start_node(self, number: int) -> None:
         """Start containerd and a kubelet on a machine that has just booted."""
         groups = self._groups[number] = Groups(f"{_PREFIX}{os.getpid()}-m{number}")
+        self._made.append(groups)
         machine = self.machines[number]
         join = "".join(f"echo 0 > {folder}/cgroup.procs\n" for folder in groups.folders)
         where = (str(number), machine.address, str(self.state), str(self._programs.network_plugins))
@@ -182,6 +186,15 @@ class Cluster:
     ) -> None:
         """Take it down."""
         self.close()
+
+    def leftovers(self) -> list[str]:
+        """Return what is left of it on this computer: folders, cgroups, processes."""
+        folders = [self.state, *(folder for groups in self._made for folder in groups.folders)]
+        left = [str(folder) for folder in folders if folder.exists()]
+        for process in psutil.process_iter(["cmdline"]):
+            words = " ".join(process.info["cmdline"] or ())
+            left += [words] if str(self.state) in words else []
+        return left
 
     def close(self) -> None:
         """End everything, and leave nothing. Idempotent."""
