@@ -40,7 +40,6 @@ class Cluster:
         """Bring it up. `shared`: folders that all machines see. `state`: one for its own files."""
         self._programs = require_programs()
         self._lock = _lock()
-        _remove_stale()
         self._groups: dict[int, Groups] = {}
         self._made: list[Groups] = []
         self._kubelets: dict[int, subprocess.Popen[bytes]] = {}
@@ -207,7 +206,7 @@ class Cluster:
 
 
 def _lock() -> TextIO:
-    """Take the one lock of this computer's clusters, which is free again when it is closed."""
+    """Take the one lock of this computer's clusters, which is free when it is closed; tidy up after the last one."""
     lock = LOCK.open("a")
     deadline = time.monotonic() + LOCKED_S
     while True:
@@ -217,7 +216,13 @@ def _lock() -> TextIO:
             assert time.monotonic() < deadline, f"another cluster of this computer holds {LOCK}"
             time.sleep(_POLL_S)
         else:
-            return lock
+            break
+    try:
+        _remove_stale()
+    except BaseException:
+        lock.close()
+        raise
+    return lock
 
 
 def _empty(state: Path | None) -> Path:
