@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
-from ..chaos.jobs import Record
+from ..chaos.jobs import ROOMY, Record
 from .conftest import RANKS, STEPS, StartJoined
 from .joined import FIRST, JoinedJob
 
@@ -25,7 +25,7 @@ def test_a_killed_rank_a_crashed_container_a_deleted_pod_and_a_lost_machine_chan
 ) -> None:
     """One job through all of them: only what was hit is replaced, and Kubernetes brings a spare for the next loss."""
     gates = (KILLED, CRASHED, DELETED, OFF, END)
-    job = start_joined("joined", others=2, gates=gates)
+    job = start_joined("joined", others=2, gates=gates, policy={"ladder": ROOMY["ladder"]})
     hit: list[set[int]] = []
 
     status = job.held_at(KILLED)
@@ -53,8 +53,8 @@ def test_a_killed_rank_a_crashed_container_a_deleted_pod_and_a_lost_machine_chan
     job.cluster.power_off(machine.number)
     job.open_gate(OFF)
     job.held_at(END)
-    job.until_spare()  # a pod that comes when the job is over finds nobody, and tries for `join_timeout`
     job.cluster.power_on(machine.number)
+    job.until_spare()  # a pod that comes when the job is over finds nobody, and tries for `join_timeout`
     job.open_gate(END)
 
     report = job.finish()
