@@ -20,6 +20,7 @@ from ..protocol.private_files import make_private_directory
 from ..protocol.secret_files import read_token
 from ..protocol.token import TOKEN_VARIABLE, job_of, joinable
 from .display.plain import echo, log_to_stderr
+from .display.rank_output import RankOutput
 from .jobs.directories import base_directory, checked_name
 from .jobs.run_directory import claim_free_run_directory
 from .joining.admission import JOIN_S, Wishes, admitted
@@ -64,6 +65,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
     metavar="SECONDS",
     help="How long to try to reach a controller, with a token.",
 )
+@click.option("--show-output", is_flag=True, help="Show what the ranks of this node print, on stdout. With a token.")
 @click.option("--life-fd", type=int, help="End when this inherited pipe is closed at its other end.")
 @click.option("--session", type=int, default=0, hidden=True, help="A number above that of earlier agents of the name.")
 @click.option("--program", type=click.Path(dir_okay=False, path_type=Path), hidden=True, help="This machine's command.")
@@ -79,6 +81,7 @@ def command(
     failure_domain: str,
     host: str | None,
     limit_s: float,
+    show_output: bool,
     life_fd: int | None,
     session: int,
     program: Path | None,
@@ -113,7 +116,9 @@ def command(
             logs = (log_directory or base_directory() / f"{options.job}@{options.node}").absolute()
             make_private_directory(logs / "logs")
             options = msgspec.structs.replace(options, program=own, log_directory=str(logs))
-            sys.exit(asyncio.run(serve(options)))
+            with RankOutput(logs / "logs") if show_output else contextlib.nullcontext():
+                exit_code = asyncio.run(serve(options))
+            sys.exit(exit_code)
     except NotAdmitted as error:
         echo(f"midstep agent: {error}", err=True)
         _leave_word(run_directory, NOT_ADMITTED, error)

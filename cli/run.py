@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import click
 import msgspec
 
 from ..protocol import environment as env
-from ..protocol.errors import MidstepError
+from ..protocol.enums import StrEnum
+from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.secret_files import read_token
 from ..protocol.token import TOKEN_VARIABLE, joinable
 from .display.plain import log_to_stderr
@@ -26,25 +26,32 @@ from .joining.machine import JoiningMachine, prepare
 from .joining.opening import required
 from .joining.role import Flags, last_call_s, meeting, meets_itself
 from .joining.torchrun_flags import rendezvous_options
+from .kubernetes.options import KUBERNETES
+from .kubernetes.options import Flags as KubernetesFlags
 from .token import token_file_option
 
-_PLATFORMS = {"ray": ".ray.launching"}  # with `launch(start, quiet=...)`, imported when the platform is asked for
-_LOCAL = "local"
+
+class PlatformName(StrEnum):
+    """Where the nodes of a job come from."""
+
+    LOCAL = "local"
+    KUBERNETES = "kubernetes"
+    RAY = "ray"
 
 
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
-@options(SHAPE)
 @click.option(
     "--platform",
-    type=click.Choice([_LOCAL, *_PLATFORMS]),
-    default=_LOCAL,
+    type=click.Choice([name.value for name in PlatformName]),
+    default=PlatformName.LOCAL.value,
     show_default=True,
-    help="Where nodes come from: this machine (or those that join, with --rdzv-endpoint), or the Ray cluster that this "
-    "machine is part of; see docs/ray.md.",
+    help="Where nodes come from: this machine, or those on which this command is typed; pods of Kubernetes "
+    "(docs/kubernetes-managed.md); the Ray cluster that this machine is part of (docs/ray.md).",
 )
+@options(SHAPE)
 @click.option(
     "--fixed-nodes",
     is_flag=True,
@@ -78,6 +85,7 @@ _LOCAL = "local"
     type=click.Path(dir_okay=False, path_type=Path),
     help="Cause the faults of this file on purpose; see `midstep inject` for what there is.",
 )
+@options(KUBERNETES)
 @options(PROGRAM)
 @click.option("--standalone", is_flag=True, envvar="PET_STANDALONE", help="All nodes are here, as by default.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")
@@ -112,6 +120,7 @@ def command(
     hold_standard_descriptors()
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
     torchrun = {name: chosen.pop(name) for name in Flags.__struct_fields__}
+    pods = KubernetesFlags(**{name: chosen.pop(name) for name in KubernetesFlags.__struct_fields__})
     try:
         asked = asked_for(**chosen)
         start = msgspec.structs.replace(
@@ -123,8 +132,16 @@ def command(
             job=job,
             environment={**asked.environment, **_faults(faults_file, asked.nodes, asked.ranks_per_node)},
         )
-        if platform != _LOCAL:
-            sys.exit(import_module(_PLATFORMS[platform], __package__).launch(start, quiet=quiet))
+        if platform == PlatformName.KUBERNETES:
+            from .kubernetes.launch import launch as launch_in_kubernetes
+
+            sys.exit(launch_in_kubernetes(start, pods, token_file))
+        if pods != KubernetesFlags():
+            raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
+        if platform == PlatformName.RAY:
+            from .ray.launching import launch as launch_on_ray
+
+            sys.exit(launch_on_ray(start, quiet=quiet))
         flags = Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
         sys.exit(_run(start, flags, token_file, Wishes(node, failure_domain), quiet=quiet))
     except MidstepError as error:

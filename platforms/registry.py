@@ -10,7 +10,11 @@ from .base import PlatformFactory
 
 GROUP = "midstep.platforms"
 # name -> module and factory. Each imports its engine's client, which an extra of its name installs.
-OWN: MappingProxyType[str, tuple[str, str]] = MappingProxyType({})
+OWN: MappingProxyType[str, tuple[str, str]] = MappingProxyType(
+    {
+        "kubernetes": (".kubernetes.platform", "kubernetes_platform"),
+    }
+)
 
 
 def names() -> list[str]:

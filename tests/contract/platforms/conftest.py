@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -32,6 +33,8 @@ from midstep.protocol.messages import Command, DeleteNode, Envelope, NodeLost
 from midstep.protocol.token import TOKEN_VARIABLE, new_token, token_text
 from midstep.protocol.transport import RouterSocket
 from midstep.protocol.types import CONTROLLER, PLATFORM
+
+from ..kubernetes.kubelet import InKubernetes
 
 JOB = "contract"
 LONG_S = 60.0
@@ -217,7 +220,10 @@ def _children(pid: int) -> list[tuple[int, list[str]]]:
 Scenario = Callable[[OrderingController, HostedPlatform], Awaitable[None]]
 
 
-@pytest.fixture(params=[Local, ByEntryPoint], ids=["local", "entry-point"])
+IN_KUBERNETES = partial(InKubernetes, job=JOB, most=MOST, environment=CHEAP)
+
+
+@pytest.fixture(params=[Local, ByEntryPoint, IN_KUBERNETES], ids=["local", "entry-point", "kubernetes"])
 def play(request: pytest.FixtureRequest) -> Iterator[Callable[[Scenario], None]]:
     """Run a scenario on a platform that has been brought up."""
     root = Path(tempfile.mkdtemp(prefix="ms-"))

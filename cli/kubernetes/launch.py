@@ -1,0 +1,106 @@
+"""From the flags of `midstep run` to a job in Kubernetes."""
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from ...platforms.kubernetes.objects import Submission, default_directory, manifests
+from ...platforms.kubernetes.settings import Settings, checked_job, parse_resource, parse_volume
+from ...protocol.errors import ConfigurationError
+from ...protocol.secret_files import read_token
+from ...protocol.token import FullToken, full, new_token
+from ..display.plain import echo
+from ..jobs.directories import checked_name
+from ..jobs.start import Start, new_name, policy_of
+from .options import Flags
+
+_log = logging.getLogger(__name__)
+_DEFAULT_NAMESPACE = "default"
+
+
+def launch(start: Start, flags: Flags, token_file: Path | None) -> int:
+    """Make a job's objects and follow it to its end, or print them; return the exit code. Raises MidstepError."""
+    settings = settings_of(start, flags)
+    submission = submission_of(start, settings)
+    token = _token(token_file, settings.job)
+    if flags.dry_run:
+        objects = manifests(settings, submission, token, flags.namespace or _DEFAULT_NAMESPACE)
+        yaml.safe_dump_all(objects, sys.stdout, sort_keys=False)
+        return 0
+    from ...platforms.kubernetes.api import Api
+    from .following import run
+
+    api = Api(flags.namespace)
+    objects = manifests(settings, submission, token, api.namespace)
+    return asyncio.run(run(api, settings.job, objects, follow=not flags.detach, say=_say))
+
+
+def settings_of(start: Start, flags: Flags) -> Settings:
+    """Return what the job's pods are like. Raises ConfigurationError."""
+    if flags.image is None:
+        raise ConfigurationError("--platform kubernetes needs --image: one with midstep and the script in it.")
+    if start.fault_sources or start.fixed_nodes:
+        raise ConfigurationError("--fault-source and --fixed-nodes are for nodes on this machine.")
+    settings = Settings(
+        job=checked_job(checked_name(start.job or new_name())),
+        image=flags.image,
+        resources=dict(map(parse_resource, flags.resources)),
+        volumes=tuple(map(parse_volume, flags.volumes)),
+        environment=start.environment,
+        agent=_template(flags.pod_template),
+        controller=_template(flags.controller_template),
+        watch_nodes=flags.watch_nodes,
+    )
+    if not settings.volumes and start.job_directory is None:
+        _log.warning(
+            "without --volume the job's journal and its checkpoints are lost with their pods: name a claim for them"
+        )
+    return settings
+
+
+def submission_of(start: Start, settings: Settings) -> Submission:
+    """Return what is submitted in the controller's pod. Raises ConfigurationError for a policy that does not fit."""
+    policy_of(start)
+    nodes = str(start.nodes) if start.least_nodes is None else f"{start.least_nodes}:{start.nodes}"
+    words = ["--nnodes", nodes, "--nproc-per-node", str(start.ranks_per_node), "--spares", str(start.spare_nodes)]
+    words += ["--max-restarts", str(start.max_restarts)] if start.max_restarts else []
+    words += ["--device", start.device.value] if start.device is not None else []
+    flags = {"--mindio": start.mindio, "--module": start.is_module, "--no-python": start.no_python}
+    words += [flag for flag, given in flags.items() if given]
+    return Submission(
+        words=(*words, *start.command),
+        nodes=start.nodes if start.least_nodes is None else start.least_nodes,
+        spares=start.spare_nodes,
+        directory=default_directory(settings) if start.job_directory is None else str(start.job_directory),
+        policy=None if start.policy_file is None else start.policy_file.read_text(),
+    )
+
+
+def _token(file: Path | None, job: str) -> FullToken:
+    token = read_token(file, os.environ)
+    return new_token(job=job) if token is None else full(token)
+
+
+def _template(file: Path | None) -> dict[str, Any]:
+    """Return what a template says. Raises ConfigurationError."""
+    if file is None:
+        return {}
+    try:
+        found = yaml.safe_load(file.read_text())
+        template = msgspec.convert(found, dict[str, Any])
+    except (OSError, yaml.YAMLError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"{file} is no part of a Pod's manifest: {error}.") from error
+    unknown = set(template) - {"apiVersion", "kind", "metadata", "spec"}
+    if unknown:
+        raise ConfigurationError(f"{file}: a Pod has metadata and spec, and no {', '.join(sorted(unknown))}.")
+    return template
+
+
+def _say(text: str) -> None:
+    echo(f"midstep: {text}", err=True)

@@ -1,0 +1,65 @@
+"""The options of `midstep run` for Kubernetes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+Decorator = Callable[[Any], Any]
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class Flags(msgspec.Struct, frozen=True):
+    """What the command line says of pods."""
+
+    image: str | None = None
+    namespace: str | None = None
+    dry_run: bool = False
+    detach: bool = False
+    resources: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    pod_template: Path | None = None
+    controller_template: Path | None = None
+    watch_nodes: bool = False
+
+
+KUBERNETES: tuple[Decorator, ...] = (
+    click.option("--image", metavar="IMAGE", help="Kubernetes: the image of all pods, with midstep and SCRIPT in it."),
+    click.option(
+        "--namespace", metavar="NAME", help="Kubernetes: where the objects are made.  [default: that of the context]"
+    ),
+    click.option("--dry-run", is_flag=True, help="Kubernetes: print the objects for `kubectl apply -f -`, make none."),
+    click.option("--detach", is_flag=True, help="Kubernetes: do not follow the job once its objects are made."),
+    click.option(
+        "--resource",
+        "resources",
+        multiple=True,
+        metavar="NAME=QUANTITY",
+        help="Kubernetes: what each agent's pod gets, as huawei.com/Ascend910=8. Repeatable.",
+    ),
+    click.option(
+        "--volume",
+        "volumes",
+        multiple=True,
+        metavar="CLAIM:PATH",
+        help="Kubernetes: a PersistentVolumeClaim, or a /FOLDER of the hosts, and where pods see it. The first one has "
+        "journal and checkpoints. Repeatable.",
+    ),
+    click.option(
+        "--pod-template",
+        type=_FILE,
+        metavar="FILE",
+        help="Kubernetes: a part of a Pod's manifest that is laid over that of the agents: labels, annotations, "
+        "schedulerName, tolerations; see docs/kubernetes-managed.md.",
+    ),
+    click.option(
+        "--controller-template", type=_FILE, metavar="FILE", help="Kubernetes: the same for the controller's pod."
+    ),
+    click.option(
+        "--watch-nodes",
+        is_flag=True,
+        help="Kubernetes: leave hosts that are cordoned or tainted before their pods are evicted. Takes a ClusterRole.",
+    ),
+)

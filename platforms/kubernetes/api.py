@@ -1,0 +1,217 @@
+"""The API of Kubernetes as the platform uses it: objects as plain data, failures sorted by what can be done about them.
+
+lightkube comes with the extra `midstep[kubernetes]`, and nothing but this module imports it.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, cast
+
+import msgspec
+
+from ...protocol.errors import ConfigurationError, PlatformError
+from ...protocol.time_limit import within
+
+try:
+    import httpx2
+    from lightkube import AsyncClient, codecs
+    from lightkube.core.exceptions import ApiError, ConfigError, LoadResourceError
+    from lightkube.generic_resource import create_namespaced_resource
+    from lightkube.resources.apps_v1 import Deployment
+    from lightkube.resources.core_v1 import Node, Pod
+    from lightkube.types import CascadeType, PatchType
+except ImportError as _error:
+    raise ConfigurationError(
+        f"the platform kubernetes needs lightkube ({_error}): pip install 'midstep[kubernetes]'."
+    ) from _error
+
+REQUEST_S = 10.0
+WATCH_S = 60  # then the server ends a watch, and everything is listed again
+_GONE, _NOT_FOUND, _CONFLICT, _BUSY, _TIMED_OUT, _SERVER = 410, 404, 409, 429, 408, 500
+_OLD_BUDGET = "policy/v1beta1"  # of PodDisruptionBudget, before Kubernetes 1.21
+
+_log = logging.getLogger(__name__)
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
+
+Manifest = Mapping[str, Any]
+Event = tuple[str, dict[str, Any]]
+
+
+class Refused(PlatformError):
+    """The API refuses a request, and would do so again: no right to it, a quota, a wrong manifest."""
+
+
+class Unavailable(PlatformError):
+    """The API cannot be reached, or not now. The same request may succeed later."""
+
+
+class Expired(Unavailable):
+    """What was watched is not kept any longer (410 Gone): list it again."""
+
+
+class Api:
+    """Objects of one namespace. `config`: the path of a kubeconfig; None: that of the pod, or the user's own.
+
+    Methods raise Refused or Unavailable.
+    """
+
+    def __init__(self, namespace: str | None = None) -> None:
+        """Read the configuration. Raises ConfigurationError."""
+        try:
+            self._client = AsyncClient(namespace=namespace, timeout=httpx2.Timeout(REQUEST_S), field_manager="midstep")
+        except (ConfigError, OSError, KeyError, AttributeError, msgspec.MsgspecError) as error:
+            raise ConfigurationError(
+                f"there is no cluster to ask ({error}): set KUBECONFIG, or give the pod a service account."
+            ) from error
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that is used where none is given."""
+        return str(self._client.namespace)
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.close()
+
+    # --- objects ----------------------------------------------------------------------------------------------------
+
+    async def create(self, manifest: Manifest) -> dict[str, Any] | None:
+        """Create an object and return it; None if there is one of its name."""
+        try:
+            made = await self._client.create(codecs.from_dict(dict(manifest)))
+        except LoadResourceError as error:
+            raise Refused(f"{manifest.get('kind')}: {error}") from error
+        except _FAILURES as error:
+            if _status(error) == _CONFLICT:
+                return None
+            if _status(error) == _NOT_FOUND and manifest["kind"] == "PodDisruptionBudget":
+                return await self._create_old_budget(manifest)
+            raise _sorted(error, f"{manifest['kind']} {manifest['metadata']['name']}") from error
+        return _plain(made)
+
+    async def delete_pod(self, name: str, grace_s: int) -> bool:
+        """Ask for a pod to be deleted; False if there is none."""
+        try:
+            await self._client.delete(Pod, name, grace_period=grace_s)
+        except _FAILURES as error:
+            if _status(error) == _NOT_FOUND:
+                return False
+            raise _sorted(error, f"pod {name}") from error
+        return True
+
+    async def delete_deployment(self, name: str) -> bool:
+        """Delete a Deployment with all that belongs to it, which is gone when the Deployment is; False: none."""
+        try:
+            await self._client.delete(Deployment, name, cascade=CascadeType.FOREGROUND)
+        except _FAILURES as error:
+            if _status(error) == _NOT_FOUND:
+                return False
+            raise _sorted(error, f"deployment {name}") from error
+        return True
+
+    async def deployment(self, name: str) -> dict[str, Any] | None:
+        """Return a Deployment; None if there is none."""
+        try:
+            return _plain(await self._client.get(Deployment, name))
+        except _FAILURES as error:
+            if _status(error) == _NOT_FOUND:
+                return None
+            raise _sorted(error, f"deployment {name}") from error
+
+    async def patch_deployment(self, name: str, patch: Manifest) -> None:
+        """Change a Deployment by a merge patch."""
+        try:
+            await self._client.patch(Deployment, name, dict(patch), patch_type=PatchType.MERGE)
+        except _FAILURES as error:
+            raise _sorted(error, f"deployment {name}") from error
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    async def pods(self, labels: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+        """Return all pods with these labels, and the version of that list."""
+        return await self._list(Pod, labels)
+
+    async def hosts(self) -> tuple[list[dict[str, Any]], str]:
+        """Return all nodes of the cluster, and the version of that list."""
+        return await self._list(Node, {})
+
+    def watch_pods(self, labels: Mapping[str, str], version: str) -> AsyncGenerator[Event, None]:
+        """Yield what happens to pods after a version: ADDED, MODIFIED or DELETED, and the pod.
+
+        Raises Expired. Raises Unavailable also when nothing was heard for longer than the server keeps a watch open.
+        """
+        return self._watch(Pod, labels, version)
+
+    def watch_hosts(self, version: str) -> AsyncGenerator[Event, None]:
+        """Yield what happens to nodes of the cluster after a version, as watch_pods does."""
+        return self._watch(Node, {}, version)
+
+    async def log(self, pod: str, container: str) -> AsyncGenerator[str, None]:
+        """Yield the lines of a container's output as they come, until it ends."""
+        try:
+            async for line in self._client.log(pod, container=container, follow=True, newlines=False):
+                yield line
+        except (*_FAILURES, RuntimeError) as error:  # lightkube 1.0.1 raises that one in place of a refusal
+            raise _sorted(error, f"log of {pod}") from error
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    async def _list(self, kind: Any, labels: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+        try:
+            listing = self._client.list(kind, labels=dict(labels))
+            found = [_plain(each) async for each in listing]
+            return found, listing.resourceVersion
+        except _FAILURES as error:
+            raise _sorted(error, f"list of {kind.__name__}s") from error
+
+    async def _watch(self, kind: Any, labels: Mapping[str, str], version: str) -> AsyncGenerator[Event, None]:
+        watching = self._client.watch(kind, labels=dict(labels), server_timeout=WATCH_S, resource_version=version)
+        async with aclosing(cast(AsyncGenerator[tuple[str, Any], None], watching)) as events:
+            while True:
+                try:
+                    operation, found = await within(WATCH_S + REQUEST_S, events.__anext__())
+                except TimeoutError as error:
+                    raise Expired("nothing was heard for long: the connection may be dead") from error
+                except _FAILURES as error:
+                    raise _sorted(error, f"watch of {kind.__name__}s") from error
+                yield operation, _plain(found)
+
+    async def _create_old_budget(self, manifest: Manifest) -> dict[str, Any] | None:
+        group, _, version = _OLD_BUDGET.partition("/")
+        kind = create_namespaced_resource(group, version, manifest["kind"], "poddisruptionbudgets")
+        try:
+            return _plain(await self._client.create(kind.from_dict({**manifest, "apiVersion": _OLD_BUDGET})))
+        except _FAILURES as error:
+            if _status(error) == _CONFLICT:
+                return None
+            raise _sorted(error, f"{manifest['kind']} {manifest['metadata']['name']}") from error
+
+
+# A connection that ends in the middle of an object shows as an error of the decoder.
+_FAILURES = (
+    *(httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError),
+    *(msgspec.MsgspecError, ConfigError, StopAsyncIteration),
+)
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the status with which the API has answered; None if it has not."""
+    if isinstance(error, ApiError):
+        return error.status.code
+    return error.response.status_code if isinstance(error, httpx2.HTTPStatusError) else None
+
+
+def _sorted(error: BaseException, what: str) -> PlatformError:
+    code = _status(error)
+    text = f"{what}: {error or type(error).__name__}"
+    if code == _GONE:
+        return Expired(text)
+    if code is None or code >= _SERVER or code in {_BUSY, _TIMED_OUT}:
+        return Unavailable(text)
+    return Refused(text)
+
+
+def _plain(found: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = found.to_dict()
+    return plain

@@ -1,0 +1,177 @@
+"""All objects of a job but its agents' pods, as manifests that `kubectl apply` takes.
+
+The Deployment of the controller owns the pods of the agents: they go with it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ...protocol.token import FullToken, token_text
+from . import names, rules
+from .overlay import laid_over
+from .pods import TOKEN_FOLDER, from_field, mounts, secret_volume, volumes
+from .settings import Settings, encode
+
+FULL_KEY = "token"
+SETTINGS_FILE = "platform.json"
+POLICY_FILE = "policy.yaml"
+FILES = "/etc/midstep"
+OWN_FOLDER = "/var/lib/midstep"  # of the controller's pod, where the job has no volume
+_MOVES_AFTER_S = 5  # that the controller's machine does not answer
+# SIGTERM would stop the job, and the pod may only be on its way to another host. The journal takes a kill.
+_KILLED_BY_TERM = 'trap "kill -9 \\$!" TERM; "$@" & wait $!'
+_UNLESS_THERE = '[ -e "$0" ] || exec "$@"'
+
+
+class Submission(msgspec.Struct, frozen=True):
+    """What is submitted in the controller's pod. `words`: options of `midstep submit`, the script and its arguments."""
+
+    words: tuple[str, ...]
+    nodes: int  # without which the job does not train
+    spares: int
+    directory: str  # of the job, in the controller's pod and in those of the agents
+    policy: str | None = None  # the text of the file
+
+
+def default_directory(settings: Settings) -> str:
+    """Return where a job keeps its journal and its checkpoints: on its first volume, if it has one."""
+    base = settings.volumes[0].path.rstrip("/") if settings.volumes else OWN_FOLDER
+    return f"{base}/midstep-{settings.job}"
+
+
+def manifests(settings: Settings, submission: Submission, token: FullToken, namespace: str) -> list[dict[str, Any]]:
+    """Return the objects of a job, the Deployment first: it owns the others when `midstep run` makes them."""
+    objects = [
+        deployment(settings, submission),
+        _object(settings, "ServiceAccount"),
+        rules.role(settings),
+        rules.binding(settings),
+        secret(settings, token),
+        config_map(settings, submission),
+        service(settings),
+    ]
+    if settings.watch_nodes:
+        objects += [rules.cluster_role(settings, namespace), rules.cluster_binding(settings, namespace)]
+    return [_in_namespace(each, namespace) for each in [*objects, disruption_budget(settings, submission)]]
+
+
+def secret(settings: Settings, token: FullToken) -> dict[str, Any]:
+    """Return the job's token, and the one with which agents can join and do nothing else."""
+    texts = {FULL_KEY: token_text(token), "join": token_text(token.for_joining(settings.job))}
+    return {**_object(settings, "Secret"), "type": "Opaque", "stringData": texts}
+
+
+def config_map(settings: Settings, submission: Submission) -> dict[str, Any]:
+    """Return the files that the controller's pod reads."""
+    files = {SETTINGS_FILE: encode(settings)}
+    if submission.policy is not None:
+        files[POLICY_FILE] = submission.policy
+    return {**_object(settings, "ConfigMap"), "data": files}
+
+
+def service(settings: Settings) -> dict[str, Any]:
+    """Return the name under which agents find the controller, wherever its pod is. It is without an own address."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,  # agents try until it listens
+        "selector": names.selected(settings.job, names.CONTROLLER),
+        "ports": [{"name": "midstep", "port": settings.port}],
+    }
+    return {**_object(settings, "Service"), "spec": spec}
+
+
+def disruption_budget(settings: Settings, submission: Submission) -> dict[str, Any]:
+    """Return what keeps evictions from taking several nodes at once.
+
+    Without spares one may go: only its eviction tells that a node has to be made elsewhere, unless hosts are watched.
+    """
+    one = not submission.spares and not settings.watch_nodes
+    least = submission.nodes - 1 if one else submission.nodes
+    spec = {"minAvailable": least, "selector": {"matchLabels": names.selected(settings.job, names.AGENT)}}
+    return {**_object(settings, "PodDisruptionBudget", "policy/v1"), "spec": spec}
+
+
+def deployment(settings: Settings, submission: Submission) -> dict[str, Any]:
+    """Return what keeps one controller running, and the platform beside it."""
+    pod = {
+        "metadata": {"labels": names.labels(settings.job, role=names.CONTROLLER)},
+        "spec": {
+            "serviceAccountName": names.of_job(settings.job),
+            "terminationGracePeriodSeconds": 5,
+            "tolerations": [
+                {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _MOVES_AFTER_S}
+                for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+            ],
+            "initContainers": [_submit(settings, submission)],
+            "containers": [_controller(settings, submission), _platform(settings)],
+            "volumes": [
+                secret_volume(settings.job, FULL_KEY),
+                {"name": "midstep-files", "configMap": {"name": names.of_job(settings.job)}},
+                {"name": "midstep-own", "emptyDir": {}},
+                *volumes(settings),
+            ],
+        },
+    }
+    spec = {
+        "replicas": 1,
+        "strategy": {"type": "Recreate"},  # two at once would only wait for each other
+        "selector": {"matchLabels": names.selected(settings.job, names.CONTROLLER)},
+        "template": laid_over(pod, settings.controller),
+    }
+    return {**_object(settings, "Deployment", "apps/v1"), "spec": spec}
+
+
+# --- the containers of the controller's pod -------------------------------------------------------------------------
+
+
+def _submit(settings: Settings, submission: Submission) -> dict[str, Any]:
+    """Found the job, unless a pod before this one has done so."""
+    policy = [] if submission.policy is None else ["--policy", f"{FILES}/{POLICY_FILE}"]
+    where = ["--job", settings.job, "--job-dir", submission.directory, "--platform", "kubernetes"]
+    words = ["midstep", "submit", *where, *policy, *submission.words]
+    journal = f"{submission.directory}/journal.sqlite"
+    return _container(settings, names.SUBMIT, ["sh", "-c", _UNLESS_THERE, journal, *words])
+
+
+def _controller(settings: Settings, submission: Submission) -> dict[str, Any]:
+    listen = f"tcp://0.0.0.0:{settings.port}"
+    words = ["midstep", "controller", "--job-dir", submission.directory, "--listen", listen]
+    # The last one's lock is free when its host is known to be gone, which a lease of the file system may delay.
+    words += ["--wait", "60", "--token-file", f"{TOKEN_FOLDER}/token"]
+    container = _container(settings, names.CONTROLLER, ["sh", "-c", _KILLED_BY_TERM, "sh", *words])
+    return {**container, "ports": [{"name": "midstep", "containerPort": settings.port}]}
+
+
+def _platform(settings: Settings) -> dict[str, Any]:
+    words = ["midstep", "platform", "kubernetes", "--job", settings.job]
+    words += ["--controller", f"127.0.0.1:{settings.port}", "--token-file", f"{TOKEN_FOLDER}/token"]
+    words += ["--option", f"settings={FILES}/{SETTINGS_FILE}", "--option", "address=$(POD_IP)"]
+    container = _container(settings, names.PLATFORM, words)
+    return {**container, "env": [*container["env"], from_field("POD_IP", "status.podIP")]}
+
+
+def _container(settings: Settings, name: str, command: Sequence[str]) -> dict[str, Any]:
+    own = [
+        {"name": "midstep-files", "mountPath": FILES, "readOnly": True},
+        {"name": "midstep-own", "mountPath": OWN_FOLDER},
+    ]
+    return {
+        "name": name,
+        "image": settings.image,
+        "command": list(command),
+        "env": [],
+        "volumeMounts": [*mounts(settings), *own],
+    }
+
+
+def _object(settings: Settings, kind: str, api: str = "v1") -> dict[str, Any]:
+    metadata = {"name": names.of_job(settings.job), "labels": names.labels(settings.job)}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata}
+
+
+def _in_namespace(manifest: dict[str, Any], namespace: str) -> dict[str, Any]:
+    if manifest["kind"].startswith("Cluster"):
+        return manifest
+    return {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}}

@@ -1,0 +1,104 @@
+"""What the platform of a job may ask of the API: a Role of exact verbs, and a reason for each of them."""
+
+from typing import Any
+
+import msgspec
+
+from . import names
+from .settings import Settings
+
+
+class Right(msgspec.Struct, frozen=True):
+    """One verb on one kind of object. `named`: on the job's own object of that kind only."""
+
+    group: str
+    resource: str
+    verb: str
+    why: str
+    named: bool = False
+
+
+RIGHTS = (
+    Right("", "pods", "create", "nodes are made"),
+    Right("", "pods", "delete", "nodes that the controller leaves are ended, and all when the job ends"),
+    Right("", "pods", "list", "which nodes there are, at the start and after a watch was interrupted"),
+    Right("", "pods", "watch", "nodes that end, vanish or are about to be evicted"),
+    Right("apps", "deployments", "get", "the owner of the pods, and which hosts are to be avoided", named=True),
+    Right(
+        "apps",
+        "deployments",
+        "patch",
+        "how the job ended, which hosts are to be avoided, and no controller after the end",
+        named=True,
+    ),
+)
+
+# A Role cannot give these; `--watch-nodes` has them in a ClusterRole.
+CLUSTER_RIGHTS = (
+    Right("", "nodes", "list", "hosts that are cordoned or tainted, at the start"),
+    Right("", "nodes", "watch", "hosts that are cordoned or tainted from then on"),
+)
+
+
+def role(settings: Settings) -> dict[str, Any]:
+    """Return the Role of a job."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": _metadata(settings),
+        "rules": _rules(RIGHTS, settings.job),
+    }
+
+
+def cluster_role(settings: Settings, namespace: str) -> dict[str, Any]:
+    """Return the ClusterRole of a job that looks at its hosts."""
+    metadata = {**_metadata(settings), "name": cluster_name(settings.job, namespace)}
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": metadata,
+        "rules": _rules(CLUSTER_RIGHTS, settings.job),
+    }
+
+
+def binding(settings: Settings) -> dict[str, Any]:
+    """Return what gives the job's account its Role."""
+    name = names.of_job(settings.job)
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": _metadata(settings),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name}],
+    }
+
+
+def cluster_binding(settings: Settings, namespace: str) -> dict[str, Any]:
+    """Return what gives the job's account its ClusterRole."""
+    name = cluster_name(settings.job, namespace)
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {**_metadata(settings), "name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": names.of_job(settings.job), "namespace": namespace}],
+    }
+
+
+def cluster_name(job: str, namespace: str) -> str:
+    """Return the name of a job's objects that are in no namespace."""
+    return f"{names.of_job(job)}.{namespace}"
+
+
+def _metadata(settings: Settings) -> dict[str, Any]:
+    return {"name": names.of_job(settings.job), "labels": names.labels(settings.job)}
+
+
+def _rules(rights: tuple[Right, ...], job: str) -> list[dict[str, Any]]:
+    kinds = dict.fromkeys((right.group, right.resource, right.named) for right in rights)
+    rules = []
+    for group, resource, named in kinds:
+        verbs = [right.verb for right in rights if (right.group, right.resource) == (group, resource)]
+        rule: dict[str, Any] = {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+        rules.append({**rule, "resourceNames": [names.of_job(job)]} if named else rule)
+    return rules

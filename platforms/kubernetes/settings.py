@@ -1,0 +1,80 @@
+"""What the pods of a job are like, as the user asks for it and as the platform reads it beside the controller."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...protocol.errors import ConfigurationError
+
+PORT = 29_400
+LONGEST_JOB_NAME = 40  # with what is added to it, it is the name of a pod, a host and a label: 63
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+
+
+class Volume(msgspec.Struct, frozen=True):
+    """A volume of all pods: a claim (PersistentVolumeClaim) or a folder of the host, absolute, and where it is seen."""
+
+    source: str
+    path: str
+
+    @property
+    def is_host_path(self) -> bool:
+        """Whether it is a folder of the host."""
+        return self.source.startswith("/")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """A job's pods. `agent` and `controller`: parts of a Pod's manifest that are laid over midstep's own."""
+
+    job: str
+    image: str
+    resources: dict[str, str] = {}  # of each agent: limits, which are its requests
+    volumes: tuple[Volume, ...] = ()
+    environment: dict[str, str] = {}  # of the agents, and so of the ranks
+    agent: dict[str, Any] = {}
+    controller: dict[str, Any] = {}
+    port: int = PORT
+    watch_nodes: bool = False  # cordons and taints; takes a ClusterRole
+
+
+def checked_job(name: str) -> str:
+    """Return the name of a job, if objects in Kubernetes can be named after it. Raises ConfigurationError."""
+    if len(name) > LONGEST_JOB_NAME or _NAME.fullmatch(name) is None:
+        raise ConfigurationError(
+            f"--job {name[:80]!r} cannot name pods: up to {LONGEST_JOB_NAME} small letters, digits and dashes, with a "
+            "letter or digit first and last."
+        )
+    return name
+
+
+def parse_volume(text: str) -> Volume:
+    """Return the volume of CLAIM:PATH or /HOST/FOLDER:PATH. Raises ConfigurationError."""
+    source, colon, path = text.rpartition(":")
+    if not colon or not source or not path.startswith("/"):
+        raise ConfigurationError(
+            f"--volume {text!r}: write CLAIM:/PATH for a PersistentVolumeClaim, /FOLDER:/PATH for one of the hosts."
+        )
+    return Volume(source, path)
+
+
+def parse_resource(text: str) -> tuple[str, str]:
+    """Return name and quantity of NAME=QUANTITY. Raises ConfigurationError."""
+    name, equals, quantity = text.partition("=")
+    if not equals or not name or not quantity:
+        raise ConfigurationError(f"--resource {text!r}: write NAME=QUANTITY, as huawei.com/Ascend910=8.")
+    return name, quantity
+
+
+def encode(settings: Settings) -> str:
+    """Return the settings as the text of a file."""
+    return msgspec.json.format(msgspec.json.encode(settings)).decode()
+
+
+def read_settings(path: Path) -> Settings:
+    """Return the settings of a file. Raises ConfigurationError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Settings)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"{path} does not say what the job's pods are like: {error}.") from error

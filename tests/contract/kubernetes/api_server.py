@@ -1,0 +1,154 @@
+"""A small API server of Kubernetes that a test commands: it keeps objects, tells watchers, and fails when told to."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+Object = dict[str, Any]
+_KINDS = {"pods": "Pod", "deployments": "Deployment", "nodes": "Node", "secrets": "Secret", "services": "Service"}
+
+
+class ApiServer:
+    """Pods, Deployments and whatever else is made, by the last parts of their paths. `failures`: the next answers."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], Object] = {}  # (plural, name)
+        self.asked: list[str] = []
+        self.failures: list[int] = []
+        self.most_pods = 1000
+        self._version = 0
+        self._watchers: list[tuple[str, asyncio.StreamWriter]] = []
+
+    def put(self, plural: str, found: Object, operation: str = "MODIFIED") -> None:
+        """Change an object, as somebody else would, and tell watchers."""
+        self._version += 1
+        found["metadata"] = {**found["metadata"], "resourceVersion": str(self._version)}
+        self.objects[plural, found["metadata"]["name"]] = found
+        self._tell(plural, operation, found)
+
+    def remove(self, plural: str, name: str) -> None:
+        """Take an object away."""
+        found = self.objects.pop((plural, name), None)
+        if found is not None:
+            self._tell(plural, "DELETED", found)
+
+    def end_watches(self, status: int | None = None) -> None:
+        """Cut all watches; with a status, after saying that."""
+        for _, writer in self._watchers:
+            if status is not None:
+                self._send(writer, {"type": "ERROR", "object": _status(status)})
+            writer.close()
+        self._watchers.clear()
+
+    def pods(self) -> dict[str, Object]:
+        """Return all pods by their names."""
+        return {name: found for (plural, name), found in self.objects.items() if plural == "pods"}
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _tell(self, plural: str, operation: str, found: Object) -> None:
+        for kind, writer in self._watchers:
+            if kind == plural and not writer.is_closing():
+                self._send(writer, {"type": operation, "object": found})
+
+    @staticmethod
+    def _send(writer: asyncio.StreamWriter, line: Object) -> None:
+        data = json.dumps(line).encode() + b"\n"
+        writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection."""
+        try:
+            while await self._answer(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, target, _ = head.split("\r\n")[0].split(" ")
+        sizes = [line.partition(":")[2] for line in head.lower().split("\r\n") if line.startswith("content-length:")]
+        body = await reader.readexactly(int(sizes[0])) if sizes else b""
+        path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
+        self.asked.append(f"{method} {path}")
+        if self.failures:
+            await _write(writer, self.failures[0], _status(self.failures.pop(0)))
+            return True
+        if "watch" in query:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+            self._watchers.append((path.rpartition("/")[2], writer))
+            await reader.read()  # until the other end is gone
+            return False
+        code, found = self._do(method, path, query, json.loads(body) if body else {})
+        await _write(writer, code, found)
+        return True
+
+    def _do(self, method: str, path: str, query: dict[str, list[str]], body: Object) -> tuple[int, Object]:
+        parts = path.split("/")
+        listed = parts[-1] in _KINDS or parts[-2:-1] == ["namespaces"] or method == "POST"
+        plural, name = (parts[-1], body.get("metadata", {}).get("name", "")) if listed else (parts[-2], parts[-1])
+        key = (plural, name)
+        if method == "POST":
+            full = plural == "pods" and len(self.pods()) >= self.most_pods
+            if key in self.objects or full:
+                code = 403 if full and key not in self.objects else 409
+                return code, _status(code)
+            self.put(plural, {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}"}}, "ADDED")
+            return 201, self.objects[key]
+        if listed:
+            found = [each for (kind, _), each in self.objects.items() if kind == plural]
+            return 200, {"kind": "List", "metadata": {"resourceVersion": str(self._version)}, "items": found}
+        if key not in self.objects:
+            return 404, _status(404)
+        if method == "DELETE":
+            self.remove(plural, name)
+            return 200, _status(200)
+        if method == "PATCH":
+            self.put(plural, _merged(self.objects[key], body))
+        return 200, self.objects[key]
+
+
+def _merged(base: Object, patch: Object) -> Object:
+    return {
+        **base,
+        **{
+            key: _merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+            for key, value in patch.items()
+        },
+    }
+
+
+def _status(code: int) -> Object:
+    return {"kind": "Status", "apiVersion": "v1", "code": code, "message": f"status {code}", "metadata": {}}
+
+
+async def _write(writer: asyncio.StreamWriter, code: int, found: Object) -> None:
+    data = json.dumps(found).encode()
+    head = f"HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    await writer.drain()
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[tuple[ApiServer, Path]]:
+    """Serve within, and write a kubeconfig that leads there."""
+    api = ApiServer()
+    server = await asyncio.start_server(api.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    config = folder / "kubeconfig"
+    config.write_text(
+        f'{{"clusters": [{{"name": "c", "cluster": {{"server": "http://127.0.0.1:{port}"}}}}], "current-context": "c", '
+        '"users": [{"name": "u", "user": {"token": "t"}}], '
+        '"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "default"}}]}'
+    )
+    try:
+        yield api, config
+    finally:
+        api.end_watches()
+        server.close()

@@ -1,0 +1,115 @@
+"""`midstep run --platform kubernetes` against an API: what it makes, how long it follows, and what it leaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from midstep.cli.kubernetes import following
+from midstep.platforms.kubernetes.api import Api
+from midstep.platforms.kubernetes.objects import Submission, manifests
+from midstep.platforms.kubernetes.settings import Settings
+from midstep.protocol.errors import PlatformError
+from midstep.protocol.time_limit import within
+from midstep.protocol.token import new_token
+
+from .api_server import ApiServer, served
+
+NAME = "midstep-demo"
+KEY = ("deployments", NAME)
+LIMIT_S = 60.0
+T = TypeVar("T")
+
+
+def objects() -> list[dict[str, Any]]:
+    """Return the objects of the job `demo`."""
+    submission = Submission(("train.py",), 1, 0, "/c/midstep-demo")
+    return manifests(Settings("demo", "image", watch_nodes=True), submission, new_token(job="demo"), "default")
+
+
+def with_api(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, scenario: Callable[[ApiServer, Api, list[str]], Awaitable[T]]
+) -> T:
+    """Run a scenario with an API, a client of it, and what the user is told."""
+    monkeypatch.setattr(following, "LOOK_S", 0.02)
+
+    async def run() -> T:
+        async with served(folder) as (server, config):
+            monkeypatch.setenv("KUBECONFIG", str(config))
+            return await within(LIMIT_S, scenario(server, Api(), []))
+
+    return asyncio.run(run())
+
+
+def test_a_job_is_followed_to_its_end_and_its_exit_code_is_that_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(server: ApiServer, api: Api, told: list[str]) -> tuple[int, list[str]]:
+        running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
+        while len(server.objects) < len(objects()):
+            await asyncio.sleep(0.01)
+        owned = [each for (kind, _), each in server.objects.items() if kind != "deployments"]
+        owners = [each["metadata"].get("ownerReferences", [{}])[0].get("name") for each in owned]
+        assert owners.count(NAME) == len(owned) - 2  # what is in no namespace cannot be owned
+        server.failures = [503, 503]
+        annotations = {"midstep.io/exit-code": "3", "midstep.io/reason": "it was enough"}
+        found = server.objects[KEY]
+        server.put("deployments", {**found, "metadata": {**found["metadata"], "annotations": annotations}})
+        code = await running
+        assert KEY not in server.objects
+        return code, told
+
+    code, told = with_api(tmp_path, monkeypatch, scenario)
+    assert code == 3
+    assert told[-1] == "it was enough (exit code 3)"
+
+
+def test_a_job_that_somebody_deletes_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: ApiServer, api: Api, told: list[str]) -> int:
+        running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
+        while len(server.objects) < len(objects()):
+            await asyncio.sleep(0.01)
+        server.remove(*KEY)
+        return await running
+
+    assert with_api(tmp_path, monkeypatch, scenario) == 1
+
+
+def test_a_name_that_is_in_use_is_refused_and_that_job_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
+        server.put("deployments", objects()[0])
+        with pytest.raises(PlatformError, match="already"):
+            await following.run(api, "demo", objects(), follow=False, say=told.append)
+        assert list(server.objects) == [KEY]
+
+    with_api(tmp_path, monkeypatch, scenario)
+
+
+def test_what_cannot_be_made_whole_is_not_left_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
+        server.put("secrets", objects()[4])  # of somebody else
+        with pytest.raises(PlatformError, match="Secret"):
+            await following.run(api, "demo", objects(), follow=False, say=told.append)
+        assert KEY not in server.objects
+
+    with_api(tmp_path, monkeypatch, scenario)
+
+
+def test_a_job_that_cannot_be_founded_ends_the_command_with_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
+        labels = {"midstep.io/job": "demo", "midstep.io/role": "controller"}
+        ended = {"terminated": {"exitCode": 1}}
+        statuses = [{"name": "submit", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": ended}]
+        pod = {"metadata": {"name": "c-1", "labels": labels}, "status": {"initContainerStatuses": statuses}}
+        server.put("pods", pod)
+        with pytest.raises(PlatformError, match="cannot begin"):
+            await following.run(api, "demo", objects(), follow=True, say=told.append)
+        assert told[-1] == "c-1: submit: ended with exit code 1"
+
+    with_api(tmp_path, monkeypatch, scenario)

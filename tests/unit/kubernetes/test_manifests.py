@@ -1,0 +1,298 @@
+"""The objects of a job in Kubernetes: what `kubectl apply` gets, and what the pods of nodes are like."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from lightkube import codecs
+
+from midstep.cli import run
+from midstep.platforms.kubernetes import rules
+from midstep.platforms.kubernetes.objects import Submission, default_directory, manifests
+from midstep.platforms.kubernetes.overlay import laid_over
+from midstep.platforms.kubernetes.pods import agent_pod
+from midstep.platforms.kubernetes.settings import (
+    Settings,
+    Volume,
+    checked_job,
+    encode,
+    parse_resource,
+    parse_volume,
+    read_settings,
+)
+from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.token import FullToken, JoinToken, new_token, parse_token
+
+NPUS = {"huawei.com/Ascend910": "8"}
+SETTINGS = Settings("demo", "registry/midstep:1", NPUS, (Volume("claim", "/checkpoints"),), {"A": "1"})
+CONTROLLERS = ("10.0.0.1:29400", "midstep-demo.default.svc:29400")
+TYPED = ("--platform", "kubernetes", "--image", "registry/midstep:0.1.0", "--job", "demo")
+
+
+def objects(settings: Settings = SETTINGS, *, nodes: int = 2, spares: int = 1) -> dict[str, dict[str, Any]]:
+    """Return the objects of a job by their kinds."""
+    submission = Submission(("--nnodes", str(nodes), "train.py"), nodes, spares, "/checkpoints/midstep-demo", "a: 1\n")
+    return {each["kind"]: each for each in manifests(settings, submission, new_token(job="demo"), "default")}
+
+
+def printed(*words: str) -> list[dict[str, Any]]:
+    """Return what a dry run prints."""
+    result = CliRunner().invoke(run.command, [*TYPED, "--dry-run", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def agent(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return the container of a pod."""
+    (container,) = pod["spec"]["containers"]
+    assert isinstance(container, dict)
+    return container
+
+
+def test_a_pod_is_alone_on_its_host_and_nothing_but_midstep_brings_it_back() -> None:
+    pod = agent_pod(SETTINGS, "node3", CONTROLLERS)
+
+    assert pod["metadata"]["name"] == "midstep-demo-node3"
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert {each["key"] for each in pod["spec"]["tolerations"]} == {
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    }
+    assert "tolerationSeconds" not in pod["spec"]["tolerations"][0]
+    (apart,) = pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+    assert apart["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert "nodeAffinity" not in pod["spec"]["affinity"]
+    assert agent(pod)["resources"] == {"limits": NPUS}
+
+
+def test_a_pod_keeps_away_from_hosts_that_are_to_be_avoided() -> None:
+    pod = agent_pod(SETTINGS, "node3", CONTROLLERS, avoid=("m2", "m1", "m2"))
+    (term,) = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+
+    assert term["matchExpressions"] == [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["m1", "m2"]}]
+
+
+def test_an_agent_has_a_token_with_which_it_can_only_join() -> None:
+    secret = objects()["Secret"]["stringData"]
+    volume = agent_pod(SETTINGS, "node0", CONTROLLERS)["spec"]["volumes"][0]["secret"]
+
+    assert isinstance(parse_token(secret["token"], "it"), FullToken)
+    assert isinstance(parse_token(secret["join"], "it"), JoinToken)
+    assert [item["key"] for item in volume["items"]] == ["join"]
+    assert secret["token"] not in str(agent_pod(SETTINGS, "node0", CONTROLLERS))
+
+
+def test_a_template_is_laid_over_a_pod_by_the_names_of_its_parts() -> None:
+    template = {
+        "metadata": {"labels": {"queue": "a"}, "annotations": {"why": "b"}},
+        "spec": {
+            "schedulerName": "volcano",
+            "priorityClassName": "high",
+            "nodeSelector": {"accelerator": "910b"},
+            "tolerations": [{"key": "npu", "operator": "Exists"}],
+            "containers": [{"name": "agent", "env": [{"name": "A", "value": "2"}], "command": ["other"]}],
+            "volumes": [{"name": "driver", "hostPath": {"path": "/usr/local/Ascend"}}],
+        },
+    }
+    plain = agent_pod(SETTINGS, "node0", CONTROLLERS)
+    pod = agent_pod(Settings("demo", "image", agent=template, environment={"A": "1"}), "node0", CONTROLLERS)
+
+    assert pod["metadata"]["labels"].items() > plain["metadata"]["labels"].items()
+    assert pod["spec"]["schedulerName"] == "volcano"
+    assert len(pod["spec"]["tolerations"]) == 3
+    assert {"name": "A", "value": "2"} in agent(pod)["env"]
+    assert {"name": "A", "value": "1"} not in agent(pod)["env"]
+    assert agent(pod)["image"] == "image"
+    assert agent(pod)["command"] == ["other"]
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["midstep-token", "shm", "driver"]
+
+
+@pytest.mark.parametrize(
+    ("base", "over", "result"),
+    [
+        ({"a": 1, "b": 2}, {"b": None}, {"a": 1}),
+        ({"a": {"b": 1}}, {"a": {"c": 2}}, {"a": {"b": 1, "c": 2}}),
+        ({"x": [1]}, {"x": [1, 2]}, {"x": [1, 2]}),
+        ({"args": ["a"]}, {"args": ["b"]}, {"args": ["b"]}),
+        ({"a": {"b": 1}}, {"a": 3}, {"a": 3}),
+    ],
+)
+def test_what_is_laid_over_changes_what_it_says_and_nothing_else(base: Any, over: Any, result: Any) -> None:
+    assert laid_over(base, over) == result
+
+
+def test_a_right_is_one_verb_of_one_kind_and_none_is_all() -> None:
+    role = objects()["Role"]
+
+    granted = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {(right.group, right.resource, right.verb) for right in rules.RIGHTS}
+    assert not any("*" in each for right in granted for each in right)
+    assert all(
+        rule.get("resourceNames") == ["midstep-demo"] for rule in role["rules"] if "deployments" in rule["resources"]
+    )
+
+
+def test_hosts_are_looked_at_only_with_a_right_that_was_asked_for() -> None:
+    assert "ClusterRole" not in objects()
+    watching = objects(Settings("demo", "image", watch_nodes=True))
+
+    assert watching["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}]
+    assert watching["ClusterRoleBinding"]["subjects"][0]["namespace"] == "default"
+
+
+@pytest.mark.parametrize(("spares", "watch_nodes", "least"), [(1, False, 2), (0, False, 1), (0, True, 2)])
+def test_evictions_leave_as_many_pods_as_the_job_can_do_without(spares: int, watch_nodes: bool, least: int) -> None:
+    budget = objects(Settings("demo", "image", watch_nodes=watch_nodes), spares=spares)["PodDisruptionBudget"]
+
+    assert budget["spec"]["minAvailable"] == least
+
+
+def test_one_controller_runs_at_a_time_and_a_termination_of_its_pod_does_not_stop_the_job() -> None:
+    deployment = objects()["Deployment"]
+    containers = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["containers"]}
+
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    assert set(containers) == {"controller", "platform"}
+    assert "kill -9" in containers["controller"]["command"][2]
+
+
+def test_journal_and_checkpoints_are_on_the_first_volume() -> None:
+    assert default_directory(SETTINGS) == "/checkpoints/midstep-demo"
+    assert default_directory(Settings("demo", "image")).startswith("/var/lib/midstep")
+
+
+def test_a_dry_run_prints_what_lightkube_and_kubectl_can_read() -> None:
+    found = printed(
+        "--nnodes", "2", "--nproc-per-node", "8", "--spares", "1", "--volume", "c:/c", "train.py", "--lr", "1"
+    )
+
+    assert [each["kind"] for each in found] == [
+        "Deployment",
+        "ServiceAccount",
+        "Role",
+        "RoleBinding",
+        "Secret",
+        "ConfigMap",
+        "Service",
+        "PodDisruptionBudget",
+    ]
+    assert all(codecs.from_dict(each).metadata.name == "midstep-demo" for each in found)  # type: ignore[union-attr]
+    submit = found[0]["spec"]["template"]["spec"]["initContainers"][0]["command"]
+    assert submit[-3:] == ["train.py", "--lr", "1"]
+    assert "--spares" in submit
+
+
+def test_the_policy_goes_with_the_job(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("ladder: [{rung: recover}, {rung: stop}]\n")
+    found = printed("--policy", str(policy), "train.py")
+
+    assert found[5]["data"]["policy.yaml"] == policy.read_text()
+    assert "/etc/midstep/policy.yaml" in found[0]["spec"]["template"]["spec"]["initContainers"][0]["command"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--platform", "kubernetes", "train.py"), "needs --image"),
+        ((*TYPED, "--volume", "claim", "train.py"), "write CLAIM:/PATH"),
+        ((*TYPED, "--resource", "npu", "train.py"), "write NAME=QUANTITY"),
+        (("--image", "i", "train.py"), "are for --platform kubernetes"),
+        ((*TYPED, "--job", "Too_Big", "train.py"), "cannot name pods"),
+        ((*TYPED, "--fixed-nodes", "train.py"), "for nodes on this machine"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_is_made(words: Sequence[str], said: str) -> None:
+    result = CliRunner().invoke(run.command, [*words])
+
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("name", ["a", "a-1", "20261123-0722-ab", "x" * 40])
+def test_names_of_jobs_that_can_name_pods(name: str) -> None:
+    assert checked_job(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "A", "a_b", "a.b", "-a", "a-", "x" * 41])
+def test_names_of_jobs_that_cannot(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot name pods"):
+        checked_job(name)
+
+
+def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(encode(SETTINGS))
+
+    assert read_settings(file) == SETTINGS
+    assert parse_volume("/folder:/path").is_host_path
+    assert parse_resource("npu=8") == ("npu", "8")
+
+
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="what the job's pods are like"):
+        read_settings(tmp_path / "none")
+
+
+MANAGED = Path(__file__).resolve().parents[3] / "examples" / "kubernetes" / "managed"
+OF_THE_EXAMPLE = (
+    *("--nnodes", "2", "--nproc-per-node", "8", "--spares", "1", "--resource", "huawei.com/Ascend910=8"),
+    *("--volume", "checkpoints:/checkpoints", "/train.py"),
+)
+
+
+def example() -> str:
+    """Return what examples/kubernetes/managed/job.yaml has: a dry run without the secret."""
+    return yaml.safe_dump_all((each for each in printed(*OF_THE_EXAMPLE) if each["kind"] != "Secret"), sort_keys=False)
+
+
+def test_the_example_is_what_a_dry_run_prints_without_its_secret() -> None:
+    """Run as a script, this file writes it."""
+    assert (MANAGED / "job.yaml").read_text() == example()
+
+
+def test_the_kustomization_has_the_job_and_makes_the_secret_that_it_mounts() -> None:
+    kustomization = yaml.safe_load((MANAGED / "kustomization.yaml").read_text())
+
+    assert kustomization["resources"] == ["job.yaml"]
+    assert kustomization["secretGenerator"] == [{"name": "midstep-demo", "files": ["token", "join"]}]
+    assert kustomization["generatorOptions"] == {"disableNameSuffixHash": True}
+
+
+def test_the_template_of_the_example_fits_a_pod() -> None:
+    template = yaml.safe_load((MANAGED / "agent.yaml").read_text())
+    pod = agent_pod(Settings("demo", "image", agent=template), "node0", CONTROLLERS)
+
+    assert codecs.from_dict(pod).metadata.name == "midstep-demo-node0"  # type: ignore[union-attr]
+    assert {mount["name"] for mount in agent(pod)["volumeMounts"]} == {"midstep-token", "shm", "driver"}
+
+
+def test_the_dockerfile_names_a_version_of_its_base() -> None:
+    lines = (MANAGED / "Dockerfile").read_text().splitlines()
+
+    (base,) = (line.partition("=")[2] for line in lines if line.startswith("ARG BASE="))
+    assert base.partition(":")[2].count(".") == 2
+
+
+def test_the_docs_give_a_reason_for_each_right() -> None:
+    page = (MANAGED.parents[2] / "docs" / "kubernetes-managed.md").read_text()
+
+    for right in (*rules.RIGHTS, *rules.CLUSTER_RIGHTS):
+        assert f"| `{right.resource}` | `{right.verb}` | {right.why} |" in page
+
+
+if __name__ == "__main__":
+    (MANAGED / "job.yaml").write_text(example())
