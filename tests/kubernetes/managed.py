@@ -1,0 +1,188 @@
+"""A job that `midstep run --platform kubernetes` starts, typed on the machine of the control plane, and follows."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..chaos.jobs import TRAINING, Record, read_record
+from .cluster.cluster import PATIENCE_S, RESOURCE, Cluster
+from .cluster.image import IMAGE
+
+MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
+_ASK_S = 60.0
+
+
+class ManagedJob:
+    """A job of `nodes` pods with `ranks_per_node` ranks each, and `spares` more pods."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        root: Path,
+        name: str,
+        *,
+        nodes: int = 2,
+        ranks_per_node: int = 2,
+        spares: int = 0,
+        steps: int,
+        step_s: float = 0.01,
+        gates: Sequence[int] = (),
+        options: Sequence[str] = (),
+    ) -> None:
+        """Type the command. `gates`: steps in front of which all ranks are held."""
+        self.cluster, self.root, self.name = cluster, root, name
+        self.ranks = nodes * ranks_per_node
+        self._records = root / "records"
+        self._records.mkdir(parents=True)
+        self.directory = root / f"midstep-{name}"
+        for step in gates:
+            self._gate(step).touch()
+        policy, agent, controller = root / "policy.yaml", root / "agent.yaml", root / "controller.yaml"
+        policy.write_text(yaml.safe_dump({"checkpoint": {"every_steps": 50}, "stall": {"grace_s": PATIENCE_S}}))
+        path = {"name": "PATH", "value": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+        environment = [path, {"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "HOME", "value": "/tmp"}]
+        agent.write_text(yaml.safe_dump({"spec": _with("containers", environment, "agent")}))
+        own = _with("containers", environment, "controller", "platform")
+        controller.write_text(yaml.safe_dump({"spec": {**own, **_with("initContainers", environment, "submit")}}))
+        shape = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node), "--spares", str(spares))
+        words: tuple[str, ...] = (
+            *shape,
+            "--platform",
+            "kubernetes",
+            "--image",
+            IMAGE,
+            "--job",
+            name,
+            "--resource",
+            f"{RESOURCE}=8",
+        )
+        words += ("--volume", f"{root}:{root}", "--policy", str(policy))
+        words += ("--pod-template", str(agent), "--controller-template", str(controller), *options)
+        training = (str(TRAINING), str(self._records), str(steps), str(step_s))
+        self.output = root / "output.txt"
+        environment_of_it = {**cluster.environment(), "HOME": "/tmp"}
+        self.process = cluster.machines[0].start(
+            (*MIDSTEP, "run", *words, *training), environment=environment_of_it, output=self.output
+        )
+
+    # --- watching -------------------------------------------------------------------------------------------------
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Return the pods of its agents that have not ended."""
+        chosen = f"midstep.io/job={self.name},midstep.io/role=agent"
+        found: list[dict[str, Any]] = self.cluster.get("pods", "-l", chosen)["items"]
+        return [pod for pod in found if pod["status"]["phase"] in {"Pending", "Running"}]
+
+    def status(self) -> dict[str, Any] | None:
+        """Return what `midstep status --json` says beside its controller; None while it says nothing."""
+        words = (*MIDSTEP, "status", "--json", str(self.directory))
+        said = self.in_controller(*words)
+        status: dict[str, Any] | None = json.loads(said) if said.startswith("{") else None
+        return status
+
+    def in_controller(self, *words: str) -> str:
+        """Run a command in the controller's container, and return what it prints; nothing if that cannot be done."""
+        where = ("exec", f"deploy/midstep-{self.name}", "-c", "controller", "--")
+        return self.cluster.kubectl(*where, *words, check=False, limit_s=_ASK_S)
+
+    def until(self, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """Wait until the status is as wanted, and return it."""
+        seen: list[dict[str, Any]] = []
+
+        def as_wanted() -> bool:
+            assert self.process.poll() is None, f"midstep run has ended:\n{self.output.read_text()[-3000:]}"
+            status = self.status()
+            if status is not None:
+                seen.append(status)
+            return status is not None and holds(status)
+
+        try:
+            self.cluster.until(as_wanted, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{json.dumps(seen[-1:])}\n{self.said()}") from None
+        return seen[-1]
+
+    def held_at(self, step: int) -> dict[str, Any]:
+        """Wait until all ranks stand at the gate of a step, with no incident open."""
+
+        def held(status: dict[str, Any]) -> bool:
+            return status["phase"] == "running" and all(rank["step"] == step for rank in status["ranks"])
+
+        return self.until(held, f"all ranks at the gate of step {step}")
+
+    def until_spare(self) -> None:
+        """Wait until a node is a spare."""
+        self.until(lambda status: any(node["state"] == "spare" for node in status["nodes"]), "a spare")
+
+    def pod_of(self, node: str) -> str:
+        """Return the name of a node's pod."""
+        return f"midstep-{self.name}-{node}"
+
+    def controller_host(self) -> str:
+        """Return the name of the machine on which its controller is."""
+        chosen = f"midstep.io/job={self.name},midstep.io/role=controller"
+        (pod,) = self.cluster.get("pods", "-l", chosen)["items"]
+        return str(pod["spec"]["nodeName"])
+
+    def report(self) -> dict[str, Any]:
+        """Return what `midstep report --json` says of its journal."""
+        done = subprocess.run(
+            [*MIDSTEP, "report", "--json", str(self.directory)], capture_output=True, check=True, timeout=PATIENCE_S
+        )
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    def record(self) -> Record:
+        """Return what the ranks wrote down."""
+        return read_record(self._records)
+
+    def said(self) -> str:
+        """Return what it is and has printed."""
+        chosen = ("-l", f"midstep.io/job={self.name}")
+        pieces = [self.output.read_text(errors="replace")[-4000:] if self.output.exists() else ""]
+        pieces += [
+            self.cluster.kubectl(*words, check=False)
+            for words in (
+                ("get", "pods", *chosen, "-o", "wide"),
+                ("describe", "pods", *chosen),
+                ("logs", *chosen, "--all-containers", "--prefix", "--tail", "40"),
+            )
+        ]
+        return "\n".join(pieces)
+
+    # --- acting ---------------------------------------------------------------------------------------------------
+
+    def _gate(self, step: int) -> Path:
+        return self._records / f"gate.{step}"
+
+    def open_gate(self, step: int) -> None:
+        """Let the ranks go on into a step."""
+        self._gate(step).unlink()
+
+    def execute(self, node: str, *words: str) -> str:
+        """Run a command in the pod of a node."""
+        return self.cluster.kubectl("exec", self.pod_of(node), "--", *words, limit_s=_ASK_S)
+
+    def finish(self) -> dict[str, Any]:
+        """Wait until `midstep run` has ended well, and return the report."""
+        self.cluster.until(lambda: self.process.poll() is not None, "midstep run to end")
+        assert self.process.returncode == 0, self.said()
+        return self.report()
+
+    def left(self) -> list[str]:
+        """Return the names of all objects of the job that are there."""
+        kinds = "deployments,pods,services,secrets,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
+        return self.cluster.kubectl("get", kinds, "-l", f"midstep.io/job={self.name}", "-o", "name").split()
+
+    def delete(self) -> None:
+        """Delete what owns all that it is made of."""
+        self.cluster.kubectl("delete", "deployment", f"midstep-{self.name}", "--ignore-not-found", "--wait=false")
+
+
+def _with(kind: str, environment: list[dict[str, str]], *containers: str) -> dict[str, Any]:
+    return {kind: [{"name": name, "env": environment} for name in containers]}

@@ -1,0 +1,123 @@
+"""`midstep run --platform kubernetes` on real kubelets: what is lost is replaced, what is to go is left in time."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
+from ..chaos.jobs import Record
+from .cluster.cluster import Cluster
+from .conftest import RANKS, STEPS
+from .managed import ManagedJob
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+
+StartManaged = Callable[..., ManagedJob]
+KILLED, FORCED, OFF, DELETED, END = 20, 50, 80, 110, STEPS - 1
+
+
+@pytest.fixture
+def start_managed(cluster: Cluster, shared: Path) -> Iterator[StartManaged]:
+    """Start a job that makes its pods itself; what is left of it is deleted when the test is over."""
+    started: list[ManagedJob] = []
+
+    def start(name: str, **options: Any) -> ManagedJob:
+        job = ManagedJob(cluster, shared / name, name, **{"steps": STEPS, **options})
+        started.append(job)
+        return job
+
+    yield start
+    for job in started:
+        job.delete()
+
+
+def victim(job: ManagedJob, status: dict[str, Any]) -> tuple[str, set[int]]:
+    """Return a node that has ranks, away from the controller, and its ranks."""
+    away = job.controller_host()
+    hosts = {pod["metadata"]["labels"]["midstep.io/node"]: pod["spec"].get("nodeName") for pod in job.pods()}
+    node = next(rank["node"] for rank in status["ranks"] if hosts.get(rank["node"]) not in {None, away})
+    return node, {rank["rank"] for rank in status["ranks"] if rank["node"] == node}
+
+
+def test_a_killed_rank_a_forced_pod_a_deleted_pod_and_a_lost_machine_change_no_bit(
+    start_managed: StartManaged, undisturbed: Record
+) -> None:
+    """One job through all of them, with a spare that midstep makes again each time; nothing is left in the end."""
+    job = start_managed("managed", spares=1, step_s=0.05, gates=(KILLED, FORCED, OFF, DELETED, END))
+    cluster, hit = job.cluster, []
+
+    status = job.held_at(KILLED)
+    job.until_spare()
+    node, (rank, *_) = victim(job, status)
+    hit.append({rank})
+    job.execute(node, "kill", "-9", str(status["ranks"][rank]["pid"]))
+    job.open_gate(KILLED)
+
+    node, ranks = victim(job, job.held_at(FORCED))
+    hit.append(ranks)
+    cluster.kubectl("delete", "pod", job.pod_of(node), "--grace-period=0", "--force")
+    job.open_gate(FORCED)
+
+    node, ranks = victim(job, job.held_at(OFF))
+    hit.append(ranks)
+    job.until_spare()
+    machine = cluster.machine_of(job.pod_of(node))
+    cluster.power_off(machine.number)
+    job.open_gate(OFF)
+    status = job.held_at(DELETED)
+    cluster.power_on(machine.number)
+    job.until_spare()
+
+    node, _ = victim(job, status)
+    cluster.kubectl("delete", "pod", job.pod_of(node), "--wait=false")
+    job.open_gate(DELETED)
+    job.until(lambda now: all(each["node"] != node for each in now["ranks"]), "the ranks to have moved")
+    job.held_at(END)
+    job.open_gate(END)
+
+    report = job.finish()
+    assert [each["rung"] for each in report["incidents"]] == ["recover_in_place", "recover", "recover", "recover"]
+    *unplanned, planned = report["incidents"]
+    for incident, replaced in zip(unplanned, hit, strict=True):
+        assert_nobody_harmed(incident, replaced, ranks=RANKS)
+    assert planned["steps_lost"] == 0, planned
+    assert planned["healthy_pids_kept"], planned
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+    assert job.left() == []
+
+
+def test_without_a_spare_the_survivors_wait_for_a_new_pod(start_managed: StartManaged, undisturbed: Record) -> None:
+    job = start_managed("alone", gates=(KILLED, END))
+    node, ranks = victim(job, job.held_at(KILLED))
+    job.cluster.kubectl("delete", "pod", job.pod_of(node), "--grace-period=0", "--force")
+    job.open_gate(KILLED)
+    job.held_at(END)
+    job.open_gate(END)
+
+    (incident,) = job.finish()["incidents"]
+    assert incident["rung"] == "recover"
+    assert_nobody_harmed(incident, ranks, ranks=RANKS)
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+
+
+def test_deleting_the_owner_ends_the_job_and_leaves_nothing(start_managed: StartManaged) -> None:
+    job = start_managed("deleted", gates=(KILLED,))
+    job.held_at(KILLED)
+    assert len(job.pods()) == 2
+    job.delete()
+
+    job.cluster.until(lambda: job.process.poll() is not None, "midstep run to end")
+    assert job.process.returncode == 1
+    job.cluster.until(lambda: job.left() == [], "nothing to be left")
+
+
+def test_ctrl_c_ends_the_following_and_not_the_job(start_managed: StartManaged) -> None:
+    job = start_managed("followed", gates=(KILLED,))
+    job.held_at(KILLED)
+    job.cluster.machines[0].run("sh", "-c", "kill -INT $(pgrep -f 'job followed' | head -1)")
+    job.cluster.until(lambda: job.process.poll() is not None, "midstep run to end")
+
+    assert job.process.returncode == 130
+    assert len(job.pods()) == 2
