@@ -26,8 +26,7 @@ from .joining.machine import JoiningMachine, prepare
 from .joining.opening import required
 from .joining.role import Flags, last_call_s, meeting, meets_itself
 from .joining.torchrun_flags import rendezvous_options
-from .kubernetes.options import KUBERNETES
-from .kubernetes.options import Flags as KubernetesFlags
+from .kubernetes.options import KUBERNETES, PodFlags
 from .token import token_file_option
 
 
@@ -120,7 +119,7 @@ def command(
     hold_standard_descriptors()
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
     torchrun = {name: chosen.pop(name) for name in Flags.__struct_fields__}
-    pods = KubernetesFlags(**{name: chosen.pop(name) for name in KubernetesFlags.__struct_fields__})
+    pods = PodFlags(**{name: chosen.pop(name) for name in PodFlags.__struct_fields__})
     try:
         asked = asked_for(**chosen)
         start = msgspec.structs.replace(
@@ -136,7 +135,7 @@ def command(
             from .kubernetes.launch import launch as launch_in_kubernetes
 
             sys.exit(launch_in_kubernetes(start, pods, token_file))
-        if pods != KubernetesFlags():
+        if pods != PodFlags():
             raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
         if platform == PlatformName.RAY:
             from .ray.launching import launch as launch_on_ray

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from ...platforms.kubernetes import names
-from ...platforms.kubernetes.api import Api, Refused, Unavailable
-from ...platforms.kubernetes.readings import Phase, read_pod
+from ...platforms.kubernetes.api import Api, RequestRefused, Unavailable
+from ...platforms.kubernetes.readings import PodPhase, read_pod
 from ...platforms.kubernetes.trouble import Trouble, troubles
 from ...platforms.kubernetes.watching import pause_s, watch
 from ...protocol.errors import PlatformError
@@ -47,9 +47,9 @@ async def run(api: Api, job: str, objects: Sequence[dict[str, Any]], *, follow: 
             say("the job continues without being followed")
             return INTERRUPTED
         except PlatformError:  # it cannot begin
-            await remove(api, job)
+            await remove(api, job, objects)
             raise
-        await remove(api, job)
+        await remove(api, job, objects)
         return code
     finally:
         await api.close()
@@ -72,21 +72,21 @@ async def make(api: Api, job: str, objects: Sequence[dict[str, Any]]) -> None:
             if await _answered(partial(api.create, {**each, "metadata": metadata})) is None and not owned:
                 raise PlatformError(f"{each['kind']} {metadata['name']} is there already: what was it left by?")
     except PlatformError:
-        await remove(api, job)
+        await remove(api, job, objects)
         raise
 
 
-async def remove(api: Api, job: str) -> None:
-    """Remove all objects of a job, and wait until they are gone."""
+async def remove(api: Api, job: str, objects: Sequence[dict[str, Any]]) -> None:
+    """Remove all objects of a job, and wait until they are gone. Raises PlatformError."""
     name = names.of_job(job)
-    async with contextlib.AsyncExitStack():
-        for _ in range(int(GONE_S / LOOK_S)):
-            try:
-                if not await api.delete_deployment(name):
-                    return
-            except Unavailable:
-                pass
-            await asyncio.sleep(LOOK_S)
+    for each in objects:
+        if each["kind"].startswith("Cluster"):
+            await _answered(partial(api.delete_global, each))
+    for _ in range(int(GONE_S / LOOK_S)):
+        with contextlib.suppress(Unavailable):
+            if not await api.delete_deployment(name):
+                return
+        await asyncio.sleep(LOOK_S)
     raise PlatformError(f"the Deployment {name} is not gone after {GONE_S:g} s: look what holds it.")
 
 
@@ -98,7 +98,7 @@ class Following:
         self._job = job
         self._say = say
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._phases: dict[str, Phase] = {}
+        self._phases: dict[str, PodPhase] = {}
         self._told: set[Trouble] = set()
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -147,7 +147,7 @@ class Following:
             where = f" on {reading.host}" if reading.host else ""
             self._say(f"{reading.node}: {reading.phase.lower()}{where}{': ' + reading.end if reading.end else ''}")
         self._tell(pod)
-        if reading.phase is Phase.RUNNING and reading.name not in self._tasks and len(self._tasks) < MOST_SHOWN:
+        if reading.phase is PodPhase.RUNNING and reading.name not in self._tasks and len(self._tasks) < MOST_SHOWN:
             self._start(reading.name, self._show(reading.name))
 
     def _take_controller(self, pod: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ class Following:
                 async for line in self._api.log(pod, names.AGENT):
                     echo(line)
                 return
-            except Refused:
+            except RequestRefused:
                 return
             except Unavailable:
                 await asyncio.sleep(pause_s(failures))

@@ -18,13 +18,13 @@ from ...protocol.token import FullToken, full, new_token
 from ..display.plain import echo
 from ..jobs.directories import checked_name
 from ..jobs.start import Start, new_name, policy_of
-from .options import Flags
+from .options import PodFlags
 
 _log = logging.getLogger(__name__)
 _DEFAULT_NAMESPACE = "default"
 
 
-def launch(start: Start, flags: Flags, token_file: Path | None) -> int:
+def launch(start: Start, flags: PodFlags, token_file: Path | None) -> int:
     """Make a job's objects and follow it to its end, or print them; return the exit code. Raises MidstepError."""
     settings = settings_of(start, flags)
     submission = submission_of(start, settings)
@@ -41,7 +41,7 @@ def launch(start: Start, flags: Flags, token_file: Path | None) -> int:
     return asyncio.run(run(api, settings.job, objects, follow=not flags.detach, say=_say))
 
 
-def settings_of(start: Start, flags: Flags) -> Settings:
+def settings_of(start: Start, flags: PodFlags) -> Settings:
     """Return what the job's pods are like. Raises ConfigurationError."""
     if flags.image is None:
         raise ConfigurationError("--platform kubernetes needs --image: one with midstep and the script in it.")

@@ -11,7 +11,7 @@ Decorator = Callable[[Any], Any]
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-class Flags(msgspec.Struct, frozen=True):
+class PodFlags(msgspec.Struct, frozen=True):
     """What the command line says of pods."""
 
     image: str | None = None

@@ -38,7 +38,7 @@ Manifest = Mapping[str, Any]
 Event = tuple[str, dict[str, Any]]
 
 
-class Refused(PlatformError):
+class RequestRefused(PlatformError):
     """The API refuses a request, and would do so again: no right to it, a quota, a wrong manifest."""
 
 
@@ -53,7 +53,7 @@ class Expired(Unavailable):
 class Api:
     """Objects of one namespace. `config`: the path of a kubeconfig; None: that of the pod, or the user's own.
 
-    Methods raise Refused or Unavailable.
+    Methods raise RequestRefused or Unavailable.
     """
 
     def __init__(self, namespace: str | None = None) -> None:
@@ -81,7 +81,7 @@ class Api:
         try:
             made = await self._client.create(codecs.from_dict(dict(manifest)))
         except LoadResourceError as error:
-            raise Refused(f"{manifest.get('kind')}: {error}") from error
+            raise RequestRefused(f"{manifest.get('kind')}: {error}") from error
         except _FAILURES as error:
             if _status(error) == _CONFLICT:
                 return None
@@ -109,6 +109,15 @@ class Api:
                 return False
             raise _sorted(error, f"deployment {name}") from error
         return True
+
+    async def delete_global(self, manifest: Manifest) -> None:
+        """Delete an object that is in no namespace, if it is there."""
+        kind: Any = type(codecs.from_dict(dict(manifest)))
+        try:
+            await self._client.delete(kind, manifest["metadata"]["name"])
+        except _FAILURES as error:
+            if _status(error) != _NOT_FOUND:
+                raise _sorted(error, f"{manifest['kind']} {manifest['metadata']['name']}") from error
 
     async def deployment(self, name: str) -> dict[str, Any] | None:
         """Return a Deployment; None if there is none."""
@@ -209,7 +218,7 @@ def _sorted(error: BaseException, what: str) -> PlatformError:
         return Expired(text)
     if code is None or code >= _SERVER or code in {_BUSY, _TIMED_OUT}:
         return Unavailable(text)
-    return Refused(text)
+    return RequestRefused(text)
 
 
 def _plain(found: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from ...protocol.errors import PlatformError
 from ...protocol.messages import EndJob
 from . import names
-from .api import Api, Refused
+from .api import Api, RequestRefused
 from .watching import pause_s
 
 MOST_AVOIDED = 64  # hosts, the newest
@@ -26,11 +26,11 @@ class OwnDeployment:
         self.avoided: tuple[str, ...] = ()
 
     async def reference(self) -> dict[str, Any]:
-        """Return what makes it the owner of another object. Raises Refused, Unavailable."""
+        """Return what makes it the owner of another object. Raises RequestRefused, Unavailable."""
         if self._reference is None:
             found = await self._api.deployment(self._name)
             if found is None:
-                raise Refused(f"there is no Deployment {self._name} that could own a pod")
+                raise RequestRefused(f"there is no Deployment {self._name} that could own a pod")
             written = (found["metadata"].get("annotations") or {}).get(names.AVOIDED, "")
             for host in filter(None, written.split(",")):
                 self.avoid(host)
@@ -55,7 +55,7 @@ class OwnDeployment:
         for failures in range(TRIES):
             try:
                 await self._api.patch_deployment(self._name, patch)
-            except Refused as error:
+            except RequestRefused as error:
                 _log.error("%s", error)
                 return
             except PlatformError as error:

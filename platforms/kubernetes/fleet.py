@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ...protocol.messages import NodeGoing, NodeLost, NodeStaying
-from .readings import HostReading, Phase, PodReading
+from .readings import HostReading, PodPhase, PodReading
 
 Word = NodeLost | NodeGoing | NodeStaying
 
@@ -19,7 +19,7 @@ class _Member(msgspec.Struct):
     going: str = ""
 
 
-class Fleet:
+class PodFleet:
     """All nodes that this platform has had. What is seen goes in, what the controller has to know comes out, once."""
 
     def __init__(self) -> None:
@@ -37,12 +37,14 @@ class Fleet:
 
     def has_running(self) -> bool:
         """Say whether the agent of some pod has not ended."""
-        return any(member.pod is not None and member.pod.phase is not Phase.ENDED for member in self._members.values())
+        return any(
+            member.pod is not None and member.pod.phase is not PodPhase.ENDED for member in self._members.values()
+        )
 
     def is_running(self, node: str) -> bool:
         """Say whether the pod of a node runs."""
         member = self._members.get(node)
-        return member is not None and member.pod is not None and member.pod.phase is Phase.RUNNING
+        return member is not None and member.pod is not None and member.pod.phase is PodPhase.RUNNING
 
     def is_known(self, node: str) -> bool:
         """Say whether there is a node of this name, or was one."""
@@ -71,7 +73,7 @@ class Fleet:
         """
         member = self._members.get(node)
         pod = None if member is None else member.pod
-        if member is None or pod is None or member.lost or member.going or pod.phase is not Phase.RUNNING:
+        if member is None or pod is None or member.lost or member.going or pod.phase is not PodPhase.RUNNING:
             return ""
         return pod.host
 
@@ -81,7 +83,7 @@ class Fleet:
             return []
         member = self._members.setdefault(pod.node, _Member())
         member.pod = pod
-        if pod.phase is Phase.ENDED:
+        if pod.phase is PodPhase.ENDED:
             return self._lost(pod.node, f"its pod ended: {pod.end}", now)
         return self._look(pod.node)
 

@@ -1,7 +1,7 @@
 """The platform itself: carries out what the controller asks for, and tells it what happens to its pods.
 
 Runs beside the controller, in its pod. While the API does not answer, nothing is lost but time: requests are repeated,
-training goes on, and faults of processes are recovered from without it.
+training continues, and faults of processes are recovered from without it.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeRefused, PlatformJoined
 from ..base import PlatformContext
 from . import names
-from .api import Api, Refused, Unavailable
+from .api import Api, RequestRefused, Unavailable
 from .deployment import OwnDeployment
-from .fleet import Fleet, Word
+from .fleet import PodFleet, Word
 from .pods import agent_pod
 from .readings import read_host, read_pod
 from .settings import Settings, read_settings
@@ -46,7 +46,7 @@ class KubernetesPlatform:
         self._api = api
         name = f"{names.of_job(settings.job)}.{api.namespace}.svc"
         self._controllers = [f"{host}:{settings.port}" for host in (address, name) if host]
-        self._fleet = Fleet()
+        self._fleet = PodFleet()
         self._own = OwnDeployment(api, names.of_job(settings.job))
         self._end: EndJob | None = None
         self._closed = False
@@ -147,7 +147,7 @@ class KubernetesPlatform:
             pod = agent_pod(self._settings, node, self._controllers, avoid=self._own.avoided, owner=owner)
             name = pod["metadata"]["name"]
             await self._until_answered(f"making {name}", partial(self._api.create, pod))
-        except Refused as error:
+        except RequestRefused as error:
             self._fleet.forget(node)
             self._context.post(NodeRefused(node=node, reason=str(error)))
             return
@@ -168,12 +168,12 @@ class KubernetesPlatform:
         try:
             answered: bool = await self._until_answered(what, request)
             return answered
-        except Refused as error:
+        except RequestRefused as error:
             _log.error("%s: %s", what, error)
             return False
 
     async def _until_answered(self, what: str, request: Callable[[], Awaitable[Any]]) -> Any:
-        """Ask until the API answers. Raises Refused."""
+        """Ask until the API answers. Raises RequestRefused."""
         failures = 0
         while True:
             try:

@@ -17,7 +17,7 @@ _NO_EXECUTE = "NoExecute"
 _SIGNALS = 128
 
 
-class Phase(StrEnum):
+class PodPhase(StrEnum):
     """Where a pod stands."""
 
     PENDING = "Pending"
@@ -30,7 +30,7 @@ class PodReading(msgspec.Struct, frozen=True):
 
     node: str
     name: str
-    phase: Phase
+    phase: PodPhase
     host: str = ""
     address: str = ""
     end: str = ""
@@ -56,9 +56,9 @@ def read_pod(pod: Mapping[str, Any]) -> PodReading:
         phase=phase,
         host=spec.get("nodeName") or "",
         address=status.get("podIP") or "",
-        end=_end(status) if phase is Phase.ENDED else "",
+        end=_end(status) if phase is PodPhase.ENDED else "",
         going_s=float(metadata.get("deletionGracePeriodSeconds") or 0) if going else None,
-        waits_for=_obstacle(status) if phase is Phase.PENDING else "",
+        waits_for=_obstacle(status) if phase is PodPhase.PENDING else "",
     )
 
 
@@ -76,10 +76,10 @@ def _removes(taint: Mapping[str, Any]) -> bool:
     return taint.get("effect") == _NO_EXECUTE or taint["key"] in _REMOVALS
 
 
-def _phase(status: Mapping[str, Any]) -> Phase:
+def _phase(status: Mapping[str, Any]) -> PodPhase:
     if status.get("phase") in {"Succeeded", "Failed"}:
-        return Phase.ENDED
-    return Phase.RUNNING if status.get("phase") == "Running" else Phase.PENDING
+        return PodPhase.ENDED
+    return PodPhase.RUNNING if status.get("phase") == "Running" else PodPhase.PENDING
 
 
 def _end(status: Mapping[str, Any]) -> str:

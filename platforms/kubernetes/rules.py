@@ -8,7 +8,7 @@ from . import names
 from .settings import Settings
 
 
-class Right(msgspec.Struct, frozen=True):
+class ApiRight(msgspec.Struct, frozen=True):
     """One verb on one kind of object. `named`: on the job's own object of that kind only."""
 
     group: str
@@ -19,12 +19,12 @@ class Right(msgspec.Struct, frozen=True):
 
 
 RIGHTS = (
-    Right("", "pods", "create", "nodes are made"),
-    Right("", "pods", "delete", "nodes that the controller leaves are ended, and all when the job ends"),
-    Right("", "pods", "list", "which nodes there are, at the start and after a watch was interrupted"),
-    Right("", "pods", "watch", "nodes that end, vanish or are about to be evicted"),
-    Right("apps", "deployments", "get", "the owner of the pods, and which hosts are to be avoided", named=True),
-    Right(
+    ApiRight("", "pods", "create", "nodes are made"),
+    ApiRight("", "pods", "delete", "nodes that the controller leaves are ended, and all when the job ends"),
+    ApiRight("", "pods", "list", "which nodes there are, at the start and after a watch was interrupted"),
+    ApiRight("", "pods", "watch", "nodes that end, vanish or are about to be evicted"),
+    ApiRight("apps", "deployments", "get", "the owner of the pods, and which hosts are to be avoided", named=True),
+    ApiRight(
         "apps",
         "deployments",
         "patch",
@@ -35,8 +35,8 @@ RIGHTS = (
 
 # A Role cannot give these; `--watch-nodes` has them in a ClusterRole.
 CLUSTER_RIGHTS = (
-    Right("", "nodes", "list", "hosts that are cordoned or tainted, at the start"),
-    Right("", "nodes", "watch", "hosts that are cordoned or tainted from then on"),
+    ApiRight("", "nodes", "list", "hosts that are cordoned or tainted, at the start"),
+    ApiRight("", "nodes", "watch", "hosts that are cordoned or tainted from then on"),
 )
 
 
@@ -94,7 +94,7 @@ def _metadata(settings: Settings) -> dict[str, Any]:
     return {"name": names.of_job(settings.job), "labels": names.labels(settings.job)}
 
 
-def _rules(rights: tuple[Right, ...], job: str) -> list[dict[str, Any]]:
+def _rules(rights: tuple[ApiRight, ...], job: str) -> list[dict[str, Any]]:
     kinds = dict.fromkeys((right.group, right.resource, right.named) for right in rights)
     rules = []
     for group, resource, named in kinds:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-from .api import Event, Expired, Refused, Unavailable
+from .api import Event, Expired, RequestRefused, Unavailable
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
@@ -33,7 +33,7 @@ async def watch(
     """Hand on all objects, then each change of one, until it is cancelled. `what` is for the log.
 
     After each interruption all are handed on again: what went away meanwhile is not among them. A refusal is asked
-    again, too: whoever may give a right may give it later.
+    again, too: the right may be given later.
     """
     failures = 0
     while True:
@@ -48,7 +48,7 @@ async def watch(
                     on_event(operation, each)
         except Expired as error:
             _log.debug("%s are listed again: %s", what, error)
-        except (Refused, Unavailable) as error:
+        except (RequestRefused, Unavailable) as error:
             failures += 1
             if failures == 1:
                 _log.warning("%s are not watched for now: %s", what, error)

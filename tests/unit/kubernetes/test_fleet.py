@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from midstep.platforms.kubernetes import names
-from midstep.platforms.kubernetes.fleet import Fleet
-from midstep.platforms.kubernetes.readings import Phase, PodReading, read_host, read_pod
+from midstep.platforms.kubernetes.fleet import PodFleet
+from midstep.platforms.kubernetes.readings import PodPhase, PodReading, read_host, read_pod
 from midstep.platforms.kubernetes.trouble import troubles
 from midstep.protocol.messages import NodeGoing, NodeLost, NodeStaying
 
@@ -41,9 +41,9 @@ def host(name: str = "m1", **spec: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def fleet() -> Fleet:
+def fleet() -> PodFleet:
     """Return a fleet whose node0 runs on m1."""
-    fleet = Fleet()
+    fleet = PodFleet()
     fleet.expect("node0")
     assert fleet.take_pod(read_pod(pod()), NOW) == []
     return fleet
@@ -60,17 +60,17 @@ def fleet() -> Fleet:
         (pod(phase="Failed"), "its pod ended: phase Failed"),
     ],
 )
-def test_a_pod_that_ends_is_a_lost_node_and_its_end_is_told(fleet: Fleet, found: dict[str, Any], said: str) -> None:
+def test_a_pod_that_ends_is_a_lost_node_and_its_end_is_told(fleet: PodFleet, found: dict[str, Any], said: str) -> None:
     assert fleet.take_pod(read_pod(found), NOW) == [NodeLost("node0", said, NOW)]
 
 
-def test_a_pod_that_is_forced_away_is_a_lost_node_once(fleet: Fleet) -> None:
+def test_a_pod_that_is_forced_away_is_a_lost_node_once(fleet: PodFleet) -> None:
     assert fleet.take_removed(read_pod(pod()), NOW) == [NodeLost("node0", "its pod was deleted", NOW)]
     assert fleet.take_removed(read_pod(pod()), NOW) == []
     assert fleet.nodes() == []
 
 
-def test_what_went_away_while_nothing_was_watched_is_missed_in_the_listing(fleet: Fleet) -> None:
+def test_what_went_away_while_nothing_was_watched_is_missed_in_the_listing(fleet: PodFleet) -> None:
     fleet.take_pod(read_pod(pod("node1", host="m2")), NOW)
     said = fleet.take_all([read_pod(pod("node1", host="m2"))], NOW)
 
@@ -78,24 +78,24 @@ def test_what_went_away_while_nothing_was_watched_is_missed_in_the_listing(fleet
 
 
 def test_a_pod_that_was_asked_for_and_is_not_listed_yet_is_not_lost() -> None:
-    fleet = Fleet()
+    fleet = PodFleet()
     fleet.expect("node0")
 
     assert fleet.take_all([], NOW) == []
     assert fleet.nodes() == ["node0"]
 
 
-def test_a_pod_that_is_being_deleted_is_a_node_that_goes_within_its_grace(fleet: Fleet) -> None:
+def test_a_pod_that_is_being_deleted_is_a_node_that_goes_within_its_grace(fleet: PodFleet) -> None:
     assert fleet.take_pod(read_pod(deleted()), NOW) == [NodeGoing("node0", "its pod is being deleted", 60.0)]
     assert fleet.take_pod(read_pod(deleted()), NOW) == []
     assert fleet.take_removed(read_pod(deleted()), NOW) == [NodeLost("node0", "its pod was deleted", NOW)]
 
 
-def test_a_pod_that_is_forced_away_is_not_told_to_be_going(fleet: Fleet) -> None:
+def test_a_pod_that_is_forced_away_is_not_told_to_be_going(fleet: PodFleet) -> None:
     assert fleet.take_pod(read_pod(deleted(grace_s=0)), NOW) == []
 
 
-def test_what_the_controller_has_deleted_is_not_told_to_it(fleet: Fleet) -> None:
+def test_what_the_controller_has_deleted_is_not_told_to_it(fleet: PodFleet) -> None:
     assert fleet.delete("node0") is not None
 
     assert fleet.take_pod(read_pod(deleted()), NOW) == []
@@ -103,7 +103,7 @@ def test_what_the_controller_has_deleted_is_not_told_to_it(fleet: Fleet) -> None
     assert fleet.nodes() == []
 
 
-def test_agents_that_leave_when_the_job_has_ended_are_not_lost(fleet: Fleet) -> None:
+def test_agents_that_leave_when_the_job_has_ended_are_not_lost(fleet: PodFleet) -> None:
     fleet.ended = True
 
     assert fleet.take_pod(read_pod(ended(0, "Completed")), NOW) == []
@@ -122,7 +122,7 @@ def test_agents_that_leave_when_the_job_has_ended_are_not_lost(fleet: Fleet) -> 
     ],
 )
 def test_nodes_leave_a_host_that_is_emptied_and_stay_when_it_is_not_after_all(
-    fleet: Fleet, spec: dict[str, Any], why: str
+    fleet: PodFleet, spec: dict[str, Any], why: str
 ) -> None:
     assert fleet.take_host(read_host(host(**spec))) == [NodeGoing("node0", why, None)]
     assert fleet.take_host(read_host(host(**spec))) == []
@@ -137,31 +137,31 @@ def test_nodes_leave_a_host_that_is_emptied_and_stay_when_it_is_not_after_all(
         [{"key": "npu", "effect": "NoSchedule"}],
     ],
 )
-def test_what_kubernetes_has_not_heard_of_a_host_moves_nothing(fleet: Fleet, taints: list[dict[str, str]]) -> None:
+def test_what_kubernetes_has_not_heard_of_a_host_moves_nothing(fleet: PodFleet, taints: list[dict[str, str]]) -> None:
     assert fleet.take_host(read_host(host(taints=taints))) == []
 
 
-def test_a_node_that_starts_on_a_host_that_is_emptied_goes_at_once(fleet: Fleet) -> None:
+def test_a_node_that_starts_on_a_host_that_is_emptied_goes_at_once(fleet: PodFleet) -> None:
     fleet.take_hosts([read_host(host("m2", unschedulable=True))])
 
     assert fleet.take_pod(read_pod(pod("node1", host="m2")), NOW) == [NodeGoing("node1", "m2 is cordoned", None)]
 
 
-def test_a_host_is_isolated_only_when_the_controller_leaves_a_node_that_was_well(fleet: Fleet) -> None:
+def test_a_host_is_isolated_only_when_the_controller_leaves_a_node_that_was_well(fleet: PodFleet) -> None:
     assert fleet.isolates("node0") == "m1"
     fleet.take_pod(read_pod(deleted()), NOW)
     assert fleet.isolates("node0") == ""
     assert fleet.isolates("unheard-of") == ""
 
 
-def test_a_node_is_made_once_and_its_name_is_never_used_again(fleet: Fleet) -> None:
+def test_a_node_is_made_once_and_its_name_is_never_used_again(fleet: PodFleet) -> None:
     assert fleet.is_known("node0")
     fleet.take_removed(read_pod(pod()), NOW)
     assert fleet.is_known("node0")
 
 
 def test_a_node_that_the_api_refuses_can_be_asked_for_again() -> None:
-    fleet = Fleet()
+    fleet = PodFleet()
     fleet.expect("node0")
     fleet.forget("node0")
 
@@ -169,7 +169,7 @@ def test_a_node_that_the_api_refuses_can_be_asked_for_again() -> None:
 
 
 def test_pods_of_an_earlier_platform_process_are_found_again() -> None:
-    fleet = Fleet()
+    fleet = PodFleet()
     fleet.take_all([read_pod(pod()), read_pod(pod("node1", phase="Pending", host=""))], NOW)
 
     assert fleet.nodes() == ["node0", "node1"]
@@ -179,7 +179,7 @@ def test_a_pod_that_waits_says_what_for() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     reading = read_pod(pod(phase="Pending", host="", conditions=[condition]))
 
-    assert reading == PodReading("node0", "midstep-demo-node0", Phase.PENDING, waits_for="Unschedulable: 0/3 nodes")
+    assert reading == PodReading("node0", "midstep-demo-node0", PodPhase.PENDING, waits_for="Unschedulable: 0/3 nodes")
 
 
 def test_troubles_of_a_pod_are_those_that_a_user_can_do_something_about() -> None:
