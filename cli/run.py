@@ -131,6 +131,11 @@ def command(
             job=job,
             environment={**asked.environment, **_faults(faults_file, asked.nodes, asked.ranks_per_node)},
         )
+        if platform != PlatformName.LOCAL and (torchrun["rdzv_endpoint"] or torchrun["master_addr"]):
+            raise ConfigurationError(
+                "--rdzv-endpoint and --master-addr are for machines on which this command is typed; --platform "
+                f"{platform} brings its own."
+            )
         if platform == PlatformName.KUBERNETES:
             from .kubernetes.launch import launch as launch_in_kubernetes
 
@@ -138,6 +143,8 @@ def command(
         if pods != PodFlags():
             raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
         if platform == PlatformName.RAY:
+            if token_file is not None:
+                raise ConfigurationError("--token-file: a job on Ray has keys of its own, and no token.")
             from .ray.launching import launch as launch_on_ray
 
             sys.exit(launch_on_ray(start, quiet=quiet))

@@ -11,6 +11,8 @@ from .job import Reserved, RunningJob
 
 def launch(start: Start, *, quiet: bool) -> int:
     """Run a job on Ray to its end, and return its exit code. Raises ConfigurationError."""
+    if start.fault_sources or start.fixed_nodes:
+        raise ConfigurationError("--fault-source and --fixed-nodes are for nodes on this machine.")
     if start.job_directory is None:
         raise ConfigurationError("--platform ray needs --job-dir: a directory that all machines of the cluster see.")
     name = checked_name(start.job) if start.job is not None else new_name()

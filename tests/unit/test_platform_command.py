@@ -99,3 +99,12 @@ def test_a_controller_of_a_directory_needs_the_token_or_the_run_directory(tmp_pa
     found = midstep("controller", "--job-dir", str(tmp_path))
     assert found.exit_code == 2
     assert "with the job's token --job-dir alone" in " ".join(found.output.split())
+
+
+@pytest.mark.parametrize("platform", ["kubernetes", "ray"])
+def test_an_engine_brings_its_own_machines(tmp_path: Path, platform: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    found = midstep("run", "--platform", platform, "--image", "i", "--rdzv-endpoint", "m0", str(script))
+    assert found.exit_code == 1
+    assert f"--platform {platform} brings its own" in " ".join(found.output.split())
