@@ -135,10 +135,10 @@ def test_what_is_given_up_with_a_few_silent_nodes_is_not_asked_for_its_state(
 
 def test_a_world_starts_anew_without_what_the_controller_cannot_hear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its nodes are lost, one after the other; the processes of the last one live, and have not saved."""
-    SimulatedWorld(4121, focus=Phase.SAVING).run()
-    strict = SimulatedWorld(4121, focus=Phase.SAVING)
+    SimulatedWorld(1008, focus=Phase.SAVING).run()
+    strict = SimulatedWorld(1008, focus=Phase.SAVING)
     monkeypatch.setattr(strict.allowed, "given_up", lambda process: False)
-    with pytest.raises(InvariantBroken, match=r"step 4 is whole on ranks .* not on disk"):
+    with pytest.raises(InvariantBroken, match=r"step 12 is whole on ranks .* not on disk"):
         strict.run()
 
 

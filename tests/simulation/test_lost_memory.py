@@ -25,7 +25,7 @@ def jobs_that_can_mend() -> list[SimulatedWorld]:
         allowed = policy.rung(Rung.RETRY_STEP) is not None and RestoreSource.REPLICA in policy.restore
         copies = setting.size > 1 and setting.replicas >= setting.size and not setting.plain
         heard = setting.loss == 0.0 and setting.delay_s < 0.01 and not setting.checkpoint_every
-        if allowed and copies and heard and setting.total_steps >= 20:
+        if allowed and not policy.roles and copies and heard and setting.total_steps >= 20:
             world.run()
             jobs.append(world)
     return jobs

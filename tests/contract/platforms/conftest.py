@@ -29,10 +29,10 @@ from midstep.protocol import environment as names
 from midstep.protocol.enrolment import EnrolmentRequested
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import Command, DeleteNode, Envelope, NodeLost
+from midstep.protocol.messages import Command, DeleteNode, EndJob, Envelope, NodeJoined, NodeLost
 from midstep.protocol.token import TOKEN_VARIABLE, new_token, token_text
 from midstep.protocol.transport import RouterSocket
-from midstep.protocol.types import CONTROLLER, PLATFORM
+from midstep.protocol.types import CONTROLLER, PLATFORM, node_address
 
 from ..kubernetes.kubelet import InKubernetes
 
@@ -52,6 +52,7 @@ class OrderingController:
         self._keys, self._platform = keys, platform
         self.heard: list[Envelope] = []
         self._term, self._routes = 0, Routes()
+        self._joined: set[str] = set()  # nodes, to any controller
         self._open("tcp://127.0.0.1:0")
 
     def _open(self, endpoint: str) -> None:
@@ -90,6 +91,8 @@ class OrderingController:
                     self._enroller.take(body, arrival, now, lambda _, answer: answer(Accepted("")))
                     continue
                 self.heard.append(arrival.envelope)
+                if isinstance(body, NodeJoined):
+                    self._joined.add(body.node)
                 self._wire.acknowledge(arrival)
             self._wire.resend(now)
             await asyncio.sleep(TURN_S)
@@ -99,6 +102,13 @@ class OrderingController:
         if isinstance(body, DeleteNode):
             self._routes.placement.learn([Send(PLATFORM, body, 1)])
         self._wire.send(PLATFORM, body, 1, time.monotonic())
+
+    def end_job(self) -> None:
+        """Tell all that the job is over, agents first, as the machine does."""
+        end = EndJob(0, "done")
+        for node in self._joined:
+            self._wire.send(node_address(node), end, 1, time.monotonic())
+        self.order(end)
 
     def all(self, kind: type[_Body]) -> list[_Body]:
         return [envelope.body for envelope in self.heard if isinstance(envelope.body, kind)]

@@ -10,7 +10,6 @@ import pytest
 from midstep.protocol.messages import (
     CreateNode,
     DeleteNode,
-    EndJob,
     KillNode,
     NodeJoined,
     NodeLost,
@@ -48,7 +47,7 @@ def test_it_makes_nodes_by_name_says_which_it_has_and_when_it_can_make_no_more(p
         assert set(said.nodes) == {"node0", "node7"}
 
         agents = [platform.agent_of(node) for node in ("node0", "node7")]
-        controller.order(EndJob(0, "done"))
+        controller.end_job()
         await platform.ended()
         await eventually(lambda: not any(pid is None or psutil.pid_exists(pid) for pid in agents), "the agents' end")
         assert controller.lost() == []
@@ -77,7 +76,7 @@ def test_a_node_that_ends_unasked_is_lost_once_and_one_that_was_deleted_is_not(p
         lost = await controller.until(NodeLost, lambda each: each.node == "node2")
         assert "9" in lost.reason
 
-        controller.order(EndJob(0, "done"))
+        controller.end_job()
         await platform.ended()
         assert controller.lost() == ["node1", "node2"]
 
