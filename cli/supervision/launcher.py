@@ -13,6 +13,7 @@ from typing import Any
 from ...controller.endpoints.control_requests import StatusReply, StatusRequest
 from ...controller.endpoints.control_socket import NoController, ask
 from ...controller.endpoints.discovery_files import JobResult
+from ...controller.state.world import NodeState
 from ...platforms.local import LocalOptions, LocalPlatform
 from ...protocol.discovery import read_endpoint
 from ...protocol.errors import PlatformError
@@ -108,11 +109,14 @@ class Launcher:
             await asyncio.sleep(LOOK_S)
 
     def _known_nodes(self) -> set[str]:
+        """Return the nodes whose agents have joined."""
         try:
             reply = ask(self._job.run_directory, StatusRequest(), ASK_S)
         except NoController:
             return set()
-        return {node.node for node in reply.status.nodes} if isinstance(reply, StatusReply) else set()
+        if not isinstance(reply, StatusReply):
+            return set()
+        return {node.node for node in reply.status.nodes if node.state != NodeState.REQUESTED.value}
 
     def _remove(self) -> None:
         for path in self._job.held.remove():

@@ -130,6 +130,10 @@ class RayJob(Job):
 
     # --- what is done to it -----------------------------------------------------------------------------------------
 
+    def until_incidents(self, count: int) -> None:
+        """Wait until so many faults have been answered: one that is noticed late must not meet the next one."""
+        self.until(lambda status: len(status.incidents) >= count, f"incident {count}")
+
     def kill_actor_of(self, node: str) -> None:
         """Kill the process of the actor in which a node's agent was started."""
         machine = self.machine_named(node)

@@ -21,22 +21,26 @@ def test_a_killed_rank_actor_raylet_and_machine_change_no_bit(start_job: StartJo
     job.held_at(KILLED)
     job.open_gate(KILLED)
     job.kill_rank(1)
+    job.until_incidents(1)
 
     node = job.held_at(ACTOR).ranks[1].node
     job.until_there_is_a_spare()
     job.open_gate(ACTOR)
     job.kill_actor_of(node)
+    job.until_incidents(2)
 
     node = job.held_at(RAYLET).ranks[0].node
     job.until_there_is_a_spare()
     job.open_gate(RAYLET)
     job.kill_raylet_of(node)
+    job.until_incidents(3)
 
     node = job.held_at(OFF).ranks[1].node
     job.until_there_is_a_spare()
     machine = job.machine_named(node)
     job.open_gate(OFF)
     machine.power_off()
+    job.until_incidents(4)
 
     job.held_at(END)
     job.open_gate(END)
