@@ -78,6 +78,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
     endpoints: tuple[str, ...] = ()
     program: OwnProgram | None = None
     log_directory: str | None = None
+    outlived: bool = False  # by the controller, when its launcher ends: it says then that the node is lost
 
 
 class Agent:
@@ -236,16 +237,21 @@ class Agent:
         except OSError as error:
             _log.warning("cannot read the launcher's pipe, so it counts as closed: %s", error)
         asyncio.get_running_loop().remove_reader(fd)
+        if self._options.outlived and self._ending is None:
+            self._say_lost("its launcher has exited")
         self._begin_end("the launcher has exited")
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._ending is not None:
             self._ranks.kill_all()  # a second signal: no more grace
         elif self._options.endpoints:
-            # Said first, or the ends of the ranks would be answered by starting them here again.
-            self._link.post(NodeLost(self._options.node, f"its agent received {number.name}", time.time()))
+            self._say_lost(f"its agent received {number.name}")
             self._exit_code = 128 + number
         self._begin_end(f"signal {number.name}")
+
+    def _say_lost(self, reason: str) -> None:
+        """Say so before the ranks end: their ends would be answered by starting them here again."""
+        self._link.post(NodeLost(self._options.node, reason, time.time()))
 
     def _begin_end(self, reason: str) -> None:
         if self._ending is None:

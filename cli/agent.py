@@ -67,6 +67,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--show-output", is_flag=True, help="Show what the ranks of this node print, on stdout. With a token.")
 @click.option("--life-fd", type=int, help="End when this inherited pipe is closed at its other end.")
+@click.option("--outlived", is_flag=True, hidden=True, help="The controller does not end with --life-fd.")
 @click.option("--session", type=int, default=0, hidden=True, help="A number above that of earlier agents of the name.")
 @click.option("--program", type=click.Path(dir_okay=False, path_type=Path), hidden=True, help="This machine's command.")
 def command(
@@ -83,6 +84,7 @@ def command(
     limit_s: float,
     show_output: bool,
     life_fd: int | None,
+    outlived: bool,
     session: int,
     program: Path | None,
 ) -> None:
@@ -101,7 +103,7 @@ def command(
             if job is None or node is None or run_directory is None:
                 raise click.UsageError("--keys needs --job, --node and --run-dir.")
             options = _with_keys(keys, job, endpoints(controller)[0], wishes, run_directory)
-            options = msgspec.structs.replace(options, life_fd=life_fd, session=session)
+            options = msgspec.structs.replace(options, life_fd=life_fd, outlived=outlived, session=session)
             sys.exit(asyncio.run(serve(options)))
         token = read_token(token_file, os.environ)
         os.environ.pop(TOKEN_VARIABLE, None)  # not for the ranks

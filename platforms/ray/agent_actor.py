@@ -127,7 +127,7 @@ class AgentActor:
             "--session": str(max(session, time.time_ns())),
         }
         theirs, self._life = os.pipe()
-        command = [sys.executable, "-m", "midstep.cli.agent", "--life-fd", str(theirs)]
+        command = [sys.executable, "-m", "midstep.cli.agent", "--outlived", "--life-fd", str(theirs)]
         for option, value in arguments.items():
             command += [option, value]
         log = Path(order.log_directory) / f"agent-{order.node}.log"
