@@ -38,7 +38,7 @@ class Site:
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._lives: dict[str, int] = {}
 
-    async def agent(self, node: str = "node0") -> NodeJoined:
+    async def agent(self, node: str = "node0", *options: str) -> NodeJoined:
         """Start an agent and wait until it has joined."""
         theirs, ours = os.pipe()
         with (self.root / f"{node}.log").open("ab") as log:
@@ -47,6 +47,7 @@ class Site:
                     *(sys.executable, "-m", "midstep.cli.agent", "--job", JOB, "--node", node),
                     *("--controller", self.controller.router.endpoint, "--keys", str(self.root / "keys")),
                     *("--run-dir", str(self.root), "--life-fd", str(theirs)),
+                    *options,
                 ],
                 stdout=log,
                 stderr=log,

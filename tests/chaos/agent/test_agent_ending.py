@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from midstep.protocol.messages import ArmFault, EndJob, NodeHeartbeat, NodeJoined, ProcessExited
+from midstep.protocol.messages import ArmFault, EndJob, NodeHeartbeat, NodeJoined, NodeLost, ProcessExited
 from midstep.protocol.types import ArmedFault, FaultAction
 
 pytestmark = pytest.mark.chaos
@@ -138,5 +138,21 @@ def test_what_happens_while_there_is_no_controller_is_reported_to_the_next(play:
 
         exited = await site.exited(1)
         assert (exited.status, exited.process.pid) == (-9, pids[1])
+
+    play(scenario)
+
+
+def test_an_agent_that_its_controller_outlives_is_lost_before_its_ranks_are(play: Play) -> None:
+    """Else their ends would be answered by starting them here again."""
+
+    async def scenario(site: Any) -> None:
+        await site.agent("node0", "--outlived")
+        site.welcome(SLEEP)
+        site.start(0)
+        await site.says(0, "running")
+        site.let_go()
+        await site.gone()
+        said = [type(each.body) for each in site.controller.heard if isinstance(each.body, NodeLost | ProcessExited)]
+        assert said == [NodeLost, ProcessExited]
 
     play(scenario)
