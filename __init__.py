@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .adapters.ddp import TrainState
     from .cli import ray as ray
     from .cli.watching import JobView, watch
+    from .processor.building import building
     from .processor.callbacks import Lifecycle, Recovery
     from .processor.resilient import init_process_group, resilient
     from .processor.values import Value, replicated
@@ -25,6 +26,7 @@ _HOMES = {
     "Recovery": "processor.callbacks",
     "TrainState": "adapters.ddp",
     "Value": "processor.values",
+    "building": "processor.building",
     "init_process_group": "processor.resilient",
     "replicated": "processor.values",
     "resilient": "processor.resilient",
@@ -39,6 +41,7 @@ __all__ = [
     "TrainState",
     "Value",
     "__version__",
+    "building",
     "init_process_group",
     "replicated",
     "resilient",

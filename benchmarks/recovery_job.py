@@ -3,6 +3,7 @@
 One script for both: resilient under `midstep run`; under torchrun plain, with a checkpoint every few steps.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from midstep.processor.runtime import Runtime
 CHECKPOINT_EVERY_STEPS = 10
 VICTIM = 1
 STATE_BYTES = 126_000_000  # parameters and Adam's state
+WHOLE = "MIDSTEP_BENCH_INITIAL_VALUES"  # set: newcomers compute initial values, too
 PIECE_BYTES = 4 * 1024 * 1024
 TRANSPORTS = 5
 
@@ -38,7 +40,9 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 def build() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     """Make what is trained."""
     torch.manual_seed(1)
-    model = DistributedDataParallel(GPT(TEN_MILLION))
+    with contextlib.nullcontext() if os.environ.get(WHOLE) else midstep.building():
+        network = GPT(TEN_MILLION)
+    model = DistributedDataParallel(network)
     return model, torch.optim.Adam(model.parameters(), lr=3e-4)
 
 

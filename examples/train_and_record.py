@@ -60,7 +60,9 @@ def main(directory: Path, steps: int) -> None:
     torch.use_deterministic_algorithms(device.type != "cpu")  # what is compared bit for bit has to repeat itself
     rank, text = dist.get_rank(), standard_library_text()
     torch.manual_seed(1)
-    model = DistributedDataParallel(GPT(shape).to(device))
+    with midstep.building():  # a newcomer's parameters come from a replica
+        network = GPT(shape)
+    model = DistributedDataParallel(network.to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
     torch.manual_seed(100 + rank)

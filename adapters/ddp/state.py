@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...processor import tree
 from ...processor.autograd_hooks import fire_in_backward, fire_in_forward
+from ...processor.building import check_registered
 from ...processor.framework import OpenShard
 from ...processor.registry import Registry, by_name
 from ...processor.shard import Shard
@@ -43,7 +44,8 @@ class TrainState:
             state_dict, or `Value(get, set)`. They are rank-local unless marked `replicated(...)`.
 
     Raises:
-        ConfigurationError: An object cannot be put back in place.
+        ConfigurationError: An object cannot be put back in place, or parameters that were made in `midstep.building`
+            are in no registered module.
         UnsupportedState: A value cannot be carried without pickle; the text names its path.
     """
 
@@ -71,6 +73,7 @@ class TrainState:
             values={name: as_value(name, target) for name, target in (values or {}).items()},
         )
         self.registry.check()
+        check_registered(parameter for module in modules.values() for parameter in module.parameters())
         self._layouts = {name: BucketLayout(name, item) for name, item in wrapped.items()}
         self._replicated = ReplicatedState(self.registry, frozenset(wrapped))
         self._ledger: Ledger | None = None

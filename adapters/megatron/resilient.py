@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
+from ...processor.building import refuse_building
 from ...processor.callbacks import Lifecycle
 from ...processor.runtime import Runtime
 from ...processor.session import SessionStage
@@ -70,6 +71,7 @@ def resilient(
         if runtime.session.stage is not SessionStage.BOOTING:
             raise ConfigurationError("a process can call one resilient train function, and only once")
         refuse_scaling(runtime.settings)
+        refuse_building("Megatron")
         check_default_group()
         bound = inspect.signature(train).bind(*args, **kwargs)
         bound.apply_defaults()
