@@ -14,7 +14,7 @@ from .invariants import Invariant, InvariantBroken
 from .world import SimulatedWorld
 
 CHUNK = 20  # seeds that a worker does in one go
-SEEDS_PER_COLLECTION = 5
+SEEDS_PER_COLLECTION = 20
 
 Reached = tuple[Phase, str, Phase]  # in this phase, an event of this type led to that phase
 

@@ -118,7 +118,7 @@ def test_where_nobody_listens_or_nobody_answers_it_is_said_within_the_deadline()
         silent.listen()
         endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(NoController, match="has not proven to be the controller of job demo within"):
-            ask_from_elsewhere([endpoint], viewer, StatusRequest(), 0.5)
+            ask_from_elsewhere([endpoint], viewer, StatusRequest(), 2.0)
 
 
 def test_nodes_are_heard_while_a_viewer_asks_without_end_and_sends_nonsense(rig: "Rig") -> None:
