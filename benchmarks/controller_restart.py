@@ -23,9 +23,9 @@ from typing import Any
 from midstep.benchmarks.machine import RANKS_PER_NODE, job_of, news_of_a_kill
 
 from midstep.controller.events import Event
-from midstep.controller.journal import Journal
-from midstep.controller.journal_paths import journal_path
-from midstep.controller.journal_store import JournalEntry
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.store import JournalEntry
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
 from midstep.controller.machine import RecoveryMachine

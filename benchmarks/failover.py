@@ -30,8 +30,8 @@ from midstep.controller.election.roster import controllers
 from midstep.controller.etcd.journal import submit
 from midstep.controller.etcd.place import parse_place
 from midstep.controller.etcd.reading import read_controllers
-from midstep.controller.journal import Journal
-from midstep.controller.journal_paths import journal_path
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.paths import journal_path
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.incidents import ControllerPhase

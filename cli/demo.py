@@ -12,7 +12,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from ..controller.journal_reading import read_status
+from ..controller.journal.reading import read_status
 from ..policies.schema import DeviceName
 from ..policies.wording import count
 from ..protocol import environment as env

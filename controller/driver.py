@@ -26,9 +26,9 @@ from .endpoints.operator_requests import OperatorRequests
 from .endpoints.request_handler import RequestHandler
 from .enrolment.enroller import Enroller
 from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
-from .journal_store import JournalEntry, JournalStore
-from .journal_trouble import JournalTrouble
-from .journal_upkeep import Upkeep
+from .journal.store import JournalEntry, JournalStore
+from .journal.trouble import JournalTrouble
+from .journal.upkeep import Upkeep
 from .keepalive import KeepAlive
 from .learned import Learned
 from .live_status import LiveStatus

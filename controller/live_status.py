@@ -5,7 +5,7 @@ import msgspec
 from ..protocol.errors import JournalError
 from ..protocol.incidents import JobStatus
 from .endpoints.operator_requests import OperatorRequests
-from .journal_store import JournalStore
+from .journal.store import JournalStore
 from .liveness import Liveness
 from .machine import Machine
 from .progress import ProgressBoard

@@ -14,11 +14,11 @@ from .election.roster import RosterEntry
 from .election.roster import controllers as of_this_host
 from .election.succession import FileSuccession, Succession
 from .etcd.place import EtcdPlace
-from .journal import Journal
-from .journal_copy import open_copy
-from .journal_head import HEAD_NAME
-from .journal_paths import journal_path, lock_path
-from .journal_store import JournalStore
+from .journal.head import HEAD_NAME
+from .journal.journal import Journal
+from .journal.memory_copy import open_copy
+from .journal.paths import journal_path, lock_path
+from .journal.store import JournalStore
 from .keepalive import KeepAlive
 from .switchover import ControllerEntry, Switchover
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..protocol.errors import JournalError
 from .endpoints.control_requests import Refused, Reply
-from .journal_store import JournalEntry
+from .journal.store import JournalEntry
 from .wire import Arrival
 
 Answer = Callable[[Reply], None]

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from ...controller.journal_reading import read_founding, read_status
-from ...controller.journal_records import Founding
+from ...controller.journal.reading import read_founding, read_status
+from ...controller.journal.records import Founding
 from ...protocol.errors import ConfigurationError
 from ...protocol.incidents import JobStatus
 from ...protocol.keys import JobKeys

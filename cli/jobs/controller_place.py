@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from ...controller.etcd.place import certificates_of, parse_place
-from ...controller.journal_reading import read_founding
+from ...controller.journal.reading import read_founding
 from ...controller.opening import ControllerPlace
 from ...controller.service import KEYS_NAME
 from ...protocol.errors import ConfigurationError

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from ...controller.file_system import require_local
-from ...controller.journal import Journal
-from ...controller.journal_paths import journal_path
+from ...controller.journal.file_system import require_local
+from ...controller.journal.journal import Journal
+from ...controller.journal.paths import journal_path
 from ...policies.files import render
 from ...policies.schema import Policy
 from ...protocol.errors import ConfigurationError

@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...controller import journal_reading
 from ...controller.election.roster import controllers
 from ...controller.election.succession import FileSuccession
 from ...controller.etcd.place import EtcdPlace, certificates_of, parse_place
+from ...controller.journal import reading
 from ...controller.story import StoryEntry
 from ...protocol.incidents import ControllerStatus, JobStatus
 from .job_file import read_job_file, run_directory_of
@@ -18,20 +18,20 @@ def read_status(job_directory: Path) -> JobStatus:
     """Return a job's status as of its last event, from its journal alone. Raises JournalError."""
     place = _etcd_of(job_directory)
     if place is None:
-        return journal_reading.read_status(job_directory)
-    from ...controller.etcd import reading
+        return reading.read_status(job_directory)
+    from ...controller.etcd import reading as in_etcd
 
-    return reading.read_status(place)
+    return in_etcd.read_status(place)
 
 
 def read_story(job_directory: Path) -> Iterator[StoryEntry]:
     """Yield each event that the journal of a job still has, with what followed from it. Raises JournalError."""
     place = _etcd_of(job_directory)
     if place is None:
-        return journal_reading.read_story(job_directory)
-    from ...controller.etcd import reading
+        return reading.read_story(job_directory)
+    from ...controller.etcd import reading as in_etcd
 
-    return reading.read_story(place)
+    return in_etcd.read_story(place)
 
 
 def paused_until_s(job_directory: Path) -> float:
@@ -52,9 +52,9 @@ def living_controllers(job_directory: Path) -> tuple[ControllerStatus, ...]:
     if place is None:
         run_directory = run_directory_of(job_directory)
         return () if run_directory is None else controllers(run_directory)
-    from ...controller.etcd import reading
+    from ...controller.etcd import reading as in_etcd
 
-    return reading.read_controllers(place)
+    return in_etcd.read_controllers(place)
 
 
 def _etcd_of(job_directory: Path) -> EtcdPlace | None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from ...controller.journal import Journal
-from ...controller.journal_head import HEAD_NAME
-from ...controller.journal_paths import journal_path
+from ...controller.journal.head import HEAD_NAME
+from ...controller.journal.journal import Journal
+from ...controller.journal.paths import journal_path
 from ...devices import one_node_on_a_machine, rank_environment
 from ...policies.files import load_policy
 from ...policies.roles import beyond

@@ -18,7 +18,7 @@ import msgspec
 from ...controller.endpoints.control_requests import StopJobRequest
 from ...controller.endpoints.control_socket import ask
 from ...controller.endpoints.discovery_files import JobResult, read_result, write_result
-from ...controller.journal_reading import read_status
+from ...controller.journal.reading import read_status
 from ...platforms.log_files import open_log
 from ...protocol.errors import MidstepError, PlatformError
 from ...protocol.time_limit import within

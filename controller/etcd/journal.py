@@ -21,11 +21,11 @@ from ...protocol.errors import ConfigurationError, ElectionLost, JournalError, S
 from ...protocol.types import JobSpec
 from ..clock import Clock
 from ..events import Event
-from ..journal_chain import damaged
-from ..journal_compaction import Growth, Limits
-from ..journal_records import Founding
-from ..journal_senders import TakenIn
-from ..journal_store import JournalEntry
+from ..journal.chain import damaged
+from ..journal.compaction import Growth, Limits
+from ..journal.records import Founding
+from ..journal.senders import TakenIn
+from ..journal.store import JournalEntry
 from ..state.meeting import KEY_BYTES
 from . import reading, records
 from .client import Condition, Etcd, Operation, absent, delete, holds, put, unchanged

@@ -9,11 +9,11 @@ import msgspec
 from ...protocol.errors import JournalError, SnapshotUnreadable
 from ...protocol.incidents import ControllerStatus, JobStatus
 from ..events import Event
-from ..journal_chain import damaged, origin
-from ..journal_reading import restore_from
-from ..journal_records import Founding, ReplayStart
-from ..journal_senders import TakenIn
-from ..journal_snapshots import SavedSnapshot
+from ..journal.chain import damaged, origin
+from ..journal.reading import restore_from
+from ..journal.records import Founding, ReplayStart
+from ..journal.senders import TakenIn
+from ..journal.snapshots import SavedSnapshot
 from ..story import StoryEntry, turns
 from . import records
 from .client import Etcd, Kept

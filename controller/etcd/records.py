@@ -9,10 +9,10 @@ import msgspec
 from ...protocol.errors import JournalError
 from ..clock import ClockReading
 from ..events import Event
-from ..journal_chain import damaged, link
-from ..journal_records import Founding
-from ..journal_senders import TakenIn
-from ..journal_snapshots import SavedSnapshot
+from ..journal.chain import damaged, link
+from ..journal.records import Founding
+from ..journal.senders import TakenIn
+from ..journal.snapshots import SavedSnapshot
 from .place import EtcdPlace
 
 _Record = TypeVar("_Record")

@@ -25,11 +25,11 @@ from midstep.cli.supervision.supervisor import Supervisor
 from midstep.controller.endpoints.control_requests import StopJobRequest
 from midstep.controller.endpoints.discovery_files import JobResult, read_result
 from midstep.controller.events import StopRequested
-from midstep.controller.journal import Journal
-from midstep.controller.journal_copy import open_copy
-from midstep.controller.journal_paths import journal_path
-from midstep.controller.journal_reading import read_status
-from midstep.controller.journal_store import JournalEntry
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.memory_copy import open_copy
+from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.reading import read_status
+from midstep.controller.journal.store import JournalEntry
 from midstep.policies.schema import ControllerPolicy, Policy, WhenLost, job_settings
 from midstep.protocol.errors import JournalError, PlatformError
 from midstep.protocol.run_directories import claim

@@ -14,9 +14,9 @@ import pytest
 from midstep.controller.election.file_election import BEAT_S, FileElection
 from midstep.controller.election.succession import FileSuccession
 from midstep.controller.events import StopRequested
-from midstep.controller.journal import Journal
-from midstep.controller.journal_paths import journal_path, lock_path
-from midstep.controller.journal_store import JournalEntry
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.paths import journal_path, lock_path
+from midstep.controller.journal.store import JournalEntry
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import JournalError, JournalSuperseded
 from midstep.protocol.types import JobSpec
@@ -29,8 +29,8 @@ LEADER = """
 import os, signal, sys, time
 from pathlib import Path
 from midstep.controller.events import StopRequested
-from midstep.controller.journal import Journal
-from midstep.controller.journal_store import JournalEntry
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.store import JournalEntry
 
 def say(text):
     journal.append([JournalEntry(StopRequested(text), "node/a", 1, 0)], 1.0)

@@ -20,8 +20,8 @@ from midstep.controller.etcd.presence import LOOP_ALIVE_S, Presence
 from midstep.controller.etcd.reading import read_status, read_story
 from midstep.controller.etcd.succession import EtcdSuccession
 from midstep.controller.events import StopRequested
-from midstep.controller.journal_compaction import Limits
-from midstep.controller.journal_store import JournalEntry
+from midstep.controller.journal.compaction import Limits
+from midstep.controller.journal.store import JournalEntry
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
 from midstep.controller.routes import Routes

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 import midstep
-from midstep.controller.journal_reading import read_status
+from midstep.controller.journal.reading import read_status
 from midstep.protocol.incidents import Incident, Outcome
 
 RANKS = 4

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, InjectRequested, StopRequested
-from midstep.controller.journal import Journal
-from midstep.controller.journal_chain import link
-from midstep.controller.journal_paths import journal_path
-from midstep.controller.journal_reading import read_status
-from midstep.controller.journal_store import JournalEntry
+from midstep.controller.journal.chain import link
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.reading import read_status
+from midstep.controller.journal.store import JournalEntry
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import JournalError, JournalSuperseded
 from midstep.protocol.messages import NodeJoined, RankJoined
@@ -267,8 +267,8 @@ WRITER = """
 import sys
 from pathlib import Path
 from midstep.controller.events import StopRequested
-from midstep.controller.journal import Journal
-from midstep.controller.journal_store import JournalEntry
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.store import JournalEntry
 journal = Journal.open(Path(sys.argv[1]))
 for number in range(1, 1_000_000):
     journal.append([JournalEntry(StopRequested(str(number)), "node/a", 1, number)], float(number))

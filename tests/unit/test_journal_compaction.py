@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli.report import command
-from midstep.controller import journal_file, journal_records
 from midstep.controller.events import Event
-from midstep.controller.journal import Journal
-from midstep.controller.journal_compaction import Limits
-from midstep.controller.journal_paths import journal_path
-from midstep.controller.journal_reading import read_status, read_story
-from midstep.controller.journal_store import JournalEntry
+from midstep.controller.journal import records, sqlite_file
+from midstep.controller.journal.compaction import Limits
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.reading import read_status, read_story
+from midstep.controller.journal.store import JournalEntry
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
 from midstep.controller.machine import RecoveryMachine
@@ -73,8 +73,8 @@ class Place:
 
     def machine(self) -> RecoveryMachine:
         """A machine that has replayed all events."""
-        with contextlib.closing(journal_file.open_for_reading(self.path)) as connection:
-            machine = journal_records.read_founding(connection, self.path)[0].machine()
+        with contextlib.closing(sqlite_file.open_for_reading(self.path)) as connection:
+            machine = records.read_founding(connection, self.path)[0].machine()
         for event, at_s in self.told:
             machine.handle(event, at_s)
         return machine
@@ -262,7 +262,7 @@ def test_an_old_note_of_the_end_does_not_condemn_a_journal_that_has_come_further
 
 
 def test_a_reader_goes_on_while_what_it_reads_is_archived(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_records, "_REPLAY_CHUNK", 10)
+    monkeypatch.setattr(records, "_REPLAY_CHUNK", 10)
     place.run(LIMITS.events - 1)
     story = read_story(place.directory)
     told = [next(story).event]

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from midstep.cli.main import main
-from midstep.controller.journal_reading import read_founding
+from midstep.controller.journal.reading import read_founding
 from midstep.platforms import registry
 from midstep.platforms.registry import GROUP, platform_factory
 from midstep.protocol.errors import ConfigurationError

@@ -14,9 +14,9 @@ import pytest
 
 from midstep.controller.endpoints.control_requests import Request, StatusReply, StatusRequest
 from midstep.controller.endpoints.control_socket import NoController, ask
-from midstep.controller.journal import Journal
-from midstep.controller.journal_paths import journal_path
-from midstep.controller.journal_reading import read_status
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.reading import read_status
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol import codec
 from midstep.protocol.discovery import read_endpoint

@@ -18,8 +18,8 @@ from midstep.controller.endpoints.control_socket import ControlServer, ask
 from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.controller.enrolment.hosts_wire import open_wire
 from midstep.controller.events import Event
-from midstep.controller.journal import Journal
-from midstep.controller.journal_paths import journal_path
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.paths import journal_path
 from midstep.controller.keepalive import KeepAlive
 from midstep.controller.liveness import Liveness
 from midstep.controller.progress import ProgressBoard

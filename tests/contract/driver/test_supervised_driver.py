@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from midstep.controller.journal import Journal
-from midstep.controller.journal_paths import journal_path
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.paths import journal_path
 from midstep.controller.keepalive import SERVING, STARTING, KeepAlive
 from midstep.protocol.messages import NodeJoined
 from midstep.protocol.types import StoreEndpoint

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.events import DeadlinePassed
-from midstep.controller.journal import Journal
-from midstep.controller.journal_paths import journal_path
-from midstep.controller.journal_store import JournalEntry
-from midstep.controller.journal_trouble import JournalTrouble
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.trouble import JournalTrouble
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.state.job_state import Phase
 from midstep.policies.schema import default_policy

@@ -6,8 +6,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from midstep.cli.report import command
-from midstep.controller.journal import Journal
-from midstep.controller.journal_paths import journal_path
+from midstep.controller.journal.journal import Journal
+from midstep.controller.journal.paths import journal_path
 from midstep.policies.schema import default_policy
 from midstep.protocol.types import JobSettings, JobSpec
 

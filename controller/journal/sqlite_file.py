@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..protocol.errors import JournalDamaged, JournalError
-from . import journal_chain
+from ...protocol.errors import JournalDamaged, JournalError
+from . import chain
 
 APPLICATION_ID = 0x6D696473  # "mids": tells a journal from any other sqlite file
 SCHEMA_VERSION = 3
@@ -31,7 +31,7 @@ CREATE TABLE lease (
     monotonic_s REAL NOT NULL,
     began_s REAL NOT NULL,
     events INTEGER NOT NULL,  -- how many there were
-    chain BLOB NOT NULL  -- see journal_chain.py
+    chain BLOB NOT NULL  -- see chain.py
 );
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY,
@@ -47,7 +47,7 @@ CREATE TABLE events (
 );
 """
 
-# What compaction adds (journal_snapshots.py, journal_archive.py).
+# What compaction adds (snapshots.py, archive.py).
 _COMPACTION = """
 CREATE TABLE snapshots (
     seq INTEGER PRIMARY KEY,  -- of the last event that is in it
@@ -63,8 +63,8 @@ CREATE TABLE anchors (seq INTEGER PRIMARY KEY, chain BLOB NOT NULL);  -- of arch
 _ADVICE = {
     "SQLITE_FULL": "Free space on that disk; nothing that was acknowledged is lost",
     "SQLITE_IOERR": "Look for a full or failing disk (df, dmesg) and for a file size limit (ulimit -f)",
-    "SQLITE_NOTADB": f"The file is not a journal of midstep. {journal_chain.ADVICE.removesuffix('.')}",
-    "SQLITE_CORRUPT": f"The file is damaged. {journal_chain.ADVICE.removesuffix('.')}",
+    "SQLITE_NOTADB": f"The file is not a journal of midstep. {chain.ADVICE.removesuffix('.')}",
+    "SQLITE_CORRUPT": f"The file is damaged. {chain.ADVICE.removesuffix('.')}",
     "SQLITE_BUSY": "Another process holds it; end that process and try again",
     "SQLITE_LOCKED": "Another process holds it; end that process and try again",
     "SQLITE_READONLY": "Make the file and its directory writable for this user",
@@ -176,7 +176,7 @@ def open_for_writing(path: Path, beat: Callable[[], None] = lambda: None) -> sql
             connection.execute("PRAGMA synchronous = FULL")
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if damage != "ok":
-                raise journal_chain.damaged(path, f"the file is damaged ({' '.join(str(damage).split())})")
+                raise chain.damaged(path, f"the file is damaged ({' '.join(str(damage).split())})")
             upgrade(connection)
         except BaseException:
             connection.close()

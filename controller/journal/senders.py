@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ..protocol.dedup import SenderMemory
-from ..protocol.types import CONTROLLER
+from ...protocol.dedup import SenderMemory
+from ...protocol.types import CONTROLLER
 
 
 class _Sender(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

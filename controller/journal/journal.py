@@ -18,23 +18,23 @@ from types import TracebackType
 
 import msgspec
 
-from ..policies.schema import Policy
-from ..protocol.dedup import SenderMemory
-from ..protocol.errors import ElectionLost, JournalError, JournalSuperseded
-from ..protocol.types import JobSpec
-from . import journal_file, journal_records, journal_snapshots
-from .clock import Clock
-from .election.election import Election, Leadership
-from .election.file_election import FileElection
-from .events import Event
-from .journal_chain import damaged, link, origin
-from .journal_compaction import Compaction, CompactionStep, Limits
-from .journal_head import Head, HeadFile, read_head
-from .journal_paths import lock_path
-from .journal_records import Founding
-from .journal_senders import TakenIn
-from .journal_store import JournalEntry
-from .state.meeting import KEY_BYTES
+from ...policies.schema import Policy
+from ...protocol.dedup import SenderMemory
+from ...protocol.errors import ElectionLost, JournalError, JournalSuperseded
+from ...protocol.types import JobSpec
+from ..clock import Clock
+from ..election.election import Election, Leadership
+from ..election.file_election import FileElection
+from ..events import Event
+from ..state.meeting import KEY_BYTES
+from . import records, snapshots, sqlite_file
+from .chain import damaged, link, origin
+from .compaction import Compaction, CompactionStep, Limits
+from .head import Head, HeadFile, read_head
+from .paths import lock_path
+from .records import Founding
+from .senders import TakenIn
+from .store import JournalEntry
 
 _log = logging.getLogger(__name__)
 
@@ -53,19 +53,19 @@ class Journal:
         note: HeadFile | None,
         limits: Limits | None = None,
     ) -> None:
-        """Not for callers: `Journal.open`, `journal_copy.open_copy`."""
+        """Not for callers: `Journal.open`, `memory_copy.open_copy`."""
         self._path = path
         self._lock = lock
         self._closing = contextlib.ExitStack()
         self._connection = connection
         self._note_file = note
-        self._files: journal_file.OpenFiles | None = None
+        self._files: sqlite_file.OpenFiles | None = None
         self._taken_in = TakenIn()
         self._compaction = Compaction(limits or Limits())
-        self.founding, self._origin = journal_records.read_founding(connection, path)
-        self._leases = journal_records.read_leases(connection, path, self._origin)
-        with journal_file.explained(path, "read the last event"):
-            self._last = journal_records.last_event(connection, self._origin)
+        self.founding, self._origin = records.read_founding(connection, path)
+        self._leases = records.read_leases(connection, path, self._origin)
+        with sqlite_file.explained(path, "read the last event"):
+            self._last = records.last_event(connection, self._origin)
         self.clock = Clock.continuing(self._leases.clock)
         self.term = self._leases.term + 1
         self.session = max(time.time_ns(), self._leases.session + 1)  # also when the clock was set back
@@ -84,9 +84,9 @@ class Journal:
         key = secrets.token_bytes(KEY_BYTES)
         founding = msgspec.msgpack.encode(Founding(job, policy, can_create_nodes, time.time(), key, platform))
         first = origin(founding)
-        journal_file.create(path, {journal_records.FOUNDING: founding, journal_records.ORIGIN: first})
+        sqlite_file.create(path, {records.FOUNDING: founding, records.ORIGIN: first})
         if head is not None:
-            with journal_file.explained(head, "note the end of the journal"), HeadFile(head) as file:
+            with sqlite_file.explained(head, "note the end of the journal"), HeadFile(head) as file:
                 file.write(Head(first, 0, first, 0, first))
 
     @classmethod
@@ -110,7 +110,7 @@ class Journal:
         when it is not what was written.
         """
         if not path.is_file():
-            journal_file.open_for_reading(path).close()  # says what is missing, before a lock file is made
+            sqlite_file.open_for_reading(path).close()  # says what is missing, before a lock file is made
         while True:
             with contextlib.ExitStack() as stack, contextlib.suppress(ElectionLost):
                 lock = (election or FileElection(lock_path(path))).stand(wait_s, beat)
@@ -132,18 +132,18 @@ class Journal:
             beat()
             lock.beat()
 
-        connection = journal_file.open_for_writing(path, beat_both)
+        connection = sqlite_file.open_for_writing(path, beat_both)
         stack.callback(connection.close)
-        journal_file.wait_for_writers(connection, journal_file.BLOCKED_S)
+        sqlite_file.wait_for_writers(connection, sqlite_file.BLOCKED_S)
         try:
             journal = cls.begin(path, lock, connection, stack, head=head, limits=limits)
         except JournalError as error:
-            if not journal_file.is_busy(error):
+            if not sqlite_file.is_busy(error):
                 raise
             lock.overthrow()
-            journal_file.wait_for_writers(connection, journal_file.BUSY_S)
+            sqlite_file.wait_for_writers(connection, sqlite_file.BUSY_S)
             return cls.begin(path, lock, connection, stack, head=head, limits=limits)
-        journal_file.wait_for_writers(connection, journal_file.BUSY_S)
+        sqlite_file.wait_for_writers(connection, sqlite_file.BUSY_S)
         return journal
 
     @classmethod
@@ -158,16 +158,16 @@ class Journal:
         in_memory: bool = False,
         limits: Limits | None = None,
     ) -> "Journal":
-        """Begin a new term on an open connection. For `Journal.open` and `journal_copy.open_copy`.
+        """Begin a new term on an open connection. For `Journal.open` and `memory_copy.open_copy`.
 
         `closing` closes what is open, and is the journal's from then on. `in_memory`: the connection is to a copy, so
         that neither the file of that name nor the note of its end is looked after. Raises as `open` does.
         """
         note = None
         if head is not None and not in_memory:
-            with journal_file.explained(head, "open the note of the journal's end"):
+            with sqlite_file.explained(head, "open the note of the journal's end"):
                 note = closing.enter_context(HeadFile(head))
-        with journal_file.explained(path, "begin a term"), journal_file.transaction(connection):
+        with sqlite_file.explained(path, "begin a term"), sqlite_file.transaction(connection):
             # A leader that was deposed may wake up at any moment: what it has written, it has written before this.
             journal = cls(path, lock, connection, note, limits)
             if head is not None:
@@ -176,8 +176,8 @@ class Journal:
             lock.begin(journal.term)
         journal._note()
         if not in_memory:
-            with journal_file.explained(path, "look at the journal"):
-                journal._files = journal_file.OpenFiles(path)
+            with sqlite_file.explained(path, "look at the journal"):
+                journal._files = sqlite_file.OpenFiles(path)
         journal._closing = closing.pop_all()
         return journal
 
@@ -185,7 +185,7 @@ class Journal:
         """Hold the journal against what was noted of its end."""
         noted = read_head(head)
         if noted is not None:
-            journal_records.require_head(self._connection, self._path, noted, self._origin)
+            records.require_head(self._connection, self._path, noted, self._origin)
         elif self.term > 1:
             _log.warning("%s is missing or cannot be read: a loss of the journal's end would not be seen", head)
 
@@ -212,7 +212,7 @@ class Journal:
         return fresh
 
     def _append(self, entries: Sequence[JournalEntry], at_s: float) -> tuple[tuple[int, bytes], tuple[bool, ...]]:
-        with journal_file.explained(self._path, "record events"), self._fenced():
+        with sqlite_file.explained(self._path, "record events"), self._fenced():
             last = self._last
             fresh = []
             for entry in entries:
@@ -224,7 +224,7 @@ class Journal:
     @contextlib.contextmanager
     def _fenced(self) -> Iterator[None]:
         """Open a transaction in which this is the active controller, and the journal what it has written."""
-        with journal_file.transaction(self._connection):
+        with sqlite_file.transaction(self._connection):
             if self._files is not None and not self._files.are_there():
                 raise damaged(self._path, "it was deleted or replaced while this controller was writing it")
             latest = self._connection.execute("SELECT max(term) FROM lease").fetchone()[0]
@@ -233,7 +233,7 @@ class Journal:
                     f"{self._path}: term {latest} has begun, this controller holds term {self.term}. "
                     "It is no longer the active one and must leave."
                 )
-            last = journal_records.last_event(self._connection, self._origin)
+            last = records.last_event(self._connection, self._origin)
             if latest != self.term or last != self._last:
                 raise damaged(self._path, f"after event {self._last[0]} it was changed by another process")
             yield
@@ -263,10 +263,10 @@ class Journal:
         `restore` raises SnapshotUnreadable for a snapshot that it cannot read; then an earlier one is taken. Read it to
         the end before anything is appended. Raises JournalDamaged where the journal is not whole.
         """
-        start = journal_records.begin(self._connection, self._path, self._origin, restore)
+        start = records.begin(self._connection, self._path, self._origin, restore)
         self._taken_in = start.taken_in
         self._compaction.begin(self._connection, start.seq)
-        for event, at_s in journal_records.read_events(self._connection, self._path, start, beat):
+        for event, at_s in records.read_events(self._connection, self._path, start, beat):
             self._compaction.grown(1, 0)
             yield event, at_s
 
@@ -277,8 +277,8 @@ class Journal:
 
     def replay(self) -> Iterator[tuple[Event, float]]:
         """Yield every event that is kept with its time, in order, whether a snapshot has it or not."""
-        start = journal_records.begin_early(self._connection, self._path, self._origin, lambda state: None)
-        yield from journal_records.read_events(self._connection, self._path, start)
+        start = records.begin_early(self._connection, self._path, self._origin, lambda state: None)
+        yield from records.read_events(self._connection, self._path, start)
 
     def taken_in(self) -> Iterator[tuple[str, SenderMemory]]:
         """Yield what was taken in from each sender, in its latest session. Known once `load` has been read."""
@@ -295,9 +295,9 @@ class Journal:
         step = self._compaction.next_step(quiet=quiet)
         if step is CompactionStep.NONE:
             return
-        with journal_file.explained(self._path, "compact the journal"), self._fenced():
+        with sqlite_file.explained(self._path, "compact the journal"), self._fenced():
             if step is CompactionStep.SNAPSHOT:
-                journal_snapshots.write(self._connection, self._last, snapshot(), self._taken_in)
+                snapshots.write(self._connection, self._last, snapshot(), self._taken_in)
             else:
                 self._compaction.archive(self._connection)
         self._compaction.begin(self._connection, self._last[0] if step is CompactionStep.SNAPSHOT else None)

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from ..protocol.errors import ConfigurationError
+from ...protocol.errors import ConfigurationError
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset(

@@ -8,7 +8,7 @@ import sqlite3
 
 import msgspec
 
-from . import journal_archive, journal_file, journal_snapshots
+from . import archive, snapshots, sqlite_file
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -80,10 +80,10 @@ class Compaction:
         """Look at the journal: after a takeover, and after each step. `snapshot`: the event of the one just used."""
         if snapshot is not None:
             self._growth.restart()
-        if not journal_file.is_compacted(connection):
+        if not sqlite_file.is_compacted(connection):
             return
-        self._oldest = journal_archive.oldest_event(connection)
-        known = journal_snapshots.numbers(connection)
+        self._oldest = archive.oldest_event(connection)
+        known = snapshots.numbers(connection)
         self._archive_to = known[-2] if len(known) > 1 else 0
 
     def grown(self, events: int, size_bytes: int) -> None:
@@ -99,5 +99,5 @@ class Compaction:
 
     def archive(self, connection: sqlite3.Connection) -> None:
         """Archive a block of events, and drop what is too old. Inside a transaction of the caller."""
-        journal_archive.pack(connection, self._oldest, self._archive_to)
-        journal_archive.trim(connection, self._limits.kept_bytes)
+        archive.pack(connection, self._oldest, self._archive_to)
+        archive.trim(connection, self._limits.kept_bytes)

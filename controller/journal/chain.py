@@ -8,7 +8,7 @@ It does not stop a program that owns the files and computes the hashes again.
 import msgspec
 from xxhash import xxh3_128_digest
 
-from ..protocol.errors import JournalDamaged
+from ...protocol.errors import JournalDamaged
 
 Column = int | float | str | bytes | None
 _encode = msgspec.msgpack.Encoder().encode

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from . import journal_snapshots
-from .journal_chain import damaged
+from . import snapshots
+from .chain import damaged
 
 BLOCK = 1000  # events packed in one go: some milliseconds
 _LEVEL = 1
@@ -34,7 +34,7 @@ def pack(connection: sqlite3.Connection, first: int, last: int) -> int:
     Inside a transaction of the caller.
     """
     last = min(last, first + BLOCK - 1)
-    following = [seq for seq in journal_snapshots.numbers(connection) if seq >= first]
+    following = [seq for seq in snapshots.numbers(connection) if seq >= first]
     last = min([last, *following])  # so that no block lies on both sides of a snapshot
     rows = connection.execute(f"SELECT {_COLUMNS} FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, last))
     packed = zlib.compress(_encode(rows.fetchall()), _LEVEL)
@@ -55,7 +55,7 @@ def trim(connection: sqlite3.Connection, most_bytes: int) -> None:
     """
     while _size(connection) > most_bytes:
         later = [
-            seq for seq in journal_snapshots.numbers(connection) if seq >= (first_kept(connection) or 1)
+            seq for seq in snapshots.numbers(connection) if seq >= (first_kept(connection) or 1)
         ]  # fmt: skip
         if len(later) < 2:
             return

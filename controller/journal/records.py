@@ -7,17 +7,17 @@ from pathlib import Path
 
 import msgspec
 
-from ..policies.schema import Policy
-from ..protocol.errors import JournalError, SnapshotUnreadable
-from ..protocol.types import JobSpec
-from . import journal_archive, journal_file, journal_snapshots
-from .clock import ClockReading
-from .events import Event
-from .journal_archive import EventRow
-from .journal_chain import damaged, link, origin
-from .journal_head import Head
-from .journal_senders import TakenIn
-from .machine import RecoveryMachine
+from ...policies.schema import Policy
+from ...protocol.errors import JournalError, SnapshotUnreadable
+from ...protocol.types import JobSpec
+from ..clock import ClockReading
+from ..events import Event
+from ..machine import RecoveryMachine
+from . import archive, snapshots, sqlite_file
+from .archive import EventRow
+from .chain import damaged, link, origin
+from .head import Head
+from .senders import TakenIn
 
 FOUNDING = "founding"
 ORIGIN = "origin"
@@ -59,7 +59,7 @@ class Leases(msgspec.Struct, frozen=True):
 
 def read_founding(connection: sqlite3.Connection, path: Path) -> tuple[Founding, bytes]:
     """Return what the journal was founded with, and the origin of its chains. Raises JournalError."""
-    with journal_file.explained(path, "read the job from the journal"):
+    with sqlite_file.explained(path, "read the job from the journal"):
         meta = dict(connection.execute("SELECT key, value FROM meta"))
     content = meta.get(FOUNDING)
     if not isinstance(content, bytes) or origin(content) != meta.get(ORIGIN):
@@ -75,7 +75,7 @@ def read_founding(connection: sqlite3.Connection, path: Path) -> tuple[Founding,
 def read_leases(connection: sqlite3.Connection, path: Path, first: bytes) -> Leases:
     """Return what the terms so far come to. Raises JournalDamaged when one is missing or was changed."""
     leases = Leases(0, 0, first, None)
-    with journal_file.explained(path, "read the terms"):
+    with sqlite_file.explained(path, "read the terms"):
         rows = connection.execute(
             "SELECT term, session, pid, host, boot, monotonic_s, began_s, events, chain FROM lease ORDER BY term"
         ).fetchall()
@@ -96,7 +96,7 @@ def chain_at(connection: sqlite3.Connection, seq: int, first: bytes) -> bytes | 
     if seq == 0:
         return first
     row = connection.execute("SELECT chain FROM events WHERE seq = ?", (seq,)).fetchone()
-    if row is None and journal_file.is_compacted(connection):
+    if row is None and sqlite_file.is_compacted(connection):
         row = connection.execute("SELECT chain FROM anchors WHERE seq = ?", (seq,)).fetchone()
     return row[0] if row is not None else None
 
@@ -111,12 +111,12 @@ def require_head(connection: sqlite3.Connection, path: Path, head: Head, first: 
     """Raise JournalDamaged unless the journal has all that `head` says it had."""
     if head.origin != first:
         raise damaged(path, "this is the journal of another job, or of an earlier run of this one")
-    with journal_file.explained(path, "compare the journal with its last end"):
+    with sqlite_file.explained(path, "compare the journal with its last end"):
         row = connection.execute("SELECT chain FROM lease WHERE term = ?", (head.term,)).fetchone()
         lease = first if head.term == 0 else row and row[0]
         events, _ = last_event(connection, first)
         chain = chain_at(connection, head.events, first)
-        if chain is None and head.events < journal_archive.oldest_event(connection):
+        if chain is None and head.events < archive.oldest_event(connection):
             chain = head.chain  # the note could not be written for long; the journal has come much further
     if lease != head.lease:
         raise damaged(path, f"term {head.term} was in it, and is not any more")
@@ -140,7 +140,7 @@ def begin(connection: sqlite3.Connection, path: Path, first: bytes, restore: Cal
     `restore` raises SnapshotUnreadable for one that this version cannot read; then the one before is tried. Where there
     is none, the events begin with the founding. Raises JournalError when neither will do.
     """
-    return _start(connection, path, first, restore, journal_snapshots.read(connection, path))
+    return _start(connection, path, first, restore, snapshots.read(connection, path))
 
 
 def begin_early(
@@ -148,8 +148,8 @@ def begin_early(
 ) -> ReplayStart:
     """As `begin`, in front of the earliest event that is kept."""
     whole = _first_kept(connection, path) == 1
-    snapshots = journal_snapshots.read(connection, path, newest_first=False)
-    return _start(connection, path, first, restore, () if whole else snapshots)
+    saved = snapshots.read(connection, path, newest_first=False)
+    return _start(connection, path, first, restore, () if whole else saved)
 
 
 def _start(
@@ -157,7 +157,7 @@ def _start(
     path: Path,
     first: bytes,
     restore: Callable[[bytes], object],
-    snapshots: Iterable[journal_snapshots.SavedSnapshot],
+    snapshots: Iterable[snapshots.SavedSnapshot],
 ) -> ReplayStart:
     failure = None
     for saved in snapshots:
@@ -178,8 +178,8 @@ def _start(
 
 
 def _first_kept(connection: sqlite3.Connection, path: Path) -> int:
-    with journal_file.explained(path, "look for the first event"):
-        return (journal_archive.first_kept(connection) if journal_file.is_compacted(connection) else None) or 1
+    with sqlite_file.explained(path, "look for the first event"):
+        return (archive.first_kept(connection) if sqlite_file.is_compacted(connection) else None) or 1
 
 
 def read_events(
@@ -215,12 +215,12 @@ def read_events(
 
 def _rows_after(connection: sqlite3.Connection, path: Path, last: int) -> Sequence[EventRow]:
     """Return rows behind event `last`: a running controller may archive some while they are read."""
-    with journal_file.explained(path, "read events"):
+    with sqlite_file.explained(path, "read events"):
         rows = connection.execute(
             "SELECT seq, term, at_s, sender, session, number, kind, payload, chain FROM events"
             " WHERE seq > ? ORDER BY seq LIMIT ?",
             (last, _REPLAY_CHUNK),
         ).fetchall()
-        if rows and rows[0][0] != last + 1 and journal_file.is_compacted(connection):
-            return journal_archive.unpack(connection, path, last + 1) or rows
+        if rows and rows[0][0] != last + 1 and sqlite_file.is_compacted(connection):
+            return archive.unpack(connection, path, last + 1) or rows
         return rows

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import msgspec
 
-from ..protocol.dedup import SenderMemory
-from .clock import Clock
-from .events import Event
-from .journal_records import Founding
+from ...protocol.dedup import SenderMemory
+from ..clock import Clock
+from ..events import Event
+from .records import Founding
 
 
 class JournalEntry(msgspec.Struct, frozen=True):

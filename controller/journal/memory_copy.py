@@ -9,8 +9,8 @@ import os
 import sqlite3
 from pathlib import Path
 
-from ..protocol.errors import JournalError
-from . import journal_file
+from ...protocol.errors import JournalError
+from . import sqlite_file
 from .journal import Journal
 
 
@@ -20,7 +20,7 @@ class ReadLock:
     def __init__(self, path: Path) -> None:
         """Take the lock at once, if there is such a file. Raises JournalError when a controller holds it."""
         self._descriptor = -1
-        with journal_file.explained(path, "take the lock"), contextlib.suppress(FileNotFoundError):
+        with sqlite_file.explained(path, "take the lock"), contextlib.suppress(FileNotFoundError):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,8 +62,8 @@ def open_copy(path: Path, *, head: Path | None = None) -> Journal:
         memory = sqlite3.connect(":memory:", isolation_level=None)
         stack.callback(memory.close)
         with (
-            contextlib.closing(journal_file.open_for_reading(path)) as original,
-            journal_file.explained(path, "copy the journal"),
+            contextlib.closing(sqlite_file.open_for_reading(path)) as original,
+            sqlite_file.explained(path, "copy the journal"),
         ):
             memory.text_factory = original.text_factory
             original.backup(memory)

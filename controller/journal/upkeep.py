@@ -2,9 +2,9 @@
 
 import logging
 
-from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded
-from .journal_store import JournalStore
-from .learned import Learned
+from ...protocol.errors import JournalDamaged, JournalError, JournalSuperseded
+from ..learned import Learned
+from .store import JournalStore
 
 AGAIN_S = 60.0  # after it has failed
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from ..protocol.errors import JournalError
+from ...protocol.errors import JournalError
 
 RETRY_FIRST_S = 0.25
 RETRY_LONGEST_S = 5.0

@@ -5,13 +5,13 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..protocol.incidents import JobStatus
-from . import journal_file, journal_records
-from .journal_paths import journal_path
-from .journal_records import Founding
-from .learned import read_snapshot
-from .machine import RecoveryMachine
-from .story import StoryEntry, turns
+from ...protocol.incidents import JobStatus
+from ..learned import read_snapshot
+from ..machine import RecoveryMachine
+from ..story import StoryEntry, turns
+from . import records, sqlite_file
+from .paths import journal_path
+from .records import Founding
 
 
 def read_founding(job_directory: str | Path) -> Founding:
@@ -32,8 +32,8 @@ def read_status(job_directory: str | Path) -> JobStatus:
             nonlocal last_s
             last_s = restore_from(machine, state)
 
-        start = journal_records.begin(connection, path, first, restore)
-        for event, at_s in journal_records.read_events(connection, path, start):
+        start = records.begin(connection, path, first, restore)
+        for event, at_s in records.read_events(connection, path, start):
             machine.handle(event, at_s)
             last_s = at_s
         return machine.status(last_s)
@@ -46,8 +46,8 @@ def read_story(job_directory: str | Path) -> Iterator[StoryEntry]:
     """
     with _reading(job_directory) as (path, connection, founding, first):
         machine = founding.machine()
-        start = journal_records.begin_early(connection, path, first, lambda state: restore_from(machine, state))
-        yield from turns(machine, journal_records.read_events(connection, path, start), start.seq + 1)
+        start = records.begin_early(connection, path, first, lambda state: restore_from(machine, state))
+        yield from turns(machine, records.read_events(connection, path, start), start.seq + 1)
 
 
 def restore_from(machine: RecoveryMachine, state: bytes) -> float:
@@ -60,6 +60,6 @@ def restore_from(machine: RecoveryMachine, state: bytes) -> float:
 @contextlib.contextmanager
 def _reading(job_directory: str | Path) -> Iterator[tuple[Path, sqlite3.Connection, Founding, bytes]]:
     path = journal_path(job_directory)
-    with contextlib.closing(journal_file.open_for_reading(path)) as connection:
-        founding, first = journal_records.read_founding(connection, path)
+    with contextlib.closing(sqlite_file.open_for_reading(path)) as connection:
+        founding, first = records.read_founding(connection, path)
         yield path, connection, founding, first

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from . import journal_file
-from .journal_chain import link
-from .journal_senders import TakenIn
+from . import sqlite_file
+from .chain import link
+from .senders import TakenIn
 
 _LEVEL = 1  # of compression: the controller waits for it
 
@@ -38,17 +38,17 @@ def write(connection: sqlite3.Connection, last: tuple[int, bytes], state: bytes,
 
 def numbers(connection: sqlite3.Connection) -> list[int]:
     """Return after which events there are snapshots, the earliest first."""
-    if not journal_file.is_compacted(connection):
+    if not sqlite_file.is_compacted(connection):
         return []
     return [seq for (seq,) in connection.execute("SELECT seq FROM snapshots ORDER BY seq")]
 
 
 def read(connection: sqlite3.Connection, path: Path, *, newest_first: bool = True) -> Iterator[SavedSnapshot]:
     """Yield the snapshots that are what was written. One that is not is passed over, with a warning."""
-    with journal_file.explained(path, "look for snapshots"):
+    with sqlite_file.explained(path, "look for snapshots"):
         known = numbers(connection)
     for seq in reversed(known) if newest_first else known:
-        with journal_file.explained(path, "read a snapshot"):
+        with sqlite_file.explained(path, "read a snapshot"):
             row = connection.execute("SELECT * FROM snapshots WHERE seq = ?", (seq,)).fetchone()
         if row is None:  # it was removed by a running controller
             continue
