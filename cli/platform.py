@@ -12,7 +12,7 @@ import click
 
 from ..platforms.base import PlatformContext, PlatformFactory
 from ..platforms.peer import PlatformPeer, keys_from
-from ..platforms.registry import platform_factory
+from ..platforms.registry import platform_check, platform_factory
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.secret_files import read_token
 from ..protocol.token import TOKEN_VARIABLE, FullToken, full, job_of
@@ -28,12 +28,21 @@ LEFT = 75  # the job has not ended: start it again
 @click.command("platform")
 @click.argument("name")
 @click.option("--job", metavar="NAME", help="The job that the nodes are for.  [default: the one that the token names]")
-@click.option("--controller", required=True, metavar="HOST:PORT[,...]", help="Where the job's controllers listen.")
+@click.option("--controller", metavar="HOST:PORT[,...]", help="Where the job's controllers listen.")
 @token_file_option
 @click.option(
     "-o", "--option", "given", multiple=True, metavar="KEY=VALUE", help="An option of the platform. Repeatable."
 )
-def command(*, name: str, job: str | None, controller: str, token_file: Path | None, given: tuple[str, ...]) -> None:
+@click.option("--check", is_flag=True, help="Only say whether it has what it needs, such as rights, and end.")
+def command(
+    *,
+    name: str,
+    job: str | None,
+    controller: str | None,
+    token_file: Path | None,
+    given: tuple[str, ...],
+    check: bool,
+) -> None:
     """Make, end and watch the nodes of a job, as its controller orders, on the platform NAME.
 
     For a job of `midstep submit --platform NAME`. It ends with the job, and then its nodes are gone, too. If it is
@@ -46,10 +55,21 @@ def command(*, name: str, job: str | None, controller: str, token_file: Path | N
         token = full(required(read_token(token_file, os.environ)))
         os.environ.pop(TOKEN_VARIABLE, None)
         of_job = checked_name(job_of(token, job))
+        if check:
+            asyncio.run(_check(name, of_job, token, _options(given)))
+            return
+        if controller is None:
+            raise ConfigurationError("the platform needs --controller: where the job's controllers listen.")
         factory = platform_factory(name)
         sys.exit(asyncio.run(_host(factory, of_job, endpoints(controller), token, _options(given))))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
+
+
+async def _check(name: str, job: str, token: FullToken, chosen: dict[str, str]) -> None:
+    check = platform_check(name)
+    if check is not None:
+        await check(PlatformContext(job, (), token, chosen, lambda report: None))
 
 
 async def _host(

@@ -4,7 +4,7 @@ A platform is a peer of the controller, at the address "platform". It decides no
 messages; `registry.py` finds it by its name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +60,9 @@ class PlatformContext:
     options: Mapping[str, str]
     post: Post
 
+
+PlatformCheck = Callable[[PlatformContext], Awaitable[None]]
+"""Check beforehand that a platform has what it needs. Raises ConfigurationError, which says what is missing."""
 
 PlatformFactory = Callable[[PlatformContext], Platform]
 """Make a platform. Raises ConfigurationError for options that it does not know, or that do not fit."""

@@ -3,16 +3,25 @@
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import cast
+from typing import NamedTuple, cast
 
 from ..protocol.errors import ConfigurationError
-from .base import PlatformFactory
+from .base import PlatformCheck, PlatformFactory
 
 GROUP = "midstep.platforms"
-# name -> module and factory. Each imports its engine's client, which an extra of its name installs.
-OWN: MappingProxyType[str, tuple[str, str]] = MappingProxyType(
+
+
+class OwnPlatform(NamedTuple):
+    """Where a platform of midstep's is. The module imports the engine's client, which an extra of its name installs."""
+
+    module: str
+    factory: str
+    check: str
+
+
+OWN: MappingProxyType[str, OwnPlatform] = MappingProxyType(
     {
-        "kubernetes": (".kubernetes.platform", "kubernetes_platform"),
+        "kubernetes": OwnPlatform(".kubernetes.platform", "kubernetes_platform", "check_kubernetes"),
     }
 )
 
@@ -25,8 +34,7 @@ def names() -> list[str]:
 def platform_factory(name: str) -> PlatformFactory:
     """Return what makes the platform of a name. Raises ConfigurationError: there is none, or it cannot be imported."""
     if name in OWN:
-        module, factory = OWN[name]
-        return cast(PlatformFactory, getattr(import_module(module, __package__), factory))
+        return cast(PlatformFactory, _own(name, OWN[name].factory))
     found = [each for each in entry_points(group=GROUP) if each.name == name]
     if not found:
         known = ", ".join(names()) or "none"
@@ -35,6 +43,18 @@ def platform_factory(name: str) -> PlatformFactory:
             f"its entry points, in the group {GROUP}."
         )
     return _loaded(found[0])
+
+
+def platform_check(name: str) -> PlatformCheck | None:
+    """Return what checks the platform of a name beforehand, if it has that. Raises as `platform_factory` does."""
+    if name in OWN:
+        return cast(PlatformCheck, _own(name, OWN[name].check))
+    platform_factory(name)
+    return None
+
+
+def _own(name: str, attribute: str) -> object:
+    return getattr(import_module(OWN[name].module, __package__), attribute)
 
 
 def _loaded(found: EntryPoint) -> PlatformFactory:

@@ -23,6 +23,7 @@ GONE_S = 120.0
 LAST_LINES_S = 3.0
 MOST_SHOWN = 16  # pods whose output is shown
 LOG_TRIES = 20
+BEFORE = frozenset({names.CHECK, names.SUBMIT})  # containers that end before a job begins
 
 Say = Callable[[str], None]
 
@@ -159,14 +160,14 @@ class Following:
                 continue
             self._told.add(trouble)
             self._say(f"{pod['metadata']['name']}: {trouble.container}: {trouble.text}")
-            if trouble.container == names.SUBMIT and trouble.ended and not self._failed.done():
-                self._start(names.SUBMIT, self._fail(pod["metadata"]["name"]))
+            if trouble.container in BEFORE and trouble.ended and not self._failed.done():
+                self._start(names.SUBMIT, self._fail(pod["metadata"]["name"], trouble.container))
 
-    async def _fail(self, pod: str) -> None:
-        """End the following with what the founding of the job has printed: it would fail again."""
+    async def _fail(self, pod: str, container: str) -> None:
+        """End the following with what has been printed before the job could begin: it would fail again."""
         lines = []
         with contextlib.suppress(PlatformError):
-            async for line in self._api.log(pod, names.SUBMIT):
+            async for line in self._api.log(pod, container):
                 lines.append(line)
         self._failed.set_result("the job cannot begin: " + "\n".join(lines[-20:]))
 

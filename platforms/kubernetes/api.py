@@ -18,7 +18,9 @@ try:
     from lightkube import AsyncClient, codecs
     from lightkube.core.exceptions import ApiError, ConfigError, LoadResourceError
     from lightkube.generic_resource import create_namespaced_resource
+    from lightkube.models.authorization_v1 import ResourceAttributes, SelfSubjectAccessReviewSpec
     from lightkube.resources.apps_v1 import Deployment
+    from lightkube.resources.authorization_v1 import SelfSubjectAccessReview
     from lightkube.resources.core_v1 import Node, Pod
     from lightkube.types import CascadeType, PatchType
 except ImportError as _error:
@@ -134,6 +136,18 @@ class Api:
             await self._client.patch(Deployment, name, dict(patch), patch_type=PatchType.MERGE)
         except _FAILURES as error:
             raise _sorted(error, f"deployment {name}") from error
+
+    async def may(self, verb: str, group: str, resource: str, name: str = "") -> bool:
+        """Return whether this account may do something, in this namespace where the resource is in one."""
+        asked = ResourceAttributes(
+            verb=verb, group=group, resource=resource, name=name or None, namespace=self.namespace
+        )
+        try:
+            review = SelfSubjectAccessReview(spec=SelfSubjectAccessReviewSpec(resourceAttributes=asked))
+            answer = await self._client.create(review)
+        except _FAILURES as error:
+            raise _sorted(error, "own rights") from error
+        return bool(answer.status and answer.status.allowed)
 
     # --- watching ---------------------------------------------------------------------------------------------------
 

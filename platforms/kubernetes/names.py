@@ -9,6 +9,7 @@ ROLE = f"{PREFIX}/role"  # of a pod: AGENT or CONTROLLER
 AGENT = "agent"
 CONTROLLER = "controller"
 PLATFORM = "platform"
+CHECK = "check"
 SUBMIT = "submit"
 
 EXIT_CODE = f"{PREFIX}/exit-code"  # annotations of the Deployment of a job that has ended

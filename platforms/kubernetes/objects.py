@@ -22,6 +22,7 @@ OWN_FOLDER = "/var/lib/midstep"  # of the controller's pod, where the job has no
 _MOVES_AFTER_S = 5  # that the controller's machine does not answer
 # SIGTERM would stop the job, and the pod may only be on its way to another host. The journal takes a kill.
 _KILLED_BY_TERM = 'trap "kill -9 \\$!" TERM; "$@" & wait $!'
+_SETTINGS = ("--option", f"settings={FILES}/{SETTINGS_FILE}")
 _UNLESS_THERE = '[ -e "$0" ] || exec "$@"'
 
 
@@ -104,7 +105,7 @@ def deployment(settings: Settings, submission: Submission) -> dict[str, Any]:
                 {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _MOVES_AFTER_S}
                 for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
             ],
-            "initContainers": [_submit(settings, submission)],
+            "initContainers": [_check(settings), _submit(settings, submission)],
             "containers": [_controller(settings, submission), _platform(settings)],
             "volumes": [
                 secret_volume(settings.job, FULL_KEY),
@@ -124,6 +125,12 @@ def deployment(settings: Settings, submission: Submission) -> dict[str, Any]:
 
 
 # --- the containers of the controller's pod -------------------------------------------------------------------------
+
+
+def _check(settings: Settings) -> dict[str, Any]:
+    """Say what the account lacks, before anything is founded."""
+    words = ["midstep", "platform", "kubernetes", "--check", "--token-file", f"{TOKEN_FOLDER}/token"]
+    return _container(settings, names.CHECK, [*words, *_SETTINGS])
 
 
 def _submit(settings: Settings, submission: Submission) -> dict[str, Any]:
@@ -147,7 +154,7 @@ def _controller(settings: Settings, submission: Submission) -> dict[str, Any]:
 def _platform(settings: Settings) -> dict[str, Any]:
     words = ["midstep", "platform", "kubernetes", "--job", settings.job]
     words += ["--controller", f"127.0.0.1:{settings.port}", "--token-file", f"{TOKEN_FOLDER}/token"]
-    words += ["--option", f"settings={FILES}/{SETTINGS_FILE}", "--option", "address=$(POD_IP)"]
+    words += [*_SETTINGS, "--option", "address=$(POD_IP)"]
     container = _container(settings, names.PLATFORM, words)
     return {**container, "env": [*container["env"], from_field("POD_IP", "status.podIP")]}
 

@@ -21,6 +21,7 @@ from .api import Api, RequestRefused, Unavailable
 from .deployment import OwnDeployment
 from .fleet import PodFleet, Word
 from .pods import agent_pod
+from .preflight import check_rights
 from .readings import read_host, read_pod
 from .settings import Settings, read_settings
 from .watching import pause_s, watch
@@ -207,6 +208,15 @@ class KubernetesPlatform:
 
 def kubernetes_platform(context: PlatformContext) -> KubernetesPlatform:
     """Make the platform of a pod. Raises ConfigurationError."""
+    return KubernetesPlatform(context, _settings(context), Api(), context.options.get(ADDRESS_OPTION, ""))
+
+
+async def check_kubernetes(context: PlatformContext) -> None:
+    """Check that the platform of this pod can do its work. Raises ConfigurationError, Unavailable."""
+    await check_rights(context, _settings(context))
+
+
+def _settings(context: PlatformContext) -> Settings:
     unknown = set(context.options) - {SETTINGS_OPTION, ADDRESS_OPTION}
     if unknown or SETTINGS_OPTION not in context.options:
         raise ConfigurationError(
@@ -218,4 +228,4 @@ def kubernetes_platform(context: PlatformContext) -> KubernetesPlatform:
         raise ConfigurationError(
             f"{context.options[SETTINGS_OPTION]} is for the job {settings.job}, not {context.job}."
         )
-    return KubernetesPlatform(context, settings, Api(), context.options.get(ADDRESS_OPTION, ""))
+    return settings

@@ -11,8 +11,10 @@ from ..machines.conftest import run_undisturbed
 from .availability import kubectl_of_user, require_kubernetes, uses_given_cluster
 from .cluster.cluster import Cluster
 from .joined import JoinedJob
+from .managed import ManagedJob
 
 StartJoined = Callable[..., JoinedJob]
+StartManaged = Callable[..., ManagedJob]
 Kubectl = Callable[..., str]
 NODES = 4
 STEPS = 200
@@ -50,6 +52,21 @@ def start_joined(cluster: Cluster, shared: Path) -> Iterator[StartJoined]:
 
     def start(name: str, **options: Any) -> JoinedJob:
         job = JoinedJob(cluster, shared / name, name, **{"steps": STEPS, **options})
+        started.append(job)
+        return job
+
+    yield start
+    for job in started:
+        job.delete()
+
+
+@pytest.fixture
+def start_managed(cluster: Cluster, shared: Path) -> Iterator[StartManaged]:
+    """Start a job that makes its pods itself; what is left of it is deleted when the test is over."""
+    started: list[ManagedJob] = []
+
+    def start(name: str, **options: Any) -> ManagedJob:
+        job = ManagedJob(cluster, shared / name, name, **{"steps": STEPS, **options})
         started.append(job)
         return job
 

@@ -48,7 +48,8 @@ class ManagedJob:
         environment = [path, {"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "HOME", "value": "/tmp"}]
         agent.write_text(yaml.safe_dump({"spec": _with("containers", environment, "agent")}))
         own = _with("containers", environment, "controller", "platform")
-        controller.write_text(yaml.safe_dump({"spec": {**own, **_with("initContainers", environment, "submit")}}))
+        first = _with("initContainers", environment, "check", "submit")
+        controller.write_text(yaml.safe_dump({"spec": {**own, **first}}))
         shape = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node), "--spares", str(spares))
         words: tuple[str, ...] = (
             *shape,
@@ -186,3 +187,11 @@ class ManagedJob:
 
 def _with(kind: str, environment: list[dict[str, str]], *containers: str) -> dict[str, Any]:
     return {kind: [{"name": name, "env": environment} for name in containers]}
+
+
+def victim(job: ManagedJob, status: dict[str, Any]) -> tuple[str, set[int]]:
+    """Return a node that has ranks, away from the controller, and its ranks."""
+    away = job.controller_host()
+    hosts = {pod["metadata"]["labels"]["midstep.io/node"]: pod["spec"].get("nodeName") for pod in job.pods()}
+    node = next(rank["node"] for rank in status["ranks"] if hosts.get(rank["node"]) not in {None, away})
+    return node, {rank["rank"] for rank in status["ranks"] if rank["node"] == node}

@@ -1,44 +1,15 @@
 """`midstep run --platform kubernetes` on real kubelets: what is lost is replaced, what is to go is left in time."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import Record
-from .cluster.cluster import Cluster
-from .conftest import RANKS, STEPS
-from .managed import ManagedJob
+from .conftest import RANKS, STEPS, StartManaged
+from .managed import victim
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
-StartManaged = Callable[..., ManagedJob]
 KILLED, FORCED, OFF, DELETED, END = 20, 50, 80, 110, STEPS - 1
-
-
-@pytest.fixture
-def start_managed(cluster: Cluster, shared: Path) -> Iterator[StartManaged]:
-    """Start a job that makes its pods itself; what is left of it is deleted when the test is over."""
-    started: list[ManagedJob] = []
-
-    def start(name: str, **options: Any) -> ManagedJob:
-        job = ManagedJob(cluster, shared / name, name, **{"steps": STEPS, **options})
-        started.append(job)
-        return job
-
-    yield start
-    for job in started:
-        job.delete()
-
-
-def victim(job: ManagedJob, status: dict[str, Any]) -> tuple[str, set[int]]:
-    """Return a node that has ranks, away from the controller, and its ranks."""
-    away = job.controller_host()
-    hosts = {pod["metadata"]["labels"]["midstep.io/node"]: pod["spec"].get("nodeName") for pod in job.pods()}
-    node = next(rank["node"] for rank in status["ranks"] if hosts.get(rank["node"]) not in {None, away})
-    return node, {rank["rank"] for rank in status["ranks"] if rank["node"] == node}
 
 
 def test_a_killed_rank_a_forced_pod_a_deleted_pod_and_a_lost_machine_change_no_bit(

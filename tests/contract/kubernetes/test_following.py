@@ -101,17 +101,18 @@ def test_what_cannot_be_made_whole_is_not_left_in_pieces(tmp_path: Path, monkeyp
     with_api(tmp_path, monkeypatch, scenario)
 
 
-def test_a_job_that_cannot_be_founded_ends_the_command_with_what_it_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("container", ["check", "submit"])
+def test_a_job_that_cannot_begin_ends_the_command_with_what_was_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str
 ) -> None:
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
         labels = {"midstep.io/job": "demo", "midstep.io/role": "controller"}
         ended = {"terminated": {"exitCode": 1}}
-        statuses = [{"name": "submit", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": ended}]
+        statuses = [{"name": container, "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": ended}]
         pod = {"metadata": {"name": "c-1", "labels": labels}, "status": {"initContainerStatuses": statuses}}
         server.put("pods", pod)
         with pytest.raises(PlatformError, match="cannot begin"):
             await following.run(api, "demo", objects(), follow=True, say=told.append)
-        assert told[-1] == "c-1: submit: ended with exit code 1"
+        assert told[-1] == f"c-1: {container}: ended with exit code 1"
 
     with_api(tmp_path, monkeypatch, scenario)

@@ -190,7 +190,7 @@ def test_a_dry_run_prints_what_lightkube_and_kubectl_can_read() -> None:
         "PodDisruptionBudget",
     ]
     assert all(codecs.from_dict(each).metadata.name == "midstep-demo" for each in found)  # type: ignore[union-attr]
-    submit = found[0]["spec"]["template"]["spec"]["initContainers"][0]["command"]
+    submit = found[0]["spec"]["template"]["spec"]["initContainers"][1]["command"]
     assert submit[-3:] == ["train.py", "--lr", "1"]
     assert "--spares" in submit
 
@@ -201,7 +201,7 @@ def test_the_policy_goes_with_the_job(tmp_path: Path) -> None:
     found = printed("--policy", str(policy), "train.py")
 
     assert found[5]["data"]["policy.yaml"] == policy.read_text()
-    assert "/etc/midstep/policy.yaml" in found[0]["spec"]["template"]["spec"]["initContainers"][0]["command"]
+    assert "/etc/midstep/policy.yaml" in found[0]["spec"]["template"]["spec"]["initContainers"][1]["command"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""What operators and Kubernetes do to hosts: drains, taints, a kubelet that stops; and two jobs beside each other."""
+
+import pytest
+
+from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
+from ..chaos.jobs import Record
+from ..machines.machines import Machine
+from .conftest import RANKS, STEPS, StartManaged
+from .managed import ManagedJob, victim
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+
+EVICTED, TAINTED, KILLED, END = 30, 70, 40, STEPS - 1
+TAINT = "midstep.test/maintenance"
+
+
+def left(job: ManagedJob, node: str) -> None:
+    """Wait until no rank is on a node."""
+    job.until(lambda status: all(rank["node"] != node for rank in status["ranks"]), f"the ranks to leave {node}")
+
+
+def test_a_drain_and_a_taint_move_ranks_between_two_steps_and_no_step_is_repeated(
+    start_managed: StartManaged, undisturbed: Record
+) -> None:
+    job = start_managed("moved", spares=1, step_s=0.05, gates=(EVICTED, TAINTED, END), options=("--watch-nodes",))
+    cluster = job.cluster
+
+    node, _ = victim(job, job.held_at(EVICTED))
+    job.until_spare()
+    host = cluster.machine_of(job.pod_of(node)).name
+    chosen = ("--pod-selector", f"midstep.io/job={job.name}", "--ignore-daemonsets", "--delete-emptydir-data")
+    cluster.kubectl("drain", host, *chosen, "--force", "--timeout=1s", check=False)
+    job.open_gate(EVICTED)
+    left(job, node)
+    status = job.held_at(TAINTED)
+    cluster.kubectl("uncordon", host)
+    job.until_spare()
+
+    node, _ = victim(job, status)
+    host = cluster.machine_of(job.pod_of(node)).name
+    cluster.kubectl("taint", "nodes", host, f"{TAINT}=now:NoExecute")
+    job.open_gate(TAINTED)
+    left(job, node)
+    job.held_at(END)
+    cluster.kubectl("taint", "nodes", host, f"{TAINT}-")
+    job.open_gate(END)
+
+    incidents = job.finish()["incidents"]
+    assert len(incidents) == 2, incidents
+    assert all(each["steps_lost"] == 0 and each["healthy_pids_kept"] for each in incidents), incidents
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+
+
+def test_training_and_the_recovery_of_a_process_need_no_kubelet(
+    start_managed: StartManaged, undisturbed: Record
+) -> None:
+    """A kubelet that stands still takes nothing from a job; a rank on its host is killed meanwhile."""
+    job = start_managed("stopped", step_s=0.05, gates=(KILLED, END))
+    cluster = job.cluster
+    status = job.held_at(KILLED)
+    node, (rank, *_) = victim(job, status)
+    machine = cluster.machine_of(job.pod_of(node))
+    machine.run("pkill", "-STOP", "-x", "kubelet")
+    cluster.until(lambda: not is_ready(job, machine.name), "Kubernetes to give the host up")
+    machine.run("kill", "-9", pid_on(machine, status["ranks"][rank]["pid"]))
+    job.open_gate(KILLED)
+    job.held_at(END)
+    machine.run("pkill", "-CONT", "-x", "kubelet")
+    cluster.until(lambda: is_ready(job, machine.name), "the host to be back")
+    job.open_gate(END)
+
+    (incident,) = job.finish()["incidents"]
+    assert incident["rung"] == "recover_in_place"
+    assert_nobody_harmed(incident, {rank}, ranks=RANKS)
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+
+
+def pid_on(machine: Machine, pid: int) -> str:
+    """Return what a process of a machine's only pod is called outside of that: `kubectl exec` takes a kubelet."""
+    (found,) = machine.run(
+        "sh", "-c", f"awk '/^NSpid/ && NF > 2 && $NF == {pid} {{print $2}}' /proc/[0-9]*/status 2>/dev/null"
+    ).split()
+    return found
+
+
+def is_ready(job: ManagedJob, host: str) -> bool:
+    """Return whether Kubernetes takes a host for ready."""
+    conditions = job.cluster.get("node", host)["status"]["conditions"]
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def test_two_jobs_in_one_namespace_do_not_disturb_each_other(start_managed: StartManaged, undisturbed: Record) -> None:
+    jobs = [start_managed(name, gates=(KILLED, END)) for name in ("left", "right")]
+    killed = []
+    for job in jobs:
+        status = job.held_at(KILLED)
+        node, (rank, *_) = victim(job, status)
+        killed.append(rank)
+        job.execute(node, "kill", "-9", str(status["ranks"][rank]["pid"]))
+        job.open_gate(KILLED)
+    for job, rank in zip(jobs, killed, strict=True):
+        job.held_at(END)
+        job.open_gate(END)
+        (incident,) = job.finish()["incidents"]
+        assert incident["rung"] == "recover_in_place"
+        assert_nobody_harmed(incident, {rank}, ranks=RANKS)
+        assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+        assert job.left() == []
