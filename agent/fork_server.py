@@ -7,6 +7,7 @@ which become children of the agent, and keeps no record of them: when it is kill
 Runs as `python -m midstep.agent.fork_server AGENT_PID`, with the channel to the agent as descriptor 3.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -16,8 +17,9 @@ import sys
 from typing import NamedTuple
 
 from ..communicators.libraries import HAS_TORCH
+from ..processor.exception_patterns import patterns_here
 from ..protocol import environment as names
-from ..protocol.errors import AgentError
+from ..protocol.errors import AgentError, MidstepError
 from . import channel
 from .device_backends import HeldBackBackends
 from .environment import THREAD_LIMITS
@@ -98,6 +100,8 @@ def _serve(end: socket.socket, agent: int) -> _Forked | None:
     except BlockingIOError:
         end.setblocking(True)
     failed += _import_all(() if os.environ.get(names.PRELOAD) == PRELOAD_STORE else LATER_IMPORTS)
+    with contextlib.suppress(MidstepError):  # the ranks say what is wrong with the file
+        patterns_here()
     _report_imports(end, failed)
     while (message := channel.receive(end)) is not None:
         forked = _carry_out(message, end, agent)

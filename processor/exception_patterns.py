@@ -5,6 +5,7 @@ texts are data; what is done with them is in `exceptions.py`. A job's policy can
 form: they are tried first.
 """
 
+from functools import cache
 from importlib import metadata, resources
 
 import msgspec
@@ -47,8 +48,12 @@ def known_patterns() -> tuple[Pattern, ...]:
     return parse_patterns(resources.files("midstep.configs").joinpath(FILE).read_text(), FILE)
 
 
+@cache
 def patterns_here() -> tuple[Pattern, ...]:
-    """Return the patterns that hold for the libraries of this process. Reads a file; runs once, at start."""
+    """Return the patterns that hold for the libraries of this process. Reads a file, once.
+
+    Runs in the fork server, too: a process that is forked from it has them. Raises ConfigurationError.
+    """
     versions = {}
     for library in ("torch", "torch_npu"):
         try:

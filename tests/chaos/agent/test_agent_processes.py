@@ -27,6 +27,8 @@ print("parent", os.getppid(), "session", os.getsid(0) == os.getpid(), "threads",
 from midstep.protocol.blackbox import BlackBox
 print("box of", BlackBox.attach(int(os.environ["MIDSTEP_BLACK_BOX_FD"])).rank)
 print("torch was there", "torch" in sys.modules)
+from midstep.processor.exception_patterns import patterns_here
+print("patterns were read", patterns_here.cache_info().currsize == 1)
 sys.exit(7)
 """
 
@@ -48,6 +50,7 @@ def test_a_rank_is_forked_from_the_fork_server_as_if_python_had_run_its_script(p
         assert f"parent {site.agents['node0'].pid} session True threads 1" in said
         assert "box of 1" in said
         assert "torch was there True" in said
+        assert "patterns were read True" in said
         expected = {"RANK 1", "LOCAL_RANK 1", "WORLD_SIZE 2", "LOCAL_WORLD_SIZE 2", "GROUP_RANK 0"}
         expected |= {"MASTER_ADDR 127.0.0.1", "OMP_NUM_THREADS 1", "TORCHELASTIC_RESTART_COUNT 0"}
         expected |= {"TORCHELASTIC_USE_AGENT_STORE True", "MIDSTEP_SEATED 1", "MIDSTEP_INCARNATION 0"}
