@@ -18,7 +18,7 @@ import msgspec
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.keys import ClientKeys
 from ..protocol.operators import Role
-from ..protocol.types import detector_address
+from ..protocol.types import FaultReport, detector_address
 from .display.plain import echo, log_to_stderr
 from .jobs.directories import find_job
 from .jobs.job_file import run_directory_of
@@ -45,14 +45,15 @@ class _Way(msgspec.Struct, frozen=True):
 
 
 class _Watched(msgspec.Struct, frozen=True):
-    """What a file detector looks at, and the nodes that are named by a serial number or another name there.
+    """What a detector looks at, and the nodes that are named by a serial number or another name there.
 
-    `signs`: it gives signs of life on standard output.
+    `signs`: it gives signs of life on standard output. `namespaces`: those whose ConfigMaps are watched.
     """
 
     sources: tuple[Path, ...]
     serials: dict[str, str]
     signs: bool = False
+    namespaces: tuple[str, ...] = ()
 
 
 @click.command("detect")
@@ -64,6 +65,13 @@ class _Watched(msgspec.Struct, frozen=True):
     type=click.Path(path_type=Path),
     metavar="PATH",
     help="A file or directory with documents of detectors, to be watched. Repeatable.",
+)
+@click.option(
+    "--config-maps",
+    "namespaces",
+    multiple=True,
+    metavar="NAMESPACE",
+    help="A namespace of Kubernetes whose ConfigMaps are to be watched, by its API. Repeatable.",
 )
 @click.option(
     "--serial",
@@ -93,6 +101,7 @@ def command(
     *,
     job: str | None,
     sources: tuple[Path, ...],
+    namespaces: tuple[str, ...],
     serials: tuple[str, ...],
     node_names: tuple[str, ...],
     lines: bool,
@@ -109,6 +118,9 @@ def command(
     PublicFault) and ClusterD (cluster-info-*, reset-config-*), as JSON, as ConfigMaps, or mounted. docs/faults.md
     describes them, the lines, and what follows from each level.
 
+    With --config-maps they are read from the API of Kubernetes (KUBECONFIG, or the account of a pod), which takes the
+    rights to list and to watch ConfigMaps there.
+
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. With
     --controller it is the job's whole name, and nothing of the job has to be on this machine: a token of the role
     operator or admin will do, or the detector's keys.
@@ -123,10 +135,14 @@ def command(
     """
     log_to_stderr(logging.INFO, "%(asctime)s detect %(levelname)s %(message)s")
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes
-    if not (sources or lines or make_keys):
-        raise click.UsageError("nothing to do: name a --source PATH, or --lines to read from standard input.")
-    if sources and lines:
-        raise click.UsageError("--source and --lines are two detectors: start one for each, with a --name of its own.")
+    if not (sources or namespaces or lines or make_keys):
+        raise click.UsageError(
+            "nothing to do: name a --source PATH, --config-maps NAMESPACE, or --lines to read from standard input."
+        )
+    if bool(sources) + bool(namespaces) + lines > 1:
+        raise click.UsageError(
+            "--source, --config-maps and --lines are detectors: start one for each, with a --name of its own."
+        )
     if keys is not None and (controller is None or token_file is not None):
         raise click.UsageError("--keys goes with --controller, and is given instead of a token.")
     if keys is not None and job is None:
@@ -135,9 +151,9 @@ def command(
         raise click.UsageError("--make-keys is for the machine that runs the controller: leave --controller out.")
     nodes = dict(_named_node("--serial", each, "a serial number", "2102312=node1") for each in serials)
     nodes |= dict(_named_node("--node-name", each, "a name", "worker-7=node1") for each in node_names)
-    chosen = name or ("lines" if lines else "files")
+    chosen = name or ("lines" if lines else "config-maps" if namespaces else "files")
     try:
-        watched = _Watched(sources, nodes, signs)
+        watched = _Watched(sources, nodes, signs, namespaces)
         if controller is not None and keys is not None:
             sys.exit(asyncio.run(_run(_Way(job or "", controller, keys), chosen, watched)))
         target = None if signs or make_keys else reached_from_elsewhere(job, controller, token_file)
@@ -214,12 +230,29 @@ async def _run(way: _Way, name: str, watched: _Watched) -> int:
             watching = asyncio.create_task(detector.watch(reporter.tell))
             await _while_it_runs(watching, way.run_directory)
             return 0
+        if watched.namespaces:
+            await _watch_config_maps(name, watched, reporter.tell, way.run_directory)
+            return 0
         stream = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
         lines = LineDetector(name, stream)
         await _while_it_runs(asyncio.create_task(lines.watch(reporter.tell)), way.run_directory)
         await reporter.flush()
         return EXIT_SKIPPED if lines.refused else 0
+
+
+async def _watch_config_maps(
+    name: str, watched: _Watched, report: Callable[[FaultReport], None], run_directory: Path | None
+) -> None:
+    from ..platforms.kubernetes.api import Api
+    from .kubernetes.config_maps import ConfigMapDetector
+
+    api = Api()
+    try:
+        detector = ConfigMapDetector(api, name, watched.namespaces, watched.serials)
+        await _while_it_runs(asyncio.create_task(detector.watch(report)), run_directory)
+    finally:
+        await api.close()
 
 
 class _Turns:

@@ -95,6 +95,11 @@ def is_document(path: PurePath) -> bool:
     return not name.startswith(".") and (_is_key(name) or name.endswith(SUFFIXES) or name.startswith(PREFIXES))
 
 
+def has_documents(data: Mapping[str, object]) -> bool:
+    """Return whether a ConfigMap with this data is one of a detector."""
+    return any(map(_is_key, data))
+
+
 def _is_key(name: object) -> bool:
     """Return whether a document is known by this key."""
     return isinstance(name, str) and (name in PARSERS or name == RESET or name.startswith(PREFIX))

@@ -26,6 +26,8 @@ def sort_out(state: JobState, report: FaultReport, now: float) -> FaultReport | 
 
     A fault of software is returned as it is, if it can hurt a rank.
     """
+    if report.node is not None:
+        report = msgspec.structs.replace(report, node=state.world.node_called(report.node))
     if report.assertion is Assertion.RECOVER:
         _recovered(state, located(state, report), now)
         return None

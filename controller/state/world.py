@@ -156,6 +156,13 @@ class World:
         """Return one of the holders in a state, None when there is none; the same work in a world of any size."""
         return next((self.holders[rank] for rank in self._standing[state]), None)
 
+    def node_called(self, name: str) -> str:
+        """Return the node that others call `name`: its own name, or its failure domain, where it is alone there."""
+        if name in self.nodes:
+            return name
+        there = [each.name for each in self.nodes.values() if each.failure_domain == name and each.state in REACHABLE]
+        return there[0] if len(there) == 1 else name
+
     def in_state(self, *states: RankState) -> list[Holder]:
         """Return the holders in one of the states, in rank order."""
         return [self.holders[rank] for rank in sorted(self.ranks(*states))]

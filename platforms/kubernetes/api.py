@@ -21,7 +21,7 @@ try:
     from lightkube.models.authorization_v1 import ResourceAttributes, SelfSubjectAccessReviewSpec
     from lightkube.resources.apps_v1 import Deployment
     from lightkube.resources.authorization_v1 import SelfSubjectAccessReview
-    from lightkube.resources.core_v1 import Node, Pod
+    from lightkube.resources.core_v1 import ConfigMap, Node, Pod
     from lightkube.types import CascadeType, PatchType
 except ImportError as _error:
     raise ConfigurationError(
@@ -170,6 +170,14 @@ class Api:
         """Yield what happens to nodes of the cluster after a version, as watch_pods does."""
         return self._watch(Node, {}, version)
 
+    async def config_maps(self, namespace: str) -> tuple[list[dict[str, Any]], str]:
+        """Return all ConfigMaps of a namespace, and the version of that list."""
+        return await self._list(ConfigMap, {}, namespace)
+
+    def watch_config_maps(self, namespace: str, version: str) -> AsyncGenerator[Event, None]:
+        """Yield what happens to ConfigMaps of a namespace after a version, as watch_pods does."""
+        return self._watch(ConfigMap, {}, version, namespace)
+
     async def log(self, pod: str, container: str) -> AsyncGenerator[str, None]:
         """Yield the lines of a container's output as they come, until it ends."""
         try:
@@ -180,16 +188,22 @@ class Api:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    async def _list(self, kind: Any, labels: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+    async def _list(
+        self, kind: Any, labels: Mapping[str, str], namespace: str | None = None
+    ) -> tuple[list[dict[str, Any]], str]:
         try:
-            listing = self._client.list(kind, labels=dict(labels))
+            listing = self._client.list(kind, namespace=namespace, labels=dict(labels))
             found = [_plain(each) async for each in listing]
             return found, listing.resourceVersion
         except _FAILURES as error:
             raise _sorted(error, f"list of {kind.__name__}s") from error
 
-    async def _watch(self, kind: Any, labels: Mapping[str, str], version: str) -> AsyncGenerator[Event, None]:
-        watching = self._client.watch(kind, labels=dict(labels), server_timeout=WATCH_S, resource_version=version)
+    async def _watch(
+        self, kind: Any, labels: Mapping[str, str], version: str, namespace: str | None = None
+    ) -> AsyncGenerator[Event, None]:
+        watching = self._client.watch(
+            kind, namespace=namespace, labels=dict(labels), server_timeout=WATCH_S, resource_version=version
+        )
         async with aclosing(cast(AsyncGenerator[tuple[str, Any], None], watching)) as events:
             while True:
                 try:

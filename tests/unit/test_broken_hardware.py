@@ -7,6 +7,7 @@ import pytest
 
 from midstep.controller.events import DeadlinePassed
 from midstep.controller.state.job_state import Phase
+from midstep.policies.fault_levels import Treatment
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import FaultReported, NodeLost, ProcessStarted, StartProcess, StopProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung, RunningProcess
@@ -107,3 +108,22 @@ def test_a_process_that_starts_after_it_was_told_to_end_is_told_again() -> None:
     assert cluster.feed(ProcessStarted("node1", late, warm=True)) == [StopProcess(2, 1, grace_s=0.0)]
     nobody = RunningProcess(7, 999, 1, 1)
     assert cluster.feed(ProcessStarted("node1", nobody, warm=True)) == [StopProcess(7, 1, grace_s=0.0)]
+
+
+@pytest.mark.parametrize("domain", ["host7", "node1"])
+def test_a_fault_finds_its_node_by_the_name_of_the_host_that_it_is_alone_on(domain: str) -> None:
+    """Detectors know hosts as the cluster names them; agents call theirs their failure domain."""
+    cluster = FakeCluster(job(spares=0), creates=True)
+    for name, host in (("node0", "host3"), ("node1", domain)):
+        cluster.feed(msgspec.structs.replace(cluster.node(name), failure_domain=host))
+    cluster.feed(broken(cluster, domain))
+    (fault,) = cluster.machine.state.book.on("node1", frozenset(Treatment))
+    assert fault.node == "node1"
+
+
+def test_a_fault_of_a_rack_is_of_no_node_in_particular() -> None:
+    cluster = FakeCluster(job(spares=0), creates=True)
+    for name in ("node0", "node1"):
+        cluster.feed(msgspec.structs.replace(cluster.node(name), failure_domain="rack1"))
+    cluster.feed(broken(cluster, "rack1"))
+    assert not any(cluster.machine.state.book.on(name, frozenset(Treatment)) for name in ("node0", "node1"))

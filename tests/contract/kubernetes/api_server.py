@@ -9,7 +9,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 Object = dict[str, Any]
-_KINDS = {"pods": "Pod", "deployments": "Deployment", "nodes": "Node", "secrets": "Secret", "services": "Service"}
+_KINDS = {
+    "configmaps": "ConfigMap",
+    "deployments": "Deployment",
+    "nodes": "Node",
+    "pods": "Pod",
+    "secrets": "Secret",
+    "services": "Service",
+}
 
 
 class ApiServer:
