@@ -131,7 +131,7 @@ class RayJob(Job):
     # --- what is done to it -----------------------------------------------------------------------------------------
 
     def until_incidents(self, count: int) -> None:
-        """Wait until so many faults have been answered: one that is noticed late must not meet the next one."""
+        """Wait until so many faults have been noticed and answered."""
         self.until(lambda status: len(status.incidents) >= count, f"incident {count}")
 
     def kill_actor_of(self, node: str) -> None:
