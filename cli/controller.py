@@ -126,7 +126,7 @@ def command(
     try:
         with contextlib.ExitStack() as stack:
             token = read_token(token_file, os.environ)
-            given = Given(job, token, keys_directory, job_directory, run_directory, listen)
+            given = Given(job, token, token_file, keys_directory, job_directory, run_directory, listen)
             exit_code = serve(
                 in_directories(stack, given) if store is None else in_store(stack, store, given),
                 term=Term(None if standby else wait_s, lease_s if standby else None, stop, in_memory, name),

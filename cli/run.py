@@ -20,11 +20,12 @@ from .display.tolerant_output import hold_standard_descriptors
 from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, asked_for, options
 from .jobs.fault_schedule import load_schedule
 from .jobs.start import PreparedJob, Start, create_job
-from .joining.admission import Wishes
+from .joining.admission import KEYS_NAME, Wishes
 from .joining.launch_environment import launched
 from .joining.machine import JoiningMachine, prepare
 from .joining.opening import required
 from .joining.role import Flags, last_call_s, meeting, meets_itself
+from .joining.token_watch import TokenWatch
 from .joining.torchrun_flags import rendezvous_options
 from .kubernetes.options import KUBERNETES, PodFlags
 from .token import token_file_option
@@ -162,7 +163,11 @@ def _run(start: Start, flags: Flags, token_file: Path | None, wishes: Wishes, *,
     where = None if alone else meeting(flags, launched(os.environ))
     if where is None:
         return launch(create_job(start), quiet=quiet)
-    return join(prepare(where, joinable(required(token)), start, wishes), quiet=quiet)
+    secret = joinable(required(token))
+    machine = prepare(where, secret, start, wishes)
+    keys = machine.held.path / KEYS_NAME
+    with TokenWatch(None if machine.job is None else token_file, secret, keys, machine.name):
+        return join(machine, quiet=quiet)
 
 
 def _faults(file: Path | None, nodes: int, ranks_per_node: int) -> dict[str, str]:

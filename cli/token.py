@@ -47,9 +47,15 @@ def token_file_option(command: Any) -> Any:
     help="Make of the job's token one for an operator on another machine. A viewer may use `midstep status` and "
     "`report`, an operator also `stop`, `inject` and `detect`, an admin all.",
 )
+@click.option(
+    "--renew",
+    is_flag=True,
+    help="Make of the job's token the one that replaces it, also while the job runs: with the old one, and what was "
+    "made of it, no node joins and no operator connects any more. Nodes that have joined stay.",
+)
 @token_file_option
 def command(
-    *, job: str | None, lasts_s: int | None, join_only: bool, role: str | None, token_file: Path | None
+    *, job: str | None, lasts_s: int | None, join_only: bool, role: str | None, renew: bool, token_file: Path | None
 ) -> None:
     """Print a new token: one line, the secret of a job.
 
@@ -59,22 +65,28 @@ def command(
     \b
         (umask 077; midstep token > job.token)
         midstep token --role viewer --job demo --token-file job.token > viewer.token
+        (umask 077; midstep token --renew --token-file job.token > new) && mv new job.token
 
     No token follows from one that --join-only or --role has made.
     """
-    if join_only and role is not None:
-        raise click.UsageError("--join-only is for nodes, --role for operators: make two tokens.")
+    if join_only + renew + (role is not None) > 1:
+        raise click.UsageError("--join-only is for nodes, --role for operators, --renew for all: make several tokens.")
     try:
         if job is not None:
             checked_name(job)
         token: Token
-        if join_only or role is not None:
+        expires_s = 0 if lasts_s is None else int(time.time()) + lasts_s
+        if renew:
+            token = _renewed(job, token_file, expires_s)
+        elif join_only or role is not None:
             secret, named = _to_start_from(job, token_file, lasts_s)
             token = secret.for_joining(named) if role is None else secret.for_role(named, Role(role))
         elif token_file is not None:
-            raise click.UsageError("--token-file is what --join-only or --role starts from; a new token has no other.")
+            raise click.UsageError(
+                "--token-file is what --join-only, --role or --renew starts from; a new token has no other."
+            )
         else:
-            token = new_token(job=job or "", expires_s=0 if lasts_s is None else int(time.time()) + lasts_s)
+            token = new_token(job=job or "", expires_s=expires_s)
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     echo(token_text(token))
@@ -87,7 +99,20 @@ def _to_start_from(job: str | None, token_file: Path | None, lasts_s: int | None
     """Return the job's token, and the name of the job."""
     if lasts_s is not None:
         raise click.UsageError("--expires belongs to the full token: its controller is what refuses.")
+    token = _given(token_file)
+    return token, job_of(token, job)
+
+
+def _renewed(job: str | None, token_file: Path | None, expires_s: int) -> FullToken:
+    """Return the token that replaces the job's."""
+    token = _given(token_file)
+    if job is not None and job != token.job:
+        raise click.UsageError("--job: a token that is renewed stays one of the same job.")
+    return token.renewed(expires_s)
+
+
+def _given(token_file: Path | None) -> FullToken:
     token = read_token(token_file, os.environ)
     if token is None:
-        raise click.UsageError("--join-only needs the job's token, and so does --role: --token-file or MIDSTEP_TOKEN.")
-    return full(token), job_of(token, job)
+        raise click.UsageError("--join-only, --role and --renew need the job's token: --token-file or MIDSTEP_TOKEN.")
+    return full(token)

@@ -54,6 +54,10 @@ class KeyExpired(MidstepError):
     """A client's key was admitted until a time that has passed."""
 
 
+class KeyReplaced(MidstepError):
+    """A client's key follows from a token that the job had before."""
+
+
 class PolicyError(ConfigurationError):
     """A policy YAML is wrong. The text names the file, the path of the key and what is allowed there."""
 

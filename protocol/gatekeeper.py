@@ -11,10 +11,11 @@ from collections import Counter
 
 import zmq
 
-from .errors import ConfigurationError, KeyExpired, MidstepError
+from .errors import ConfigurationError, KeyExpired, KeyReplaced, MidstepError
 from .keys import ServerKeys
 
 ZAP_DOMAIN = b"midstep"
+REPLACED_KEY = "key of a replaced token"
 _ENDPOINT = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
 _CURVE = b"CURVE"
@@ -95,6 +96,9 @@ class Gatekeeper:
             identity = self._keys.identity_of(frames[6])
         except KeyExpired:
             self._refused["expired key"] += 1
+            return None
+        except KeyReplaced:
+            self._refused[REPLACED_KEY] += 1
             return None
         except (OSError, ValueError) as error:
             # The list of clients cannot be read. No client is admitted for that reason, and none is disconnected.

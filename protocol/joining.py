@@ -117,7 +117,12 @@ class _Asking:
     def _require_fit(self) -> None:
         """Raise NotAdmitted when the handshakes fail."""
         self._watch.look()
-        if self._watch.turned_away or self._watch.misfit:
+        if self._watch.turned_away:
+            raise NotAdmitted(
+                f"the controller of job {self._invitation.job} at {self._endpoint} takes this token no longer: it was "
+                "replaced (`midstep token --renew`). Take the one that the job has now."
+            )
+        if self._watch.misfit:
             raise NotAdmitted(
                 f"the token is not that of job {self._invitation.job} at {self._endpoint}: all machines need the "
                 "same token (--token-file, MIDSTEP_TOKEN) and the same name of the job (--rdzv-id)."

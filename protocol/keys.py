@@ -22,7 +22,7 @@ import msgspec
 from zmq.utils import z85
 
 from .enrolment import JOINING_FAMILY
-from .errors import ConfigurationError, KeyExpired
+from .errors import ConfigurationError, KeyExpired, KeyReplaced
 from .key_pairs import KEY_BYTES, KeyPair, random_pair
 from .private_files import DIRECTORY_MODE, replace_file
 from .secret_files import require_private
@@ -31,6 +31,8 @@ _SERVER = "server"
 _JOINING = "joining.json"
 _KEY_CHARACTERS = 40  # a CURVE key in Z85
 _EXPIRES = "\n"  # between an identity and when it is not admitted any more
+_REPLACED = "replaced"  # in place of that time
+MOST_REPLACED = 256  # keys of earlier tokens that are known as such
 _MISSING = "`midstep run` makes the keys of a job; copy the client's folder to its host."
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -49,13 +51,15 @@ class ServerKeys(msgspec.Struct, frozen=True):
     def identity_of(self, public_key: bytes) -> str | None:
         """Return the identity to which a key of 32 raw bytes belongs; None: not admitted. Reads one small file.
 
-        Raises KeyExpired for one that is not admitted any more.
+        Raises KeyExpired or KeyReplaced for one that is not admitted any more.
         """
         try:
             listed = (Path(self.clients) / public_key.hex()).read_text("utf-8")
         except FileNotFoundError:
             return None
         identity, _, expires_s = listed.partition(_EXPIRES)
+        if expires_s == _REPLACED:
+            raise KeyReplaced(f"the key of {identity} is that of a token that was replaced.")
         if expires_s and time.time() >= int(expires_s):
             raise KeyExpired(f"the key of {identity} has expired.")
         return identity or None
@@ -77,12 +81,18 @@ class JoiningTerms(msgspec.Struct, frozen=True):
     """On which terms others may come by themselves. `public`: the key of nodes that ask; `expires_s`: 0: never.
 
     `families`: the public keys of operators and their detectors, by the identities that those of their connections
-    begin with.
+    begin with. `replaced`: the public keys of tokens that the job had before, the newest last.
     """
 
     public: str
     expires_s: int = 0
     families: dict[str, str] = {}
+    replaced: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The identity that each public key stands for."""
+        return {self.public: JOINING_FAMILY, **{public: family for family, public in self.families.items()}}
 
 
 class JobKeys:
@@ -135,19 +145,23 @@ class JobKeys:
         """
         clients = Path(JobKeys.load_server(directory).clients)
         _check_keys(clients, public)
-        listed = f"{identity}{_EXPIRES}{expires_s}" if expires_s else identity
-        _write(clients / z85.decode(public).hex(), listed.encode())
+        _list(clients, public, identity, str(expires_s or ""))
 
     @staticmethod
     def open_for_joining(directory: str | Path, terms: JoiningTerms) -> None:
         """Let those ask for admission who have the join keys, and operators in. Terms of before no longer count.
 
+        Their keys are known as replaced ones. What has connected with one stays connected.
         The controller tells a node that its token has expired; operators are not let in then.
         """
-        before = JobKeys.load_joining(directory)
-        if before is not None:
-            for public in {before.public, *before.families.values()} - {terms.public, *terms.families.values()}:
-                JobKeys.withdraw(directory, public)
+        before = JobKeys.load_joining(directory) or terms
+        clients = Path(JobKeys.load_server(directory).clients)
+        replaced = [public for public in (*before.replaced, *before.keys) if public not in terms.keys]
+        for public in replaced[:-MOST_REPLACED]:
+            JobKeys.withdraw(directory, public)
+        for public in replaced[-MOST_REPLACED:]:
+            _list(clients, public, before.keys.get(public, ""), _REPLACED)
+        terms = msgspec.structs.replace(terms, replaced=tuple(replaced[-MOST_REPLACED:]))
         _write(Path(directory) / _SERVER / _JOINING, msgspec.json.encode(terms))
         JobKeys.admit(directory, JOINING_FAMILY, terms.public)
         for family, public in terms.families.items():
@@ -223,6 +237,11 @@ def _check_keys(path: Path, *keys: str) -> None:
             raise ConfigurationError(f"{path} holds no Z85 key: {error}. Create the job's keys again.") from error
         if len(key) != _KEY_CHARACTERS or len(raw) != KEY_BYTES:
             raise ConfigurationError(f"{path} holds a key of the wrong length. Create the job's keys again.")
+
+
+def _list(clients: Path, public: str, identity: str, until: str) -> None:
+    """List a public key as one that is admitted, or was. `until`: a time in seconds, or what it is in place of one."""
+    _write(clients / z85.decode(public).hex(), (f"{identity}{_EXPIRES}{until}" if until else identity).encode())
 
 
 def _make_private(folder: Path) -> None:

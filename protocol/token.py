@@ -40,14 +40,28 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 class FullToken(msgspec.Struct, frozen=True, tag="full", array_like=True):
-    """The secret of a job. `job`: the only one that it is for, if any. `expires_s`: seconds since 1970, 0: never."""
+    """The secret of a job. `job`: the only one that it is for, if any. `expires_s`: seconds since 1970, 0: never.
+
+    `entry`: a secret of its own for those who come, where the token was renewed. The controller's keys stay, by which
+    those know it who have come before.
+    """
 
     secret: bytes
     job: str = ""
     expires_s: int = 0
+    entry: bytes = b""
 
     def __repr__(self) -> str:
         return f"FullToken(job={self.job!r}, expires_s={self.expires_s})"
+
+    @property
+    def _entry(self) -> bytes:
+        """The secret from which the keys follow of those who come."""
+        return self.entry or self.secret
+
+    def renewed(self, expires_s: int = 0) -> "FullToken":
+        """Return the token that replaces this one while the job runs. Who has this one cannot enter with it."""
+        return msgspec.structs.replace(self, expires_s=expires_s, entry=secrets.token_bytes(SECRET_BYTES))
 
     def controller_keys(self, job: str) -> KeyPair:
         """Return the key pair of the job's controller."""
@@ -55,7 +69,7 @@ class FullToken(msgspec.Struct, frozen=True, tag="full", array_like=True):
 
     def invitation(self, job: str) -> Invitation:
         """Return what a node of the job needs to join."""
-        return Invitation(job, self.controller_keys(job).public, derived_pair(self.secret, _JOIN, job))
+        return Invitation(job, self.controller_keys(job).public, derived_pair(self._entry, _JOIN, job))
 
     def for_joining(self, job: str) -> "JoinToken":
         """Return a token with which nodes can join the job, and no process can be its controller."""
@@ -64,7 +78,7 @@ class FullToken(msgspec.Struct, frozen=True, tag="full", array_like=True):
 
     def operator_keys(self, job: str, role: Role) -> KeyPair:
         """Return the key pair that all operators of a role have."""
-        return derived_pair(self.secret, _OPERATOR, role.value, job)
+        return derived_pair(self._entry, _OPERATOR, role.value, job)
 
     def platform_keys(self, job: str) -> KeyPair:
         """Return the key pair of the process that makes the job's nodes."""
@@ -72,7 +86,7 @@ class FullToken(msgspec.Struct, frozen=True, tag="full", array_like=True):
 
     def detector_keys(self, job: str) -> KeyPair:
         """Return the key pair with which operators report faults as detectors."""
-        return derived_pair(self.secret, _DETECTOR, job)
+        return derived_pair(self._entry, _DETECTOR, job)
 
     def for_role(self, job: str, role: Role) -> "RoleToken":
         """Return a token with which a job can be operated in a role, and nothing else be done."""

@@ -13,8 +13,9 @@ from ...controller.opening import ControllerPlace
 from ...controller.service import KEYS_NAME
 from ...protocol.errors import ConfigurationError
 from ...protocol.private_files import make_private_directory
-from ...protocol.token import Token, full, job_of
+from ...protocol.token import FullToken, Token, full, job_of
 from ..joining.opening import let_nodes_join, require_loopback, required
+from ..joining.token_watch import TokenWatch
 from .directories import base_directory, checked_name
 from .job_file import JobFile, write_job_file
 from .run_directory import claim_free_run_directory
@@ -25,6 +26,7 @@ class Given(msgspec.Struct, frozen=True):
 
     job: str | None
     token: Token | None
+    token_file: Path | None
     keys: Path | None
     job_directory: Path | None
     run_directory: Path | None
@@ -52,7 +54,7 @@ def in_directories(stack: contextlib.ExitStack, given: Given) -> ControllerPlace
             raise click.UsageError(f"{directory} is not a directory.")
     if token is not None:
         job = job_of(token, read_founding(job_directory).job.job)
-        let_nodes_join(keys or run_directory / KEYS_NAME, full(token), job)
+        _open(stack, given, full(token), keys or run_directory / KEYS_NAME, job)
     elif keys is None:
         require_loopback(given.listen)
     run_directory = run_directory.resolve()
@@ -81,7 +83,13 @@ def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> Controlle
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
     if token is not None:
-        let_nodes_join(run_directory / KEYS_NAME, token, name)
+        _open(stack, given, token, run_directory / KEYS_NAME, name)
     write_job_file(directory, JobFile(str(run_directory), store, name))
     run_directory = run_directory.resolve()
     return ControllerPlace(directory, run_directory, given.keys or run_directory / KEYS_NAME, given.listen, place)
+
+
+def _open(stack: contextlib.ExitStack, given: Given, token: FullToken, keys: Path, job: str) -> None:
+    """Let nodes join with the token, and with those that replace it in its file while `stack` is open."""
+    let_nodes_join(keys, token, job)
+    stack.enter_context(TokenWatch(given.token_file, token, keys, job))

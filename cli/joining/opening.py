@@ -17,13 +17,17 @@ _ANY = "*"
 def let_nodes_join(keys: Path, token: FullToken, job: str) -> None:
     """Give the controller the keys that follow from the token, and admit those who ask with it, operators too.
 
-    A job continues when its token has expired; no more nodes join, and no operators connect. Raises ConfigurationError
-    when the job has been run with other keys.
+    A job continues when its token has expired; no more nodes join, and no operators connect. A renewed token may be
+    given at any time, to a controller that runs, too. Raises ConfigurationError when the job has been run with other
+    keys.
     """
     pair = token.controller_keys(job)
     JobKeys.create(keys, [], server=pair)
     if JobKeys.load_server(keys).public != pair.public:
-        raise ConfigurationError(f"{keys} holds keys of another token: give this controller the token that it had.")
+        raise ConfigurationError(
+            f"{keys} holds keys of another token: give this controller the token that it had, or one that "
+            "`midstep token --renew` has made of that."
+        )
     families = {family_of(role): token.operator_keys(job, role).public for role in Role}
     families[DETECTOR_PREFIX] = token.detector_keys(job).public
     JobKeys.admit(keys, PLATFORM, token.platform_keys(job).public)

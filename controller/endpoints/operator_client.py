@@ -82,10 +82,11 @@ def _require_fit(connections: Sequence[_Connection], token: RoleToken) -> None:
     """Raise NotAdmitted when a controller does not take the token, or is that of another one."""
     for connection in connections:
         if connection.watch.turned_away:
-            expired = f"it expired at {expiry_text(token.expires_s)}" if token.expires_s else "it is withdrawn"
+            lasts = token.expires_s == 0 or time.time() < token.expires_s
+            why = "the job's token was replaced" if lasts else f"it expired at {expiry_text(token.expires_s)}"
             raise NotAdmitted(
-                f"the controller at {connection.endpoint} takes this token no longer: {expired}, or that controller "
-                "is of an earlier version. A job that is started with a new token has new ones for each role "
+                f"the controller at {connection.endpoint} takes this token no longer: {why}, or that controller "
+                "is of an earlier version. Whoever has the job's token of now makes one for each role "
                 "(`midstep token --role`)."
             )
     if all(connection.watch.misfit for connection in connections):

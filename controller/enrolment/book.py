@@ -69,7 +69,7 @@ class EnrolmentBook:
         if expires_s and wall_s >= expires_s:
             return EnrolmentRefused(
                 RefusedBecause.EXPIRED,
-                f"the job's token expired at {expiry_text(expires_s)}: start the job with a new one (`midstep token`)",
+                f"the job's token expired at {expiry_text(expires_s)}: replace it (`midstep token --renew`)",
             )
         malformed = _malformed(request)
         if malformed is not None:

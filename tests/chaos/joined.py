@@ -18,14 +18,14 @@ import yaml
 from midstep.controller.endpoints.control_requests import StatusReply, StatusRequest
 from midstep.controller.endpoints.control_socket import NoController, ask
 from midstep.protocol.incidents import JobStatus
-from midstep.protocol.token import FullToken, new_token, token_text
+from midstep.protocol.token import Token, new_token, token_text
 
 from .jobs import MARK, PATIENCE_S, ROOMY, STATUS_S, STEP_S, STEPS, TRAINING, Record, read_record
 
 MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
 
 
-def write_token(path: Path, token: FullToken) -> Path:
+def write_token(path: Path, token: Token) -> Path:
     """Write a token as a user does."""
     path.write_text(token_text(token) + "\n")
     path.chmod(0o600)

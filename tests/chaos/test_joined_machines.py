@@ -1,6 +1,7 @@
 """Several machines run the same command and are one job: they join, are lost, leave, and are refused."""
 
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 
 from midstep.protocol.connection import OTHER_KEYS
 from midstep.protocol.exits import NOT_ADMITTED, RESTART_HERE
+from midstep.protocol.gatekeeper import REPLACED_KEY
 from midstep.protocol.keys import JobKeys
-from midstep.protocol.token import new_token
+from midstep.protocol.operators import Role
+from midstep.protocol.token import FullToken, new_token, parse_token
 
 from .comparing import assert_nobody_harmed, assert_same_numbers
-from .jobs import GONE_S, Record
-from .joined import JoinedJob, write_token
+from .jobs import GONE_S, PATIENCE_S, Record
+from .joined import MIDSTEP, JoinedJob, write_token
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]  # three times the imports of a job on one machine
 
@@ -108,6 +111,45 @@ def _refuse_others(job: JoinedJob) -> None:
     assert not any("MIDSTEP_TOKEN" in psutil.Process(rank.pid).environ() for rank in status.ranks)
     job.gate(5).unlink()
     assert [job.wait(0), job.wait(1)] == [0, 0], job.said()
+    assert job.report()["incidents"] == []
+
+
+@pytest.mark.soak
+def test_the_token_is_replaced_while_the_job_runs(job: JoinedJob) -> None:
+    """Who has joined stays, also through a controller's death; the next machine needs the new token."""
+    job.gate(5).touch()
+    job.start("--node", "a")
+    job.start("--node", "b")
+    before = {rank.rank: rank.pid for rank in job.held_at(5).ranks}
+    old = parse_token(job.token.read_text(), "file")
+    assert isinstance(old, FullToken)
+    earlier = write_token(job.root / "earlier.token", old)
+    viewer = write_token(job.root / "viewer.token", old.for_role(job.name, Role.VIEWER))
+    new = old.renewed()
+    write_token(job.root / "new", new).replace(job.token)
+    keys = job.run_directory() / "keys"
+    deadline = time.monotonic() + PATIENCE_S
+    while getattr(JobKeys.load_joining(keys), "public", None) != new.invitation(job.name).join.public:
+        assert time.monotonic() < deadline, job.said()
+        time.sleep(0.05)
+
+    late = job.start("--node", "c", token=earlier)
+    assert job.wait(late) == NOT_ADMITTED
+    assert "takes this token no longer: it was replaced" in " ".join(job.output(late).read_text().split())
+    asked = ("status", "--controller", job.endpoint, "--token-file", str(viewer), job.name)
+    refused = subprocess.run((*MIDSTEP, *asked), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert "takes this token no longer" in " ".join(refused.stderr.split())
+    status = job.until(lambda status: status.refused.get(REPLACED_KEY, 0) >= 2, "the count of refusals")
+    assert {node.node for node in status.nodes} == {"a", "b"}
+
+    (controller,) = (each for each in job.left() if "controller" in each.cmdline() and "--job-dir" in each.cmdline())
+    controller.kill()
+    status = job.until(lambda status: status.term == 2 and len(status.nodes) == 2, "the next controller")
+    job.start("--node", "c")
+    status = job.until(lambda status: {node.node for node in status.nodes} == {"a", "b", "c"}, "the spare machine")
+    assert {rank.rank: rank.pid for rank in status.ranks} == before
+    job.gate(5).unlink()
+    assert [job.wait(number) for number in (0, 1, 3)] == [0, 0, 0], job.said()
     assert job.report()["incidents"] == []
 
 

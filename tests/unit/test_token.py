@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from midstep.cli.main import main
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.keys import JobKeys
+from midstep.protocol.operators import Role
 from midstep.protocol.secret_files import read_token
 from midstep.protocol.token import (
     FullToken,
@@ -90,6 +91,34 @@ def test_a_join_token_has_what_nodes_need_and_not_the_controllers_secret() -> No
     assert token.controller_keys("a").secret not in token_text(join)
     with pytest.raises(ConfigurationError, match="join-only"):
         full(join)
+
+
+def test_a_renewed_token_has_the_same_controller_and_other_keys_for_those_who_come() -> None:
+    old = new_token(job="a")
+    new = old.renewed(expires_s=77)
+
+    assert parse_token(token_text(new), "here") == new
+    assert new.expires_s == 77
+    assert new.controller_keys("a") == old.controller_keys("a")
+    assert new.platform_keys("a") == old.platform_keys("a")  # what runs and has come is not asked again
+    assert new.invitation("a").join != old.invitation("a").join
+    assert new.operator_keys("a", Role.VIEWER) != old.operator_keys("a", Role.VIEWER)
+    assert new.detector_keys("a") != old.detector_keys("a")
+    assert new.renewed().invitation("a") != new.invitation("a")
+
+
+def test_the_command_renews_a_token_and_not_one_that_was_made_of_it(tmp_path: Path) -> None:
+    path = _written(tmp_path / "token", KNOWN)
+
+    renewed = CliRunner().invoke(main, ["token", "--renew", "--token-file", str(path)])
+    joined = _written(tmp_path / "join", KNOWN.for_joining("j"))
+    refused = CliRunner().invoke(main, ["token", "--renew", "--token-file", str(joined)])
+
+    token = parse_token(renewed.output, "output")
+    assert isinstance(token, FullToken)
+    assert token.secret == KNOWN.secret
+    assert token.entry
+    assert "join-only" in refused.output
 
 
 def test_the_job_is_the_one_that_the_token_names_or_the_one_that_is_given() -> None:
@@ -216,11 +245,13 @@ def test_the_command_makes_a_join_token_of_the_jobs_token(tmp_path: Path) -> Non
     [
         (["--expires", "tomorrow"], "is no duration"),
         (["--expires", "0s"], "is no duration"),
-        (["--join-only"], "needs the job's token"),
+        (["--join-only"], "need the job's token"),
         (["--join-only", "--expires", "1d"], "belongs to the full token"),
-        (["--role", "viewer"], "so does --role"),
+        (["--role", "viewer"], "need the job's token"),
+        (["--renew"], "need the job's token"),
+        (["--renew", "--role", "viewer"], "make several tokens"),
         (["--role", "root"], "is not one of"),
-        (["--role", "viewer", "--join-only"], "make two tokens"),
+        (["--role", "viewer", "--join-only"], "make several tokens"),
         (["--job", "../a"], "not a valid job name"),
         (["--token-file", "f"], "starts from"),
     ],
