@@ -14,5 +14,6 @@ def store_option(*, required: bool = False) -> Callable[[Any], Any]:
         required=required,
         metavar="URL",
         help="The etcd that keeps the job: etcd://HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS with the "
-        "files that ETCDCTL_CACERT, ETCDCTL_CERT and ETCDCTL_KEY name.  [env: MIDSTEP_STORE]",
+        "files that ETCDCTL_CACERT, ETCDCTL_CERT and ETCDCTL_KEY name; user and password as in ETCDCTL_USER.  "
+        "[env: MIDSTEP_STORE]",
     )

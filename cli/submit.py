@@ -66,8 +66,8 @@ def command(
 
 def _into_etcd(store: str, spec: JobSpec, policy: Policy, platform: str) -> str:
     from ..controller.etcd.journal import submit
-    from ..controller.etcd.place import certificates_of, parse_place
+    from ..controller.etcd.place import access_of, parse_place
 
-    place = parse_place(store, spec.job, certificates_of(os.environ))
+    place = parse_place(store, spec.job, access_of(os.environ))
     submit(place, spec, policy, platform)
     return str(place)

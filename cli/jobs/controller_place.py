@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from ...controller.etcd.place import certificates_of, parse_place
+from ...controller.etcd.place import access_of, parse_place
 from ...controller.journal.reading import read_founding
 from ...controller.opening import ControllerPlace
 from ...controller.service import KEYS_NAME
@@ -71,7 +71,7 @@ def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> Controlle
     token = full(required(given.token)) if given.keys is None else None
     name = checked_name(given.job or "" if token is None else job_of(token, given.job))
     job_directory, run_directory = given.job_directory, given.run_directory
-    place = parse_place(store, name, certificates_of(os.environ))
+    place = parse_place(store, name, access_of(os.environ))
     directory = (job_directory or base_directory() / name).absolute()
     if run_directory is None:
         held = claim_free_run_directory(f"{name}.controller")

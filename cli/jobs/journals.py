@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...controller.election.roster import controllers
 from ...controller.election.succession import FileSuccession
-from ...controller.etcd.place import EtcdPlace, certificates_of, parse_place
+from ...controller.etcd.place import EtcdPlace, access_of, parse_place
 from ...controller.journal import reading
 from ...controller.story import StoryEntry
 from ...protocol.incidents import ControllerStatus, JobStatus
@@ -61,4 +61,4 @@ def _etcd_of(job_directory: Path) -> EtcdPlace | None:
     known = read_job_file(job_directory)
     if known is None or not known.store:
         return None
-    return parse_place(known.store, known.job, certificates_of(os.environ))
+    return parse_place(known.store, known.job, access_of(os.environ))

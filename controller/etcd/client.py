@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from etcd3gw import Etcd3Client
 
 REQUEST_S = 1.0
+LOGIN_TIMES = 3  # so much longer may a login take: passwords are made slow to check
 PAGE = 500  # keys in one answer
 _PACKAGE = "etcd3gw"
+# Of an answer: the connection's login does not count any more, and nothing was done. It ends when it is not used for
+# five minutes, when its member starts again, and when users or roles are changed.
+_LOGIN_ENDED = ("invalid auth token", "revision of auth store is old")
 _Answer = TypeVar("_Answer")
 
 
@@ -146,29 +150,61 @@ class Etcd:
 
         host, port = self._place.endpoints[self._member]
         try:
-            if self._client is None:
-                self._client = self._connect(host, port)
-            return request(self._client)
+            return self._ask_logged_in(host, port, request)
         except (Etcd3Exception, RequestException, KeyError, ValueError) as error:
             self.close()
             self._member = (self._member + 1) % len(self._place.endpoints)
-            said = (error.detail_text if isinstance(error, Etcd3Exception) else None) or str(error) or repr(error)
+            said = _said(error)
             raise StoreUnreachable(
                 f"{self._place}: etcd at {host}:{port} cannot {doing}: {' '.join(said.split())[:300]}. Check that it "
                 "runs, has a quorum and room, and can be reached from here; nothing that was acknowledged is lost."
             ) from error
 
+    def _ask_logged_in(self, host: str, port: int, request: "Callable[[Etcd3Client], _Answer]") -> _Answer:
+        """Ask, and once more after a new login where the one that there is has ended."""
+        from etcd3gw.exceptions import Etcd3Exception
+
+        if self._client is None:
+            self._client = self._connect(host, port)
+            self._log_in(self._client)
+        try:
+            return request(self._client)
+        except Etcd3Exception as error:
+            if self._place.access.user is None or not any(each in _said(error) for each in _LOGIN_ENDED):
+                raise
+        self._log_in(self._client)
+        return request(self._client)
+
+    def _log_in(self, client: "Etcd3Client") -> None:
+        """Have all that is asked over this connection be asked by the user of this job's etcd, if it has one."""
+        access = self._place.access
+        if access.user is None:
+            return
+        client.session.headers.pop("Authorization", None)
+        body = {"name": access.user, "password": access.password}
+        client.timeout = LOGIN_TIMES * self._timeout_s
+        try:
+            answer = client.post(client.get_url("/auth/authenticate"), json=body)
+        finally:
+            client.timeout = self._timeout_s
+        client.session.headers["Authorization"] = answer["token"]
+
     def _connect(self, host: str, port: int) -> "Etcd3Client":
         from etcd3gw import Etcd3Client
         from requests import Session
 
-        files = self._place.certificates
+        files = self._place.access
         session = Session()
         session.trust_env = False  # a proxy, or an authority of other programs, is not for etcd
         session.verify = files.authority or True
         if files.certificate is not None:
             session.cert = files.certificate if files.key is None else (files.certificate, files.key)
         return Etcd3Client(host, port, self._place.protocol, timeout=self._timeout_s, session=session)
+
+
+def _said(error: Exception) -> str:
+    """Return what an error of the library says: what etcd answered, if it did."""
+    return getattr(error, "detail_text", None) or str(error) or repr(error)
 
 
 def absent(key: str) -> Condition:

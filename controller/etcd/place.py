@@ -16,12 +16,17 @@ _FORM = "etcd://HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS"
 _NUMBER_DIGITS = 16  # so that keys in their order are numbers in theirs
 
 
-class Certificates(msgspec.Struct, frozen=True):
-    """Files for TLS, as etcdctl takes them: the authority, and the client's certificate with its key."""
+class Access(msgspec.Struct, frozen=True):
+    """What etcd asks for, as etcdctl takes it: files for TLS (authority, the client's certificate, its key), a user."""
 
     authority: str | None = None
     certificate: str | None = None
     key: str | None = None
+    user: str | None = None
+    password: str = ""
+
+    def __repr__(self) -> str:
+        return f"Access(authority={self.authority!r}, certificate={self.certificate!r}, user={self.user!r})"
 
 
 class EtcdPlace(msgspec.Struct, frozen=True):
@@ -31,7 +36,7 @@ class EtcdPlace(msgspec.Struct, frozen=True):
     protocol: str
     prefix: str
     job: str
-    certificates: Certificates = Certificates()
+    access: Access = Access()
 
     def __str__(self) -> str:
         scheme = next(name for name, protocol in _SCHEMES.items() if protocol == self.protocol)
@@ -98,12 +103,24 @@ def number_of(key: str, folder: str) -> int:
     return int(key.removeprefix(folder).partition("/")[0])
 
 
-def certificates_of(environ: Mapping[str, str]) -> Certificates:
-    """Return the files that etcdctl's variables name."""
-    return Certificates(*(environ.get(f"ETCDCTL_{name}") or None for name in ("CACERT", "CERT", "KEY")))
+def access_of(environ: Mapping[str, str]) -> Access:
+    """Return what etcdctl's variables say. ETCDCTL_USER is USER:PASSWORD, or USER with ETCDCTL_PASSWORD.
+
+    Raises ConfigurationError for a user without a password.
+    """
+    authority, certificate, key = (environ.get(f"ETCDCTL_{name}") or None for name in ("CACERT", "CERT", "KEY"))
+    user, separator, password = environ.get("ETCDCTL_USER", "").partition(":")
+    password = password if separator else environ.get("ETCDCTL_PASSWORD", "")
+    if not user:
+        return Access(authority, certificate, key)
+    if not password:
+        raise ConfigurationError(
+            f"ETCDCTL_USER={user} names no password: write ETCDCTL_USER=USER:PASSWORD, or give ETCDCTL_PASSWORD, too."
+        )
+    return Access(authority, certificate, key, user, password)
 
 
-def parse_place(url: str, job: str, certificates: Certificates | None = None) -> EtcdPlace:
+def parse_place(url: str, job: str, access: Access | None = None) -> EtcdPlace:
     """Return the place that `--store` names. Raises ConfigurationError."""
     scheme, _, rest = url.partition("://")
     addresses, _, prefix = rest.partition("/")
@@ -114,7 +131,7 @@ def parse_place(url: str, job: str, certificates: Certificates | None = None) ->
         endpoints = ()
     if scheme not in _SCHEMES or not endpoints or _PREFIX.fullmatch(prefix) is None:
         raise ConfigurationError(f"--store {url}: not the address of an etcd. Write {_FORM}.")
-    return EtcdPlace(endpoints, _SCHEMES[scheme], prefix, job, certificates or Certificates())
+    return EtcdPlace(endpoints, _SCHEMES[scheme], prefix, job, access or Access())
 
 
 def _endpoint(address: str) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 import pytest
 
 from midstep.controller.etcd.client import Etcd
-from midstep.controller.etcd.place import Certificates, certificates_of, number_of, numbered, parse_place
+from midstep.controller.etcd.place import Access, access_of, number_of, numbered, parse_place
 from midstep.protocol.errors import ConfigurationError
 
 
@@ -38,10 +38,19 @@ def test_keys_sort_as_their_numbers_do() -> None:
     assert [number_of(f"{key}/000001", place.batches) for key in keys] == [1, 9, 10, 99, 100, 10**9]
 
 
-def test_certificates_are_those_of_etcdctl() -> None:
-    environ = {"ETCDCTL_CACERT": "ca", "ETCDCTL_CERT": "cert", "ETCDCTL_KEY": "key", "ETCDCTL_USER": "x"}
-    assert certificates_of(environ) == Certificates("ca", "cert", "key")
-    assert certificates_of({}) == Certificates()
+def test_certificates_and_user_are_those_of_etcdctl() -> None:
+    files = {"ETCDCTL_CACERT": "ca", "ETCDCTL_CERT": "cert", "ETCDCTL_KEY": "key"}
+    assert access_of(files) == Access("ca", "cert", "key")
+    assert access_of({}) == Access()
+    assert access_of({**files, "ETCDCTL_USER": "me:a:b"}) == Access("ca", "cert", "key", "me", "a:b")
+    assert access_of({"ETCDCTL_USER": "me", "ETCDCTL_PASSWORD": "secret"}) == Access(user="me", password="secret")
+    with pytest.raises(ConfigurationError, match="names no password"):
+        access_of({"ETCDCTL_USER": "me"})
+
+
+def test_a_password_is_not_in_messages() -> None:
+    place = parse_place("etcd://a", "demo", Access(user="me", password="secret"))
+    assert "secret" not in f"{place} {place!r}"
 
 
 def test_a_missing_library_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +63,6 @@ def test_a_connection_has_the_files_of_the_job_and_nothing_of_other_programs(mon
     """Variables for proxies and authorities of others would go before its own."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/of/others")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:1")
-    session = Etcd(parse_place("etcds://a", "demo", Certificates("ca", "cert", "key")))._connect("a", 1).session
+    session = Etcd(parse_place("etcds://a", "demo", Access("ca", "cert", "key")))._connect("a", 1).session
     settings = session.merge_environment_settings("https://a:1", {}, False, None, None)
     assert (settings["verify"], settings["cert"], dict(settings["proxies"])) == ("ca", ("cert", "key"), {})
