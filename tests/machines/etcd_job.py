@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ CONTROLLERS = 3
 PATIENCE_S = 120.0
 _CLIENT, _PEER, _CONTROLLER = 2379, 2380, 7070
 _POLL_S = 0.05
+_WRONG_CLOCK = Path(__file__).with_name("wrong_clock")
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 _KILL = "import psutil, sys; [each.kill() for each in psutil.process_iter() if each.name() == sys.argv[1]]"
 _MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
@@ -26,7 +27,10 @@ _MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
 class EtcdJob:
     """Two ranks, a node each; machines beyond those are spares."""
 
-    def __init__(self, machines: Machines, root: Path, *, steps: int, policy: str) -> None:
+    def __init__(
+        self, machines: Machines, root: Path, *, steps: int, policy: str, wall_clocks: Sequence[float] = ()
+    ) -> None:
+        """`wall_clocks`: what those of the controllers' machines are off by, in seconds."""
         self.machines = machines
         self.root = root
         self.records = root / "records"
@@ -35,7 +39,11 @@ class EtcdJob:
         self._token.touch(0o600)
         self._token.write_text(token_text(new_token(job="demo")))
         (root / "policy.yaml").write_text(policy)
+        self._wall_clocks: dict[int, Path] = {}
         self._store = f"etcd://{','.join(f'{machines[number].address}:{_CLIENT}' for number in range(CONTROLLERS))}"
+        for number, offset_s in enumerate(wall_clocks):
+            self._wall_clocks[number] = root / f"wall-clock.m{number}"
+            self.set_wall_clock(number, offset_s)
         for number in range(CONTROLLERS):
             self.start_member(number)
         self._submit(steps)
@@ -91,7 +99,15 @@ class EtcdJob:
         machine = self.machines[number]
         where = ("--store", self._store, "--job-dir", str(self.root / f"c{number}"), "--name", machine.name)
         listen = ("--listen", f"tcp://{machine.address}:{_CONTROLLER}", "--standby")
-        return self._midstep(machine, "controller", *where, *listen)
+        clock = self._wall_clocks.get(number)
+        wrong = {} if clock is None else {"PYTHONPATH": str(_WRONG_CLOCK), "MIDSTEP_TEST_WALL_CLOCK": str(clock)}
+        return self._midstep(machine, "controller", *where, *listen, **wrong)
+
+    def set_wall_clock(self, number: int, offset_s: float) -> None:
+        """Put the wall clock of a controller's machine wrong, also while that runs."""
+        written = self.root / "wall-clock.next"
+        written.write_text(str(offset_s))
+        written.replace(self._wall_clocks[number])
 
     def start_agent(self, number: int) -> subprocess.Popen[bytes]:
         """Start the agent of a machine."""
@@ -103,9 +119,9 @@ class EtcdJob:
     def _endpoints(self) -> str:
         return ",".join(f"{self.machines[each].address}:{_CONTROLLER}" for each in range(CONTROLLERS))
 
-    def _midstep(self, machine: Machine, *words: str) -> subprocess.Popen[bytes]:
+    def _midstep(self, machine: Machine, *words: str, **environment: str) -> subprocess.Popen[bytes]:
         command = [*_MIDSTEP, *words, "--token-file", str(self._token)]
-        return machine.start(command, environment=_ENVIRONMENT, output=self._log(machine))
+        return machine.start(command, environment={**_ENVIRONMENT, **environment}, output=self._log(machine))
 
     def _log(self, machine: Machine) -> Path:
         return self.root / f"{machine.name}.log"

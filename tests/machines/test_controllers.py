@@ -8,12 +8,14 @@ import pytest
 from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import Record
 from ..etcd.server import require_etcd
-from .conftest import RANKS, STEPS, StartMachines
+from .conftest import RANKS, STEPS, StartMachines, run_undisturbed
 from .etcd_job import CONTROLLERS, PATIENCE_S, EtcdJob
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
 
 OUTAGE_S = 10.0
+HOUR_S = 3600.0
+MANY_STEPS = 1200  # training continues while this test looks at it
 POLICY = "checkpoint: {every_steps: 50}\nstall: {grace_s: 120}\n"
 
 
@@ -55,6 +57,51 @@ def test_the_machine_of_the_leader_is_lost_and_the_next_one_is_cut_off_and_train
     for incident, rank in zip(report["incidents"], (1, 0), strict=True):
         assert_nobody_harmed(incident, {rank}, ranks=RANKS)
         assert abs(incident["began_s"] - began_s) < PATIENCE_S, "each machine has a monotonic clock of its own"
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+
+
+def test_wall_clocks_of_controllers_are_hours_apart_and_jump_and_nothing_changes(
+    start_machines: StartMachines, tmp_path: Path
+) -> None:
+    """The leader's jumps ahead and back; the next one's is an hour ahead, the third's behind, amid a recovery each."""
+    require_etcd()
+    job = EtcdJob(start_machines(5), tmp_path, steps=MANY_STEPS, policy=POLICY, wall_clocks=[0.0] * CONTROLLERS)
+    first = job.leader(1)
+    others = {*range(CONTROLLERS)} - {first}
+    job.set_wall_clock(first, HOUR_S)
+    job.until_steps(10)
+    job.kill_rank(1, job.status(first))
+    job.until_steps(job.steps_done() + 20)
+    job.set_wall_clock(first, -HOUR_S)
+    job.until_steps(job.steps_done() + 10)
+    before = job.status(first)
+    assert before["term"] == 1, job.said()
+
+    for number in others:
+        job.set_wall_clock(number, HOUR_S)
+    job.kill_rank(0, before)
+    job.machines[first].power_off()
+    second = job.leader(2)
+    job.until_steps(job.steps_done() + 20)
+    job.machines[first].power_on()
+    job.start_member(first)
+    job.controllers[first] = job.start_controller(first)
+    for number in {*range(CONTROLLERS)} - {second}:
+        job.set_wall_clock(number, -HOUR_S)
+    job.until_steps(job.steps_done() + 20)
+    job.kill_rank(1, job.status(second))
+    job.machines[second].cut()
+    third = job.leader(3)
+    job.until_steps(job.steps_done() + 20)
+    job.machines[second].heal()
+    job.until_over()
+
+    report = job.report(third)
+    assert [incident["rung"] for incident in report["incidents"]] == ["recover_in_place"] * 3
+    for incident, rank in zip(report["incidents"], (1, 0, 1), strict=True):
+        assert_nobody_harmed(incident, {rank}, ranks=RANKS)
+        assert 0 <= incident["recovery_s"] < PATIENCE_S, report
+    undisturbed = run_undisturbed(tmp_path / "undisturbed", ranks=RANKS, steps=MANY_STEPS)
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
 
 
