@@ -18,6 +18,7 @@ from ..protocol.types import (
     ShardTransfer,
     StepReport,
 )
+from .buddies import buddies
 from .sources import Location, Sources, distance
 
 REASONS = 8  # ranks and shards that are named
@@ -48,11 +49,22 @@ def plan_repair(
         else:
             plan, why_not = None, f"{source} is not a source of state that this version has"
         if plan is not None:
-            return msgspec.structs.replace(plan, reasons=(*refused, *plan.reasons))
+            return _with_buddies(msgspec.structs.replace(plan, reasons=(*refused, *plan.reasons)), places)
         refused.append(why_not)
     if untouched:
-        return _from_nothing(reports, refused)
+        return _with_buddies(_from_nothing(reports, refused), places)
     raise StateLost("; ".join(refused))
+
+
+def _with_buddies(plan: RepairPlan, places: Mapping[int, Location]) -> RepairPlan:
+    """Tell each rank who keeps a copy of its local state from here on, and whose copy it keeps."""
+    buddy_of = buddies({rank: places[rank] for rank in plan.parts})
+    copied_by = {buddy: rank for rank, buddy in buddy_of.items()}
+    parts = {
+        rank: msgspec.structs.replace(part, buddy=buddy_of.get(rank), copied_rank=copied_by.get(rank))
+        for rank, part in plan.parts.items()
+    }
+    return msgspec.structs.replace(plan, parts=parts)
 
 
 def _trusted(report: StepReport, step: int) -> StepReport:

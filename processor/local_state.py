@@ -4,7 +4,7 @@ It is one run of bytes: what the framework captures, and the random numbers of t
 
 The framework's part is different for every framework; the device's generator is the same for all of them, so it is
 added here, by whatever device there is, and no framework needs to know of it. Copies are in the black box of the rank,
-and in that of its buddy on another node.
+and in that of its buddy.
 """
 
 import logging
@@ -76,22 +76,22 @@ class LocalState:
 
 
 class LocalStateCopies:
-    """Write this rank's local state to its black box, and swap copies around the ring of buddies.
+    """Write this rank's local state to its black box, and swap copies with its buddies.
 
-    The buddy of a rank is the rank one node further, so that no single node holds both copies. Used by the train
+    Which rank is whose buddy, says the controller in each generation (`controller/buddies.py`). Used by the train
     thread.
     """
 
-    def __init__(
-        self, *, rank: int, world_size: int, ranks_per_node: int, black_box: BlackBox, communicator: "Communicator"
-    ) -> None:
-        shift = ranks_per_node % world_size or 1
-        self._alone = world_size == 1
-        self._buddy = (rank + shift) % world_size
-        self._kept = (rank - shift) % world_size  # the rank whose copy is kept here
+    def __init__(self, *, rank: int, black_box: BlackBox, communicator: "Communicator") -> None:
+        self._buddy: int | None = None
+        self._copied_rank: int | None = None
         self._black_box = black_box
         self._communicator = communicator
         self._rank = rank
+
+    def pair(self, buddy: int | None, copied_rank: int | None) -> None:
+        """Swap with these from here on: the rank that keeps this one's copy, and the one whose copy is kept here."""
+        self._buddy, self._copied_rank = buddy, copied_rank
 
     def keep(self, step: int, blob: bytes) -> None:
         """Write the local state as of `step` committed updates to the black box."""
@@ -102,9 +102,10 @@ class LocalStateCopies:
 
         Raises CommunicatorAborted or CommunicatorFailed.
         """
-        if self._alone:
-            return
-        self._black_box.write_peer(self._kept, step, self._communicator.swap(blob, self._buddy, self._kept))
+        if self._buddy is None or self._copied_rank is None:
+            return  # this rank is alone
+        arrived = self._communicator.swap(blob, self._buddy, self._copied_rank)
+        self._black_box.write_peer(self._copied_rank, step, arrived)
 
     def read(self, rank: int, step: int) -> bytes | None:
         """Return the copy of a rank's local state as of `step` that is kept here, if there is one."""

@@ -108,6 +108,7 @@ class RecoveryPhases:
         assert blob is not None
         self._run(InjectionPoint.ROLLBACK, order, lambda: self._own.restore(blob, step))
         self._runtime.local_states.keep(step, blob)
+        self._runtime.local_states.pair(order.part.buddy, order.part.copied_rank)
         self._runtime.local_states.swap(step, blob)
 
     def _leave_earlier_training(self, order: Rejoin) -> None:

@@ -81,13 +81,7 @@ class Runtime:
         self._pid = os.getpid()
         self._stopping = threading.Lock()
         self._shielded = False
-        self.local_states = LocalStateCopies(
-            rank=self.rank,
-            world_size=self.world_size,
-            ranks_per_node=self.ranks_per_node,
-            black_box=self.black_box,
-            communicator=self.communicator,
-        )
+        self.local_states = LocalStateCopies(rank=self.rank, black_box=self.black_box, communicator=self.communicator)
         self._changed = threading.Condition()
         self._client = Client(
             job=self.job,

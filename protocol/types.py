@@ -153,6 +153,10 @@ class RepairPart(msgspec.Struct, frozen=True):
     local_states: tuple[LocalStateTransfer, ...] = msgspec.field(default=(), name="own_states")  # and local states
     # Whether to put back the rank-local state of `target_step`, as all ranks do when a step is repeated.
     restore_local: bool = msgspec.field(default=False, name="restore_own")
+    buddy: int | None = (
+        None  # the rank that keeps a copy of this rank's local state in this generation; None: none does
+    )
+    copied_rank: int | None = None  # the rank whose buddy this one is
 
 
 class RepairPlan(msgspec.Struct, frozen=True):

@@ -76,15 +76,17 @@ class HostedRank(Generic[Process]):
 
 def _written(slots: Slots, rank: int, step: int, blob: int) -> Slots:
     """As the black box does: the same step is replaced, later steps are dropped, the two last writes stay."""
-    kept = [slot for slot in slots if slot[0] == rank and slot[1] < step]
-    return [*kept[-1:], (rank, step, blob)]
+    others = [slot for slot in slots if slot[:2] != (rank, step)]
+    if len(others) > 1:  # another rank's is given up first, then the older one
+        others.remove(next((slot for slot in others if slot[0] != rank), others[0]))
+    return [*(slot for slot in others if slot[1] <= step), (rank, step, blob)]
 
 
 class FakeAgent(ABC, Generic[Process]):
     """One node. A subclass says how its reports travel, and when and as what processes start."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = self.failure_domain = name
         self.store = StoreEndpoint(name, 1)
         self.places: dict[int, HostedRank[Process]] = {}
 
@@ -113,7 +115,7 @@ class FakeAgent(ABC, Generic[Process]):
     def introduction(self) -> m.NodeJoined:
         """Return what the agent says to a controller that does not know it."""
         running = tuple(process.running for process in self.processes())
-        return m.NodeJoined(self.name, self.name, self.store, running)
+        return m.NodeJoined(self.name, self.failure_domain, self.store, running)
 
     def obey(self, order: m.Command) -> bool:
         """Carry out an order to an agent; say whether it is one."""

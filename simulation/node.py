@@ -38,6 +38,8 @@ class SimulatedAgent(FakeAgent[Process]):
 
     def __init__(self, world: "SimulatedWorld", name: str) -> None:
         super().__init__(name)
+        if world.racks:
+            self.failure_domain = f"rack{len(world.agents) % world.racks}"
         self.world = world
         self.alive = True
         self.deaf_until_s = self.mute_until_s = 0.0

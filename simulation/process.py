@@ -40,6 +40,7 @@ class Process(FakeProcess, PlayedThread):
         self.faulty = False  # a fault was injected into it, so it may be replaced
         self.byzantine: Byzantine | None = None  # what will be wrong with what it says next
         self.memory = Memory(world.shards(self.rank, self.world_size), connected=order.connected)
+        self.copied_rank: int | None = None  # the rank whose buddy this one is
         self._said: list[m.RankReady | m.RankQuiesced] = []
         self._waiting: Callable[[Order], None] | None = None  # what lets the train thread go on with an order
         self.play(thread_of(self, order))

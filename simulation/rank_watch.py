@@ -80,8 +80,8 @@ class RankWatch:
 
     def meets(self, process: "Process") -> None:
         """Nothing lost: a rank enters the commit barrier with final gradients, its local state and its peer copy."""
-        step, peer = process.standing.count + 1, self._world.keeps_copy_of(process.rank, process.world_size)
-        own = all(process.place.copy_of(rank, step) is not None for rank in (process.rank, peer))
+        step, peer = process.standing.count + 1, process.copied_rank
+        own = all(process.place.copy_of(rank, step) is not None for rank in (process.rank, peer) if rank is not None)
         if process.memory.gradients != step or not own:
             what = f"rank {process.rank} enters the commit barrier of step {step}, and is not ready"
             self._world.fail(Invariant.NOTHING_LOST, what)

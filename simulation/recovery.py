@@ -70,8 +70,8 @@ class RankRecovery:
         process.memory.own = own
         process.place.keep_local(step, own)
         self._world.reached("rollback")
-        peer = self._world.keeps_copy_of(process.rank, process.world_size)
-        if peer != process.rank:
+        process.copied_rank = peer = order.part.copied_rank
+        if peer is not None:
             group.post(("rolled back", process.rank), own)
             blob: int = yield lambda go: group.receive(("rolled back", peer), go)
             process.place.keep_peer(peer, step, blob)

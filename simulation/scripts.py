@@ -129,11 +129,11 @@ class TrainFunction:
         process = self._process
         self._world.reached("ready")
         self._let_fail(StepPoint.BARRIER)
-        peer = self._world.keeps_copy_of(process.rank, process.world_size)
+        peer = process.copied_rank
         try:
             group = yield from process.enter(Activity.COMMITTING)
             group.post(("own", step, process.rank), step)
-            if peer != process.rank:
+            if peer is not None:
                 blob: int = yield lambda go: group.receive(("own", step, peer), go)
                 process.place.keep_peer(peer, step, blob)
         except CommunicatorError:

@@ -36,7 +36,8 @@ AFTERMATH_S = 60.0  # for all to hear that the job is over
 class SimulatedWorld:
     """One simulated job. What is drawn from `seed` is the same every time.
 
-    With a `focus` most faults wait for that phase of the job. `plan` draws them, if not as usual.
+    With a `focus` most faults wait for that phase of the job. `plan` draws them, if not as usual. The nodes are in so
+    many `racks` that fail together; 0: each is its own failure domain.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class SimulatedWorld:
         focus: Phase | None = None,
         whole_transcript: bool = False,
         plan: Callable[["SimulatedWorld", random.Random, Phase | None], None] | None = None,
+        racks: int = 0,
     ) -> None:
-        self.seed = seed
+        self.seed, self.racks = seed, racks
         self.chance = chance = random.Random(seed)
         # By a generator of its own, so that the faults of a seed are the same with it and without.
         self.setting = setting = draw_saving(draw_setting(chance, focus), random.Random(f"{seed} saving"))
@@ -125,11 +127,6 @@ class SimulatedWorld:
         """Return what a rank of a world of `size` holds: fewer replicas than ranks have the shards spread over them."""
         different = max(1, size // self.setting.replicas)
         return ("parameters",) if different == 1 else (f"shard{rank % different}",)
-
-    def keeps_copy_of(self, rank: int, size: int) -> int:
-        """Return the rank whose rank-local state a rank of a world of `size` keeps a peer copy of."""
-        shift = self.ranks_per_node % size or 1
-        return (rank - shift) % size
 
     def group(self, generation: int, size: int) -> Group:
         """Return the communicators of a generation."""

@@ -37,6 +37,7 @@ class Process(FakeProcess):
         self.cluster, self.agent, self.place = cluster, agent, agent.places[order.rank]
         self.alive, self.suspended, self.finished = True, False, False
         self.activity = Activity.STARTING
+        self.copied_rank: int | None = None  # the rank whose buddy this one is
         self._thread: Generator[None, Any, None] | None = None
 
     @property
@@ -129,13 +130,15 @@ class Process(FakeProcess):
         self.cluster.feed(m.RankJoined(*numbers, action.report, 0.1))
 
     def _repair(self, action: act.Repair) -> int:
+        self.copied_rank = action.order.part.copied_rank
         transfers = action.order.part.transfers
         return sum(each.length_bytes for each in transfers if each.destination == self.rank)
 
     def _keep(self, step: int) -> None:
-        """Keep the rank-local state, and a copy of the one of the rank on the node before."""
+        """Keep the rank-local state, and a copy of that of the rank whose buddy this one is."""
         self.place.keep_local(step, step)
-        self.place.keep_peer((self.rank - self.cluster.job.ranks_per_node) % self.world_size, step, step)
+        if self.copied_rank is not None:
+            self.place.keep_peer(self.copied_rank, step, step)
 
 
 class Agent(FakeAgent[Process]):

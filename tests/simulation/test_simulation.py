@@ -21,6 +21,16 @@ def test_a_controller_that_dies_over_any_record_of_a_job_is_replaced(seed: int, 
     assert max(terms) > 1
 
 
+def test_jobs_whose_nodes_are_in_racks_lose_nothing_when_copies_change_hands() -> None:
+    """Ranks that move have another buddy in the next generation, in the middle of whatever fails there."""
+    incidents = 0
+    for seed in range(100, 160):
+        world = SimulatedWorld(seed, racks=2)
+        world.run()
+        incidents += len(world.controller.machine.incidents)
+    assert incidents > 50
+
+
 def test_a_seed_replays_exactly() -> None:
     """So a failure can be looked at."""
     told = {simulate(11, whole_transcript=True).tell() for _ in range(2)}
