@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import time
+from pathlib import Path
 
 from ..platforms.processes import WatchedProcess
 from ..protocol.blackbox import BlackBox
@@ -17,10 +18,12 @@ _log = logging.getLogger(__name__)
 class RankProcess:
     """One process of a rank. `watched` is set once it has its assignment."""
 
-    __slots__ = ("early", "expected", "running", "slot", "watched")
+    __slots__ = ("early", "expected", "log", "running", "slot", "watched")
 
-    def __init__(self, slot: "RankSlot", running: RunningProcess, *, early: bool) -> None:
+    def __init__(self, slot: "RankSlot", running: RunningProcess, log: Path, *, early: bool) -> None:
+        """`log`: what it prints."""
         self.slot = slot
+        self.log = log
         self.running = running
         self.watched: WatchedProcess | None = None
         self.expected = False  # its exit is: it has been ordered to end

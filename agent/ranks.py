@@ -24,7 +24,7 @@ from ..protocol.messages import (
     StartProcess,
     StopProcess,
 )
-from ..protocol.rank_logs import output_log
+from ..protocol.rank_logs import last_words, output_log
 from ..protocol.time_limit import within
 from ..protocol.types import (
     Activity,
@@ -213,7 +213,7 @@ class RankHost:
         """Make an idle process the rank's. Raises AgentError when it has exited."""
         slot.oldest_session = order.incarnation
         running = RunningProcess(order.rank, idle.process.pid, order.incarnation, order.generation)
-        process = RankProcess(slot, running, early=order.early)
+        process = RankProcess(slot, running, log, early=order.early)
         process.reset_clock()
         output = open_log(log)
         try:
@@ -240,6 +240,7 @@ class RankHost:
                 expected=process.expected,
                 last=process.clock(),
                 out_of_memory=killed and self._memory_kills.claim(time.monotonic()),
+                output="" if process.expected or not status else last_words(process.log),
             )
         )
 

@@ -82,4 +82,5 @@ class FaultReport(msgspec.Struct, frozen=True):
     mendable: bool = False  # the process that has it lives, and can mend it without being replaced
     meaning: Text = ""  # of the code, in one line
     age_s: Seconds = 0.0
+    output: Text = ""  # the end of what the process had printed that is gone
     trusted_step: Count | None = None  # updates after which no rank's state can be trusted; None: nothing has spread

@@ -112,6 +112,7 @@ class ProcessExited(msgspec.Struct, frozen=True, tag=True):
     expected: bool  # the agent had been ordered to end it
     last: RankProgress | None = None  # where its step clock stood, from the black box that outlives it
     out_of_memory: bool = False  # the kernel killed it for lack of memory
+    output: Text = ""  # the end of what it printed, of a process that was not ordered to end
 
 
 class FaultReported(msgspec.Struct, frozen=True, tag=True):

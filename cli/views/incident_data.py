@@ -115,6 +115,7 @@ def _report_json(report: FaultReport) -> dict[str, Any]:
         "fault_id": report.fault_id,
         "assertion": str(report.assertion),
         "meaning": report.meaning,
+        "output": report.output,
     }
 
 

@@ -5,12 +5,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ...policies.wording import one_line
 from ...protocol.incidents import Incident, Outcome
 from ...protocol.types import Decision, RestoreSource
 from .causes import KIND_WORDS, ReportGroup, headline_cause, level_text, place_text, report_groups
 from .timeline import incident_end_s, lay_out
 from .timeline_text import timeline_view
 from .wording import (
+    DETAIL_CHARACTERS,
     REASON_CHARACTERS,
     cell,
     clock_text,
@@ -23,6 +25,7 @@ from .wording import (
 )
 
 REPORT_LINES = 8
+OUTPUT_LINES = 4  # of what a process had printed; all that is kept is in the JSON
 REPAIR_LINES = 8
 PID_CHANGES = 8
 LABEL_WIDTH = 9
@@ -81,10 +84,19 @@ def _lost_text(incident: Incident) -> str:
 
 def _cause_lines(incident: Incident) -> list[Text]:
     groups = report_groups(incident)
-    lines = [_report_line(group, incident.began_s) for group in groups[:REPORT_LINES]]
+    lines = []
+    for group in groups[:REPORT_LINES]:
+        lines.append(_report_line(group, incident.began_s))
+        lines.extend(_output_lines(group.first.output))
     if len(groups) > REPORT_LINES:
         lines.append(Text(f"... and {len(groups) - REPORT_LINES} more kinds of reports (see --json)", style="dim"))
     return lines or [Text("no fault was reported")]
+
+
+def _output_lines(output: str) -> list[Text]:
+    """Return the last lines that a process has printed, as quotations."""
+    lines = [line for line in output.splitlines() if line.strip()][-OUTPUT_LINES:]
+    return [Text(f"  | {one_line(line, DETAIL_CHARACTERS)}", style="dim") for line in lines]
 
 
 def _report_line(group: ReportGroup, began_s: float) -> Text:

@@ -124,5 +124,6 @@ def _size_of_fault(fault: StandingFault) -> int:
 
 
 def _size_of_report(report: FaultReport) -> int:
-    names = (report.detail, report.meaning, report.seen_by, report.node or "", report.code or "", report.fault_id)
+    texts = (report.detail, report.meaning, report.output)
+    names = (*texts, report.seen_by, report.node or "", report.code or "", report.fault_id)
     return _EACH_BYTES + sum(map(len, names))

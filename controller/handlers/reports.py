@@ -148,6 +148,7 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
         node=holder.node,
         generation=state.generation,
         incarnation=process.incarnation,
+        output=event.output,
     )
     if state.phase is Phase.SAVING:
         lost_while_saving(state, holder.rank, report.detail, now)

@@ -96,6 +96,35 @@ def test_a_device_backend_that_starts_threads_costs_no_warmth(play: Play) -> Non
     play(scenario)
 
 
+WORDS = """
+import os, signal, sys
+print("a" * 100_000)
+for number in range(100):
+    print("line", number)
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_last_words_of_a_process_come_with_its_end_and_are_few(play: Play) -> None:
+    """Whoever reads the report has no way to the files of this machine."""
+
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(WORDS)
+        site.start(0)
+        exited = await site.exited(0)
+        assert exited.output.splitlines() == [f"line {number}" for number in range(80, 100)]
+
+        site.script(SLEEP)
+        site.start(0, incarnation=1)
+        running = (await site.started(0, incarnation=1)).process
+        site.controller.order(StopProcess(0, running.incarnation, grace_s=0.0))
+        assert (await site.exited(0, incarnation=1)).output == ""  # it was ordered to end
+
+    play(scenario)
+
+
 ENDINGS = [
     ("raise ValueError('what happened')", 1, "ValueError: what happened"),
     ("import sys; sys.exit('in words')", 1, "in words"),

@@ -55,6 +55,18 @@ def test_a_failed_rung_is_told_from_the_one_that_worked(status: JobStatus) -> No
     assert "attempt 2, generation 7" in text
 
 
+def test_the_last_words_of_a_process_stand_below_its_end_and_do_nothing_to_the_terminal(status: JobStatus) -> None:
+    first, *others = status.incidents[1].reports
+    told = msgspec.structs.replace(first, output="one\ntwo\nthree\nfour\n\n\x1b[31mred [bold]\n")
+    text = incident_text(msgspec.structs.replace(status.incidents[1], reports=(told, *others)))
+    assert [line.partition("| ")[2].rstrip() for line in text.splitlines() if "  | " in line] == [
+        "two",
+        "three",
+        "four",
+        " [31mred [bold]",
+    ]
+
+
 def test_a_stop_says_why(status: JobStatus) -> None:
     text = " ".join(incident_text(status.incidents[5]).split())
     assert text.startswith("Incident 6: STOPPED")
