@@ -59,6 +59,15 @@ class ElasticJob:
 
         until(holds, f"{phase} with {ranks} ranks", self.said)
 
+    def until_it_grows(self, ranks: int) -> None:
+        """Wait until a world of so many ranks is to grow, or has: it pauses before the gate where that is quick."""
+
+        def holds() -> bool:
+            now = status(self.controller)
+            return len(now["ranks"]) > ranks or (now["phase"] == "pausing" and len(now["ranks"]) == ranks)
+
+        until(holds, f"more than {ranks} ranks", self.said)
+
     @property
     def controller(self) -> Machine:
         """The machine with the controller."""
@@ -94,14 +103,14 @@ def test_a_job_grows_from_one_machine_to_three_loses_one_and_gets_another(
     runs = {0: job.start(0)}
     until((job.records / "samples.0").exists, "the first step on one machine", job.said)
     runs |= {number: job.start(number) for number in (1, 2)}
-    job.until("pausing", 1)
+    job.until_it_grows(1)
     job.open_gate(GATES[0])
     job.until("running", 3)
     job.machines[1].power_off()
     job.open_gate(GATES[1])
     job.until("running", 2)
     runs[3] = job.start(3)
-    job.until("pausing", 2)
+    job.until_it_grows(2)
     job.open_gate(GATES[2])
 
     assert [runs[number].wait(PATIENCE_S) for number in (0, 2, 3)] == [0, 0, 0], job.said()
