@@ -28,7 +28,7 @@ test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the
 test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces
 	$(BIN)/python -m pytest -m "not nightly" -n $(WORKERS) $(SPREAD) tests/machines $(TESTS)
 
-test-etcd: $(INSTALLED)  ## controllers of a job in a real etcd: needs its program (Debian: etcd-server)
+test-etcd: $(INSTALLED)  ## controllers of a job in a real etcd: needs its program (Debian: etcd-server, etcd-client)
 	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) tests/etcd $(TESTS)
 
 test-kubernetes: $(INSTALLED)  ## pods on real kubelets, on machines of namespaces: root; builds Kubernetes once, for 5 to 20 minutes

@@ -13,6 +13,7 @@ import pytest
 import requests
 
 PROGRAM = "etcd"
+CONTROL = "etcdctl"
 REQUIRED = "MIDSTEP_REQUIRE_ETCD"  # set where the tests have to run: a skipped one is a failed one then
 READY_S = 30.0
 _LOOPBACK = "127.0.0.1"
@@ -20,9 +21,10 @@ _LOOPBACK = "127.0.0.1"
 
 def require_etcd() -> None:
     """Skip the test where there is no etcd, with what to do; fail it where the environment says that it has to run."""
-    if shutil.which(PROGRAM) is not None:
+    missing = [program for program in (PROGRAM, CONTROL) if shutil.which(program) is None]
+    if not missing:
         return
-    reason = "no etcd here: install it, on Debian with `apt-get install etcd-server`"
+    reason = f"no {' and no '.join(missing)} here: on Debian `apt-get install etcd-server etcd-client`"
     if os.environ.get(REQUIRED):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

@@ -11,7 +11,7 @@ from midstep.controller.etcd.place import Access, EtcdPlace, parse_place
 from midstep.controller.etcd.presence import Presence
 from midstep.controller.etcd.reading import read_status
 from midstep.controller.events import StopRequested
-from midstep.controller.journal_store import JournalEntry
+from midstep.controller.journal.store import JournalEntry
 from midstep.policies.schema import default_policy
 from midstep.protocol.errors import StoreUnreachable
 

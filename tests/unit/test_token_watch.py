@@ -84,7 +84,11 @@ def test_an_old_token_that_comes_back_counts_again(opened: Opened) -> None:
     assert not opened.known(new)
 
 
-@pytest.mark.parametrize("wrong", ["", "hello", token_text(new_token()), token_text(new_token().for_joining(JOB))])
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "hello", token_text(new_token()), token_text(new_token().for_joining(JOB))],
+    ids=["empty", "no token", "another job's", "of a role"],
+)
 def test_what_cannot_be_the_jobs_token_changes_nothing_and_is_said_once(
     opened: Opened, caplog: pytest.LogCaptureFixture, wrong: str
 ) -> None:
