@@ -90,12 +90,10 @@ class RankLoop:
 
     def _join(self) -> Actions[None]:
         yield act.SetActivity(Activity.RECOVERING)
+        if self._early:
+            self._session.reach(SessionStage.WAITING)
+            yield act.AwaitOrder()  # a Quiesce: nothing else fits
         self._session.reach(SessionStage.PARKED)
-        while self._early:
-            order = yield act.AwaitOrder()
-            if isinstance(order, Quiesce):
-                break
-            yield act.IgnoreOrder(order)
         report = yield act.Survey(joining=True)
         yield act.Join(report)
 

@@ -16,6 +16,7 @@ class SessionStage(StrEnum):
     """Where the train thread is."""
 
     BOOTING = "booting"  # in the user's script, before the train function
+    WAITING = "waiting"  # started ahead: the next generation is the first that it takes part in
     TRAINING = "training"
     PARKED = "parked"  # has reported for barrier one
     REJOINING = "rejoining"
@@ -92,6 +93,8 @@ class Session:
             return Heard(False, why_not="the train function has been left for good")
         if command.after_step is not None:
             return self._hear_boundary(command)
+        if self.stage is SessionStage.WAITING and command.generation == self.generation:
+            return Heard(False, why_not=f"generation {command.generation} is that of the process before this one")
         if command.generation == self._rejoined:  # sent twice, and answered long ago
             return Heard(False, why_not=f"generation {command.generation} has been joined already")
         if command.generation == self._quiesced:  # repeated, too; waiting here, it would keep the Rejoin out

@@ -53,6 +53,15 @@ def test_a_quiesce_is_taken_in_every_stage_until_the_release(stage: SessionStage
     assert here.generation == 3
 
 
+def test_a_process_that_was_started_ahead_takes_no_late_order_of_the_one_before_it() -> None:
+    """They have one address, and messages are late."""
+    here = session(SessionStage.WAITING, generation=2)
+    for late in (command(Quiesce, 2), Quiesce(RANK, 2, after_step=7), command(Rejoin, 2)):
+        assert not here.hear(late).taken
+    assert here.take_order() is None
+    assert here.hear(command(Quiesce, 3)).taken
+
+
 def test_a_quiesce_after_the_release_is_refused() -> None:
     """The train function has been left for good: nothing is aborted any more."""
     heard = session(SessionStage.RELEASED).hear(command(Quiesce, 3))
