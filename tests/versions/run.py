@@ -38,7 +38,11 @@ CHECKS = (
         (*_PYTEST, "-m", "not nightly", *SHAPES),
     ),
 )
-SHORT = (Check("contract tests of gloo", (*_PYTEST, "tests/contract/gloo")),)
+SHORT = (
+    Check(
+        "contract tests of gloo and of building", (*_PYTEST, "tests/contract/gloo", "tests/contract/test_building.py")
+    ),
+)
 
 
 def main() -> int:
