@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -125,6 +126,15 @@ class Cluster:
             environment={**self.environment(), "IMAGE": IMAGE, "NAMES": NAMES_ADDRESS},
             output=self.state / "logs" / f"kubelet-m{number}.log",
         )
+
+    def stop_kubelet(self, number: int) -> None:
+        """Have a node's kubelet stand still; its containers run on."""
+        self.machines[number].run("pkill", "-STOP", "-x", "kubelet")
+
+    def continue_kubelet(self, number: int) -> None:
+        """Have it run again."""
+        self.machines[number].run("pkill", "-CONT", "-x", "kubelet")
+        os.kill(self._kubelets[number].pid, signal.SIGCONT)  # nsenter stops with the process that it has started
 
     def power_off(self, number: int) -> None:
         """Take the power of a node's machine."""
