@@ -90,7 +90,10 @@ class ApiServer:
             return True
         if "watch" in query:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
-            self._watchers.append((path.rpartition("/")[2], writer))
+            plural = path.rpartition("/")[2]
+            self._watchers.append((plural, writer))
+            for found in self._since(plural, int(query.get("resourceVersion", ["0"])[0])):
+                self._send(writer, {"type": "MODIFIED", "object": found})
             await reader.read()  # until the other end is gone
             return False
         sent = json.loads(body) if body else {}
@@ -98,6 +101,11 @@ class ApiServer:
         code, found = self._review(sent) if reviewed else self._do(method, path, query, sent)
         await _write(writer, code, found)
         return True
+
+    def _since(self, plural: str, version: int) -> list[Object]:
+        """Return what was changed between a listing and the watch that follows it; what was removed is not known."""
+        found = [each for (kind, _), each in self.objects.items() if kind == plural]
+        return [each for each in found if int(each["metadata"].get("resourceVersion", "0")) > version]
 
     def _review(self, review: Object) -> tuple[int, Object]:
         asked = review["spec"]["resourceAttributes"]
