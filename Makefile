@@ -70,7 +70,7 @@ chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS=
 	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)
 
 soak: $(INSTALLED)  ## the tests that take too long for `make test`, but not the night's: about ten minutes; KILLS=60 in one job
-	MIDSTEP_SIM_SEEDS=1000000:2000000 MIDSTEP_SIM_INCIDENTS=10000 $(BIN)/python -m pytest tests/simulation/test_campaign.py
+	MIDSTEP_SIM_SEEDS=1000000:2000000 MIDSTEP_SIM_INCIDENTS=5000 $(BIN)/python -m pytest tests/simulation/test_campaign.py
 	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),60) $(BIN)/python -m pytest -m "soak and not nightly" -n $(WORKERS) \
 		$(SPREAD) tests/chaos tests/attack $(TESTS)
 
