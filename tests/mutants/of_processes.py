@@ -90,8 +90,8 @@ MUTANTS = (
     Mutant(
         "join before the rank is handed over",
         "midstep.processor.rank_loop",
-        "        while self._early:\n",
-        "        while False:\n",
+        "        if self._early:\n",
+        "        if False:\n",
     ),
     Mutant(
         "clean nothing",
