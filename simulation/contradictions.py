@@ -28,46 +28,51 @@ _LIMITED = frozenset(Phase) - {Phase.STARTING, Phase.RUNNING, Phase.ENDED}
 
 def contradictions(state: JobState) -> list[str]:
     """Return what cannot be true together, in words; empty when the state is as it should be."""
-    return [*_ranks(state), *_incident(state), *_waiting(state)]
+    phase = state.phase
+    return [*_ranks(state, phase), *_incident(state, phase), *_waiting(state, phase)]
 
 
-def _ranks(state: JobState) -> Iterator[str]:
+def _ranks(state: JobState, phase: Phase) -> Iterator[str]:
     world = state.world
+    standing: dict[S, set[int]] = {}
+    for holder in world.holders:
+        standing.setdefault(holder.state, set()).add(holder.rank)
     for each in S:
-        if world.ranks(each) != {holder.rank for holder in world.holders if holder.state is each}:
+        here = standing.get(each, set())
+        if world.count(each) != len(here) or (here and world.ranks(each) != here):
             yield f"the ranks that are {each} are counted as {sorted(world.ranks(each))}"
-    fitting = _FITTING.get(state.phase)
+    fitting = _FITTING.get(phase)
     misfits = [f"{holder.rank} {holder.state}" for holder in world.holders if fitting and holder.state not in fitting]
     if misfits:
-        yield f"the job is {state.phase}, and of its ranks {', '.join(misfits)}"
+        yield f"the job is {phase}, and of its ranks {', '.join(misfits)}"
     asked = world.ranks(S.REJOINING, S.READY, S.RESUMING, S.TRAINING, S.FINISHED, S.RELEASED)
-    if state.phase is Phase.SAVING and asked - state.incident.culprits.keys():
+    if phase is Phase.SAVING and asked - state.incident.culprits.keys():
         yield f"the job is saving, and ranks {sorted(asked)} were not asked to stop"
 
 
-def _incident(state: JobState) -> Iterator[str]:
+def _incident(state: JobState, phase: Phase) -> Iterator[str]:
     incident = state.incident
-    if state.phase is Phase.RUNNING and incident != OpenIncident():
+    if phase is Phase.RUNNING and incident != OpenIncident():
         yield f"the job is running, and something is wrong: {incident}"
     untreated = incident.held(Verdict.CULPRIT, Verdict.MENDING)
-    if untreated and state.phase not in {Phase.WAITING, *OVER}:
-        yield f"the job is {state.phase}, and nothing was decided about ranks {sorted(untreated)}"
-    if incident.attempt.rungs and state.history.open is None and state.phase is not Phase.ENDED:
+    if untreated and phase not in {Phase.WAITING, *OVER}:
+        yield f"the job is {phase}, and nothing was decided about ranks {sorted(untreated)}"
+    if incident.attempt.rungs and state.history.open is None and phase is not Phase.ENDED:
         yield f"{incident.attempt.rungs[-1]} is under way, and no incident is on record"
 
 
-def _waiting(state: JobState) -> Iterator[str]:
+def _waiting(state: JobState, phase: Phase) -> Iterator[str]:
     if state.due.held - state.world.ranks(S.STARTING):
         yield f"ranks {sorted(state.due.held)} wait for their devices, and not all of them are to be started"
     if state.due.unplaced - state.world.ranks(S.STARTING):
         yield f"ranks {sorted(state.due.unplaced)} wait for a node, and not all of them are to be started"
     if state.due.unplaced and state.due.nodes_s is None:
         yield f"ranks {sorted(state.due.unplaced)} wait for a node, and that has no deadline"
-    if state.saving.outstanding and state.phase not in {Phase.SAVING, Phase.PAUSING}:
-        yield f"the job is {state.phase}, and ranks {sorted(state.saving.outstanding)} are to save"
+    if state.saving.outstanding and phase not in {Phase.SAVING, Phase.PAUSING}:
+        yield f"the job is {phase}, and ranks {sorted(state.saving.outstanding)} are to save"
     due = state.due
     deadlines = (due.phase_s, due.newcomers_s, due.devices_s, due.nodes_s)
-    if state.phase in _LIMITED and all(at is None for at in deadlines) and not state.has_put_off:
-        yield f"the job is {state.phase}, and that has no deadline"
+    if phase in _LIMITED and all(at is None for at in deadlines) and not state.has_put_off:
+        yield f"the job is {phase}, and that has no deadline"
     if state.history.ignored.get(UNSETTLED):
         yield "the rules about how ranks stand together do not settle"

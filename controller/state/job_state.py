@@ -213,7 +213,7 @@ class JobState:
     def phase_of_ranks(self) -> Phase:
         """Where the ranks stand together, also while something is suspected."""
         world, change = self.world, self.plans.current
-        if world.count(RankState.ABSENT) == world.size:
+        if world.all_are(RankState.ABSENT):
             return Phase.WAITING
         if self.plan is not None:
             return Phase.REJOINING if world.has(RankState.REJOINING, RankState.READY) else Phase.RESUMING

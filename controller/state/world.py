@@ -146,7 +146,11 @@ class World:
 
     def count(self, *states: RankState) -> int:
         """Return how many ranks stand in one of the states; the same work in a world of any size."""
-        return sum(len(self._standing[state]) for state in states)
+        return sum([len(self._standing[state]) for state in states])
+
+    def all_are(self, state: RankState) -> bool:
+        """Whether all ranks stand in a state; the same work in a world of any size."""
+        return len(self._standing[state]) == self.size
 
     def has(self, *states: RankState) -> bool:
         """Whether some rank stands in one of the states; the same work in a world of any size."""
@@ -154,7 +158,9 @@ class World:
 
     def first(self, state: RankState) -> Holder | None:
         """Return one of the holders in a state, None when there is none; the same work in a world of any size."""
-        return next((self.holders[rank] for rank in self._standing[state]), None)
+        for rank in self._standing[state]:
+            return self.holders[rank]
+        return None
 
     def node_called(self, name: str) -> str:
         """Return the node that others call `name`: its own name, or its failure domain, where it is alone there."""
