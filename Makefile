@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/installed
 CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 # For two cores: much of a test is waiting for processes.
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 # A worker that crashes ends the run: with its file among the last ones, the run would wait for ever.
 SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Modules stay compiled, whatever the environment says: a test run starts hundreds of Pythons that import midstep.
@@ -70,9 +70,9 @@ chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS=
 	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)
 
 soak: $(INSTALLED)  ## the tests that take too long for `make test`, but not the night's: about ten minutes; KILLS=60 in one job
-	MIDSTEP_SIM_SEEDS=1000000:2000000 MIDSTEP_SIM_INCIDENTS=5000 $(BIN)/python -m pytest tests/simulation/test_campaign.py
+	MIDSTEP_SIM_SEEDS=1000000:2000000 MIDSTEP_SIM_INCIDENTS=6000 $(BIN)/python -m pytest tests/simulation/test_campaign.py
 	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),60) $(BIN)/python -m pytest -m "soak and not nightly" -n $(WORKERS) \
-		$(SPREAD) tests/chaos tests/attack $(TESTS)
+		$(SPREAD) tests/chaos tests/attack tests/simulation $(TESTS)
 
 attack: $(INSTALLED)  ## every attack of docs/security.md; CASES=100000 for each fuzzer and KILLS=1000 in one job are the defaults
 	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),1000) $(BIN)/python -m pytest -vs tests/attack/test_thousand_kills.py $(TESTS)

@@ -17,7 +17,7 @@ from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import ROOMY, Job, Record
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(240)]
 
 
 class Case(NamedTuple):

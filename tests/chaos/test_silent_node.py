@@ -9,7 +9,7 @@ from .comparing import assert_nobody_harmed, finish
 from .conftest import StartJob
 from .jobs import Job
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(240)]
 
 SILENT_STEP, BACK_STEP = 8, 16
 

@@ -7,7 +7,7 @@ from midstep.simulation.world import SimulatedWorld, simulate
 
 
 @pytest.mark.parametrize("actions_done", [0, 1])
-@pytest.mark.parametrize("seed", [3, 11, 17])
+@pytest.mark.parametrize("seed", [3, 11, pytest.param(17, marks=pytest.mark.soak)])
 def test_a_controller_that_dies_over_any_record_of_a_job_is_replaced(seed: int, actions_done: int) -> None:
     """With none of what follows from the record done, and with the first of it."""
     records = len(simulate(seed).controller.journal)

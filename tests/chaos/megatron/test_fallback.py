@@ -60,6 +60,7 @@ def test_when_all_holders_of_a_shard_are_lost_all_go_back_to_the_checkpoint(
     assert f"no clean copy of shard {shard}" in " ".join(incident["reasons"]), incident
 
 
+@pytest.mark.soak
 def test_a_rank_and_its_buddy_that_are_lost_send_all_to_the_checkpoint_whether_at_once_or_in_the_repair(
     start_megatron: StartMegatron, calm_run: CalmRun
 ) -> None:

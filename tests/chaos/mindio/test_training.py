@@ -9,7 +9,7 @@ import pytest
 from midstep.controller.endpoints.control_requests import Accepted, StopJobRequest
 
 from ..comparing import assert_nobody_harmed, assert_same_numbers, finish
-from ..jobs import ROOMY, Job, Record
+from ..jobs import RANKS, ROOMY, Job, Record
 
 SCRIPT = Path(__file__).with_name("training.py")
 STEPS = 24
@@ -38,7 +38,9 @@ MENDED: tuple[Fault, ...] = (
 def run(root: Path, faults: tuple[Fault, ...] = ()) -> tuple[Job, dict[str, Any]]:
     """Run a job to its end."""
     arguments = [str(root / "records"), str(STEPS), json.dumps(faults)]
-    job = Job(root, script=SCRIPT, arguments=arguments, policy=ROOMY, options=["--mindio"])
+    job = Job(
+        root, script=SCRIPT, arguments=arguments, policy=ROOMY, options=["--mindio"], nodes=1, ranks_per_node=RANKS
+    )
     try:
         return job, finish(job)
     finally:
@@ -127,7 +129,9 @@ def test_a_stop_dumps_each_shard_once_and_renames_when_all_is_written(struck: in
     """Each half by the lowest rank that holds it; where one is killed meanwhile, another writes its half."""
     faults = [] if struck is None else [[struck, "dump"]]
     arguments = [str(tmp_path / "records"), str(STEPS), json.dumps(faults)]
-    job = Job(tmp_path, script=SCRIPT, arguments=arguments, gates=[8], options=["--mindio"])
+    job = Job(
+        tmp_path, script=SCRIPT, arguments=arguments, gates=[8], options=["--mindio"], nodes=1, ranks_per_node=RANKS
+    )
     try:
         job.held_at(8)
         assert isinstance(job.ask(StopJobRequest("enough")), Accepted)
