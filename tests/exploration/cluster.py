@@ -6,9 +6,9 @@ any order. Time stands still until a deadline passes.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from midstep.controller.actions import Action, Forget, Send
 from midstep.controller.events import Event
@@ -58,8 +58,7 @@ class Down(msgspec.Struct, frozen=True):
     late: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Memory:
+class Memory(msgspec.Struct, frozen=True, eq=False):
     """What is the same for all clusters of an exploration: what was found out already."""
 
     controllers: Controllers
@@ -67,8 +66,7 @@ class Memory:
     wire: Wire
 
 
-@dataclass(frozen=True, eq=False)
-class Cluster:
+class Cluster(msgspec.Struct, frozen=True, eq=False):
     """Where everything stands. `ups` and `downs`: what is under way to the controller, and from it."""
 
     size: Size
@@ -190,15 +188,15 @@ def said(cluster: Cluster, node: str, report: Report) -> Cluster:
     if cluster.controller.phase is Phase.ENDED:
         return cluster
     if isinstance(report, FaultReported):
-        report = FaultReported(msgspec.structs.replace(report.report, at_s=cluster.now))
+        report = FaultReported(replace(report.report, at_s=cluster.now))
     elif isinstance(report, StepCommitted):
-        report = msgspec.structs.replace(report, at_s=cluster.now)
+        report = replace(report, at_s=cluster.now)
     return replace(cluster, ups=(*cluster.ups, Up(node, report, digest((type(report).__name__, report)))))
 
 
 def gone_on(cluster: Cluster, process: Process, outcome: Outcome, **changes: bool) -> Cluster:
     """Return the cluster after something has come of what happened to a process."""
-    after = msgspec.structs.replace(process, at=outcome.at, since=cluster.now, **changes)
+    after = replace(process, at=outcome.at, since=cluster.now, **changes)
     cluster = changed(cluster, process, after)
     if outcome.broken:
         cluster = replace(cluster, broken=(*cluster.broken, *outcome.broken))

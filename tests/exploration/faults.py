@@ -1,10 +1,9 @@
 """What can go wrong: as many moves as the budget allows, at every point."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
 from midstep.controller.actions import Action
 from midstep.controller.events import ControllerStarted, NodeReturned, StopRequested
@@ -94,7 +93,7 @@ def _made(make: Callable[..., Cluster], *given: object, **named: object) -> Call
 
 
 def _hung(cluster: Cluster, process: Process) -> Cluster:
-    hung = [msgspec.structs.replace(p, hung=True, harmed=True) if p is process else p for p in cluster.processes]
+    hung = [replace(p, hung=True, harmed=True) if p is process else p for p in cluster.processes]
     return replace(cluster, processes=tuple(hung))
 
 
@@ -156,7 +155,7 @@ def in_office(cluster: Cluster, what: str) -> Made:
     """Return the cluster with the next controller: it has the journal. What was on its way down is lost, or late."""
     term = cluster.controller.term + 1
     known = {up.node for up in cluster.ups if isinstance(up.report, NodeJoined)}
-    downs = tuple(msgspec.structs.replace(down, late=True) for down in cluster.downs) if what == "takeovers" else ()
+    downs = tuple(replace(down, late=True) for down in cluster.downs) if what == "takeovers" else ()
     alive = replace(cluster, downs=downs, heard=(), budget=cluster.budget.less(what))
     for node in alive.nodes:
         if node not in known:

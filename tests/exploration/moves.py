@@ -1,11 +1,11 @@
 """Every move that a job can make next: messages that arrive or are lost, steps, faults, deadlines."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from midstep.controller.actions import Action
 from midstep.controller.events import ControllerStarted, DeadlinePassed
@@ -142,7 +142,7 @@ def _without(ways: tuple[Way, ...], one: Way) -> tuple[Way, ...]:
 
 
 def _late(ways: tuple[Way, ...], one: Way) -> tuple[Way, ...]:
-    return tuple([msgspec.structs.replace(way, late=True) if way is one else way for way in ways])
+    return tuple([replace(way, late=True) if way is one else way for way in ways])
 
 
 def _obeyed(cluster: Cluster, down: Down, *, torn: bool) -> tuple[Cluster, tuple[Action, ...]]:
@@ -165,7 +165,7 @@ def _stalled(cluster: Cluster, process: Process) -> Cluster:
         generation=process.at.generation,
         incarnation=process.incarnation,
     )
-    seen = tuple(msgspec.structs.replace(p, stalled=True) if p is process else p for p in cluster.processes)
+    seen = tuple(replace(p, stalled=True) if p is process else p for p in cluster.processes)
     return said(replace(cluster, processes=seen, broken=()), process.node, FaultReported(report))
 
 

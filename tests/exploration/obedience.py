@@ -1,7 +1,8 @@
 """How agents, training processes and the platform carry out commands, and answer."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from midstep.protocol.messages import (
     Command,
