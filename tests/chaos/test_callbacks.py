@@ -61,6 +61,7 @@ def test_a_callback_that_raises_is_a_fault_with_its_name_and_phase(
     assert_same_numbers(job.record(), undisturbed)
 
 
+@pytest.mark.soak
 def test_the_callbacks_of_the_example_keep_its_thread_and_its_log_right(start_job: StartJob, tmp_path: Path) -> None:
     """With one rank killed, and the one that keeps the log, the log is that of an undisturbed run, line for line."""
     logs = []

@@ -190,6 +190,7 @@ def test_a_link_up_that_is_given_up_hands_over_to_the_next_rung(replaced: tuple[
     assert incident["resumed_step"] == step
 
 
+@pytest.mark.soak
 def test_an_error_that_all_ranks_may_have_used_goes_back_behind_it(
     start_job: StartJob, replaced: tuple[Job, Incidents], undisturbed: Record
 ) -> None:

@@ -12,7 +12,7 @@ from .comparing import assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import ONE_NODE, ROOMY, STEPS, Job, Record
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(180)]
 
 HELD_AT = 25  # behind the checkpoint of step 20
 

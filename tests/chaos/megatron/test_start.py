@@ -18,6 +18,7 @@ def test_a_policy_that_would_make_the_world_smaller_is_refused(start_megatron: S
     assert not job.record().steps
 
 
+@pytest.mark.soak
 def test_where_copies_share_a_node_another_order_of_ranks_is_named(start_megatron: StartMegatron) -> None:
     """Two pipeline stages on two nodes: each node has all replicas of its stage."""
     job = start_megatron(Shape(pipeline=2, steps=2))
