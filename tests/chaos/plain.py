@@ -7,7 +7,10 @@ a lonely one does not talk to the others.
 import json
 import os
 import sys
+import time
 from pathlib import Path
+
+PATIENCE_S = 30.0  # for the other rank to begin
 
 
 def main(records: Path, *, stubborn: bool, lonely: bool) -> None:
@@ -15,8 +18,12 @@ def main(records: Path, *, stubborn: bool, lonely: bool) -> None:
     rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     (records / f"environment.{rank}.{attempt}.json").write_text(json.dumps(dict(os.environ)))
     failing = rank == 1 and (stubborn or attempt == 0)
-    if lonely:
-        sys.exit("on purpose" if failing else 0)  # without torch, which torchrun would import in each process
+    if lonely:  # without torch, which torchrun would import in each process
+        if failing:
+            _wait_for(
+                records / f"environment.0.{attempt}.json"
+            )  # torchrun kills the other one as soon as this one fails
+        sys.exit("on purpose" if failing else 0)
     import torch
     import torch.distributed as dist
 
@@ -28,6 +35,12 @@ def main(records: Path, *, stubborn: bool, lonely: bool) -> None:
     dist.barrier()
     (records / f"total.{rank}").write_text(str(total.item()))
     dist.destroy_process_group()
+
+
+def _wait_for(path: Path) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not path.exists() and time.monotonic() < until_s:
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":
