@@ -17,6 +17,7 @@ from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.secret_files import read_token
 from ..protocol.token import TOKEN_VARIABLE, FullToken, full, job_of
 from .display.plain import log_to_stderr
+from .ended_incidents import ended_incidents
 from .jobs.directories import checked_name
 from .joining.endpoints import endpoints
 from .joining.opening import required
@@ -78,7 +79,8 @@ async def _host(
     """Run a platform until its job is over; return the exit code."""
     peer = PlatformPeer(job, controllers, keys_from(token, job))
     try:
-        platform = factory(PlatformContext(job, tuple(controllers), token, chosen, peer.post))
+        incidents = ended_incidents(job, controllers, token)
+        platform = factory(PlatformContext(job, tuple(controllers), token, chosen, peer.post, incidents))
         peer.serve(platform)
         peer.introduce()
         leaving = asyncio.Event()

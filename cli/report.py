@@ -5,32 +5,23 @@ It replays the job's journal read-only, so it works while the job runs, after it
 
 import shutil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
 from rich.console import RenderableType
 
-from ..controller.endpoints.control_requests import (
-    IncidentsReply,
-    IncidentsRequest,
-    Refused,
-    Request,
-    StatusReply,
-    StatusRequest,
-)
+from ..controller.endpoints.control_requests import StatusReply, StatusRequest
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import Incident, JobStatus
 from .display.plain import echo, echo_as_it_is, echo_json
 from .display.terminal import Terminal
+from .ended_incidents import asked, incidents_after
 from .reaching import HereJob, JobElsewhere, operator_options, reached
 from .views.incident_data import report_json
 
 WIDTH = 100
 NARROWEST = 80  # tables of ranks do not fit on less
-ASK_S = 10.0
-
-_Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
 
 @click.command("report")
@@ -111,22 +102,8 @@ def load_status(job_directory: Path) -> JobStatus:
 
 def ask_for_status(job: JobElsewhere) -> JobStatus:
     """Ask a job's controller for its status, and for all incidents, page by page. Raises MidstepError."""
-    told = _expected(job, StatusRequest(), StatusReply).status
-    incidents: list[Incident] = []
-    more = True
-    while more:
-        page = _expected(job, IncidentsRequest(incidents[-1].number if incidents else 0), IncidentsReply)
-        incidents.extend(page.incidents)
-        more = page.more and bool(page.incidents)
-    return msgspec.structs.replace(told, incidents=tuple(incidents), incidents_left_out=0)
-
-
-def _expected(job: JobElsewhere, request: Request, kind: type[_Answer]) -> _Answer:
-    reply = job.ask(request, ASK_S)
-    if isinstance(reply, kind):
-        return reply
-    why = reply.reason if isinstance(reply, Refused) else "its controller gave another answer"
-    raise MidstepError(f"{job.name}: {why}.")
+    told = asked(job, StatusRequest(), StatusReply).status
+    return msgspec.structs.replace(told, incidents=tuple(incidents_after(job, 0)), incidents_left_out=0)
 
 
 def print_story(job_directory: Path, number: int | None) -> None:

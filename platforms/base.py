@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from ..protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, PlatformJoined, Report
 from ..protocol.token import FullToken
 
@@ -50,6 +52,28 @@ class Platform(Protocol):
         ...
 
 
+class EndedIncident(msgspec.Struct, frozen=True):
+    """An incident that is over, for those who look at the platform.
+
+    `rung`: the one taken last, or "". `text`: a line. `nodes`: where its faults were seen. `stopped`: it ended the job.
+    """
+
+    number: int
+    rung: str
+    text: str
+    nodes: tuple[str, ...]
+    stopped: bool = False
+
+
+EndedIncidents = Callable[[int], Awaitable[tuple[EndedIncident, ...]]]
+"""Return the incidents of the job that are over and have higher numbers. Raises MidstepError without an answer."""
+
+
+async def no_incidents(after: int) -> tuple[EndedIncident, ...]:
+    """Return none: nobody can be asked."""
+    return ()
+
+
 @dataclass(frozen=True)
 class PlatformContext:
     """What a platform is made with, in the running loop. `options`: those of `midstep platform --option`."""
@@ -59,6 +83,7 @@ class PlatformContext:
     token: FullToken
     options: Mapping[str, str]
     post: Post
+    incidents: EndedIncidents = no_incidents
 
 
 PlatformCheck = Callable[[PlatformContext], Awaitable[None]]

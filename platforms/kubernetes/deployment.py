@@ -24,6 +24,7 @@ class OwnDeployment:
         self._name = name
         self._reference: dict[str, Any] | None = None
         self.avoided: tuple[str, ...] = ()
+        self.incidents = 0  # how many are written on it
 
     async def reference(self) -> dict[str, Any]:
         """Return what makes it the owner of another object. Raises RequestRefused, Unavailable."""
@@ -31,9 +32,11 @@ class OwnDeployment:
             found = await self._api.deployment(self._name)
             if found is None:
                 raise RequestRefused(f"there is no Deployment {self._name} that could own a pod")
-            written = (found["metadata"].get("annotations") or {}).get(names.AVOIDED, "")
-            for host in filter(None, written.split(",")):
+            written = found["metadata"].get("annotations") or {}
+            for host in filter(None, written.get(names.AVOIDED, "").split(",")):
                 self.avoid(host)
+            count = written.get(names.INCIDENTS, "")
+            self.incidents = int(count) if count.isdecimal() else 0
             self._reference = names.owner_reference("Deployment", "apps/v1", self._name, found["metadata"]["uid"])
         return self._reference
 
@@ -45,6 +48,11 @@ class OwnDeployment:
     async def write(self) -> None:
         """Write down which hosts are avoided, for the next platform process."""
         await self._patch({"metadata": {"annotations": {names.AVOIDED: ",".join(self.avoided)}}})
+
+    async def write_incident(self, number: int, text: str) -> None:
+        """Write down the last incident, in a line; the next platform process goes on behind it."""
+        self.incidents = number
+        await self._patch({"metadata": {"annotations": {names.INCIDENTS: str(number), names.LAST_INCIDENT: text}}})
 
     async def end(self, end: EndJob) -> None:
         """Write down how the job has ended, and have no controller any more."""

@@ -35,6 +35,11 @@ class PodFleet:
         """Return the names of all pods that are in the API, whatever their nodes are."""
         return [member.pod.name for member in self._members.values() if member.pod is not None]
 
+    def pod(self, node: str) -> PodReading | None:
+        """Return the pod of a node that is in the API."""
+        member = self._members.get(node)
+        return None if member is None else member.pod
+
     def has_running(self) -> bool:
         """Say whether the agent of some pod has not ended."""
         return any(

@@ -15,6 +15,8 @@ SUBMIT = "submit"
 EXIT_CODE = f"{PREFIX}/exit-code"  # annotations of the Deployment of a job that has ended
 REASON = f"{PREFIX}/reason"
 AVOIDED = f"{PREFIX}/avoided-hosts"
+INCIDENTS = f"{PREFIX}/incidents"  # how many there have been, and the last one in a line
+LAST_INCIDENT = f"{PREFIX}/last-incident"
 
 HOST_LABEL = "kubernetes.io/hostname"
 

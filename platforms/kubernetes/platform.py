@@ -20,6 +20,7 @@ from . import names
 from .api import Api, RequestRefused, Unavailable
 from .deployment import OwnDeployment
 from .fleet import PodFleet, Word
+from .incident_events import IncidentEvents
 from .pods import agent_pod
 from .preflight import check_rights
 from .readings import read_host, read_pod
@@ -49,6 +50,7 @@ class KubernetesPlatform:
         self._controllers = [f"{host}:{settings.port}" for host in (address, name) if host]
         self._fleet = PodFleet()
         self._own = OwnDeployment(api, names.of_job(settings.job))
+        self._events = IncidentEvents(api, self._own, context.incidents, self._fleet.pod)
         self._end: EndJob | None = None
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,6 +64,7 @@ class KubernetesPlatform:
                 on_event=self._take_pod,
             )
         )
+        self._start(self._events.follow())
         if settings.watch_nodes:
             self._start(watch("nodes", api.hosts, api.watch_hosts, on_all=self._take_hosts, on_event=self._take_host))
 
@@ -95,6 +98,7 @@ class KubernetesPlatform:
     def end_job(self, command: EndJob) -> None:
         """Take note of the end."""
         self._end, self._fleet.ended = command, True
+        self._start(self._events.look())  # while the controller can still be asked
 
     async def close(self) -> None:
         """Delete all pods, write down how the job has ended, and have no controller any more. Idempotent."""

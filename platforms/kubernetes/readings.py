@@ -36,6 +36,7 @@ class PodReading(msgspec.Struct, frozen=True):
     end: str = ""
     going_s: float | None = None
     waits_for: str = ""  # why it does not run yet
+    uid: str = ""
 
 
 class HostReading(msgspec.Struct, frozen=True):
@@ -59,6 +60,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodReading:
         end=_end(status) if phase is PodPhase.ENDED else "",
         going_s=float(metadata.get("deletionGracePeriodSeconds") or 0) if going else None,
         waits_for=_obstacle(status) if phase is PodPhase.PENDING else "",
+        uid=metadata.get("uid") or "",
     )
 
 

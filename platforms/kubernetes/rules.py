@@ -31,6 +31,7 @@ RIGHTS = (
         "how the job ended, which hosts are to be avoided, and no controller after the end",
         named=True,
     ),
+    ApiRight("", "events", "create", "incidents are shown by `kubectl describe`"),
 )
 
 # A Role cannot give these; `--watch-nodes` has them in a ClusterRole.

@@ -124,6 +124,15 @@ class ManagedJob:
         """Return the name of a node's pod."""
         return f"midstep-{self.name}-{node}"
 
+    def events(self) -> set[tuple[str, str]]:
+        """Return what Events of midstep's are about, by kind and name, and their reasons."""
+        found = self.cluster.get("events")["items"]
+        return {
+            ("/".join((each["involvedObject"]["kind"], each["involvedObject"]["name"])), each["reason"])
+            for each in found
+            if each["source"].get("component") == "midstep" and f"midstep-{self.name}" in each["involvedObject"]["name"]
+        }
+
     def controller_host(self) -> str:
         """Return the name of the machine on which its controller is."""
         chosen = f"midstep.io/job={self.name},midstep.io/role=controller"

@@ -26,7 +26,12 @@ def test_a_killed_rank_a_forced_pod_a_deleted_pod_and_a_lost_machine_change_no_b
     job.execute(node, "kill", "-9", str(status["ranks"][rank]["pid"]))
     job.open_gate(KILLED)
 
-    node, ranks = victim(job, job.held_at(FORCED))
+    status = job.held_at(FORCED)
+    shown = {
+        (f"{kind}/midstep-managed{name}", "RecoverInPlace") for kind, name in (("Deployment", ""), ("Pod", f"-{node}"))
+    }
+    cluster.until(lambda: job.events() == shown, "the Events of the incident")
+    node, ranks = victim(job, status)
     hit.append(ranks)
     cluster.kubectl("delete", "pod", job.pod_of(node), "--grace-period=0", "--force")
     job.open_gate(FORCED)

@@ -112,18 +112,23 @@ class ApiServer:
         allowed = (asked["verb"], asked["resource"], asked.get("name") or "") not in self.forbidden
         return 201, {**review, "status": {"allowed": allowed}}
 
+    def _make(self, plural: str, name: str, body: Object) -> tuple[int, Object]:
+        key = (plural, name)
+        full = plural == "pods" and len(self.pods()) >= self.most_pods
+        if ("create", plural, "") in self.forbidden or (full and key not in self.objects):
+            return 403, _status(403)
+        if key in self.objects:
+            return 409, _status(409)
+        self.put(plural, {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}"}}, "ADDED")
+        return 201, self.objects[key]
+
     def _do(self, method: str, path: str, query: dict[str, list[str]], body: Object) -> tuple[int, Object]:
         parts = path.split("/")
         listed = parts[-1] in _KINDS or parts[-2:-1] == ["namespaces"] or method == "POST"
         plural, name = (parts[-1], body.get("metadata", {}).get("name", "")) if listed else (parts[-2], parts[-1])
         key = (plural, name)
         if method == "POST":
-            full = plural == "pods" and len(self.pods()) >= self.most_pods
-            if key in self.objects or full:
-                code = 403 if full and key not in self.objects else 409
-                return code, _status(code)
-            self.put(plural, {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}"}}, "ADDED")
-            return 201, self.objects[key]
+            return self._make(plural, name, body)
         if listed:
             found = [each for (kind, _), each in self.objects.items() if kind == plural]
             return 200, {"kind": "List", "metadata": {"resourceVersion": str(self._version)}, "items": found}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from midstep.platforms.base import PlatformContext
-from midstep.platforms.kubernetes import watching
+from midstep.platforms.base import EndedIncident, EndedIncidents, PlatformContext, no_incidents
+from midstep.platforms.kubernetes import incident_events, watching
 from midstep.platforms.kubernetes.platform import KubernetesPlatform, kubernetes_platform
 from midstep.platforms.kubernetes.settings import Settings, encode
-from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.errors import ConfigurationError, MidstepError
 from midstep.protocol.messages import (
     CreateNode,
     DeleteNode,
@@ -66,16 +66,19 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+async def bench(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, incidents: EndedIncidents = no_incidents
+) -> AsyncIterator[Bench]:
     """Run a platform of the job `demo`."""
     monkeypatch.setattr(watching, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(incident_events, "LOOK_S", LIMIT_S if incidents is no_incidents else 0.05)
     async with served(folder) as (api, config):
         monkeypatch.setenv("KUBECONFIG", str(config))
         api.put("deployments", dict(OWNER))
         file = folder / "settings.json"
         file.write_text(encode(Settings("demo", "image")))
         told: list[Report] = []
-        context = PlatformContext("demo", (), new_token(job="demo"), {"settings": str(file)}, told.append)
+        context = PlatformContext("demo", (), new_token(job="demo"), {"settings": str(file)}, told.append, incidents)
         platform = kubernetes_platform(context)
         await asyncio.sleep(0)
         try:
@@ -236,3 +239,86 @@ def test_options_that_are_not_known_are_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="image"):
         kubernetes_platform(context)
+
+
+MARKED = {"midstep.io/incidents": "2"}
+HAD = (
+    EndedIncident(1, "recover_in_place", "Incident 1: RESUMED; exit: rank 0 on node0", ("node0",)),
+    EndedIncident(2, "", "Incident 2: DISMISSED; stall", ("node7",)),
+    EndedIncident(3, "stop", "Incident 3: STOPPED; exit: rank 1 on node0", ("node0",), stopped=True),
+)
+
+
+def teller(had: list[EndedIncident], asked: list[int]) -> EndedIncidents:
+    """Return what tells of the incidents of a list, and does not answer at first."""
+
+    async def after(number: int) -> tuple[EndedIncident, ...]:
+        asked.append(number)
+        if len(asked) == 1:
+            raise MidstepError("no controller leads")
+        return tuple(each for each in had if each.number > number)
+
+    return after
+
+
+def shown(api: ApiServer) -> list[tuple[str, str, str, str]]:
+    """Return kind and name of what Events are about, their type and reason."""
+    events = [found for (plural, _), found in api.objects.items() if plural == "events"]
+    return [
+        (each["involvedObject"]["kind"], each["involvedObject"]["name"], each["type"], each["reason"])
+        for each in events
+    ]
+
+
+def test_each_incident_that_is_over_is_an_event_of_the_job_and_of_the_pods_with_its_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    had: list[EndedIncident] = []
+    asked: list[int] = []
+    job = "Deployment", "midstep-demo"
+
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch, teller(had, asked)) as it:
+            await it.running()
+            had.append(HAD[0])
+            expected = [(*job, "Normal", "RecoverInPlace"), ("Pod", POD, "Normal", "RecoverInPlace")]
+            await it.until(lambda: shown(it.api) == expected)
+            had.extend(HAD[1:])
+            expected += [(*job, "Normal", "Dismissed"), (*job, "Warning", "Stop"), ("Pod", POD, "Warning", "Stop")]
+            await it.until(lambda: shown(it.api) == expected)
+            await it.until(lambda: asked[-1] == 3)
+            written = it.api.objects["deployments", "midstep-demo"]["metadata"]["annotations"]
+            assert (written["midstep.io/incidents"], written["midstep.io/last-incident"]) == ("3", HAD[2].text)
+
+    asyncio.run(scenario())
+
+
+def test_the_next_platform_process_shows_no_incident_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch, teller(list(HAD), asked)) as it:
+            found = it.api.objects["deployments", "midstep-demo"]
+            it.api.put("deployments", {**found, "metadata": {**found["metadata"], "annotations": MARKED}})
+            await it.until(lambda: len(asked) > 2)
+            assert asked[0] == 2
+            assert [name for _, name, _, _ in shown(it.api)] == ["midstep-demo"]
+
+    asyncio.run(scenario())
+
+
+def test_an_account_that_may_not_write_events_costs_the_job_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
+
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch, teller(list(HAD), asked)) as it:
+            it.api.forbidden.add(("create", "events", ""))
+            await it.running()
+            await it.until(lambda: asked[-1:] == [3])
+            assert shown(it.api) == []
+
+    asyncio.run(scenario())
+    assert [each.message for each in caplog.records if "not shown as Events" in each.message] != []
+    assert len([each for each in caplog.records if "not shown as Events" in each.message]) == 1
