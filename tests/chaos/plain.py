@@ -19,10 +19,8 @@ def main(records: Path, *, stubborn: bool, lonely: bool) -> None:
     (records / f"environment.{rank}.{attempt}.json").write_text(json.dumps(dict(os.environ)))
     failing = rank == 1 and (stubborn or attempt == 0)
     if lonely:  # without torch, which torchrun would import in each process
-        if failing:
-            _wait_for(
-                records / f"environment.0.{attempt}.json"
-            )  # torchrun kills the other one as soon as this one fails
+        if failing:  # torchrun kills the other one then
+            _wait_for(records / f"environment.0.{attempt}.json")
         sys.exit("on purpose" if failing else 0)
     import torch
     import torch.distributed as dist
