@@ -70,7 +70,7 @@ EndedIncidents = Callable[[int], Awaitable[tuple[EndedIncident, ...]]]
 
 
 async def no_incidents(after: int) -> tuple[EndedIncident, ...]:
-    """Return none: nobody can be asked."""
+    """Return none: there is no controller to ask."""
     return ()
 
 

@@ -50,7 +50,7 @@ class OwnDeployment:
         await self._patch({"metadata": {"annotations": {names.AVOIDED: ",".join(self.avoided)}}})
 
     async def write_incident(self, number: int, text: str) -> None:
-        """Write down the last incident, in a line; the next platform process goes on behind it."""
+        """Write down the last incident, in a line; the next platform process shows those after it."""
         self.incidents = number
         await self._patch({"metadata": {"annotations": {names.INCIDENTS: str(number), names.LAST_INCIDENT: text}}})
 
