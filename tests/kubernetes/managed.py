@@ -120,6 +120,10 @@ class ManagedJob:
         """Wait until a node is a spare."""
         self.until(lambda status: any(node["state"] == "spare" for node in status["nodes"]), "a spare")
 
+    def until_pausing(self) -> None:
+        """Wait until the ranks, which are held, were told at which step to stop: not one behind the next gate."""
+        self.until(lambda status: status["phase"] == "pausing", "a boundary")
+
     def pod_of(self, node: str) -> str:
         """Return the name of a node's pod."""
         return f"midstep-{self.name}-{node}"

@@ -30,6 +30,7 @@ def test_a_drain_and_a_taint_move_ranks_between_two_steps_and_no_step_is_repeate
     host = cluster.machine_of(job.pod_of(node)).name
     chosen = ("--pod-selector", f"midstep.io/job={job.name}", "--ignore-daemonsets", "--delete-emptydir-data")
     cluster.kubectl("drain", host, *chosen, "--force", "--timeout=1s", check=False)
+    job.until_pausing()
     job.open_gate(EVICTED)
     left(job, node)
     status = job.held_at(TAINTED)
@@ -39,6 +40,7 @@ def test_a_drain_and_a_taint_move_ranks_between_two_steps_and_no_step_is_repeate
     node, _ = victim(job, status)
     host = cluster.machine_of(job.pod_of(node)).name
     cluster.kubectl("taint", "nodes", host, f"{TAINT}=now:NoExecute")
+    job.until_pausing()
     job.open_gate(TAINTED)
     left(job, node)
     job.held_at(END)

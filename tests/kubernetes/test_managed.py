@@ -48,6 +48,7 @@ def test_a_killed_rank_a_forced_pod_a_deleted_pod_and_a_lost_machine_change_no_b
 
     node, _ = victim(job, status)
     cluster.kubectl("delete", "pod", job.pod_of(node), "--wait=false")
+    job.until_pausing()
     job.open_gate(DELETED)
     job.until(lambda now: all(each["node"] != node for each in now["ranks"]), "the ranks to have moved")
     job.held_at(END)
