@@ -69,7 +69,7 @@ mutants: $(INSTALLED)  ## break the product on purpose, piece by piece: explorat
 chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS="--device fake" for all on the fake device
 	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)
 
-soak: $(INSTALLED)  ## the tests that take too long for `make test`, but not the night's: about ten minutes; KILLS=60 in one job
+soak: $(INSTALLED)  ## the tests that take too long for `make test`, but not the night's: a quarter of an hour; KILLS=60 in one job
 	MIDSTEP_SIM_SEEDS=1000000:2000000 MIDSTEP_SIM_INCIDENTS=6000 $(BIN)/python -m pytest tests/simulation/test_campaign.py
 	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),60) $(BIN)/python -m pytest -m "soak and not nightly" -n $(WORKERS) \
 		$(SPREAD) tests/chaos tests/attack tests/simulation $(TESTS)
