@@ -29,6 +29,7 @@ class ApiServer:
         self.most_pods = 1000
         self.forbidden: set[tuple[str, str, str]] = set()  # verb, resource, and the name of an object or ""
         self._version = 0
+        self._told: list[tuple[int, str, str, Object]] = []  # version, plural, operation, object
         self._watchers: list[tuple[str, asyncio.StreamWriter]] = []
 
     def put(self, plural: str, found: Object, operation: str = "MODIFIED") -> None:
@@ -42,7 +43,9 @@ class ApiServer:
         """Take an object away."""
         found = self.objects.pop((plural, name), None)
         if found is not None:
-            self._tell(plural, "DELETED", found)
+            self._version += 1
+            metadata = {**found["metadata"], "resourceVersion": str(self._version)}
+            self._tell(plural, "DELETED", {**found, "metadata": metadata})
 
     def end_watches(self, status: int | None = None) -> None:
         """Cut all watches; with a status, after saying that."""
@@ -59,6 +62,7 @@ class ApiServer:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _tell(self, plural: str, operation: str, found: Object) -> None:
+        self._told.append((self._version, plural, operation, found))
         for kind, writer in self._watchers:
             if kind == plural and not writer.is_closing():
                 self._send(writer, {"type": operation, "object": found})
@@ -92,8 +96,10 @@ class ApiServer:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
             plural = path.rpartition("/")[2]
             self._watchers.append((plural, writer))
-            for found in self._since(plural, int(query.get("resourceVersion", ["0"])[0])):
-                self._send(writer, {"type": "MODIFIED", "object": found})
+            listed = int(query.get("resourceVersion", ["0"])[0])
+            for version, kind, operation, found in self._told:
+                if kind == plural and version > listed:
+                    self._send(writer, {"type": operation, "object": found})
             await reader.read()  # until the other end is gone
             return False
         sent = json.loads(body) if body else {}
@@ -101,11 +107,6 @@ class ApiServer:
         code, found = self._review(sent) if reviewed else self._do(method, path, query, sent)
         await _write(writer, code, found)
         return True
-
-    def _since(self, plural: str, version: int) -> list[Object]:
-        """Return what was changed between a listing and the watch that follows it; what was removed is not known."""
-        found = [each for (kind, _), each in self.objects.items() if kind == plural]
-        return [each for each in found if int(each["metadata"].get("resourceVersion", "0")) > version]
 
     def _review(self, review: Object) -> tuple[int, Object]:
         asked = review["spec"]["resourceAttributes"]

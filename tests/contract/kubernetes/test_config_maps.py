@@ -84,7 +84,7 @@ def test_what_changed_while_the_watch_was_interrupted_is_reported_once(
     async def scenario(server: ApiServer, reports: list[FaultReport], until: Until) -> None:
         server.put("configmaps", config_map("A1"), "ADDED")
         await until(1)
-        server.objects["configmaps", NAME] = config_map("A1", "B2")
+        server.objects["configmaps", NAME] = config_map("A1", "B2")  # told of in the next listing only
         server.failures = [503]
         server.end_watches(status)
         await until(2)
