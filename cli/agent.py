@@ -14,6 +14,7 @@ import msgspec
 from ..agent.main import AgentOptions, serve
 from ..agent.own_program import read_program
 from ..protocol.agent_end import AgentEnd, write_agent_end
+from ..protocol.controller_addresses import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError, NotAdmitted
 from ..protocol.exits import NOT_ADMITTED
 from ..protocol.private_files import make_private_directory
@@ -24,7 +25,6 @@ from .display.rank_output import RankOutput
 from .jobs.directories import base_directory, checked_name
 from .jobs.run_directory import claim_free_run_directory
 from .joining.admission import JOIN_S, Wishes, admitted
-from .joining.endpoints import endpoints
 from .token import token_file_option
 
 _LOOPBACK = "127.0.0.1"

@@ -11,6 +11,7 @@ import msgspec
 from ..controller.endpoints.control_requests import Reply, Request
 from ..controller.endpoints.control_socket import NoController, ask
 from ..controller.endpoints.operator_client import ask_from_elsewhere
+from ..protocol.controller_addresses import endpoints
 from ..protocol.errors import ConfigurationError
 from ..protocol.secret_files import read_token
 from ..protocol.token import RoleToken, job_of, operating
@@ -105,8 +106,6 @@ def reached_from_elsewhere(job: str | None, controller: str | None, token_file: 
 
 
 def _elsewhere(job: str | None, controller: str, token_file: Path | None) -> JobElsewhere:
-    from .joining.endpoints import endpoints
-
     in_environment = os.environ.get(TOKEN_FILE_VARIABLE)
     file = token_file or (Path(in_environment) if in_environment else None)
     token = read_token(file, os.environ)

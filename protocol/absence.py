@@ -5,16 +5,19 @@ there is no controller the training continues; only after `leave_s` a node gives
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from itertools import cycle
 
+from .controller_addresses import each_address
 from .errors import ConfigurationError
 from .link import ControllerLink
+from .time_limit import within
 
 LOOK_S = 0.25
 CONNECT_AGAIN_S = 3.0  # at the only endpoint
 NEXT_S = 0.75  # at the next one of several: on a slow link a handshake takes half of that
+RESOLVE_S = 5.0  # for a name server to say which addresses there are
 
 _log = logging.getLogger(__name__)
 
@@ -25,12 +28,13 @@ class Absence:
     def __init__(
         self, link: ControllerLink, endpoints: Sequence[str], on_leave: Callable[[], None] = lambda: None
     ) -> None:
-        """`endpoints`: where controllers may listen; they are tried in turn, the present one last."""
+        """`endpoints`: where controllers may listen; all their addresses are tried in turn, the present one last."""
         self.leave_s = float("inf")
         self._link = link
-        others = [each for each in endpoints if each != link.endpoint]
-        self._endpoints = cycle([*others, link.endpoint])
-        self._again_s = NEXT_S if others else CONNECT_AGAIN_S
+        self._endpoints = tuple(endpoints)
+        self._next: list[str] = []  # addresses that are to be tried in this turn
+        self._again_s = NEXT_S
+        self._resolving: asyncio.Task[None] | None = None
         self._on_leave = on_leave
         self._loop = asyncio.get_running_loop()
         self._here_s = self._tried_s = self._loop.time()
@@ -39,18 +43,36 @@ class Absence:
     def close(self) -> None:
         """Stop watching. Idempotent."""
         self._timer.cancel()
+        if self._resolving is not None:
+            self._resolving.cancel()
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_S, self._look)
         now = self._loop.time()
         if self._link.connected:
             self._here_s = self._tried_s = now
+            self._next.clear()
         elif now - self._here_s > self.leave_s:
             self._timer.cancel()
             self._on_leave()
+        elif not self._next:
+            if self._resolving is None:
+                self._resolving = self._loop.create_task(self._resolve())
         elif now - self._tried_s >= self._again_s:
             self._tried_s = now
             try:
-                self._link.connect_to(next(self._endpoints))
+                self._link.connect_to(self._next.pop(0))
             except ConfigurationError as error:
                 _log.warning("%s", error)
+
+    async def _resolve(self) -> None:
+        """Begin a turn: look up where controllers may be by now."""
+        try:
+            found = self._endpoints
+            with contextlib.suppress(TimeoutError):
+                found = await within(RESOLVE_S, asyncio.to_thread(each_address, self._endpoints))
+            others = [each for each in found if each != self._link.endpoint]
+            self._next = [*others, *(each for each in found if each == self._link.endpoint)]
+            self._again_s = NEXT_S if others else CONNECT_AGAIN_S
+        finally:
+            self._resolving = None

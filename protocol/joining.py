@@ -7,12 +7,13 @@ who has another job's token is not left waiting.
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import zmq
 
 from .codec import PROTOCOL_VERSION, decode, encode
+from .controller_addresses import each_address
 from .enrolment import JOINING_FAMILY, EnrolmentRefused, EnrolmentRequested, NodeEnrolled, RefusedBecause
 from .errors import ConfigurationError, NotAdmitted, WireError
 from .handshake_watch import HandshakeWatch
@@ -52,9 +53,10 @@ def ask_for_admission(
     Raises NotAdmitted when the token is not the job's, or the controller refuses; ConfigurationError when none answers.
     """
     now = time.monotonic()
-    until_s, say_s, name_until_s, attempt = now + limit_s, now + SAY_S, now + NAME_FREE_S, 0
+    until_s, say_s, name_until_s = now + limit_s, now + SAY_S, now + NAME_FREE_S
+    in_turn = _in_turn(endpoints)
     while (now := time.monotonic()) < until_s and wanted():
-        endpoint = endpoints[attempt % len(endpoints)]
+        endpoint = next(in_turn)
         with _Asking(endpoint, invitation, request) as asking:
             answer = asking.answer(min(until_s, now + ATTEMPT_S))
         if isinstance(answer, NodeEnrolled):
@@ -63,7 +65,6 @@ def ask_for_admission(
             if answer.reason is not RefusedBecause.NAME_IN_USE or time.monotonic() >= name_until_s:
                 raise NotAdmitted(f"the controller at {endpoint} does not admit this node: {answer.detail}.")
             time.sleep(ASK_S)
-        attempt += 1
         if time.monotonic() >= say_s:
             say_s = time.monotonic() + SAY_S
             _log.warning("waiting for the controller of job %s at %s", invitation.job, ", ".join(endpoints))
@@ -127,6 +128,12 @@ class _Asking:
                 f"the token is not that of job {self._invitation.job} at {self._endpoint}: all machines need the "
                 "same token (--token-file, MIDSTEP_TOKEN) and the same name of the job (--rdzv-id)."
             )
+
+
+def _in_turn(endpoints: Sequence[str]) -> Iterator[str]:
+    """Yield all addresses in turn, for ever; names are looked up again for each turn."""
+    while True:
+        yield from each_address(endpoints)
 
 
 def _body(data: bytes) -> object:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ...agent.main import AgentOptions
+from ...protocol.controller_addresses import split
 from ...protocol.enrolment import LONGEST_NODE_NAME, EnrolmentRequested
 from ...protocol.joining import ask_for_admission
 from ...protocol.key_pairs import random_pair
@@ -15,7 +16,7 @@ from ...protocol.keys import JobKeys
 from ...protocol.private_files import make_private_directory
 from ...protocol.token import Invitation
 from ...protocol.types import node_address
-from .endpoints import address_towards, split
+from .own_addresses import address_towards
 
 KEYS_NAME = "keys"
 JOIN_S = 600.0  # torchrun's join_timeout

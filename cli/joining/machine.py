@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ...agent.own_program import OwnProgram, write_program
+from ...protocol.controller_addresses import endpoint
 from ...protocol.errors import ConfigurationError
 from ...protocol.private_files import make_private_directory
 from ...protocol.run_directories import RunDirectory
@@ -16,8 +17,8 @@ from ..jobs.run_directory import claim_free_run_directory
 from ..jobs.start import PreparedJob, Start, create_job, require_script
 from .admission import Wishes, host_name
 from .claim import EndpointClaim
-from .endpoints import endpoint, is_own, listening_at, own_addresses
 from .opening import require_unexpired
+from .own_addresses import is_own, listening_at, own_addresses
 from .role import RendezvousPoint
 
 _PROGRAM = "program.json"

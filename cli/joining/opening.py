@@ -8,7 +8,7 @@ from ...protocol.keys import JobKeys, JoiningTerms
 from ...protocol.operators import Role, family_of
 from ...protocol.token import FullToken, Token, expiry_text
 from ...protocol.types import DETECTOR_PREFIX, PLATFORM
-from .endpoints import is_loopback
+from .own_addresses import is_loopback
 
 _TCP = "tcp://"
 _ANY = "*"

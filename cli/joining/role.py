@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ...protocol.controller_addresses import DEFAULT_PORT, split
 from ...protocol.errors import ConfigurationError
 from .admission import JOIN_S
-from .endpoints import DEFAULT_PORT, split
 from .launch_environment import Launched
 
 AUTO = "auto"

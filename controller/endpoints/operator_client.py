@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 import zmq
 
+from ...protocol.controller_addresses import each_address
 from ...protocol.errors import NotAdmitted
 from ...protocol.handshake_watch import HandshakeWatch
 from ...protocol.keys import ClientKeys
@@ -44,7 +45,7 @@ def ask_from_elsewhere(endpoints: Sequence[str], token: RoleToken, request: Requ
     until_s = time.monotonic() + timeout_s
     asked: _Connection | None = None
     with ExitStack() as stack:
-        connections = [stack.enter_context(_connection(endpoint, token)) for endpoint in endpoints]
+        connections = [stack.enter_context(_connection(endpoint, token)) for endpoint in each_address(endpoints)]
         poller = zmq.Poller()
         for connection in connections:
             poller.register(connection.socket.raw, zmq.POLLIN)

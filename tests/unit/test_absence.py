@@ -7,14 +7,14 @@ import pytest
 
 from midstep.agent.own_program import OwnProgram, read_program, write_program
 from midstep.policies.schema import default_policy, job_settings
-from midstep.protocol import absence
+from midstep.protocol import absence, controller_addresses
 from midstep.protocol.absence import Absence
 from midstep.protocol.agent_end import AgentEnd, read_agent_end, write_agent_end
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.time_limit import within
 from midstep.protocol.types import JobSpec
 
-FIRST, SECOND = "tcp://a:1", "tcp://b:1"
+FIRST, SECOND = "tcp://192.0.2.10:1", "tcp://192.0.2.11:1"
 
 
 class _Link:
@@ -53,6 +53,23 @@ def test_an_agent_tries_all_endpoints_in_turn_and_leaves_when_none_answers_for_t
         return link
 
     assert asyncio.run(run()).tried[:4] == [SECOND, FIRST, SECOND, FIRST]
+
+
+def test_all_addresses_of_a_name_are_tried_and_looked_up_again(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind one name are all controllers of a job in Kubernetes, and the one that leads has another address now."""
+    there = iter([("192.0.2.1", "2001:db8::2"), ("192.0.2.3", "192.0.2.1")])
+    monkeypatch.setattr(controller_addresses, "resolved", lambda host: next(there) if host == "a" else ())
+
+    async def run() -> list[str]:
+        link = _Link()
+        watch = Absence(link, ["tcp://a:1", SECOND])  # type: ignore[arg-type]
+        while len(link.tried) < 6:
+            await asyncio.sleep(0)
+        watch.close()
+        return link.tried
+
+    first, last = ["tcp://192.0.2.1:1", "tcp://[2001:db8::2]:1"], ["tcp://192.0.2.3:1", "tcp://192.0.2.1:1"]
+    assert asyncio.run(run()) == [*first, SECOND, *last, SECOND]
 
 
 def test_an_agent_that_is_connected_stays_however_long_it_hears_nothing(quick: None) -> None:

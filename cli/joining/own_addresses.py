@@ -1,4 +1,4 @@
-"""Where controllers listen, as users write it, and which addresses this machine has."""
+"""Which addresses this machine has, and where a controller listens so that all can reach it."""
 
 import ipaddress
 import socket
@@ -6,49 +6,16 @@ from typing import Any
 
 import psutil
 
+from ...protocol.controller_addresses import endpoint, resolved
 from ...protocol.errors import ConfigurationError
 
-DEFAULT_PORT = 29_400  # torchrun's, with the c10d backend
-_TCP = "tcp://"
-_EVERYWHERE = ("0.0.0.0", "::")
-_LARGEST_PORT = 65_535
-
-
-def split(text: str) -> tuple[str, int]:
-    """Return host and port of `host`, `host:port` or `[address]:port`, also after tcp://. Raises ConfigurationError."""
-    rest = text.strip().removeprefix(_TCP)
-    host, separator, port = rest.rpartition(":")
-    if not separator or (host.count(":") and not host.endswith("]")) or rest.endswith("]"):
-        host, port = rest, str(DEFAULT_PORT)  # no port: a name, or an address of IPv6 as it is
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) <= _LARGEST_PORT:
-        raise ConfigurationError(f"{text!r} is no endpoint: write HOST:PORT, or [ADDRESS]:PORT for IPv6.")
-    return host, int(port)
-
-
-def endpoint(host: str, port: int) -> str:
-    """Return the endpoint of a host and a port."""
-    return f"{_TCP}[{host}]:{port}" if ":" in host else f"{_TCP}{host}:{port}"
-
-
-def endpoints(text: str) -> tuple[str, ...]:
-    """Return the endpoints of a list with commas. Raises ConfigurationError."""
-    return tuple(dict.fromkeys(endpoint(*split(each)) for each in text.split(",")))
+_EVERYWHERE = "0.0.0.0"
 
 
 def is_loopback(host: str) -> bool:
     """Say whether only this machine can reach what listens at a host: a name counts by what it means here."""
     addresses = resolved(host)
     return bool(addresses) and all(ipaddress.ip_address(each).is_loopback for each in addresses)
-
-
-def resolved(host: str) -> tuple[str, ...]:
-    """Return the addresses of a host; none if it is not known here."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return ()
-    return tuple(dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found))
 
 
 def own_addresses() -> tuple[str, ...]:
@@ -75,9 +42,9 @@ def listening_at(host: str, port: int) -> str:
     for a machine's own name), or is no address of this machine (that of a load balancer).
     """
     if not is_own(host, own_addresses()):
-        return endpoint(_EVERYWHERE[0], port)
+        return endpoint(_EVERYWHERE, port)
     if is_loopback(host) and not _is_address(host) and host != "localhost":
-        return endpoint(_EVERYWHERE[0], port)
+        return endpoint(_EVERYWHERE, port)
     return endpoint(host, port)
 
 

@@ -1,0 +1,55 @@
+"""Where controllers listen: as users write it, and each address that a name stands for."""
+
+import socket
+from collections.abc import Sequence
+
+from .errors import ConfigurationError
+
+DEFAULT_PORT = 29_400  # torchrun's, with the c10d backend
+_TCP = "tcp://"
+_LARGEST_PORT = 65_535
+
+
+def split(text: str) -> tuple[str, int]:
+    """Return host and port of `host`, `host:port` or `[address]:port`, also after tcp://. Raises ConfigurationError."""
+    rest = text.strip().removeprefix(_TCP)
+    host, separator, port = rest.rpartition(":")
+    if not separator or (host.count(":") and not host.endswith("]")) or rest.endswith("]"):
+        host, port = rest, str(DEFAULT_PORT)  # no port: a name, or an address of IPv6 as it is
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) <= _LARGEST_PORT:
+        raise ConfigurationError(f"{text!r} is no endpoint: write HOST:PORT, or [ADDRESS]:PORT for IPv6.")
+    return host, int(port)
+
+
+def endpoint(host: str, port: int) -> str:
+    """Return the endpoint of a host and a port."""
+    return f"{_TCP}[{host}]:{port}" if ":" in host else f"{_TCP}{host}:{port}"
+
+
+def endpoints(text: str) -> tuple[str, ...]:
+    """Return the endpoints of a list with commas. Raises ConfigurationError."""
+    return tuple(dict.fromkeys(endpoint(*split(each)) for each in text.split(",")))
+
+
+def resolved(host: str) -> tuple[str, ...]:
+    """Return the addresses of a host; none if it is not known here. Asks the name server."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found))
+
+
+def each_address(given: Sequence[str]) -> tuple[str, ...]:
+    """Return endpoints, with one for each address in the place of a name that stands for several.
+
+    libzmq connects to the first address of a name only. Behind the name of a headless Service in Kubernetes are all
+    controllers of a job, and one of them leads. A name with one address stays, and so does one that is not known.
+    """
+    found: dict[str, None] = {}
+    for each in given:
+        host, port = split(each)
+        addresses = resolved(host)
+        found.update(dict.fromkeys([each] if len(addresses) < 2 else [endpoint(one, port) for one in addresses]))
+    return tuple(found)
