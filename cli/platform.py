@@ -1,29 +1,38 @@
 """`midstep platform`: what makes a job's nodes, as a process of its own beside the job's controllers."""
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ..platforms.base import PlatformContext, PlatformFactory
 from ..platforms.peer import PlatformPeer, keys_from
 from ..platforms.registry import platform_check, platform_factory
+from ..protocol.controller_addresses import endpoints, split
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.secret_files import read_token
+from ..protocol.time_limit import within
 from ..protocol.token import TOKEN_VARIABLE, FullToken, full, job_of
 from .display.plain import log_to_stderr
 from .ended_incidents import ended_incidents
 from .jobs.directories import checked_name
-from .joining.endpoints import endpoints
 from .joining.opening import required
 from .token import token_file_option
 
 LEFT = 75  # the job has not ended: start it again
+LEAVE_S = 10.0  # with --standby: how long the controller may be away before another one is taken to lead
+_LOOK_S = 0.25
+_CONNECT_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 @click.command("platform")
@@ -34,6 +43,12 @@ LEFT = 75  # the job has not ended: start it again
 @click.option(
     "-o", "--option", "given", multiple=True, metavar="KEY=VALUE", help="An option of the platform. Repeatable."
 )
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="Wait for as long as no controller listens there: one that stands by does not. Leave, to be started again, "
+    "when the one that was served has been away for 10 s. For a platform beside each of several controllers.",
+)
 @click.option("--check", is_flag=True, help="Only say whether it has what it needs, such as rights, and end.")
 def command(
     *,
@@ -42,6 +57,7 @@ def command(
     controller: str | None,
     token_file: Path | None,
     given: tuple[str, ...],
+    standby: bool,
     check: bool,
 ) -> None:
     """Make, end and watch the nodes of a job, as its controller orders, on the platform NAME.
@@ -61,8 +77,8 @@ def command(
             return
         if controller is None:
             raise ConfigurationError("the platform needs --controller: where the job's controllers listen.")
-        factory = platform_factory(name)
-        sys.exit(asyncio.run(_host(factory, of_job, endpoints(controller), token, _options(given))))
+        context = PlatformContext(of_job, endpoints(controller), token, _options(given), lambda report: None)
+        sys.exit(asyncio.run(_host(platform_factory(name), context, standby=standby)))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
 
@@ -73,29 +89,52 @@ async def _check(name: str, job: str, token: FullToken, chosen: dict[str, str]) 
         await check(PlatformContext(job, (), token, chosen, lambda report: None))
 
 
-async def _host(
-    factory: PlatformFactory, job: str, controllers: Sequence[str], token: FullToken, chosen: dict[str, str]
-) -> int:
+async def _host(factory: PlatformFactory, context: PlatformContext, *, standby: bool) -> int:
     """Run a platform until its job is over; return the exit code."""
-    peer = PlatformPeer(job, controllers, keys_from(token, job))
+    leaving = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, leaving.set)
+    if standby:
+        _log.info("waits until a controller listens at %s", ", ".join(context.controllers))
+        await _first(leaving.wait(), _listens(context.controllers))
+        if leaving.is_set():
+            return LEFT
+    leave_s = LEAVE_S if standby else float("inf")
+    peer = PlatformPeer(context.job, context.controllers, keys_from(context.token, context.job), leave_s=leave_s)
     try:
-        incidents = ended_incidents(job, controllers, token)
-        platform = factory(PlatformContext(job, tuple(controllers), token, chosen, peer.post, incidents))
+        incidents = ended_incidents(context.job, context.controllers, context.token)
+        platform = factory(dataclasses.replace(context, post=peer.post, incidents=incidents))
         peer.serve(platform)
         peer.introduce()
-        leaving = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, leaving.set)
-        waits = [asyncio.ensure_future(event.wait()) for event in (peer.ended, leaving)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        await _first(peer.ended.wait(), peer.absent.wait(), leaving.wait())
         if not peer.ended.is_set():
             return LEFT
         await platform.close()
         return 0
     finally:
         await peer.close()
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait until one of them has ended, and end the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _listens(controllers: Sequence[str]) -> None:
+    """Wait until a controller listens at one of these endpoints, so that it leads."""
+    while True:
+        for host, port in map(split, controllers):
+            with contextlib.suppress(OSError):
+                _, writer = await within(_CONNECT_S, asyncio.open_connection(host, port))
+                writer.close()
+                return
+        await asyncio.sleep(_LOOK_S)
 
 
 def _options(given: Sequence[str]) -> dict[str, str]:

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from ..policies.schema import Policy
-from ..protocol.errors import MidstepError
+from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import JobSpec
 from .display.plain import echo
 from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, asked_for, options
-from .jobs.directories import base_directory, checked_name
+from .jobs.directories import base_directory, checked_name, is_job
 from .jobs.founding import found_in_directory
 from .jobs.start import new_name, policy_of, spec_of
 from .store import store_option
@@ -33,6 +33,7 @@ from .store import store_option
     metavar="NAME",
     help="The platform that makes the job's nodes (`midstep platform`).  [default: they join by themselves]",
 )
+@click.option("--if-absent", is_flag=True, help="Do nothing where there is a job of this name already.")
 @options(SHAPE, POLICY, PROGRAM, SCRIPT)
 def command(
     *,
@@ -40,6 +41,7 @@ def command(
     job: str | None,
     job_directory: Path | None,
     platform: str,
+    if_absent: bool,
     **chosen: Any,
 ) -> None:
     """Put a job into etcd, or into a directory: SCRIPT on NNODES x NPROC-PER-NODE ranks. Nothing runs yet.
@@ -54,20 +56,24 @@ def command(
         policy = policy_of(start)
         directory = (job_directory or base_directory() / name).absolute()
         spec = spec_of(start, name, policy, directory)
-        place = str(directory)
-        if store is None:
-            found_in_directory(directory, spec, policy, platform=platform)
+        place, is_new = str(directory), True
+        if store is not None:
+            place, is_new = _into_etcd(store, spec, policy, platform)
+        elif if_absent and is_job(directory):
+            is_new = False
         else:
-            place = _into_etcd(store, spec, policy, platform)
+            found_in_directory(directory, spec, policy, platform=platform)
+        if not is_new and not if_absent:
+            raise ConfigurationError(f"{place}: there is a job of this name already. Choose another --job.")
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
-    echo(f"{name}: submitted to {place}")
+    echo(f"{name}: {'submitted to' if is_new else 'is already at'} {place}")
 
 
-def _into_etcd(store: str, spec: JobSpec, policy: Policy, platform: str) -> str:
+def _into_etcd(store: str, spec: JobSpec, policy: Policy, platform: str) -> tuple[str, bool]:
+    """Return where the job is, and whether it is new there."""
     from ..controller.etcd.journal import submit
     from ..controller.etcd.place import access_of, parse_place
 
     place = parse_place(store, spec.job, access_of(os.environ))
-    submit(place, spec, policy, platform)
-    return str(place)
+    return str(place), submit(place, spec, policy, platform)

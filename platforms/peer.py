@@ -27,6 +27,7 @@ class PlatformPeer:
     `introduce` it; `close` it in the end.
 
     `endpoints`: where controllers may listen, tcp://; several are tried in turn. `lookup`: as in ControllerLink.
+    `absent` is set once no controller was there for `leave_s`.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class PlatformPeer:
         *,
         session: int = 0,
         lookup: Lookup | None = None,
+        leave_s: float = float("inf"),
     ) -> None:
         self._platform: Platform | None = None
+        self.absent = asyncio.Event()
         self.ended = asyncio.Event()  # the job is over
         self._link = ControllerLink(
             Mailbox(
@@ -53,7 +56,10 @@ class PlatformPeer:
             on_new_controller=self.introduce,
             lookup=lookup or (lambda: None),
         )
-        self._absence = Absence(self._link, endpoints) if lookup is None else None
+        self._absence: Absence | None = None
+        if lookup is None:
+            self._absence = Absence(self._link, endpoints, self.absent.set)
+            self._absence.leave_s = leave_s
 
     @property
     def endpoint(self) -> str:

@@ -17,7 +17,7 @@ import msgspec
 
 from ...policies.schema import Policy
 from ...protocol.dedup import SenderMemory
-from ...protocol.errors import ConfigurationError, ElectionLost, JournalError, StoreUnreachable
+from ...protocol.errors import ElectionLost, JournalError, StoreUnreachable
 from ...protocol.types import JobSpec
 from ..clock import Clock
 from ..events import Event
@@ -42,17 +42,16 @@ _encode_event = msgspec.msgpack.Encoder().encode
 _log = logging.getLogger(__name__)
 
 
-def submit(place: EtcdPlace, job: JobSpec, policy: Policy, platform: str = "") -> None:
-    """Found the journal of a new job; `platform`: see Founding.
+def submit(place: EtcdPlace, job: JobSpec, policy: Policy, platform: str = "") -> bool:
+    """Found the journal of a new job; `platform`: see Founding. Return False when there is one of that name.
 
-    Raises ConfigurationError when there is one of that name, JournalError.
+    Raises JournalError.
     """
     founding = msgspec.msgpack.encode(
         Founding(job, policy, False, time.time(), secrets.token_bytes(KEY_BYTES), platform)
     )
     with contextlib.closing(Etcd(place)) as etcd:
-        if etcd.change([absent(place.founding)], [put(place.founding, founding)]) is None:
-            raise ConfigurationError(f"{place}: there is a job of this name already. Choose another --job.")
+        return etcd.change([absent(place.founding)], [put(place.founding, founding)]) is not None
 
 
 class EtcdJournal:

@@ -1,0 +1,71 @@
+"""`midstep platform --standby`: a platform beside each of several controllers serves the one that leads."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from midstep.cli.platform import LEFT
+from midstep.platforms.peer import PlatformPeer, keys_from
+from midstep.protocol.time_limit import within
+from midstep.protocol.token import TOKEN_VARIABLE, new_token, token_text
+
+LONG_S = 60.0
+QUIET_S = 1.0
+
+
+def free_port() -> int:
+    """Return a port where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def waiting(port: int) -> Iterator[subprocess.Popen[str]]:
+    """Run a platform that waits for the controller at a port, and would end at once then: it lacks its settings."""
+    words = ["platform", "kubernetes", "--standby", "--controller", f"127.0.0.1:{port}", "--job", "demo"]
+    environment = {**os.environ, TOKEN_VARIABLE: token_text(new_token(job="demo"))}
+    platform = subprocess.Popen(
+        [sys.executable, "-m", "midstep.cli.main", *words], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert platform.stderr is not None
+        assert "waits until a controller listens" in platform.stderr.readline()
+        yield platform
+    finally:
+        platform.kill()
+        platform.communicate()
+
+
+def test_it_begins_when_its_controller_listens() -> None:
+    """A controller that stands by does not."""
+    port = free_port()
+    with waiting(port) as platform:
+        time.sleep(QUIET_S)
+        assert platform.poll() is None
+        with socket.create_server(("127.0.0.1", port)):
+            _, said = platform.communicate(timeout=LONG_S)
+    assert "the platform kubernetes takes --option settings=FILE" in said
+
+
+def test_it_leaves_when_it_is_told_to_while_it_waits() -> None:
+    with waiting(free_port()) as platform:
+        platform.terminate()
+        assert platform.wait(LONG_S) == LEFT
+
+
+def test_a_peer_says_when_there_was_no_controller_for_so_long() -> None:
+    async def run() -> None:
+        endpoints = [f"tcp://127.0.0.1:{free_port()}"]
+        peer = PlatformPeer("demo", endpoints, keys_from(new_token(job="demo"), "demo"), leave_s=0.1)
+        try:
+            await within(LONG_S, peer.absent.wait())
+        finally:
+            peer.disconnect()
+
+    asyncio.run(run())
