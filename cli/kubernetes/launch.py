@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 import yaml
 
 from ...platforms.kubernetes.objects import Submission, default_directory, manifests
-from ...platforms.kubernetes.settings import Settings, checked_job, parse_resource, parse_volume
+from ...platforms.kubernetes.settings import Settings, checked_controllers, checked_job, parse_resource, parse_volume
 from ...protocol.errors import ConfigurationError
 from ...protocol.secret_files import read_token
 from ...protocol.token import FullToken, full, new_token
@@ -22,6 +23,7 @@ from .options import PodFlags
 
 _log = logging.getLogger(__name__)
 _DEFAULT_NAMESPACE = "default"
+_RUN_BYTES = 4
 
 
 def launch(start: Start, flags: PodFlags, token_file: Path | None) -> int:
@@ -56,11 +58,15 @@ def settings_of(start: Start, flags: PodFlags) -> Settings:
         agent=_template(flags.pod_template),
         controller=_template(flags.controller_template),
         watch_nodes=flags.watch_nodes,
+        controllers=checked_controllers(flags.controllers, flags.store or ""),
+        store=_store(flags.store),
     )
-    if not settings.volumes and start.job_directory is None:
+    if not settings.volumes and not settings.store and start.job_directory is None:
         _log.warning(
             "without --volume the job's journal and its checkpoints are lost with their pods: name a claim for them"
         )
+    if settings.store and not settings.volumes and start.job_directory is None:
+        _log.warning("without --volume the job's checkpoints are lost with its pods: name a claim for them")
     return settings
 
 
@@ -80,6 +86,18 @@ def submission_of(start: Start, settings: Settings) -> Submission:
         directory=default_directory(settings) if start.job_directory is None else str(start.job_directory),
         policy=None if start.policy_file is None else start.policy_file.read_text(),
     )
+
+
+def _store(given: str | None) -> str:
+    """Return where in an etcd this run of the job is kept, or "" without one. Raises ConfigurationError.
+
+    Each run has a place of its own: a job of the same name in another namespace, or one that has ended, is not met.
+    """
+    if given is None:
+        return ""
+    from ...controller.etcd.place import parse_place
+
+    return str(parse_place(given, secrets.token_hex(_RUN_BYTES)))
 
 
 def _token(file: Path | None, job: str) -> FullToken:

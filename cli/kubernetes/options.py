@@ -8,6 +8,7 @@ import click
 import msgspec
 
 Decorator = Callable[[Any], Any]
+MOST_CONTROLLERS = 5
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -23,6 +24,8 @@ class PodFlags(msgspec.Struct, frozen=True):
     pod_template: Path | None = None
     controller_template: Path | None = None
     watch_nodes: bool = False
+    controllers: int = 1
+    store: str | None = None
 
 
 KUBERNETES: tuple[Decorator, ...] = (
@@ -56,6 +59,21 @@ KUBERNETES: tuple[Decorator, ...] = (
     ),
     click.option(
         "--controller-template", type=_FILE, metavar="FILE", help="Kubernetes: the same for the controller's pod."
+    ),
+    click.option(
+        "--controllers",
+        type=click.IntRange(1, MOST_CONTROLLERS),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Kubernetes: how many controllers the job has, each on a host of its own where that is possible. One "
+        "leads, and another takes over when it is lost. More than one takes --store.",
+    ),
+    click.option(
+        "--store",
+        metavar="URL",
+        help="Kubernetes: the etcd that keeps the job in the place of a volume, as its controllers reach it: "
+        "etcd://HOST:PORT[,HOST:PORT...][/PREFIX]; see docs/controllers.md.",
     ),
     click.option(
         "--watch-nodes",

@@ -20,10 +20,10 @@ POLICY_FILE = "policy.yaml"
 FILES = "/etc/midstep"
 OWN_FOLDER = "/var/lib/midstep"  # of the controller's pod, where the job has no volume
 _MOVES_AFTER_S = 5  # that the controller's machine does not answer
+_APART = 100  # the most that the scheduler can weigh
 # SIGTERM would stop the job, and the pod may only be on its way to another host. The journal takes a kill.
 _KILLED_BY_TERM = 'trap "kill -9 \\$!" TERM; "$@" & wait $!'
 _SETTINGS = ("--option", f"settings={FILES}/{SETTINGS_FILE}")
-_UNLESS_THERE = '[ -e "$0" ] || exec "$@"'
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -55,7 +55,10 @@ def manifests(settings: Settings, submission: Submission, token: FullToken, name
     ]
     if settings.watch_nodes:
         objects += [rules.cluster_role(settings, namespace), rules.cluster_binding(settings, namespace)]
-    return [_in_namespace(each, namespace) for each in [*objects, disruption_budget(settings, submission)]]
+    objects.append(disruption_budget(settings, submission))
+    if settings.controllers > 1:
+        objects.append(controllers_budget(settings))
+    return [_in_namespace(each, namespace) for each in objects]
 
 
 def secret(settings: Settings, token: FullToken) -> dict[str, Any]:
@@ -94,9 +97,17 @@ def disruption_budget(settings: Settings, submission: Submission) -> dict[str, A
     return {**_object(settings, "PodDisruptionBudget", "policy/v1"), "spec": spec}
 
 
+def controllers_budget(settings: Settings) -> dict[str, Any]:
+    """Return what keeps evictions from taking all controllers at once."""
+    budget = _object(settings, "PodDisruptionBudget", "policy/v1")
+    metadata = {**budget["metadata"], "name": f"{names.of_job(settings.job)}-controllers"}
+    selected = {"matchLabels": names.selected(settings.job, names.CONTROLLER)}
+    return {**budget, "metadata": metadata, "spec": {"maxUnavailable": 1, "selector": selected}}
+
+
 def deployment(settings: Settings, submission: Submission) -> dict[str, Any]:
-    """Return what keeps one controller running, and the platform beside it."""
-    pod = {
+    """Return what keeps the controllers running, and a platform beside each, which serves while that one leads."""
+    pod: dict[str, Any] = {
         "metadata": {"labels": names.labels(settings.job, role=names.CONTROLLER)},
         "spec": {
             "serviceAccountName": names.of_job(settings.job),
@@ -115,9 +126,13 @@ def deployment(settings: Settings, submission: Submission) -> dict[str, Any]:
             ],
         },
     }
+    if settings.controllers > 1:
+        same = {"labelSelector": {"matchLabels": names.selected(settings.job, names.CONTROLLER)}}
+        apart = {"weight": _APART, "podAffinityTerm": {**same, "topologyKey": names.HOST_LABEL}}
+        pod["spec"]["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}}
     spec = {
-        "replicas": 1,
-        "strategy": {"type": "Recreate"},  # two at once would only wait for each other
+        "replicas": settings.controllers,
+        "strategy": {"type": "Recreate"},  # of one journal on a volume, two at once would only wait for each other
         "selector": {"matchLabels": names.selected(settings.job, names.CONTROLLER)},
         "template": laid_over(pod, settings.controller),
     }
@@ -136,25 +151,35 @@ def _check(settings: Settings) -> dict[str, Any]:
 def _submit(settings: Settings, submission: Submission) -> dict[str, Any]:
     """Found the job, unless a pod before this one has done so."""
     policy = [] if submission.policy is None else ["--policy", f"{FILES}/{POLICY_FILE}"]
-    where = ["--job", settings.job, "--job-dir", submission.directory, "--platform", "kubernetes"]
-    words = ["midstep", "submit", *where, *policy, *submission.words]
-    journal = f"{submission.directory}/journal.sqlite"
-    return _container(settings, names.SUBMIT, ["sh", "-c", _UNLESS_THERE, journal, *words])
+    where = ["--job", settings.job, "--job-dir", submission.directory, "--platform", "kubernetes", "--if-absent"]
+    store = ["--store", settings.store] if settings.store else []
+    return _container(settings, names.SUBMIT, ["midstep", "submit", *store, *where, *policy, *submission.words])
 
 
 def _controller(settings: Settings, submission: Submission) -> dict[str, Any]:
-    listen = f"tcp://0.0.0.0:{settings.port}"
-    words = ["midstep", "controller", "--job-dir", submission.directory, "--listen", listen]
-    # The last one's lock is free when its host is known to be gone, which a lease of the file system may delay.
-    words += ["--wait", "60", "--token-file", f"{TOKEN_FOLDER}/token"]
+    words = ["midstep", "controller", "--listen", f"tcp://0.0.0.0:{settings.port}"]
+    words += ["--token-file", f"{TOKEN_FOLDER}/token"]
+    if settings.store:
+        own = f"{OWN_FOLDER}/{names.of_job(settings.job)}"  # that of the job is not this controller's alone
+        words += ["--store", settings.store, "--job", settings.job, "--job-dir", own]
+        words += ["--standby", "--name", "$(POD_NAME)"]
+    else:
+        # The last one's lock is free when its host is known to be gone, which a lease of the file system may delay.
+        words += ["--job-dir", submission.directory, "--wait", "60"]
     container = _container(settings, names.CONTROLLER, ["sh", "-c", _KILLED_BY_TERM, "sh", *words])
+    container["env"] += [
+        from_field("POD_NAME", "metadata.name"),
+        # So that operators' commands that are typed here reach the controller that leads.
+        {"name": "MIDSTEP_CONTROLLER", "value": f"{names.of_job(settings.job)}:{settings.port}"},
+        {"name": "MIDSTEP_TOKEN_FILE", "value": f"{TOKEN_FOLDER}/token"},
+    ]
     return {**container, "ports": [{"name": "midstep", "containerPort": settings.port}]}
 
 
 def _platform(settings: Settings) -> dict[str, Any]:
     words = ["midstep", "platform", "kubernetes", "--job", settings.job]
     words += ["--controller", f"127.0.0.1:{settings.port}", "--token-file", f"{TOKEN_FOLDER}/token"]
-    words += [*_SETTINGS, "--option", "address=$(POD_IP)"]
+    words += [*_SETTINGS, "--option", "address=$(POD_IP)", *(["--standby"] if settings.controllers > 1 else [])]
     container = _container(settings, names.PLATFORM, words)
     return {**container, "env": [*container["env"], from_field("POD_IP", "status.podIP")]}
 

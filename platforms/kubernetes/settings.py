@@ -37,6 +37,8 @@ class Settings(msgspec.Struct, frozen=True):
     controller: dict[str, Any] = {}
     port: int = PORT
     watch_nodes: bool = False  # cordons and taints; takes a ClusterRole
+    controllers: int = 1  # pods, of which one leads. Several take a store
+    store: str = ""  # the etcd that keeps the job, etcd://; else its journal is on the first volume
 
 
 def checked_job(name: str) -> str:
@@ -47,6 +49,16 @@ def checked_job(name: str) -> str:
             "letter or digit first and last."
         )
     return name
+
+
+def checked_controllers(controllers: int, store: str) -> int:
+    """Return how many controllers there are, if they can know of each other. Raises ConfigurationError."""
+    if controllers > 1 and not store:
+        raise ConfigurationError(
+            f"--controllers {controllers} needs --store etcd://HOST:PORT: several controllers elect one of them, and "
+            "keep the job, in an etcd. A journal on a volume has one at a time."
+        )
+    return controllers
 
 
 def parse_volume(text: str) -> Volume:

@@ -81,15 +81,18 @@ class ManagedJob:
 
     def status(self) -> dict[str, Any] | None:
         """Return what `midstep status --json` says beside its controller; None while it says nothing."""
-        words = (*MIDSTEP, "status", "--json", str(self.directory))
-        said = self.in_controller(*words)
+        said = self.in_controller(*MIDSTEP, "status", "--json")
         status: dict[str, Any] | None = json.loads(said) if said.startswith("{") else None
         return status
 
     def in_controller(self, *words: str) -> str:
-        """Run a command in the controller's container, and return what it prints; nothing if that cannot be done."""
-        where = ("exec", f"deploy/midstep-{self.name}", "-c", "controller", "--")
-        return self.cluster.kubectl(*where, *words, check=False, limit_s=_ASK_S)
+        """Run a command beside a controller, and return what it prints; nothing if that cannot be done."""
+        for pod in self.controller_pods():
+            where = ("exec", pod["metadata"]["name"], "-c", "controller", "--")
+            said = self.cluster.kubectl(*where, *words, check=False, limit_s=_ASK_S)
+            if said:
+                return said
+        return ""
 
     def until(self, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         """Wait until the status is as wanted, and return it."""
@@ -137,11 +140,24 @@ class ManagedJob:
             if each["source"].get("component") == "midstep" and f"midstep-{self.name}" in each["involvedObject"]["name"]
         }
 
+    def controller_pods(self) -> list[dict[str, Any]]:
+        """Return the pods of its controllers that run, on machines that do."""
+        chosen = f"midstep.io/job={self.name},midstep.io/role=controller"
+        found: list[dict[str, Any]] = self.cluster.get("pods", "-l", chosen)["items"]
+        return [
+            pod for pod in found if pod["status"]["phase"] == "Running" and self.cluster.is_on(pod["spec"]["nodeName"])
+        ]
+
     def controller_host(self) -> str:
         """Return the name of the machine on which its controller is."""
-        chosen = f"midstep.io/job={self.name},midstep.io/role=controller"
-        (pod,) = self.cluster.get("pods", "-l", chosen)["items"]
+        (pod,) = self.controller_pods()
         return str(pod["spec"]["nodeName"])
+
+    def report_of_controller(self) -> dict[str, Any]:
+        """Return what `midstep report --json` says beside a controller."""
+        said = self.in_controller(*MIDSTEP, "report", "--json")
+        report: dict[str, Any] = json.loads(said)
+        return report
 
     def report(self) -> dict[str, Any]:
         """Return what `midstep report --json` says of its journal."""
@@ -184,9 +200,13 @@ class ManagedJob:
 
     def finish(self) -> dict[str, Any]:
         """Wait until `midstep run` has ended well, and return the report."""
+        self.end_well()
+        return self.report()
+
+    def end_well(self) -> None:
+        """Wait until `midstep run` has ended well."""
         self.cluster.until(lambda: self.process.poll() is not None, "midstep run to end")
         assert self.process.returncode == 0, self.said()
-        return self.report()
 
     def left(self) -> list[str]:
         """Return the names of all objects of the job that are there."""

@@ -17,7 +17,7 @@ import psutil
 
 from ...machines.machines import Machine, Machines
 from .cgroups import Groups, remove_stale
-from .control_plane import NAMES_ADDRESS, ControlPlane
+from .control_plane import NAMES_ADDRESS, STORE_PORT, ControlPlane
 from .image import IMAGE, REPOSITORY, add_folders, write_image
 from .programs import require_programs
 
@@ -76,6 +76,11 @@ class Cluster:
     def kubeconfig(self) -> Path:
         """The file with which one is the administrator, from any of the machines."""
         return self.control_plane.kubeconfig
+
+    @property
+    def store(self) -> str:
+        """Where controllers of jobs can keep these, on m0: its etcd."""
+        return f"etcd://{self.machines[0].address}:{STORE_PORT}/of-jobs"
 
     # --- asking it ------------------------------------------------------------------------------------------------
 
@@ -149,6 +154,10 @@ class Cluster:
     def machine_of(self, pod: str) -> Machine:
         """Return the machine on which a pod is."""
         return self.machines[int(self.get("pod", pod)["spec"]["nodeName"].removeprefix("m"))]
+
+    def is_on(self, host: str) -> bool:
+        """Say whether the machine of a node has power."""
+        return int(host.removeprefix("m")) in self._groups
 
     def _is_api_ready(self) -> bool:
         return self.kubectl("get", "--raw", "/readyz", check=False) == "ok"

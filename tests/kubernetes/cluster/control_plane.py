@@ -13,6 +13,7 @@ NAMES_ADDRESS = "198.18.250.10"
 NOT_READY_S = 6
 _TOKEN = "of-the-tests"
 _STORE = "http://127.0.0.1:2379"
+STORE_PORT = 2379
 _COMMAND_S = 30.0
 
 
@@ -34,7 +35,8 @@ class ControlPlane:
 
     def start_store(self) -> None:
         """Start etcd, whose data is in the machine's memory."""
-        where = ("--data-dir", "/run/etcd", "--listen-client-urls", _STORE, "--advertise-client-urls", _STORE)
+        urls = f"{_STORE},http://{self._machine.address}:{STORE_PORT}"  # also for controllers of jobs
+        where = ("--data-dir", "/run/etcd", "--listen-client-urls", urls, "--advertise-client-urls", _STORE)
         self._start("etcd", *where, "--listen-peer-urls", "http://127.0.0.1:2380", "--unsafe-no-fsync")
 
     def start_api(self) -> None:

@@ -247,6 +247,48 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         read_settings(tmp_path / "none")
 
 
+def test_several_controllers_keep_the_job_in_an_etcd_and_serve_it_in_turn() -> None:
+    store = ("--controllers", "3", "--store", "etcd://s:2379", "--volume", "checkpoints:/checkpoints", "train.py")
+    found = printed(*store)
+    deployment = next(each for each in found if each["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    controller, platform = pod["containers"]
+    place = controller["command"][controller["command"].index("--store") + 1]
+
+    assert deployment["spec"]["replicas"] == 3
+    assert place.startswith("etcd://s:2379/midstep/")
+    assert place in pod["initContainers"][1]["command"]
+    assert "/checkpoints/midstep-demo" in pod["initContainers"][1]["command"]
+    assert {"--standby", "$(POD_NAME)"} < set(controller["command"])
+    assert "/checkpoints/midstep-demo" not in controller["command"]
+    assert platform["command"][-1] == "--standby"
+    (apart,) = pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    budgets = [each["metadata"]["name"] for each in found if each["kind"] == "PodDisruptionBudget"]
+    assert budgets == ["midstep-demo", "midstep-demo-controllers"]
+
+
+def test_two_runs_of_a_job_have_places_of_their_own_in_the_etcd() -> None:
+    """So that neither the end of the last one nor a job of that name in another namespace is taken for this one's."""
+    first, second = (printed("--store", "etcd://s", "t.py")[0] for _ in range(2))
+
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--controllers", "2"), "--controllers 2 needs --store"),
+        (("--store", "http://s"), "not the address of an etcd"),
+    ],
+)
+def test_controllers_that_cannot_know_of_each_other_are_refused(words: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(run.command, [*TYPED, "--dry-run", *words, "t.py"])
+
+    assert result.exit_code == 1
+    assert said in result.output
+
+
 MANAGED = Path(__file__).resolve().parents[3] / "examples" / "kubernetes" / "managed"
 OF_THE_EXAMPLE = (
     *("--nnodes", "2", "--nproc-per-node", "8", "--spares", "1", "--resource", "huawei.com/Ascend910=8"),

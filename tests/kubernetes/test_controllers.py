@@ -1,0 +1,60 @@
+"""Several controllers of a job in Kubernetes, which an etcd keeps: one leads, and another one takes over."""
+
+from typing import Any
+
+import pytest
+
+from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
+from ..chaos.jobs import Record
+from .cluster.cluster import Cluster
+from .conftest import RANKS, STEPS, StartManaged
+from .managed import ManagedJob
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+
+KILLED, OFF, END, HIT = 20, 80, STEPS - 1, 1
+
+
+def leader(job: ManagedJob, *, term: int) -> str:
+    """Wait until a controller leads in a term and the other one stands by; return its name, which is its pod's."""
+
+    def both(status: dict[str, Any]) -> bool:
+        phases = sorted(each["phase"] for each in status["controllers"])
+        return status["term"] == term and phases == ["cold", "hot"]
+
+    status = job.until(both, f"a leader in term {term}, and one that stands by")
+    return str(next(each["name"] for each in status["controllers"] if each["phase"] == "hot"))
+
+
+def test_another_controller_leads_when_the_leaders_pod_or_machine_is_lost(
+    cluster: Cluster, start_managed: StartManaged, undisturbed: Record
+) -> None:
+    """The pod together with a rank, then the machine with all that is on it: no step is lost, no bit differs."""
+    several = ("--controllers", "2", "--store", cluster.store)
+    job = start_managed("several", spares=1, step_s=0.05, gates=(KILLED, OFF, END), options=several)
+    status = job.held_at(KILLED)
+    job.until_spare()
+    first = leader(job, term=1)
+    cluster.kubectl("delete", "pod", first, "--grace-period=0", "--force", "--wait=false")
+    job.execute(status["ranks"][HIT]["node"], "kill", "-9", str(status["ranks"][HIT]["pid"]))
+    job.open_gate(KILLED)
+
+    job.held_at(OFF)
+    second = leader(job, term=2)
+    assert second != first
+    machine = cluster.machine_of(second)
+    cluster.power_off(machine.number)
+    job.open_gate(OFF)
+    job.held_at(END)
+    cluster.power_on(machine.number)
+    assert leader(job, term=3) not in {first, second}
+    report = job.report_of_controller()
+    job.open_gate(END)
+
+    job.end_well()
+    killed, *lost = report["incidents"]
+    assert killed["rung"] == "recover_in_place"
+    assert_nobody_harmed(killed, {HIT}, ranks=RANKS)
+    assert all(each["rung"] == "recover" and each["steps_lost"] == 0 for each in lost), lost
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+    assert job.left() == []
