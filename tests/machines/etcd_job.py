@@ -171,6 +171,10 @@ class EtcdJob:
         machine = next(self.machines[number] for number in self.agents if f"m{number}" == known["node"])
         machine.run("kill", "-9", str(known["pid"]))
 
+    def until_all_stand_by(self, leader: int) -> None:
+        """Wait until the one that leads knows of all controllers: they start at once, and not at the same pace."""
+        self.until(lambda: len(self.status(leader)["controllers"]) == CONTROLLERS, "all controllers")
+
     def promote(self, number: int) -> str:
         """Let the controller of a machine lead, as an admin on a machine without one; return what that says."""
         elsewhere = self.machines[CONTROLLERS]

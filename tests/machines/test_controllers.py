@@ -29,8 +29,10 @@ def test_the_machine_of_the_leader_is_lost_and_the_next_one_is_cut_off_and_train
     require_etcd()
     began_s = time.time()
     job = EtcdJob(start_machines(5), tmp_path, steps=STEPS, policy=POLICY)
-    first = (job.leader(1) + 1) % CONTROLLERS
+    founder = job.leader(1)
+    first = (founder + 1) % CONTROLLERS
     job.until_steps(10)
+    job.until_all_stand_by(founder)
     assert f"{job.machines[first].name} leads in term 2" in job.promote(first), job.said()
     job.until_steps(20)
     before = job.status(first)
