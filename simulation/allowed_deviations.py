@@ -84,8 +84,8 @@ class AllowedDeviations:
     def _is_missed(self, agent: "SimulatedAgent") -> bool:
         """Whether the controller has not heard a node for long enough to notice it."""
         now, interval_s = self._world.timeline.now, self._world.policy.heartbeat.interval_s
-        muted_lately = agent.isolated_until_s <= now and now - agent.mute_since_s < QUIET_INTERVALS * interval_s
-        return not agent.is_heard and not muted_lately
+        silent_lately = agent.isolated_until_s <= now and now - agent.silent_since_s < QUIET_INTERVALS * interval_s
+        return not agent.is_heard and not silent_lately
 
     def _owed_an_answer(self, process: "Process", incident: "Incident") -> bool:
         """Whether the agent of a process did not say in time, in this incident, what its ranks are doing."""

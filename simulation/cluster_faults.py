@@ -68,7 +68,7 @@ def cut_off_node(world: "SimulatedWorld", chance: random.Random, agent: "Simulat
     deaf, mute = chance.choice(((True, True), (True, True), (True, False), (False, True)))
     agent.deaf_until_s = until_s if deaf else agent.deaf_until_s
     if mute:
-        agent.mute_until_s, agent.mute_since_s = until_s, world.timeline.now
+        agent.mute_until_s, agent.silent_since_s = until_s, world.timeline.now
     for process in agent.processes():
         process.faulty = process.faulty or seconds > HARMLESS_S
     ways = "cut off" if deaf and mute else "deaf" if deaf else "mute"

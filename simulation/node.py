@@ -43,7 +43,7 @@ class SimulatedAgent(FakeAgent[Process]):
         self.world = world
         self.alive = True
         self.deaf_until_s = self.mute_until_s = 0.0
-        self.mute_since_s = 0.0  # the last time that it got so
+        self.silent_since_s = 0.0  # the last time that it got mute, or died
         self.isolated_until_s = 0.0  # it is the controller that is cut off: no process may be replaced for that
         self.reported: set[int] = set()  # devices that are reported to be broken, whichever process is on them
         self.faulty = False  # something of it is reported to be broken, so any process on it may be replaced
@@ -81,6 +81,8 @@ class SimulatedAgent(FakeAgent[Process]):
 
     def die(self) -> None:
         """End at once, with everything on the node."""
+        if self.is_heard:
+            self.silent_since_s = self.world.timeline.now
         if self.alive:
             self.alive = self.endpoint.open = False
             for process in self.processes():

@@ -14,6 +14,7 @@ from midstep.protocol.messages import Envelope, NodeLost, RankQuiesced
 from midstep.protocol.types import Rung
 from midstep.simulation import faults
 from midstep.simulation.invariants import InvariantBroken
+from midstep.simulation.node import SimulatedAgent
 from midstep.simulation.process_faults import cut_link
 from midstep.simulation.setting import draw_setting
 from midstep.simulation.world import SimulatedWorld
@@ -60,6 +61,16 @@ def _pass_the_quiesce_deadline(world: SimulatedWorld) -> None:
         assert world.timeline.step()
     world.controller.crash_next = None
     assert DeadlinePassed in [type(event) for event, at_s, *_ in world.controller.journal if at_s == deadline_s]
+
+
+def _the_first_two_nodes(world: SimulatedWorld) -> list[SimulatedAgent]:
+    """Return the agents of two nodes; all others are gone, and that is known."""
+    agents = [world.agents["node0"], world.agents["node1"]]
+    for agent in world.agents.values():
+        if agent not in agents:
+            agent.die()
+            world.controller.tell(NodeLost(agent.name, "gone", 0.0))
+    return agents
 
 
 def test_a_rank_that_missed_a_deadline_unheard_may_be_replaced_when_it_hears_again(
@@ -120,17 +131,27 @@ def test_what_is_given_up_with_a_few_silent_nodes_is_not_asked_for_its_state(
     world: SimulatedWorld, cut_off: int
 ) -> None:
     """More than that are held, so a job must not give them up."""
-    agents = [world.agents["node0"], world.agents["node1"]]
-    for agent in world.agents.values():
-        if agent not in agents:
-            agent.die()
-            world.controller.tell(NodeLost(agent.name, "gone", 0.0))
+    agents = _the_first_two_nodes(world)
     for agent in agents[:cut_off]:
         agent.isolated_until_s = world.timeline.now + 5.0
     (gone, *_), (stays, *_) = (agent.processes() for agent in agents)
     world.allowed.recorded(NodeLost("node0", "no word for 3.2 s", world.timeline.now))
     assert world.allowed.given_up(gone) is (cut_off == 1)
     assert not world.allowed.given_up(stays)
+
+
+@pytest.mark.parametrize(("ago_s", "is_missed"), [(0.3, False), (3.0, True)])
+def test_a_node_that_died_just_now_is_not_missed_with_the_one_that_is_given_up(
+    world: SimulatedWorld, ago_s: float, is_missed: bool
+) -> None:
+    """Two of two silent nodes are held; one whose death cannot have been noticed yet is no reason to."""
+    given_up, dies = _the_first_two_nodes(world)
+    given_up.isolated_until_s = world.timeline.now + 10.0
+    process, *_ = given_up.processes()
+    dies.die()
+    world.timeline.now += ago_s
+    world.allowed.recorded(NodeLost("node0", "no word for 3.1 s", world.timeline.now))
+    assert world.allowed.given_up(process) is not is_missed
 
 
 def test_a_world_starts_anew_without_what_the_controller_cannot_hear(monkeypatch: pytest.MonkeyPatch) -> None:
