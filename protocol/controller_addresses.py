@@ -17,9 +17,17 @@ def split(text: str) -> tuple[str, int]:
     if not separator or (host.count(":") and not host.endswith("]")) or rest.endswith("]"):
         host, port = rest, str(DEFAULT_PORT)  # no port: a name, or an address of IPv6 as it is
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) <= _LARGEST_PORT:
+    if not _is_name(host) or not port.isascii() or not port.isdecimal() or not 0 < int(port) <= _LARGEST_PORT:
         raise ConfigurationError(f"{text!r} is no endpoint: write HOST:PORT, or [ADDRESS]:PORT for IPv6.")
     return host, int(port)
+
+
+def _is_name(host: str) -> bool:
+    """Whether a name server can be asked for it: its labels have 1 to 63 letters. Addresses pass, too."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def endpoint(host: str, port: int) -> str:
@@ -36,7 +44,7 @@ def resolved(host: str) -> tuple[str, ...]:
     """Return the addresses of a host; none if it is not known here. Asks the name server."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the second for what is no name
         return ()
     return tuple(dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found))
 

@@ -224,7 +224,7 @@ def test_endpoints_are_written_with_names_and_addresses_of_both_kinds(text: str,
     assert split(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", ":1", "h:0", "h:65536", "h:x", "h:-1"])
+@pytest.mark.parametrize("text", ["", ":1", "h:0", "h:65536", "h:x", "h:-1", "h..local:1", f"{64 * 'h'}:1"])
 def test_what_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="HOST:PORT"):
         split(text)
@@ -240,6 +240,7 @@ def test_loopback_is_known_by_all_its_names() -> None:
     assert is_loopback("localhost")
     assert not is_loopback("192.0.2.1")
     assert not is_loopback("no-such-host.invalid")
+    assert not is_loopback("h..local")
 
 
 def test_a_host_is_this_machine_if_one_of_its_addresses_is() -> None:
