@@ -49,6 +49,7 @@ def settings_of(start: Start, flags: PodFlags) -> Settings:
         raise ConfigurationError("--platform kubernetes needs --image: one with midstep and the script in it.")
     if start.fault_sources or start.fixed_nodes:
         raise ConfigurationError("--fault-source and --fixed-nodes are for nodes on this machine.")
+    store = _store(flags.store)
     settings = Settings(
         job=checked_job(checked_name(start.job or new_name())),
         image=flags.image,
@@ -58,15 +59,12 @@ def settings_of(start: Start, flags: PodFlags) -> Settings:
         agent=_template(flags.pod_template),
         controller=_template(flags.controller_template),
         watch_nodes=flags.watch_nodes,
-        controllers=checked_controllers(flags.controllers, flags.store or ""),
-        store=_store(flags.store),
+        controllers=checked_controllers(flags.controllers, store),
+        store=store,
     )
-    if not settings.volumes and not settings.store and start.job_directory is None:
-        _log.warning(
-            "without --volume the job's journal and its checkpoints are lost with their pods: name a claim for them"
-        )
-    if settings.store and not settings.volumes and start.job_directory is None:
-        _log.warning("without --volume the job's checkpoints are lost with its pods: name a claim for them")
+    if not settings.volumes and start.job_directory is None:
+        lost = "checkpoints are" if settings.store else "journal and its checkpoints are"
+        _log.warning("without --volume the job's %s lost with its pods: name a claim for them", lost)
     return settings
 
 

@@ -132,7 +132,8 @@ def deployment(settings: Settings, submission: Submission) -> dict[str, Any]:
         pod["spec"]["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}}
     spec = {
         "replicas": settings.controllers,
-        "strategy": {"type": "Recreate"},  # of one journal on a volume, two at once would only wait for each other
+        # Of one journal on a volume, two at once would only wait for each other.
+        "strategy": {"type": "RollingUpdate" if settings.store else "Recreate"},
         "selector": {"matchLabels": names.selected(settings.job, names.CONTROLLER)},
         "template": laid_over(pod, settings.controller),
     }
@@ -163,12 +164,14 @@ def _controller(settings: Settings, submission: Submission) -> dict[str, Any]:
         own = f"{OWN_FOLDER}/{names.of_job(settings.job)}"  # that of the job is not this controller's alone
         words += ["--store", settings.store, "--job", settings.job, "--job-dir", own]
         words += ["--standby", "--name", "$(POD_NAME)"]
+        named = [from_field("POD_NAME", "metadata.name")]
     else:
         # The last one's lock is free when its host is known to be gone, which a lease of the file system may delay.
         words += ["--job-dir", submission.directory, "--wait", "60"]
+        named = []
     container = _container(settings, names.CONTROLLER, ["sh", "-c", _KILLED_BY_TERM, "sh", *words])
     container["env"] += [
-        from_field("POD_NAME", "metadata.name"),
+        *named,
         # So that operators' commands that are typed here reach the controller that leads.
         {"name": "MIDSTEP_CONTROLLER", "value": f"{names.of_job(settings.job)}:{settings.port}"},
         {"name": "MIDSTEP_TOKEN_FILE", "value": f"{TOKEN_FOLDER}/token"},
@@ -179,7 +182,7 @@ def _controller(settings: Settings, submission: Submission) -> dict[str, Any]:
 def _platform(settings: Settings) -> dict[str, Any]:
     words = ["midstep", "platform", "kubernetes", "--job", settings.job]
     words += ["--controller", f"127.0.0.1:{settings.port}", "--token-file", f"{TOKEN_FOLDER}/token"]
-    words += [*_SETTINGS, "--option", "address=$(POD_IP)", *(["--standby"] if settings.controllers > 1 else [])]
+    words += [*_SETTINGS, "--option", "address=$(POD_IP)", *(["--standby"] if settings.store else [])]
     container = _container(settings, names.PLATFORM, words)
     return {**container, "env": [*container["env"], from_field("POD_IP", "status.podIP")]}
 

@@ -6,50 +6,57 @@ import pytest
 
 from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import Record
-from .cluster.cluster import Cluster
+from .cluster.cluster import PATIENCE_S, Cluster
 from .conftest import RANKS, STEPS, StartManaged
 from .managed import ManagedJob
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
-KILLED, OFF, END, HIT = 20, 80, STEPS - 1, 1
+KILLED, OFF, ROLLED, HIT = 20, 80, STEPS - 1, 1
 
 
-def leader(job: ManagedJob, *, term: int) -> str:
-    """Wait until a controller leads in a term and the other one stands by; return its name, which is its pod's."""
+def leader(job: ManagedJob, *terms: int) -> str:
+    """Wait until a controller leads in one of the terms and the other stands by; return its name, which is its pod's."""
 
     def both(status: dict[str, Any]) -> bool:
         phases = sorted(each["phase"] for each in status["controllers"])
-        return status["term"] == term and phases == ["cold", "hot"]
+        return status["term"] in terms and phases == ["cold", "hot"]
 
-    status = job.until(both, f"a leader in term {term}, and one that stands by")
+    status = job.until(both, f"a leader in term {terms}, and one that stands by")
     return str(next(each["name"] for each in status["controllers"] if each["phase"] == "hot"))
 
 
-def test_another_controller_leads_when_the_leaders_pod_or_machine_is_lost(
+def test_another_controller_leads_when_the_leaders_pod_or_machine_is_lost_or_all_are_replaced(
     cluster: Cluster, start_managed: StartManaged, undisturbed: Record
 ) -> None:
-    """The pod together with a rank, then the machine with all that is on it: no step is lost, no bit differs."""
+    """The pod together with a rank, then the machine with all that is on it: no step is lost, no bit differs.
+
+    At last `kubectl rollout restart` replaces both, one after the other: the job has a leader until its end.
+    """
     several = ("--controllers", "2", "--store", cluster.store)
-    job = start_managed("several", spares=1, step_s=0.05, gates=(KILLED, OFF, END), options=several)
+    job = start_managed("several", spares=1, step_s=0.05, gates=(KILLED, OFF, ROLLED), options=several)
     status = job.held_at(KILLED)
     job.until_spare()
-    first = leader(job, term=1)
+    first = leader(job, 1)
     cluster.kubectl("delete", "pod", first, "--grace-period=0", "--force", "--wait=false")
     job.execute(status["ranks"][HIT]["node"], "kill", "-9", str(status["ranks"][HIT]["pid"]))
     job.open_gate(KILLED)
 
     job.held_at(OFF)
-    second = leader(job, term=2)
+    second = leader(job, 2)
     assert second != first
     machine = cluster.machine_of(second)
     cluster.power_off(machine.number)
     job.open_gate(OFF)
-    job.held_at(END)
+    job.held_at(ROLLED)
     cluster.power_on(machine.number)
-    assert leader(job, term=3) not in {first, second}
+    third = leader(job, 3)
+    assert third not in {first, second}
+    cluster.kubectl("rollout", "restart", f"deployment/midstep-{job.name}")
+    cluster.kubectl("rollout", "status", f"deployment/midstep-{job.name}", limit_s=PATIENCE_S)
+    assert leader(job, 4, 5) != third  # the one that stood by may have led before it was replaced itself
     report = job.report_of_controller()
-    job.open_gate(END)
+    job.open_gate(ROLLED)
 
     job.end_well()
     killed, *lost = report["incidents"]

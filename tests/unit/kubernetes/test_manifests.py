@@ -247,13 +247,49 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         read_settings(tmp_path / "none")
 
 
+@pytest.mark.parametrize("controllers", [1, 2])
+def test_controllers_whose_job_is_in_an_etcd_are_replaced_one_after_the_other(controllers: int) -> None:
+    """The next one stands by until the last one is gone; the Deployment of one such controller is no exception."""
+    deployment = objects(Settings("demo", "image", controllers=controllers, store="etcd://s/place"))["Deployment"]
+    controller, platform = deployment["spec"]["template"]["spec"]["containers"]
+
+    assert deployment["spec"]["strategy"] == {"type": "RollingUpdate"}
+    assert "--standby" in controller["command"]
+    assert "--standby" in platform["command"]
+
+
+def place_in(manifests: list[dict[str, Any]]) -> str:
+    """Return where in the etcd a printed job is kept."""
+    deployment = next(each for each in manifests if each["kind"] == "Deployment")
+    command: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["command"]
+    return command[command.index("--store") + 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        ((), "the job's journal and its checkpoints are lost"),
+        (("--store", "etcd://s"), "the job's checkpoints are lost"),
+        (("--volume", "checkpoints:/checkpoints"), ""),
+        (("--job-dir", "/job"), ""),
+    ],
+)
+def test_what_is_lost_without_a_volume_is_said(
+    words: tuple[str, ...], lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    printed(*words, "t.py")
+
+    assert lost in caplog.text
+    assert bool(lost) == ("--volume" in caplog.text)
+
+
 def test_several_controllers_keep_the_job_in_an_etcd_and_serve_it_in_turn() -> None:
     store = ("--controllers", "3", "--store", "etcd://s:2379", "--volume", "checkpoints:/checkpoints", "train.py")
     found = printed(*store)
     deployment = next(each for each in found if each["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     controller, platform = pod["containers"]
-    place = controller["command"][controller["command"].index("--store") + 1]
+    place = place_in(found)
 
     assert deployment["spec"]["replicas"] == 3
     assert place.startswith("etcd://s:2379/midstep/")
@@ -270,7 +306,7 @@ def test_several_controllers_keep_the_job_in_an_etcd_and_serve_it_in_turn() -> N
 
 def test_two_runs_of_a_job_have_places_of_their_own_in_the_etcd() -> None:
     """So that neither the end of the last one nor a job of that name in another namespace is taken for this one's."""
-    first, second = (printed("--store", "etcd://s", "t.py")[0] for _ in range(2))
+    first, second = (place_in(printed("--store", "etcd://s", "t.py")) for _ in range(2))
 
     assert first != second
 
