@@ -12,8 +12,8 @@ SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Modules stay compiled, whatever the environment says: a test run starts hundreds of Pythons that import midstep.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-megatron test test-machines test-etcd test-kubernetes test-mindspore test-ray test-versions lint style types imports \
-	sim mutants chaos soak attack prove nightly-megatron nightly-machines bench docs clean
+.PHONY: demo demo-megatron test pytest test-machines test-etcd test-kubernetes test-mindspore test-ray test-versions lint style types \
+	imports sim mutants chaos soak attack prove nightly-megatron nightly-machines bench docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -21,7 +21,10 @@ demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it
 demo-megatron: $(INSTALLED)  ## the same on megatron-core, with a second kill in each of two recoveries (a minute)
 	$(BIN)/midstep demo --megatron $(DEMO)
 
-test: $(INSTALLED) lint  ## lint, types, import contracts, and all tests but the long ones
+test: $(INSTALLED)  ## lint, types, import contracts, and all tests but the long ones
+	$(MAKE) --no-print-directory -j 2 pytest types style imports
+
+pytest:
 	$(BIN)/python -m pytest -m "not soak and not machines and not etcd and not kubernetes and not mindspore and not ray" \
 		-n $(TEST_WORKERS) $(SPREAD) $(TESTS)
 

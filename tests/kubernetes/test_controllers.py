@@ -16,7 +16,7 @@ KILLED, OFF, ROLLED, HIT = 20, 80, STEPS - 1, 1
 
 
 def leader(job: ManagedJob, *terms: int) -> str:
-    """Wait until a controller leads in one of the terms and the other stands by; return its name, which is its pod's."""
+    """Wait until a controller leads in one of the terms and the other stands by; return its name: its pod's."""
 
     def both(status: dict[str, Any]) -> bool:
         phases = sorted(each["phase"] for each in status["controllers"])
