@@ -21,6 +21,14 @@ class ClockReading(msgspec.Struct, frozen=True):
     at_s: float
 
 
+class HeardClock(msgspec.Struct, frozen=True):
+    """What the clock of a leader elsewhere said, at most `slack_s` before `monotonic_s` of this machine's clock."""
+
+    at_s: float
+    monotonic_s: float
+    slack_s: float
+
+
 class Clock:
     """Seconds since 1970 as the machine had them when the job began, counted on from there by its monotonic clock.
 
@@ -28,17 +36,24 @@ class Clock:
     earlier controller of the job.
     """
 
-    def __init__(self, floor_s: float = 0.0) -> None:
-        self._base_s = max(time.time(), floor_s) - time.monotonic()
+    def __init__(self) -> None:
+        self._base_s = time.time() - time.monotonic()
 
     @classmethod
-    def continuing(cls, last: ClockReading | None) -> "Clock":
-        """Continue the clock of an earlier controller: exactly on the same machine, and else not behind it."""
+    def continuing(cls, last: ClockReading | None, heard: HeardClock | None = None) -> "Clock":
+        """Continue the clock of earlier controllers: exactly on the same machine, and else not behind `last`.
+
+        What this one `heard` of the last leader's clock while it stood by keeps a wrong wall clock from moving it.
+        """
+        made = cls()
+        if heard is not None:
+            least_s = heard.at_s - heard.monotonic_s
+            made._base_s = min(max(made._base_s, least_s), least_s + heard.slack_s)
         if last is None:
-            return cls()
-        made = cls(last.at_s)
+            return made
         if last.boot == _boot() and time.monotonic() >= last.monotonic_s:
             made._base_s = last.at_s - last.monotonic_s
+        made.raise_to(last.at_s)
         return made
 
     def now(self) -> float:

@@ -69,7 +69,7 @@ class EtcdJournal:
         self._last, self._last_batch = newest.last, newest.batch
         if before is not None and before.events > self._last[0]:
             raise damaged(place, f"its end is lost: {before.events} events were in it, and {self._last[0]} are")
-        self.clock = Clock.continuing(None if before is None else before.clock)
+        self.clock = Clock.continuing(None if before is None else before.clock, presence.leaders_clock.heard)
         self.term = (before.term if before else 0) + 1
         self.session = max(time.time_ns(), (before.session if before else 0) + 1)
         record = records.TermRecord(
@@ -79,6 +79,7 @@ class EtcdJournal:
         self._record = msgspec.msgpack.encode(msgspec.structs.replace(record, chain=chain))
         self._record_before = None if before is None else msgspec.msgpack.encode(before)
         entry = LeaderEntry(presence.name, presence.host, presence.pid, self.term, self.session)
+        self._presence = presence
         self._lead = EtcdLeadership(etcd, place, presence, entry, self._record)
         self._snapshot: int | None = None  # the newest one
 
@@ -137,6 +138,7 @@ class EtcdJournal:
         ]
         if self._etcd.change(conditions, operations) is None:
             raise ElectionLost(f"{self._place}: another controller was quicker to take the lead.")
+        self._presence.leaders_clock.lead(self.clock, self._lead.holds())
 
     def append(self, entries: Sequence[JournalEntry], at_s: float) -> tuple[bool, ...]:
         """Make events durable, all or none; False marks those that were there already.

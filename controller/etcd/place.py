@@ -63,6 +63,11 @@ class EtcdPlace(msgspec.Struct, frozen=True):
         return f"{self.root}leader"
 
     @property
+    def clock(self) -> str:
+        """What the leader's clock said last, for as long as it lives."""
+        return f"{self.root}clock"
+
+    @property
     def terms(self) -> str:
         """How each term began."""
         return f"{self.root}terms/"

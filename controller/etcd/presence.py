@@ -17,6 +17,7 @@ import msgspec
 from ...protocol.errors import ConfigurationError, StoreUnreachable
 from ...protocol.incidents import ControllerPhase, ControllerStatus
 from .client import Etcd, absent, put
+from .leaders_clock import LeadersClock
 from .place import EtcdPlace
 
 RENEWALS = 4  # in the time of a lease
@@ -56,6 +57,7 @@ class Presence:
         self._troubled = False
         self._beat_s = time.monotonic()
         self.lease = 0
+        self.leaders_clock = LeadersClock(place)
         self._begin()
         self._thread = threading.Thread(target=self._keep, name="etcd-lease", daemon=True)
         self._thread.start()
@@ -140,7 +142,7 @@ class Presence:
             except ConfigurationError as error:  # only after the lease had ended
                 _log.warning("%s", error)
             except msgspec.MsgspecError as error:  # the lease is kept alive before the entries are read
-                _log.warning("%s: what another controller says of itself cannot be read: %s", self._place, error)
+                _log.warning("%s: what another controller says cannot be read: %s", self._place, error)
 
     def _is_due(self, tried: ControllerStatus) -> bool:
         return self._closed or self._entry is not tried
@@ -154,6 +156,7 @@ class Presence:
         if entry is not self._said:
             self._etcd.change([], [put(self._key, msgspec.json.encode(entry), self.lease)])
             self._said = entry
+        self.leaders_clock.look_after(self._etcd, self.lease, self._ttl_s)
         if time.monotonic() - self._listed_s >= ENTRIES_S:
             self._all = tuple(_decode(each.value) for each in self._etcd.list(self._place.controllers))
             self._listed_s = time.monotonic()

@@ -2,6 +2,7 @@
 
 import base64
 import random
+import secrets
 import signal
 import threading
 import time
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from midstep.controller import clock
 from midstep.controller.election.succession import PREFERRED_S
+from midstep.controller.etcd import leaders_clock
 from midstep.controller.etcd.client import Condition, Etcd, Operation, delete, put
 from midstep.controller.etcd.journal import EtcdJournal, submit
 from midstep.controller.etcd.place import EtcdPlace, numbered, parse_place
@@ -466,6 +469,33 @@ def test_a_lease_is_kept_beside_an_entry_that_cannot_be_read_and_a_hanging_loop_
         assert 1 <= len(looks) <= 10
     finally:
         presence.close()
+
+
+def test_the_next_controller_continues_the_clock_that_it_heard_whatever_its_own_says(
+    job: EtcdPlace, lead: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine, whose wall clock is an hour ahead."""
+    monkeypatch.setattr(clock, "_boot", lambda: secrets.token_hex(4))
+    monkeypatch.setattr(leaders_clock, "TELL_S", 1.0)
+    first = lead(job, "first")
+    told(first)
+    second = Presence(job, "second", LEASE_S)
+    try:
+
+        def heard() -> bool:
+            first._lead.beat()
+            second.beat()
+            return second.leaders_clock.heard is not None
+
+        until(heard, "the leader's clock to be heard")
+        wall = time.time
+        monkeypatch.setattr(time, "time", lambda: wall() + 3600.0)
+        leave(first)
+        journal = EtcdJournal.open(job, second, lease_s=LEASE_S, wait_s=PATIENCE_S)
+        assert 0 <= journal.clock.now() - first.clock.now() <= leaders_clock.TELL_S + LEASE_S
+        journal.close()
+    finally:
+        second.close()
 
 
 def test_a_promoted_controller_leads_next_and_a_pause_keeps_a_standby_out(job: EtcdPlace, lead: Open) -> None:

@@ -100,8 +100,10 @@ def test_wall_clocks_of_controllers_are_hours_apart_and_jump_and_nothing_changes
 
     report = job.report(third)
     assert [incident["rung"] for incident in report["incidents"]] == ["recover_in_place"] * 3
+    began_s = report["incidents"][0]["began_s"]
     for incident, rank in zip(report["incidents"], (1, 0, 1), strict=True):
         assert_nobody_harmed(incident, {rank}, ranks=RANKS)
+        assert 0 <= incident["began_s"] - began_s < HOUR_S / 2, "the job's clock has jumped with a controller's"
         assert 0 <= incident["recovery_s"] < PATIENCE_S, report
     undisturbed = run_undisturbed(tmp_path / "undisturbed", ranks=RANKS, steps=MANY_STEPS)
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
