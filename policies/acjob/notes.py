@@ -62,8 +62,8 @@ def _about_processes(job: AscendJob, rungs: list[Rung]) -> list[str]:
     ]
     if Rung.RECOVER in kept:
         texts.append(
-            "recover takes a spare node that is there already (`midstep run --spares`), and waits for none; "
-            "without one the ladder continues."
+            "recover takes a spare node (`midstep run --spares`), or waits up to deadlines.nodes_s for one that the "
+            "platform creates, with all other processes parked; without either the ladder continues."
         )
     if job.fault_retry_times is None or job.fault_retry_times.number == 0:
         texts.append(
@@ -112,8 +112,9 @@ def _about_restarts(job: AscendJob, rungs: list[Rung]) -> list[str]:
         texts.append("neither fault-retry-times nor backoffLimit sets a limit, so midstep's own budgets hold.")
     spared = "as dump asks for" if Strategy.DUMP in job.strategies else "though dump is not asked for"
     texts.append(
-        f"an emergency checkpoint is written before a stop, {spared}. {' and '.join(restarts)} start from the last "
-        "periodic one: set checkpoint.every_steps to what may be lost."
+        f"an emergency checkpoint is written before a stop, {spared}, and before {' and '.join(restarts)}: "
+        "training continues from it. Where the healthy processes do not hold everything, what follows the last "
+        "periodic one is lost: set checkpoint.every_steps to what may be."
     )
     if Rung.RESCHEDULE_JOB in restarts:
         texts.append(

@@ -261,7 +261,7 @@ def test_what_has_no_counterpart_is_named_with_the_reason_in_the_policy_too(name
         ("example", "rank 0 is a rank like any other"),
         ("example", "a rung that fails hands over to the next one"),
         ("example", "backoffLimit: 3 limits each of recover, reschedule_pod, reschedule_job by itself"),
-        ("example", "reschedule_pod and reschedule_job start from the last periodic one"),
+        ("example", "as dump asks for, and before reschedule_pod and reschedule_job: training continues from it"),
         ("job_level_force", "no rung keeps processes alive"),
         ("job_level_force", "passed over where the platform cannot create nodes"),
     ],
