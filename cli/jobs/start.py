@@ -130,9 +130,14 @@ def new_name() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def policy_of(start: Start) -> Policy:
-    """Return the policy of a new job. Raises ConfigurationError when it does not go with what was asked for."""
-    policy = _with_few_nodes(load_policy(start.policy_file) if start.policy_file else default_policy(), start)
+def policy_of(start: Start, given: Policy | None = None) -> Policy:
+    """Return the policy of a new job. `given` stands in for the file that was asked for.
+
+    Raises ConfigurationError when it does not go with what was asked for.
+    """
+    if given is None:
+        given = load_policy(start.policy_file) if start.policy_file else default_policy()
+    policy = _with_few_nodes(given, start)
     policy = _on_device(policy, start.device)
     policy = with_mindio(policy) if start.mindio else policy
     out_of_range = beyond(policy, start.nodes * start.ranks_per_node)

@@ -13,6 +13,7 @@ import yaml
 
 from ...platforms.kubernetes.objects import Submission, default_directory, manifests
 from ...platforms.kubernetes.settings import Settings, checked_controllers, checked_job, parse_resource, parse_volume
+from ...policies.acjob.translation import Translation
 from ...protocol.errors import ConfigurationError
 from ...protocol.secret_files import read_token
 from ...protocol.token import FullToken, full, new_token
@@ -29,7 +30,7 @@ _RUN_BYTES = 4
 def launch(start: Start, flags: PodFlags, token_file: Path | None) -> int:
     """Make a job's objects and follow it to its end, or print them; return the exit code. Raises MidstepError."""
     settings = settings_of(start, flags)
-    submission = submission_of(start, settings)
+    submission = submission_of(start, settings, _translated(start, flags))
     token = _token(token_file, settings.job)
     if flags.dry_run:
         objects = manifests(settings, submission, token, flags.namespace or _DEFAULT_NAMESPACE)
@@ -68,9 +69,12 @@ def settings_of(start: Start, flags: PodFlags) -> Settings:
     return settings
 
 
-def submission_of(start: Start, settings: Settings) -> Submission:
-    """Return what is submitted in the controller's pod. Raises ConfigurationError for a policy that does not fit."""
-    policy_of(start)
+def submission_of(start: Start, settings: Settings, translated: Translation | None = None) -> Submission:
+    """Return what is submitted in the controller's pod. `translated`: the policy in the place of a file's.
+
+    Raises ConfigurationError for a policy that does not fit.
+    """
+    policy_of(start, None if translated is None else translated.policy)
     nodes = str(start.nodes) if start.least_nodes is None else f"{start.least_nodes}:{start.nodes}"
     words = ["--nnodes", nodes, "--nproc-per-node", str(start.ranks_per_node), "--spares", str(start.spare_nodes)]
     words += ["--max-restarts", str(start.max_restarts)] if start.max_restarts else []
@@ -82,8 +86,26 @@ def submission_of(start: Start, settings: Settings) -> Submission:
         nodes=start.nodes if start.least_nodes is None else start.least_nodes,
         spares=start.spare_nodes,
         directory=default_directory(settings) if start.job_directory is None else str(start.job_directory),
-        policy=None if start.policy_file is None else start.policy_file.read_text(),
+        policy=translated.text if translated is not None else _text(start.policy_file),
     )
+
+
+def _translated(start: Start, flags: PodFlags) -> Translation | None:
+    """Return the policy of the AscendJob that is named, if one is. Raises MidstepError."""
+    if flags.acjob is None:
+        return None
+    if start.policy_file is not None:
+        raise ConfigurationError("--acjob and --policy both give the job's policy: choose one of them.")
+    from .acjob import read_from_cluster
+
+    translated = read_from_cluster(flags.acjob, flags.namespace)
+    for note in translated.notes:
+        echo(str(note), err=True)
+    return translated
+
+
+def _text(file: Path | None) -> str | None:
+    return None if file is None else file.read_text()
 
 
 def _store(given: str | None) -> str:

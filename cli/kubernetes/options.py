@@ -26,6 +26,7 @@ class PodFlags(msgspec.Struct, frozen=True):
     watch_nodes: bool = False
     controllers: int = 1
     store: str | None = None
+    acjob: str | None = None
 
 
 KUBERNETES: tuple[Decorator, ...] = (
@@ -74,6 +75,12 @@ KUBERNETES: tuple[Decorator, ...] = (
         metavar="URL",
         help="Kubernetes: the etcd that keeps the job in the place of a volume, as its controllers reach it: "
         "etcd://HOST:PORT[,HOST:PORT...][/PREFIX]; see docs/controllers.md.",
+    ),
+    click.option(
+        "--acjob",
+        metavar="NAME",
+        help="Kubernetes: take the policy from the labels and annotations that an AscendJob of MindCluster has in the "
+        "cluster, as `midstep policy from-acjob` does from a file.",
     ),
     click.option(
         "--watch-nodes",

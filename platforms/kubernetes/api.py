@@ -31,6 +31,7 @@ except ImportError as _error:
 REQUEST_S = 10.0
 WATCH_S = 60  # then the server ends a watch, and everything is listed again
 _GONE, _NOT_FOUND, _CONFLICT, _BUSY, _TIMED_OUT, _SERVER = 410, 404, 409, 429, 408, 500
+_ASCEND_JOB = create_namespaced_resource("mindxdl.gitee.com", "v1", "AscendJob", "ascendjobs")  # of MindCluster
 _OLD_BUDGET = "policy/v1beta1"  # of PodDisruptionBudget, before Kubernetes 1.21
 
 _log = logging.getLogger(__name__)
@@ -123,12 +124,11 @@ class Api:
 
     async def deployment(self, name: str) -> dict[str, Any] | None:
         """Return a Deployment; None if there is none."""
-        try:
-            return _plain(await self._client.get(Deployment, name))
-        except _FAILURES as error:
-            if _status(error) == _NOT_FOUND:
-                return None
-            raise _sorted(error, f"deployment {name}") from error
+        return await self._get(Deployment, name)
+
+    async def ascend_job(self, name: str) -> dict[str, Any] | None:
+        """Return an AscendJob of MindCluster; None if there is none, or if the cluster does not know the kind."""
+        return await self._get(_ASCEND_JOB, name)
 
     async def patch_deployment(self, name: str, patch: Manifest) -> None:
         """Change a Deployment by a merge patch."""
@@ -187,6 +187,14 @@ class Api:
             raise _sorted(error, f"log of {pod}") from error
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    async def _get(self, kind: Any, name: str) -> dict[str, Any] | None:
+        try:
+            return _plain(await self._client.get(kind, name))
+        except _FAILURES as error:
+            if _status(error) == _NOT_FOUND:
+                return None
+            raise _sorted(error, f"{kind.__name__} {name}") from error
 
     async def _list(
         self, kind: Any, labels: Mapping[str, str], namespace: str | None = None

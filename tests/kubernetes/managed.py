@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,9 @@ class ManagedJob:
         step_s: float = 0.01,
         gates: Sequence[int] = (),
         options: Sequence[str] = (),
+        policy: Mapping[str, Any] | None = None,
     ) -> None:
-        """Type the command. `gates`: steps in front of which all ranks are held."""
+        """Type the command. `gates`: steps in front of which all ranks are held. `policy`: but for what tests need."""
         self.cluster, self.root, self.name = cluster, root, name
         self.ranks = nodes * ranks_per_node
         self._records = root / "records"
@@ -42,8 +43,9 @@ class ManagedJob:
         self.directory = root / f"midstep-{name}"
         for step in gates:
             self._gate(step).touch()
-        policy, agent, controller = root / "policy.yaml", root / "agent.yaml", root / "controller.yaml"
-        policy.write_text(yaml.safe_dump({"checkpoint": {"every_steps": 50}, "stall": {"grace_s": PATIENCE_S}}))
+        policy_file, agent, controller = root / "policy.yaml", root / "agent.yaml", root / "controller.yaml"
+        needed = {"checkpoint": {"every_steps": 50}, "stall": {"grace_s": PATIENCE_S}}
+        policy_file.write_text(yaml.safe_dump({**(policy or {}), **needed}))
         path = {"name": "PATH", "value": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
         environment = [path, {"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "HOME", "value": "/tmp"}]
         agent.write_text(yaml.safe_dump({"spec": _with("containers", environment, "agent")}))
@@ -62,7 +64,7 @@ class ManagedJob:
             "--resource",
             f"{RESOURCE}=8",
         )
-        words += ("--volume", f"{root}:{root}", "--policy", str(policy))
+        words += ("--volume", f"{root}:{root}", "--policy", str(policy_file))
         words += ("--pod-template", str(agent), "--controller-template", str(controller), *options)
         training = (str(TRAINING), str(self._records), str(steps), str(step_s))
         self.output = root / "output.txt"

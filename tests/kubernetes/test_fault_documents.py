@@ -5,8 +5,10 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import Record
@@ -16,6 +18,7 @@ from .managed import MIDSTEP, ManagedJob, victim
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
+ACJOB = Path(__file__).parents[2] / "examples" / "acjob.yaml"
 FAULTY, END = 40, STEPS - 1
 NAMESPACE = "kube-system"
 DEVICE = 1
@@ -61,10 +64,42 @@ def watch(job: ManagedJob) -> subprocess.Popen[bytes]:
     )
 
 
+def policy_of_acjob(cluster: Cluster) -> dict[str, Any]:
+    """Return the policy that a dry run makes of an AscendJob in the cluster, whose kind is made known first."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    cluster.apply(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": "ascendjobs.mindxdl.gitee.com"},
+            "spec": {
+                "group": "mindxdl.gitee.com",
+                "scope": "Namespaced",
+                "names": {"kind": "AscendJob", "plural": "ascendjobs", "singular": "ascendjob"},
+                "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+            },
+        }
+    )
+    cluster.kubectl("wait", "--for=condition=Established", "crd/ascendjobs.mindxdl.gitee.com")
+    (acjob,) = (each for each in yaml.safe_load_all(ACJOB.read_text()) if each["kind"] == "AscendJob")
+    cluster.apply(acjob)
+    name = acjob["metadata"]["name"]
+    words = (*MIDSTEP, "run", "--platform", "kubernetes", "--image", "i", "--nnodes", "2", "--acjob", name, "--dry-run")
+    environment = [f"{key}={value}" for key, value in {**cluster.environment(), "HOME": "/tmp"}.items()]
+    printed = cluster.machines[0].run("env", *environment, *words, "t.py")
+    found = next(each for each in yaml.safe_load_all(printed) if each and each["kind"] == "ConfigMap")
+    policy: dict[str, Any] = yaml.safe_load(found["data"]["policy.yaml"])
+    return policy
+
+
 def test_a_device_that_is_separated_loses_its_rank_to_a_spare(
-    start_managed: StartManaged, undisturbed: Record, detect: list[subprocess.Popen[bytes]]
+    cluster: Cluster, start_managed: StartManaged, undisturbed: Record, detect: list[subprocess.Popen[bytes]]
 ) -> None:
-    job = start_managed("faulty", spares=1, step_s=0.05, gates=(FAULTY, END))
+    """As the annotations of an AscendJob in the cluster allow it."""
+    policy = policy_of_acjob(cluster)
+    assert "recover" in [each["rung"] for each in policy["ladder"]]
+    options = ("--device", "cpu")
+    job = start_managed("faulty", spares=1, step_s=0.05, gates=(FAULTY, END), policy=policy, options=options)
     status = job.held_at(FAULTY)
     job.until_spare()
     node, ranks = victim(job, status)
