@@ -168,6 +168,7 @@ class EtcdJob:
     def kill_rank(self, rank: int, status: dict[str, Any]) -> None:
         """Kill the process that holds a rank."""
         known = status["ranks"][rank]
+        assert known["pid"], f"rank {rank} is being replaced: {status}"
         machine = next(self.machines[number] for number in self.agents if f"m{number}" == known["node"])
         machine.run("kill", "-9", str(known["pid"]))
 

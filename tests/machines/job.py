@@ -193,9 +193,9 @@ class Job:
             time.sleep(_POLL_S)
 
     def kill_rank(self, rank: int) -> None:
-        """Kill the process that holds a rank."""
-        status = self.answer()
-        self.machine_of(rank).run("kill", "-9", str(status.ranks[rank].pid))
+        """Kill the process that holds a rank; wait for one where the last one is being replaced."""
+        status = self.until(lambda now: now.ranks[rank].pid > 0, f"a process of rank {rank}")
+        self.machine_named(status.ranks[rank].node).run("kill", "-9", str(status.ranks[rank].pid))
 
     def spare(self) -> Machine:
         """Return a machine that is a spare."""

@@ -94,7 +94,7 @@ class Round:
         self._job = job
         self._faults = faults
         self._seed = seed
-        status = job.answer()
+        status = job.until(lambda now: all(rank.pid > 0 for rank in now.ranks), "a process of each rank")
         self._pids = {rank.rank: rank.pid for rank in status.ranks}
         self._where = {rank.rank: job.machine_named(rank.node) for rank in status.ranks}
         self._began_s = time.monotonic()

@@ -219,6 +219,21 @@ def test_nothing_is_left_of_machines_whose_test_was_killed(reason_against: str) 
     test.stdout.close()
 
 
+@pytest.mark.machines
+def test_a_command_on_a_machine_signals_nothing_of_this_computer(reason_against: str) -> None:
+    """Not even `kill 0`, which reaches the whole process group, whatever namespaces its members are in."""
+    require_machines(reason_against)
+    code = (
+        "from tests.machines.machines import Machines\n"
+        "with Machines(1) as made:\n"
+        "    made[0].run('kill', '-9', '0', check=False)\n"
+        "    print('alive')"
+    )
+    command = [sys.executable, "-c", code]
+    test = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False, start_new_session=True, timeout=60)
+    assert test.stdout == b"alive\n", test
+
+
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the packages that have it."""
     monkeypatch.setattr("shutil.which", lambda name, path: None if name == "ip" else name)
