@@ -4,6 +4,7 @@ from ...protocol.messages import ArmFault, KillNode
 from ...protocol.types import PLATFORM, ArmedFault, FaultAction, node_address, rank_address
 from ..changes.shutdown import begin_stop, end
 from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
+from ..recovery.suspicion import answer_limit_s
 from ..state.job_state import JobState, Phase, Result
 from .reconcile import owed
 
@@ -71,7 +72,7 @@ def _allow_time(state: JobState, now: float) -> None:
     limits = state.policy.deadlines
     fresh_s = {
         Phase.WAITING: limits.nodes_s,
-        Phase.SUSPECTING: limits.suspect_s,
+        Phase.SUSPECTING: answer_limit_s(state),
         Phase.QUIESCING: limits.quiesce_s,
         Phase.PAUSING: limits.save_s if state.saving.outstanding else limits.quiesce_s,
         Phase.REJOINING: limits.rejoin_s,

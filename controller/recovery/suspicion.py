@@ -31,6 +31,11 @@ def suspect(state: JobState, report: FaultReport, now: float) -> None:
         _read_clocks(state, now, again=False)
 
 
+def answer_limit_s(state: JobState) -> float:
+    """Return how long those that were asked about a suspicion may take to answer a controller that has taken over."""
+    return _reading_limit_s(state) if state.clocks.awaited else state.policy.deadlines.suspect_s
+
+
 def resolve_suspicion(state: JobState, now: float) -> None:
     """The time for the culprit to show itself is over: blame by the clocks, dismiss, link again, or ask the ladder."""
     if state.clocks.complete and not state.clocks.again and now - state.clocks.asked_s > PROBE_S:
@@ -86,7 +91,11 @@ def resolve_suspicion(state: JobState, now: float) -> None:
 def _read_clocks(state: JobState, now: float, *, again: bool) -> None:
     step_clocks.ask(state)
     state.clocks.again, state.clocks.asked_s = again, now
-    state.due.phase_s = now + max(state.policy.deadlines.suspect_s, PROBE_S + _unheard_s(state))
+    state.due.phase_s = now + _reading_limit_s(state)
+
+
+def _reading_limit_s(state: JobState) -> float:
+    return max(state.policy.deadlines.suspect_s, PROBE_S + _unheard_s(state))
 
 
 def _unheard_s(state: JobState) -> float:

@@ -1,6 +1,6 @@
 """Suspicions: nobody healthy is blamed for a stall that is over or old, or by the clock of a stray."""
 
-from midstep.controller.events import DeadlinePassed
+from midstep.controller.events import ControllerStarted, DeadlinePassed
 from midstep.controller.state.job_state import Phase
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import ProbeProgress, ProgressReported, Quiesce, RankFinished, Release, StartProcess
@@ -179,6 +179,19 @@ def test_a_node_that_is_cut_off_is_not_blamed_before_it_counts_as_silent(cluster
     cluster.now += heartbeat.interval_s * heartbeat.missed
     answered = tuple(clock(rank, Activity.COLLECTIVE, **RUNS) for rank in (2, 3))  # type: ignore[arg-type]
     assert only(cluster.feed(ProgressReported("node1", probe, cluster.now, answered)), StartProcess) == []
+
+
+def test_a_new_controller_gives_nodes_the_whole_time_to_read_their_clocks(cluster: FakeCluster) -> None:
+    """None of them could answer while no controller was there, and an answer that is lost is sent again later."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    asked_s, due_s = cluster.now, cluster.machine.next_deadline()
+    assert due_s is not None
+    allowed_s = due_s - asked_s
+    cluster.now = due_s - 0.1
+    assert len(only(cluster.feed(ControllerStarted(term=2)), ProbeProgress)) == 2
+    again_s = cluster.machine.next_deadline()
+    assert again_s is not None
+    assert again_s - cluster.now >= allowed_s
 
 
 def test_a_rejoin_that_takes_too_long_is_begun_anew_and_blames_no_newcomer_for_its_step(cluster: FakeCluster) -> None:
