@@ -1,5 +1,8 @@
 """Options of the whole suite."""
 
+import gc
+from collections.abc import Generator
+
 import pytest
 
 from .machines.availability import summary
@@ -12,6 +15,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("cpu", "fake"),
         help="what the ranks of the chaos tests compute on. By default the CPU, and both where a test asks for both",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while tests are collected, and not again in what was imported for them: it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,22 +34,28 @@ def setuptools_table() -> dict[str, list[str]]:
     return table
 
 
-def package_folders() -> Iterator[Path]:
+@cache
+def package_folders() -> tuple[Path, ...]:
     """Every folder below the root that holds modules of the package.
 
     Not what ranks of `midstep run --mindio` find as a package of its own.
     """
-    for folder in sorted({path.parent for path in ROOT.rglob("*.py")}):
-        inside = folder.relative_to(ROOT).parts
-        if inside[:3] == ("adapters", "mindio", "path"):
-            continue
-        if inside and inside[0] not in NO_PACKAGE and not any(part.startswith((".", "__")) for part in inside):
-            yield folder
+    apart = ROOT / "adapters" / "mindio" / "path"
+    tops = [each for each in ROOT.iterdir() if each.name not in NO_PACKAGE and not each.name.startswith((".", "__"))]
+    found = {path.parent for top in tops for path in top.rglob("*.py") if not path.is_relative_to(apart)}
+    hidden = {each for each in found if any(part.startswith((".", "__")) for part in each.relative_to(ROOT).parts)}
+    return tuple(sorted(found - hidden))
 
 
 def modules() -> list[Path]:
     """Every module of the package."""
     return [ROOT / "__init__.py", *(path for folder in package_folders() for path in sorted(folder.glob("*.py")))]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """What a module says."""
+    return ast.parse(path.read_text())
 
 
 def pure_modules() -> list[Path]:
@@ -63,7 +69,7 @@ def pure_modules() -> list[Path]:
 def imported(path: Path) -> set[str]:
     """The top-level names of what a module imports absolutely, wherever in it."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -141,7 +147,7 @@ def test_what_decides_imports_nothing_of_the_controller_that_acts() -> None:
     acting = {name.removesuffix(".py") for name in IMPURE} | {"election", "endpoints", "etcd", "journal"}
     levels = {"controller": 1, "recovery": 2}  # dots that lead from a folder to controller/
     for path in pure_modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.level == levels.get(path.parent.name):
                 names = {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
                 assert not names & acting, f"{path.name} imports {names & acting}"
@@ -155,7 +161,7 @@ def test_files_and_functions_stay_small() -> None:
         name = path.relative_to(ROOT)
         if text.count("\n") > MAX_FILE_LINES:
             long.append(f"{name}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
                 lines = node.end_lineno - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES:
@@ -167,7 +173,7 @@ def test_every_module_says_why_it_exists() -> None:
     """The face of a file is its docstring; only an empty `__init__.py` needs none."""
     silent = []
     for path in modules():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         if tree.body and not ast.get_docstring(tree):
             silent.append(str(path.relative_to(ROOT)))
     assert silent == []
