@@ -134,6 +134,8 @@ def _pieces(path: PurePath, data: bytes) -> Iterator[_Piece | DocumentError]:
     if not (isinstance(items, list) and isinstance(kind, str) and kind.endswith("List")):
         yield from _of_object(tree, _stem(path.name))
         return
+    if not items:
+        raise DocumentError("items", "found nothing; known: ConfigMaps")
     for index, item in enumerate(items):
         where = f"items[{index}]"
         try:

@@ -164,6 +164,7 @@ NAMED = "mindx-dl-deviceinfo-n.json"
         (NAMED, b'{"kind": "ConfigMap", "data": {"a": "b"}}', "data: has none of DeviceInfoCfg"),
         (NAMED, b'{"kind": "ConfigMap"}', "data: found nothing; known: a mapping with DeviceInfoCfg"),
         (NAMED, b'{"kind": "List", "items": [3]}', "items[0]: found 3; known: a ConfigMap"),
+        (NAMED, b'{"kind": "List", "items": []}', "items: found nothing; known: ConfigMaps"),
         ("other.json", device_info(), 'metadata.name: "other" names no node; known: mindx-dl-deviceinfo-NODE'),
         ("mindx-dl-deviceinfo-.json", device_info(), 'metadata.name: "" is not a valid name of a node'),
         (NAMED, device_info({"fault_code": "A"}, unhealthy="npu"), '"npu" is not a valid name of a device'),
