@@ -26,7 +26,7 @@ test: $(INSTALLED)  ## lint, types, import contracts, and all tests but the long
 
 pytest:
 	$(BIN)/python -m pytest -m "not soak and not machines and not etcd and not kubernetes and not mindspore and not ray" \
-		-n $(TEST_WORKERS) $(SPREAD) $(TESTS)
+		-n $(TEST_WORKERS) $(SPREAD) --hypothesis-profile ci $(TESTS)
 
 test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces
 	$(BIN)/python -m pytest -m "not nightly" -n $(WORKERS) $(SPREAD) tests/machines $(TESTS)
