@@ -265,6 +265,7 @@ class RankHost:
 
     def _spawn_task(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
         if self._ending:
+            coroutine.close()  # or it would be warned of as never awaited
             return
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)

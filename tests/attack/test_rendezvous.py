@@ -18,6 +18,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from midstep.agent.rendezvous import separate_generations
+from midstep.agent.store_host import MAX_EARLY_EXITS
 from midstep.communicators import rendezvous
 from midstep.communicators.gloo.communicator import HostGroup
 from midstep.protocol.errors import LinkUpFailed
@@ -187,13 +188,19 @@ def test_a_plain_script_reads_only_under_a_name_that_others_cannot_know(monkeypa
 
 
 class Freezer:
-    """Stops the store's process of one node, the fork server that would replace it, and all that take their places."""
+    """Stops the store's process of one node, the fork server that would replace it, and some that take their places.
 
-    STOPPED = frozenset({"midstep-store", "midstep-forksrv"})
+    A node whose store ends five times in a row is given up, rightly: a busy machine, on which the killed rank's process
+    takes its time to start, must not be brought there.
+    """
+
+    NAMES = frozenset({"midstep-store", "midstep-forksrv"})
+    TIMES = MAX_EARLY_EXITS - 2
 
     def __init__(self, job: Job, node: str) -> None:
         agents = psutil.Process(job.launcher.pid).children(recursive=True)
         [self._agent] = [each for each in agents if _serves(each, node)]
+        self._stopped: dict[str, set[int]] = {name: set() for name in self.NAMES}
         self._over = threading.Event()
         self._freeze_all()
         self._thread = threading.Thread(target=self._freeze, daemon=True)
@@ -207,7 +214,9 @@ class Freezer:
     def _freeze_all(self) -> None:
         for child in self._agent.children():
             with suppress(psutil.Error):  # it is being replaced
-                if child.name() in self.STOPPED:
+                pids = self._stopped.get(child.name())
+                if pids is not None and (child.pid in pids or len(pids) < self.TIMES):
+                    pids.add(child.pid)
                     child.suspend()
 
     def close(self) -> None:
