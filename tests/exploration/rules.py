@@ -39,6 +39,8 @@ def broken_by_state(cluster: Cluster) -> Iterator[str]:
             yield f"8 sound nodes: ranks {there} run where a device must be left"
     if cluster.controller.phase is Phase.RUNNING and not cluster.ups and not cluster.downs:
         yield from _strays(cluster)
+    if not cluster.taken:
+        return
     limits = {entry.rung: entry.budget.per_job for entry in cluster.controller.machine.state.policy.ladder}
     for rung, times in cluster.taken:
         limit = limits.get(Rung(rung))
@@ -48,6 +50,8 @@ def broken_by_state(cluster: Cluster) -> Iterator[str]:
 
 def broken_by_actions(before: Cluster, after: Cluster, actions: Iterable[Action]) -> Iterator[str]:
     """Say which rules the actions break that followed an event."""
+    if after.controller is before.controller:
+        return  # it has heard nothing, and does nothing
     bodies = [action.body for action in actions if isinstance(action, Send)]
     resumes = {body.step for body in bodies if isinstance(body, Resume)}
     if len(resumes) > 1:
@@ -55,16 +59,17 @@ def broken_by_actions(before: Cluster, after: Cluster, actions: Iterable[Action]
     rejoins = {body.rank: body.part for body in bodies if isinstance(body, Rejoin)}
     if len(rejoins) == after.controller.machine.state.world.size:
         yield from _wrong_repair(after, rejoins)
-    if after.controller.term == before.controller.term:
-        yield from _killed_for_nothing(before, after, [body for body in bodies if isinstance(body, StartProcess)])
+    starts = [body for body in bodies if isinstance(body, StartProcess)]
+    if starts and after.controller.term == before.controller.term:
+        yield from _killed_for_nothing(before, after, starts)
     if before.controller.phase is Phase.SAVING and after.controller.phase is Phase.ENDED and after.stops == 1:
         yield from _nothing_saved(after)
     state = after.controller.machine.state
     for use in state.ladder.budgets(tuple(state.spent), after.now) if bodies else ():
         if use.limit is not None and use.used > use.limit:
             yield f"6 budgets hold: {use.name} is {use.used} of {use.limit}"
-    incident = after.controller.machine.incidents[-1] if after.controller.machine.incidents else None
-    if incident is not None and any(not decision.reason for decision in incident.decisions):
+    incidents = after.controller.machine.incidents
+    if incidents and any(not decision.reason for decision in incidents[-1].decisions):
         yield "9 every decision has a reason"
 
 

@@ -289,7 +289,8 @@ def test_nothing_asks_whether_the_device_is_the_fake_one(folder: str) -> None:
     """What runs on the fake is what would run on an NPU: only the module of calls that is handed in differs."""
     asked = []
     for path in (Path(__file__).resolve().parents[2] / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        source = path.read_text()
+        for node in ast.walk(ast.parse(source)) if "fake" in source.lower() else ():
             asked += [f"{path.name}: {ast.unparse(test)}" for test in _tests_of(node) if _names_the_fake(test)]
     assert asked == []
 
