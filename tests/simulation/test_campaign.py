@@ -10,7 +10,7 @@ import pytest
 from midstep.simulation.campaign import Tally, run_campaign
 from midstep.simulation.world import simulate
 
-INCIDENTS = int(os.environ.get("MIDSTEP_SIM_INCIDENTS", "1000"))
+INCIDENTS = int(os.environ.get("MIDSTEP_SIM_INCIDENTS", "500"))
 LIMIT_S = 60 + INCIDENTS // 5  # for machines that do other things besides
 
 
