@@ -22,12 +22,12 @@ from .attack import attack
 
 SEED = 20_251
 MANY = int(os.environ.get("MIDSTEP_ATTACK_KILLS", "1000"))
-FEW = 12
+FEW = 8
 FIRST_GATE = 6  # steps before the first kill
 LAST_STEPS = 6
 # Steps from kill to kill, and the time after the opening of its gate in which a kill comes. It is over before the ranks
 # are at the next gate: one that waits there is in its own code, does not hear that it is to stop, and is replaced.
-FEW_APART, FEW_WANDER_S = 4, 0.08
+FEW_APART, FEW_WANDER_S = 6, 0.08
 MANY_APART, MANY_WANDER_S = 8, 0.2
 IMPATIENT = 0.2  # so many kills come before the recovery from the last one is over
 MOST_IN_A_ROW = 3  # replacements that are lost again and again are a rung's failure, and the ladder has an end
@@ -195,13 +195,13 @@ def struck_again_and_again(start_job: StartJob, kills: int, apart: int, wander_s
 
 @attack(
     "ranks, controller, rendezvous store, fork server, idle processes and agents are killed (SIGKILL) or stopped "
-    "(SIGSTOP), twelve times at random moments of one job",
+    "(SIGSTOP), eight times at random moments of one job",
     holds="losses, parameters and optimizer state are those of an undisturbed run, bit for bit; nothing is left behind",
     reads="an incident for each that hurt a rank, all resumed",
 )
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-def test_a_dozen_kills_change_no_bit(start_job: StartJob, undisturbed: Record) -> None:
+def test_a_few_kills_change_no_bit(start_job: StartJob, undisturbed: Record) -> None:
     """The short form of the thousand."""
     assert steps_for(FEW, FEW_APART) == STEPS
     job, striker = struck_again_and_again(start_job, FEW, FEW_APART, FEW_WANDER_S)

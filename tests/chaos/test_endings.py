@@ -60,6 +60,7 @@ def test_ctrl_c_before_training_has_begun_ends_everything(start_job: StartJob) -
     job.assert_nothing_left()
 
 
+@pytest.mark.soak
 def test_ctrl_c_twice_does_not_wait_for_anybody(start_job: StartJob) -> None:
     """The second one ends everything at once."""
     job = start_job(steps=10_000, **ONE_NODE)

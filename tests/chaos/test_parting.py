@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 SCRIPT = Path(__file__).with_name("parting.py")
 
 
-@pytest.mark.parametrize(("way", "status"), [("return", 0), ("raise", 1), ("exit", 1)])
+@pytest.mark.parametrize(
+    ("way", "status"), [("return", 0), ("raise", 1), pytest.param("exit", 1, marks=pytest.mark.soak)]
+)
 def test_no_thread_and_no_line_of_midstep_is_left_when_a_process_ends(
     start_job: StartJob, tmp_path: Path, way: str, status: int
 ) -> None:

@@ -11,7 +11,7 @@ from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 from .comparing import assert_same_steps
 from .conftest import StartJob
-from .jobs import RANKS, ROOMY, Record, inject
+from .jobs import ONE_NODE, RANKS, ROOMY, Record, inject
 from .training import build_model, build_optimizer, build_scheduler, digest
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
@@ -41,7 +41,8 @@ def test_at_the_end_of_the_ladder_the_job_stops_with_its_reason_and_a_checkpoint
 ) -> None:
     """Exit code 1, the reason in the report, and an emergency checkpoint of the last committed step that loads."""
     policy, faults, step, reasons = CASES[case]
-    job = start_job(policy=policy, faults=faults)
+    nodes = {} if any(fault.action is FaultAction.KILL_NODE for fault in faults) else ONE_NODE
+    job = start_job(policy=policy, faults=faults, **nodes)
     assert job.wait() == 1, job.said()
     job.assert_nothing_left()
     report = job.report()

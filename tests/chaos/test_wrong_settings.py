@@ -27,6 +27,7 @@ def test_a_wrong_policy_is_refused_before_anything_starts(start_job: StartJob) -
     assert not job.processes()
 
 
+@pytest.mark.soak
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(
     start_job: StartJob, undisturbed: Record, tmp_path: Path
 ) -> None:
