@@ -1,59 +1,24 @@
 """`midstep detect`: report faults of hardware to a running job, from documents or from another program's lines."""
 
 import asyncio
-import contextlib
 import logging
-import os
+import signal
 import socket
 import sys
-import time
-from collections.abc import Callable
-from functools import partial
-from itertools import cycle
 from pathlib import Path
 
 import click
-import msgspec
 
 from ..protocol.errors import ConfigurationError, MidstepError
-from ..protocol.keys import ClientKeys
-from ..protocol.operators import Role
-from ..protocol.types import FaultReport, detector_address
+from ..protocol.types import detector_address
+from .detector import Watched, Way, report_faults, way_with_token
 from .display.plain import echo, log_to_stderr
 from .jobs.directories import find_job
 from .jobs.job_file import run_directory_of
 from .reaching import JobElsewhere, operator_options, reached_from_elsewhere
+from .standing_by import LEFT, until_one_listens
 
-EXIT_SKIPPED = 3  # everything else was reported
-LOOK_S = 1.0
-TURN_S = 5.0  # at one endpoint
-ASK_S = 10.0
 KEYS_NAME = "keys"
-
-
-class _Way(msgspec.Struct, frozen=True):
-    """How the controller of a job is reached. `run_directory`: of a job on this machine.
-
-    `others`: where other controllers of the job may listen.
-    """
-
-    job: str
-    controller: str
-    keys: Path | ClientKeys
-    run_directory: Path | None = None
-    others: tuple[str, ...] = ()
-
-
-class _Watched(msgspec.Struct, frozen=True):
-    """What a detector looks at, and the nodes that are named by a serial number or another name there.
-
-    `signs`: it gives signs of life on standard output. `namespaces`: those whose ConfigMaps are watched.
-    """
-
-    sources: tuple[Path, ...]
-    serials: dict[str, str]
-    signs: bool = False
-    namespaces: tuple[str, ...] = ()
 
 
 @click.command("detect")
@@ -95,6 +60,12 @@ class _Watched(msgspec.Struct, frozen=True):
     type=click.Path(file_okay=False, path_type=Path),
     help="With --controller, instead of a token: the directory that the detector's key folder was copied to.",
 )
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="With --controller: wait for as long as no controller listens there, as one that stands by does not, and end "
+    "with status 75, to be started again, when the one that was served has been away for 10 s.",
+)
 @click.option("--signs", is_flag=True, hidden=True)  # of life, to standard output: for `midstep run`, which starts this
 @click.option("--make-keys", is_flag=True, help="Only make the detector's keys, and print where they are.")
 def command(
@@ -109,6 +80,7 @@ def command(
     controller: str | None,
     token_file: Path | None,
     keys: Path | None,
+    standby: bool,
     signs: bool,
     make_keys: bool,
 ) -> None:
@@ -131,7 +103,8 @@ def command(
       echo '{"code": "80E01801", "node": "node1", "device": 0}' | midstep detect --lines
       my-bmc-watcher | midstep detect demo --lines --name bmc
 
-    Exit status: 0 when all was reported, 3 when lines were skipped, 1 when the controller did not take reports in.
+    Exit status: 0 when all was reported, 3 when lines were skipped, 1 when the controller did not take reports in, 75
+    with --standby when the controller has gone.
     """
     log_to_stderr(logging.INFO, "%(asctime)s detect %(levelname)s %(message)s")
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes
@@ -143,28 +116,38 @@ def command(
         raise click.UsageError(
             "--source, --config-maps and --lines are detectors: start one for each, with a --name of its own."
         )
+    if standby and (keys is not None or make_keys):
+        raise click.UsageError("--standby goes with --controller and a token, and not with keys.")
+    _check_keys(job, controller, token_file, keys, make_keys=make_keys)
+    nodes = dict(_named_node("--serial", each, "a serial number", "2102312=node1") for each in serials)
+    nodes |= dict(_named_node("--node-name", each, "a name", "worker-7=node1") for each in node_names)
+    chosen = name or ("lines" if lines else "config-maps" if namespaces else "files")
+    try:
+        watched = Watched(sources, nodes, signs, namespaces)
+        if controller is not None and keys is not None:
+            sys.exit(asyncio.run(report_faults(Way(job or "", controller, keys), chosen, watched)))
+        target = None if signs or make_keys else reached_from_elsewhere(job, controller, token_file)
+        if target is not None:
+            named = name or f"{chosen}@{socket.gethostname()}"  # that of each machine is another detector
+            sys.exit(_detect_elsewhere(target, watched, named, standby=standby))
+        if standby:
+            raise click.UsageError("--standby goes with --controller HOST:PORT and a token.")
+        sys.exit(_detect(job, watched, chosen, only_keys=make_keys))
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def _check_keys(
+    job: str | None, controller: str | None, token_file: Path | None, keys: Path | None, *, make_keys: bool
+) -> None:
     if keys is not None and (controller is None or token_file is not None):
         raise click.UsageError("--keys goes with --controller, and is given instead of a token.")
     if keys is not None and job is None:
         raise click.UsageError("with --keys, name the job: nothing of it is on this machine.")
     if make_keys and controller is not None:
         raise click.UsageError("--make-keys is for the machine that runs the controller: leave --controller out.")
-    nodes = dict(_named_node("--serial", each, "a serial number", "2102312=node1") for each in serials)
-    nodes |= dict(_named_node("--node-name", each, "a name", "worker-7=node1") for each in node_names)
-    chosen = name or ("lines" if lines else "config-maps" if namespaces else "files")
-    try:
-        watched = _Watched(sources, nodes, signs, namespaces)
-        if controller is not None and keys is not None:
-            sys.exit(asyncio.run(_run(_Way(job or "", controller, keys), chosen, watched)))
-        target = None if signs or make_keys else reached_from_elsewhere(job, controller, token_file)
-        if target is not None:
-            named = name or f"{chosen}@{socket.gethostname()}"  # that of each machine is another detector
-            sys.exit(asyncio.run(_run(_way_with_token(target, named), named, watched)))
-        sys.exit(_detect(job, watched, chosen, only_keys=make_keys))
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
-    except KeyboardInterrupt:
-        sys.exit(0)
 
 
 def _named_node(option: str, text: str, what: str, example: str) -> tuple[str, str]:
@@ -174,22 +157,14 @@ def _named_node(option: str, text: str, what: str, example: str) -> tuple[str, s
     return name, node
 
 
-def _way_with_token(job: JobElsewhere, name: str) -> _Way:
-    """Return the way to a job on another machine, after a question that shows whether there is one."""
-    from ..controller.endpoints.control_requests import StatusRequest
-
-    token = job.token
-    if token.detector is None:
-        raise ConfigurationError(
-            f"the role {token.role} may not report faults: that takes the role {Role.OPERATOR}. Whoever has the job's "
-            f"token makes a token of that role: `midstep token --role {Role.OPERATOR}`."
-        )
-    job.ask(StatusRequest(), ASK_S)  # reports wait for a day, without a word of what is wrong
-    keys = ClientKeys(detector_address(name), token.detector.public, token.detector.secret, token.server_public)
-    return _Way(job.name, job.endpoints[0], keys, others=job.endpoints[1:])
+def _detect_elsewhere(job: JobElsewhere, watched: Watched, name: str, *, standby: bool) -> int:
+    if standby:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(LEFT))  # the first process of a container has no default
+        asyncio.run(until_one_listens(job.endpoints))
+    return asyncio.run(report_faults(way_with_token(job, name, standby=standby), name, watched))
 
 
-def _detect(job: str | None, watched: _Watched, name: str, *, only_keys: bool) -> int:
+def _detect(job: str | None, watched: Watched, name: str, *, only_keys: bool) -> int:
     from ..protocol.keys import JobKeys
 
     job_directory = find_job(job)
@@ -206,91 +181,5 @@ def _detect(job: str | None, watched: _Watched, name: str, *, only_keys: bool) -
     if endpoint is None:
         raise ConfigurationError(f"{run_directory}: no controller has come up yet. Try again in some seconds.")
     # The run directory has the job's name, whatever its job directory is called.
-    way = _Way(run_directory.name, endpoint, run_directory / KEYS_NAME, run_directory)
-    return asyncio.run(_run(way, name, watched))
-
-
-async def _run(way: _Way, name: str, watched: _Watched) -> int:
-    from ..detectors.files import FileDetector
-    from ..detectors.lines import MAX_LINE_BYTES, LineDetector
-    from ..detectors.reporter import FaultReporter
-    from ..protocol.discovery import Lookup, read_endpoint
-
-    here = way.run_directory
-    turns = _Turns((way.controller, *way.others))
-    lookup: Lookup = turns if here is None else partial(read_endpoint, here)
-    async with FaultReporter(way.job, way.controller, name, way.keys, lookup=lookup) as reporter:
-        turns.connected = lambda: reporter.connected
-        if watched.sources:
-            if watched.signs:
-                os.set_blocking(sys.stdout.fileno(), False)
-            state = None if way.run_directory is None else way.run_directory / f"detect-{name}.state"
-            alive = _give_sign if watched.signs else _give_none
-            detector = FileDetector(name, watched.sources, state, watched.serials, alive)
-            watching = asyncio.create_task(detector.watch(reporter.tell))
-            await _while_it_runs(watching, way.run_directory)
-            return 0
-        if watched.namespaces:
-            await _watch_config_maps(name, watched, reporter.tell, way.run_directory)
-            return 0
-        stream = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
-        lines = LineDetector(name, stream)
-        await _while_it_runs(asyncio.create_task(lines.watch(reporter.tell)), way.run_directory)
-        await reporter.flush()
-        return EXIT_SKIPPED if lines.refused else 0
-
-
-async def _watch_config_maps(
-    name: str, watched: _Watched, report: Callable[[FaultReport], None], run_directory: Path | None
-) -> None:
-    from ..platforms.kubernetes.api import Api
-    from .kubernetes.config_maps import ConfigMapDetector
-
-    api = Api()
-    try:
-        detector = ConfigMapDetector(api, name, watched.namespaces, watched.serials)
-        await _while_it_runs(asyncio.create_task(detector.watch(report)), run_directory)
-    finally:
-        await api.close()
-
-
-class _Turns:
-    """Names another endpoint whenever there has been no connection for a while."""
-
-    def __init__(self, endpoints: tuple[str, ...]) -> None:
-        self._endpoints = cycle(endpoints)
-        self._present = next(self._endpoints)
-        self._since_s = time.monotonic()
-        self.connected: Callable[[], bool] = lambda: False
-
-    def __call__(self) -> str:
-        """Return where to connect to."""
-        now = time.monotonic()
-        if self.connected():
-            self._since_s = now
-        elif now - self._since_s >= TURN_S:
-            self._since_s, self._present = now, next(self._endpoints)
-        return self._present
-
-
-def _give_sign(sign: str) -> None:
-    with contextlib.suppress(BlockingIOError):  # the launcher is busy, and has signs enough
-        os.write(sys.stdout.fileno(), sign.encode())
-
-
-def _give_none(sign: str) -> None:
-    """Say nothing: a person has started the command."""
-
-
-async def _while_it_runs(watching: "asyncio.Task[None]", run_directory: Path | None) -> None:
-    """Wait for the end of a detector, or of the job: its run directory goes away with it."""
-    try:
-        while not watching.done() and (run_directory is None or run_directory.is_dir()):
-            await asyncio.wait([watching], timeout=LOOK_S)
-        if watching.done():
-            await watching
-    finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
+    way = Way(run_directory.name, endpoint, run_directory / KEYS_NAME, run_directory)
+    return asyncio.run(report_faults(way, name, watched))

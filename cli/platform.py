@@ -1,7 +1,6 @@
 """`midstep platform`: what makes a job's nodes, as a process of its own beside the job's controllers."""
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import os
@@ -16,23 +15,16 @@ import click
 from ..platforms.base import PlatformContext, PlatformFactory
 from ..platforms.peer import PlatformPeer, keys_from
 from ..platforms.registry import platform_check, platform_factory
-from ..protocol.controller_addresses import endpoints, split
+from ..protocol.controller_addresses import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.secret_files import read_token
-from ..protocol.time_limit import within
 from ..protocol.token import TOKEN_VARIABLE, FullToken, full, job_of
 from .display.plain import log_to_stderr
 from .ended_incidents import ended_incidents
 from .jobs.directories import checked_name
 from .joining.opening import required
+from .standing_by import LEAVE_S, LEFT, until_one_listens
 from .token import token_file_option
-
-LEFT = 75  # the job has not ended: start it again
-LEAVE_S = 10.0  # with --standby: how long the controller may be away before another one is taken to lead
-_LOOK_S = 0.25
-_CONNECT_S = 5.0
-
-_log = logging.getLogger(__name__)
 
 
 @click.command("platform")
@@ -95,8 +87,7 @@ async def _host(factory: PlatformFactory, context: PlatformContext, *, standby: 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, leaving.set)
     if standby:
-        _log.info("waits until a controller listens at %s", ", ".join(context.controllers))
-        await _first(leaving.wait(), _listens(context.controllers))
+        await _first(leaving.wait(), until_one_listens(context.controllers))
         if leaving.is_set():
             return LEFT
     leave_s = LEAVE_S if standby else float("inf")
@@ -124,17 +115,6 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _listens(controllers: Sequence[str]) -> None:
-    """Wait until a controller listens at one of these endpoints, so that it leads."""
-    while True:
-        for host, port in map(split, controllers):
-            with contextlib.suppress(OSError):
-                _, writer = await within(_CONNECT_S, asyncio.open_connection(host, port))
-                writer.close()
-                return
-        await asyncio.sleep(_LOOK_S)
 
 
 def _options(given: Sequence[str]) -> dict[str, str]:

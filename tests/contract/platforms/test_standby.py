@@ -1,4 +1,4 @@
-"""`midstep platform --standby`: a platform beside each of several controllers serves the one that leads."""
+"""`midstep platform --standby`, `midstep detect --standby`: one beside each controller serves while that one leads."""
 
 import asyncio
 import os
@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from midstep.cli.platform import LEFT
+import pytest
+
+from midstep.cli.standing_by import LEFT
 from midstep.platforms.peer import PlatformPeer, keys_from
 from midstep.protocol.time_limit import within
 from midstep.protocol.token import TOKEN_VARIABLE, new_token, token_text
@@ -25,10 +27,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+PLATFORM = ("platform", "kubernetes", "--job", "demo")
+DETECTOR = ("detect", "demo", "--config-maps", "default")
+
+
 @contextmanager
-def waiting(port: int) -> Iterator[subprocess.Popen[str]]:
-    """Run a platform that waits for the controller at a port, and would end at once then: it lacks its settings."""
-    words = ["platform", "kubernetes", "--standby", "--controller", f"127.0.0.1:{port}", "--job", "demo"]
+def waiting(port: int, command: tuple[str, ...] = PLATFORM) -> Iterator[subprocess.Popen[str]]:
+    """Run what waits for the controller at a port. A platform would end at once then: it lacks its settings."""
+    words = [*command, "--standby", "--controller", f"127.0.0.1:{port}"]
     environment = {**os.environ, TOKEN_VARIABLE: token_text(new_token(job="demo"))}
     platform = subprocess.Popen(
         [sys.executable, "-m", "midstep.cli.main", *words], env=environment, stderr=subprocess.PIPE, text=True
@@ -53,8 +59,9 @@ def test_it_begins_when_its_controller_listens() -> None:
     assert "the platform kubernetes takes --option settings=FILE" in said
 
 
-def test_it_leaves_when_it_is_told_to_while_it_waits() -> None:
-    with waiting(free_port()) as platform:
+@pytest.mark.parametrize("command", [PLATFORM, DETECTOR], ids=lambda command: command[0])
+def test_it_leaves_when_it_is_told_to_while_it_waits(command: tuple[str, ...]) -> None:
+    with waiting(free_port(), command) as platform:
         platform.terminate()
         assert platform.wait(LONG_S) == LEFT
 
