@@ -68,9 +68,9 @@ async def make(api: Api, job: str, objects: Sequence[dict[str, Any]]) -> None:
     owner = names.owner_reference("Deployment", "apps/v1", names.of_job(job), made["metadata"]["uid"])
     try:
         for each in others:
-            owned = each["kind"].startswith("Cluster")  # nothing in a namespace can own it
-            metadata = each["metadata"] if owned else {**each["metadata"], "ownerReferences": [owner]}
-            if await _answered(partial(api.create, {**each, "metadata": metadata})) is None and not owned:
+            owned = _can_be_owned(each, deployment)
+            metadata = {**each["metadata"], "ownerReferences": [owner]} if owned else each["metadata"]
+            if await _answered(partial(api.create, {**each, "metadata": metadata})) is None and owned:
                 raise PlatformError(f"{each['kind']} {metadata['name']} is there already: what was it left by?")
     except PlatformError:
         await remove(api, job, objects)
@@ -81,14 +81,19 @@ async def remove(api: Api, job: str, objects: Sequence[dict[str, Any]]) -> None:
     """Remove all objects of a job, and wait until they are gone. Raises PlatformError."""
     name = names.of_job(job)
     for each in objects:
-        if each["kind"].startswith("Cluster"):
-            await _answered(partial(api.delete_global, each))
+        if not _can_be_owned(each, objects[0]):
+            await _answered(partial(api.delete_unowned, each))
     for _ in range(int(GONE_S / LOOK_S)):
         with contextlib.suppress(Unavailable):
             if not await api.delete_deployment(name):
                 return
         await asyncio.sleep(LOOK_S)
     raise PlatformError(f"the Deployment {name} is not gone after {GONE_S:g} s: look what holds it.")
+
+
+def _can_be_owned(manifest: dict[str, Any], deployment: dict[str, Any]) -> bool:
+    """Whether an object is in the namespace of the Deployment, which alone can own it there."""
+    return bool(manifest["metadata"].get("namespace") == deployment["metadata"]["namespace"])
 
 
 class Following:

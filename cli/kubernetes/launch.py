@@ -49,7 +49,9 @@ def settings_of(start: Start, flags: PodFlags) -> Settings:
     if flags.image is None:
         raise ConfigurationError("--platform kubernetes needs --image: one with midstep and the script in it.")
     if start.fault_sources or start.fixed_nodes:
-        raise ConfigurationError("--fault-source and --fixed-nodes are for nodes on this machine.")
+        raise ConfigurationError(
+            "--fault-source and --fixed-nodes are for nodes on this machine; see --config-maps for faults of hardware."
+        )
     store = _store(flags.store)
     settings = Settings(
         job=checked_job(checked_name(start.job or new_name())),
@@ -62,6 +64,7 @@ def settings_of(start: Start, flags: PodFlags) -> Settings:
         watch_nodes=flags.watch_nodes,
         controllers=checked_controllers(flags.controllers, store),
         store=store,
+        config_maps=tuple(dict.fromkeys(flags.config_maps)),
     )
     if not settings.volumes and start.job_directory is None:
         lost = "checkpoints are" if settings.store else "journal and its checkpoints are"

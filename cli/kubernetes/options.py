@@ -27,6 +27,7 @@ class PodFlags(msgspec.Struct, frozen=True):
     controllers: int = 1
     store: str | None = None
     acjob: str | None = None
+    config_maps: tuple[str, ...] = ()
 
 
 KUBERNETES: tuple[Decorator, ...] = (
@@ -81,6 +82,13 @@ KUBERNETES: tuple[Decorator, ...] = (
         metavar="NAME",
         help="Kubernetes: take the policy from the labels and annotations that an AscendJob of MindCluster has in the "
         "cluster, as `midstep policy from-acjob` does from a file.",
+    ),
+    click.option(
+        "--config-maps",
+        multiple=True,
+        metavar="NAMESPACE",
+        help="Kubernetes: a namespace in whose ConfigMaps MindCluster's detectors leave faults of hardware, to be "
+        "watched beside the controller, as by `midstep detect --config-maps`. Takes a Role there. Repeatable.",
     ),
     click.option(
         "--watch-nodes",

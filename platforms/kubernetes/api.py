@@ -113,11 +113,12 @@ class Api:
             raise _sorted(error, f"deployment {name}") from error
         return True
 
-    async def delete_global(self, manifest: Manifest) -> None:
-        """Delete an object that is in no namespace, if it is there."""
+    async def delete_unowned(self, manifest: Manifest) -> None:
+        """Delete an object that is in another namespace or in none, if it is there."""
         kind: Any = type(codecs.from_dict(dict(manifest)))
+        where = {"namespace": manifest["metadata"]["namespace"]} if "namespace" in manifest["metadata"] else {}
         try:
-            await self._client.delete(kind, manifest["metadata"]["name"])
+            await self._client.delete(kind, manifest["metadata"]["name"], **where)
         except _FAILURES as error:
             if _status(error) != _NOT_FOUND:
                 raise _sorted(error, f"{manifest['kind']} {manifest['metadata']['name']}") from error
@@ -137,11 +138,10 @@ class Api:
         except _FAILURES as error:
             raise _sorted(error, f"deployment {name}") from error
 
-    async def may(self, verb: str, group: str, resource: str, name: str = "") -> bool:
-        """Return whether this account may do something, in this namespace where the resource is in one."""
-        asked = ResourceAttributes(
-            verb=verb, group=group, resource=resource, name=name or None, namespace=self.namespace
-        )
+    async def may(self, verb: str, group: str, resource: str, name: str = "", namespace: str = "") -> bool:
+        """Return whether this account may do something, in a namespace ("": this one) where the resource is in one."""
+        where = namespace or self.namespace
+        asked = ResourceAttributes(verb=verb, group=group, resource=resource, name=name or None, namespace=where)
         try:
             review = SelfSubjectAccessReview(spec=SelfSubjectAccessReviewSpec(resourceAttributes=asked))
             answer = await self._client.create(review)

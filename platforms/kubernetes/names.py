@@ -9,6 +9,7 @@ ROLE = f"{PREFIX}/role"  # of a pod: AGENT or CONTROLLER
 AGENT = "agent"
 CONTROLLER = "controller"
 PLATFORM = "platform"
+DETECTOR = "detector"
 CHECK = "check"
 SUBMIT = "submit"
 

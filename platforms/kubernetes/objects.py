@@ -55,6 +55,7 @@ def manifests(settings: Settings, submission: Submission, token: FullToken, name
     ]
     if settings.watch_nodes:
         objects += [rules.cluster_role(settings, namespace), rules.cluster_binding(settings, namespace)]
+    objects += rules.config_map_roles(settings, namespace)
     objects.append(disruption_budget(settings, submission))
     if settings.controllers > 1:
         objects.append(controllers_budget(settings))
@@ -117,7 +118,7 @@ def deployment(settings: Settings, submission: Submission) -> dict[str, Any]:
                 for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
             ],
             "initContainers": [_check(settings), _submit(settings, submission)],
-            "containers": [_controller(settings, submission), _platform(settings)],
+            "containers": [_controller(settings, submission), *_beside(settings)],
             "volumes": [
                 secret_volume(settings.job, FULL_KEY),
                 {"name": "midstep-files", "configMap": {"name": names.of_job(settings.job)}},
@@ -179,9 +180,26 @@ def _controller(settings: Settings, submission: Submission) -> dict[str, Any]:
     return {**container, "ports": [{"name": "midstep", "containerPort": settings.port}]}
 
 
+def _beside(settings: Settings) -> list[dict[str, Any]]:
+    """Return the containers that serve the controller of their pod, while it leads."""
+    return [_platform(settings), *([_detector(settings)] if settings.config_maps else [])]
+
+
+def _detector(settings: Settings) -> dict[str, Any]:
+    words = ["midstep", "detect", settings.job, "--standby", *_own_controller(settings)]
+    # One name, whichever pod it runs in: the next one takes back what the last one has reported.
+    words += ["--name", names.DETECTOR]
+    for namespace in settings.config_maps:
+        words += ["--config-maps", namespace]
+    return _container(settings, names.DETECTOR, words)
+
+
+def _own_controller(settings: Settings) -> tuple[str, ...]:
+    return ("--controller", f"127.0.0.1:{settings.port}", "--token-file", f"{TOKEN_FOLDER}/token")
+
+
 def _platform(settings: Settings) -> dict[str, Any]:
-    words = ["midstep", "platform", "kubernetes", "--job", settings.job]
-    words += ["--controller", f"127.0.0.1:{settings.port}", "--token-file", f"{TOKEN_FOLDER}/token"]
+    words = ["midstep", "platform", "kubernetes", "--job", settings.job, *_own_controller(settings)]
     words += [*_SETTINGS, "--option", "address=$(POD_IP)", *(["--standby"] if settings.store else [])]
     container = _container(settings, names.PLATFORM, words)
     return {**container, "env": [*container["env"], from_field("POD_IP", "status.podIP")]}
@@ -209,4 +227,5 @@ def _object(settings: Settings, kind: str, api: str = "v1") -> dict[str, Any]:
 def _in_namespace(manifest: dict[str, Any], namespace: str) -> dict[str, Any]:
     if manifest["kind"].startswith("Cluster"):
         return manifest
-    return {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}}
+    where = manifest["metadata"].get("namespace", namespace)
+    return {**manifest, "metadata": {**manifest["metadata"], "namespace": where}}

@@ -8,7 +8,7 @@ from ...protocol.errors import ConfigurationError
 from ..base import PlatformContext
 from . import names
 from .api import Api, RequestRefused, Unavailable
-from .rules import CLUSTER_RIGHTS, RIGHTS, ApiRight
+from .rules import CLUSTER_RIGHTS, CONFIG_MAP_RIGHTS, RIGHTS, ApiRight
 from .settings import Settings
 from .watching import pause_s
 
@@ -26,27 +26,33 @@ async def check_rights(context: PlatformContext, settings: Settings) -> None:
     """
     api = Api()
     try:
-        wanted = (*RIGHTS, *(CLUSTER_RIGHTS if settings.watch_nodes else ()))
-        missing = [right for right in wanted if not await _has(api, right, names.of_job(context.job))]
+        own = (*RIGHTS, *(CLUSTER_RIGHTS if settings.watch_nodes else ()))
+        wanted = [(api.namespace, own), *((namespace, CONFIG_MAP_RIGHTS) for namespace in settings.config_maps)]
+        missing = [
+            (namespace, right)
+            for namespace, rights in wanted
+            for right in rights
+            if not await _has(api, right, names.of_job(context.job), namespace)
+        ]
     except RequestRefused as error:
         _log.warning("which rights this account has cannot be asked, so they are not checked: %s", error)
         return
     finally:
         await api.close()
     if missing:
-        lacking = "\n".join(f"  {right.verb} {right.resource}: {right.why}" for right in missing)
-        account = names.of_job(context.job)
+        where = ", ".join(dict.fromkeys(namespace for namespace, _ in missing))
+        lacking = "\n".join(f"  {right.verb} {right.resource}: {right.why}" for _, right in missing)
         raise ConfigurationError(
-            f"the service account {account} lacks rights in the namespace {api.namespace}:\n{lacking}\n"
+            f"the service account {names.of_job(context.job)} lacks rights in the namespace {where}:\n{lacking}\n"
             "Its Role has them as `midstep run --platform kubernetes --dry-run` prints it: apply that one."
         )
 
 
-async def _has(api: Api, right: ApiRight, job: str) -> bool:
+async def _has(api: Api, right: ApiRight, job: str, namespace: str) -> bool:
     deadline, failures = time.monotonic() + PATIENCE_S, 0
     while True:
         try:
-            return await api.may(right.verb, right.group, right.resource, job if right.named else "")
+            return await api.may(right.verb, right.group, right.resource, job if right.named else "", namespace)
         except Unavailable:
             if time.monotonic() > deadline:
                 raise

@@ -40,6 +40,12 @@ CLUSTER_RIGHTS = (
     ApiRight("", "nodes", "watch", "hosts that are cordoned or tainted from then on"),
 )
 
+# In each namespace that `--config-maps` names.
+CONFIG_MAP_RIGHTS = (
+    ApiRight("", "configmaps", "list", "faults of hardware that stand, at the start and after a watch was interrupted"),
+    ApiRight("", "configmaps", "watch", "faults of hardware that come and go"),
+)
+
 
 def role(settings: Settings) -> dict[str, Any]:
     """Return the Role of a job."""
@@ -49,6 +55,18 @@ def role(settings: Settings) -> dict[str, Any]:
         "metadata": _metadata(settings),
         "rules": _rules(RIGHTS, settings.job),
     }
+
+
+def config_map_roles(settings: Settings, namespace: str) -> list[dict[str, Any]]:
+    """Return Role and RoleBinding in each namespace of `config_maps`, for the account in `namespace`."""
+    objects = []
+    for each in settings.config_maps:
+        metadata = {**_metadata(settings), "name": cluster_name(settings.job, namespace), "namespace": each}
+        objects.append({**role(settings), "metadata": metadata, "rules": _rules(CONFIG_MAP_RIGHTS, settings.job)})
+        reference = {**binding(settings)["roleRef"], "name": metadata["name"]}
+        subjects = cluster_binding(settings, namespace)["subjects"]
+        objects.append({**binding(settings), "metadata": metadata, "roleRef": reference, "subjects": subjects})
+    return objects
 
 
 def cluster_role(settings: Settings, namespace: str) -> dict[str, Any]:
@@ -87,7 +105,7 @@ def cluster_binding(settings: Settings, namespace: str) -> dict[str, Any]:
 
 
 def cluster_name(job: str, namespace: str) -> str:
-    """Return the name of a job's objects that are in no namespace."""
+    """Return the name of a job's objects that are in no namespace, or in another one."""
     return f"{names.of_job(job)}.{namespace}"
 
 

@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True):
     watch_nodes: bool = False  # cordons and taints; takes a ClusterRole
     controllers: int = 1  # pods, of which one leads. Several take a store
     store: str = ""  # the etcd that keeps the job, etcd://; else its journal is on the first volume
+    config_maps: tuple[str, ...] = ()  # namespaces whose ConfigMaps tell of faults; takes a Role in each
 
 
 def checked_job(name: str) -> str:

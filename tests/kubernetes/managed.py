@@ -49,7 +49,8 @@ class ManagedJob:
         path = {"name": "PATH", "value": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
         environment = [path, {"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "HOME", "value": "/tmp"}]
         agent.write_text(yaml.safe_dump({"spec": _with("containers", environment, "agent")}))
-        own = _with("containers", environment, "controller", "platform")
+        detector = ("detector",) if "--config-maps" in options else ()
+        own = _with("containers", environment, "controller", "platform", *detector)
         first = _with("initContainers", environment, "check", "submit")
         controller.write_text(yaml.safe_dump({"spec": {**own, **first}}))
         shape = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node), "--spares", str(spares))

@@ -1,9 +1,6 @@
 """A fault that is put into a ConfigMap of MindCluster by hand: the rank on that device of that host moves."""
 
-import base64
 import json
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import Record
 from .cluster.cluster import Cluster
 from .conftest import RANKS, STEPS, StartManaged
-from .managed import MIDSTEP, ManagedJob, victim
+from .managed import MIDSTEP, victim
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -22,16 +19,6 @@ ACJOB = Path(__file__).parents[2] / "examples" / "acjob.yaml"
 FAULTY, END = 40, STEPS - 1
 NAMESPACE = "kube-system"
 DEVICE = 1
-
-
-@pytest.fixture
-def detect(cluster: Cluster, shared: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The detectors of a test; they are ended when it is over."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for each in started:
-        each.terminate()
-        each.wait(30)
 
 
 def write(cluster: Cluster, host: str, *faults: dict[str, str]) -> None:
@@ -44,23 +31,6 @@ def write(cluster: Cluster, host: str, *faults: dict[str, str]) -> None:
             "metadata": {"name": f"mindx-dl-deviceinfo-{host}", "namespace": NAMESPACE},
             "data": {"DeviceInfoCfg": json.dumps(document)},
         }
-    )
-
-
-def watch(job: ManagedJob) -> subprocess.Popen[bytes]:
-    """Watch the ConfigMaps for a job, with its token, from another machine."""
-    secret = job.cluster.get("secret", f"midstep-{job.name}")["data"]["token"]
-    token = job.root / "token"
-    token.touch(0o600)
-    token.write_bytes(base64.b64decode(secret))
-    chosen = f"midstep.io/job={job.name},midstep.io/role=controller"
-    (pod,) = job.cluster.get("pods", "-l", chosen)["items"]
-    controller = f"{pod['status']['podIP']}:29400"
-    words = (*MIDSTEP, "detect", job.name, "--config-maps", NAMESPACE, "--controller", controller)
-    return job.cluster.machines[0].start(
-        (*words, "--token-file", str(token)),
-        environment={**job.cluster.environment(), "HOME": "/tmp"},
-        output=job.root / "detect.txt",
     )
 
 
@@ -93,19 +63,18 @@ def policy_of_acjob(cluster: Cluster) -> dict[str, Any]:
 
 
 def test_a_device_that_is_separated_loses_its_rank_to_a_spare(
-    cluster: Cluster, start_managed: StartManaged, undisturbed: Record, detect: list[subprocess.Popen[bytes]]
+    cluster: Cluster, start_managed: StartManaged, undisturbed: Record
 ) -> None:
     """As the annotations of an AscendJob in the cluster allow it."""
     policy = policy_of_acjob(cluster)
     assert "recover" in [each["rung"] for each in policy["ladder"]]
-    options = ("--device", "cpu")
+    options = ("--device", "cpu", "--config-maps", NAMESPACE)
     job = start_managed("faulty", spares=1, step_s=0.05, gates=(FAULTY, END), policy=policy, options=options)
     status = job.held_at(FAULTY)
     job.until_spare()
     node, ranks = victim(job, status)
     host = job.cluster.machine_of(job.pod_of(node)).name
     write(job.cluster, host)
-    detect.append(watch(job))
     write(job.cluster, host, {"npu_name": f"npu-{DEVICE}", "fault_code": "80818C00", "fault_level": "SeparateNPU"})
     job.until(lambda now: bool(now["incidents"]), "the fault to be answered")
     job.open_gate(FAULTY)
@@ -118,3 +87,4 @@ def test_a_device_that_is_separated_loses_its_rank_to_a_spare(
     assert f"rank {sorted(ranks)[DEVICE]}" in incident["cause"], incident["cause"]
     assert_nobody_harmed(incident, ranks, ranks=RANKS)
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+    assert f"midstep-{job.name}" not in cluster.kubectl("get", "roles,rolebindings", "-n", NAMESPACE, "-o", "name")

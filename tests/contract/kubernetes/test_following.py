@@ -26,7 +26,8 @@ T = TypeVar("T")
 def objects() -> list[dict[str, Any]]:
     """Return the objects of the job `demo`."""
     submission = Submission(("train.py",), 1, 0, "/c/midstep-demo")
-    return manifests(Settings("demo", "image", watch_nodes=True), submission, new_token(job="demo"), "default")
+    settings = Settings("demo", "image", watch_nodes=True, config_maps=("kube-system",))
+    return manifests(settings, submission, new_token(job="demo"), "default")
 
 
 def with_api(
@@ -52,15 +53,15 @@ def test_a_job_is_followed_to_its_end_and_its_exit_code_is_that_of_the_command(
             await asyncio.sleep(0.01)
         owned = [each for (kind, _), each in server.objects.items() if kind != "deployments"]
         owners = [each["metadata"].get("ownerReferences", [{}])[0].get("name") for each in owned]
-        assert owners.count(NAME) == len(owned) - 2  # what is in no namespace cannot be owned
+        assert owners.count(NAME) == len(owned) - 4  # what is in no namespace cannot be owned, nor what is in another
         server.failures = [503, 503]
         annotations = {"midstep.io/exit-code": "3", "midstep.io/reason": "it was enough"}
         found = server.objects[KEY]
         server.put("deployments", {**found, "metadata": {**found["metadata"], "annotations": annotations}})
         code = await running
-        assert not {
-            kind for kind, _ in server.objects if kind in {"deployments", "clusterroles", "clusterrolebindings"}
-        }
+        assert KEY not in server.objects
+        left = {each["metadata"].get("namespace") for each in server.objects.values()}
+        assert left == {"default"}  # which go with the Deployment
         return code, told
 
     code, told = with_api(tmp_path, monkeypatch, scenario)

@@ -9,14 +9,15 @@ from midstep.platforms.base import PlatformContext
 from midstep.platforms.kubernetes import preflight
 from midstep.platforms.kubernetes.api import Unavailable
 from midstep.platforms.kubernetes.platform import check_kubernetes
-from midstep.platforms.kubernetes.rules import CLUSTER_RIGHTS, RIGHTS, ApiRight
+from midstep.platforms.kubernetes.rules import CLUSTER_RIGHTS, CONFIG_MAP_RIGHTS, RIGHTS, ApiRight
 from midstep.platforms.kubernetes.settings import Settings, encode
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.token import new_token
 
 from .api_server import ApiServer, served
 
-EVERY = (*RIGHTS, *CLUSTER_RIGHTS)
+EVERY = (*RIGHTS, *CLUSTER_RIGHTS, *CONFIG_MAP_RIGHTS)
+FAULTS = "kube-system"  # where ConfigMaps are
 
 
 def checked(
@@ -28,7 +29,7 @@ def checked(
 ) -> ApiServer:
     """Check the account of the job `demo`, which lacks these rights, with an API that first fails so."""
     settings = folder / "settings.json"
-    settings.write_text(encode(Settings("demo", "image", watch_nodes=watch_nodes)))
+    settings.write_text(encode(Settings("demo", "image", watch_nodes=watch_nodes, config_maps=(FAULTS,))))
     options = {"settings": str(settings)}
 
     async def scenario() -> ApiServer:
@@ -49,7 +50,8 @@ def test_a_verb_that_is_missing_is_named_with_what_it_is_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: ApiRight
 ) -> None:
     lacking = f"  {right.verb} {right.resource}: {right.why}\n"
-    with pytest.raises(ConfigurationError, match=f"midstep-demo lacks rights in the namespace default:\n{lacking}"):
+    where = FAULTS if right in CONFIG_MAP_RIGHTS else "default"
+    with pytest.raises(ConfigurationError, match=f"midstep-demo lacks rights in the namespace {where}:\n{lacking}"):
         checked(tmp_path, monkeypatch, right)
 
 

@@ -152,6 +152,29 @@ def test_hosts_are_looked_at_only_with_a_right_that_was_asked_for() -> None:
     assert watching["ClusterRoleBinding"]["subjects"][0]["namespace"] == "default"
 
 
+def test_config_maps_are_watched_beside_the_controller_with_rights_in_their_namespaces_alone() -> None:
+    settings = Settings("demo", "image", config_maps=("kube-system", "mindx-dl"))
+    made = manifests(settings, Submission(("train.py",), 1, 0, "/c"), new_token(job="demo"), "default")
+    (deployment,) = (each for each in made if each["kind"] == "Deployment")
+    detector = deployment["spec"]["template"]["spec"]["containers"][-1]
+    roles = {each["metadata"]["namespace"]: each for each in made if each["kind"] == "Role"}
+    bindings = {each["metadata"]["namespace"]: each for each in made if each["kind"] == "RoleBinding"}
+
+    assert detector["name"] == "detector"
+    assert detector["command"][-4:] == ["--config-maps", "kube-system", "--config-maps", "mindx-dl"]
+    assert set(roles) == set(bindings) == {"default", "kube-system", "mindx-dl"}
+    for namespace in settings.config_maps:
+        assert roles[namespace]["metadata"]["name"] == "midstep-demo.default"
+        assert roles[namespace]["rules"] == [
+            {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}
+        ]
+        assert bindings[namespace]["roleRef"]["name"] == "midstep-demo.default"
+        assert bindings[namespace]["subjects"] == [
+            {"kind": "ServiceAccount", "name": "midstep-demo", "namespace": "default"}
+        ]
+    assert "detector" not in str(objects()["Deployment"])
+
+
 @pytest.mark.parametrize(("spares", "watch_nodes", "least"), [(1, False, 2), (0, False, 1), (0, True, 2)])
 def test_evictions_leave_as_many_pods_as_the_job_can_do_without(spares: int, watch_nodes: bool, least: int) -> None:
     budget = objects(Settings("demo", "image", watch_nodes=watch_nodes), spares=spares)["PodDisruptionBudget"]
