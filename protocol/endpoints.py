@@ -38,6 +38,12 @@ def ipc_path(endpoint: str) -> Path | None:
     return Path(path)
 
 
+def require_keys(endpoint: str, keys: object | None) -> None:
+    """Raise ConfigurationError for what is no endpoint, and for TCP without keys."""
+    if ipc_path(endpoint) is None and keys is None:
+        raise ConfigurationError(f"{endpoint} needs CURVE keys: only unix sockets go without.")
+
+
 def prepare_ipc(path: Path) -> None:
     """Check that no other user can reach a socket file: its directory is the owner's alone."""
     folder = path.parent

@@ -5,8 +5,6 @@ import time
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from .transport import DealerSocket
-
 MISFIT_S = 3.0  # handshakes that fail for so long do not fail because a controller comes up or goes
 _EVENTS = (
     zmq.EVENT_CONNECTED
@@ -23,11 +21,20 @@ class HandshakeWatch:
     `turned_away`: the keys are those of the server, and the client's are not admitted. `misfit`: the server has others.
     """
 
-    def __init__(self, socket: DealerSocket) -> None:
-        self._socket = socket
-        self.monitor = socket.raw.get_monitor_socket(_EVENTS)
+    def __init__(self) -> None:
         self.reached = self.admitted = self.turned_away = False
         self._misfits: list[float] = []
+        self._monitor: zmq.Socket[bytes] | None = None
+
+    def attach(self, socket: zmq.Socket[bytes]) -> None:
+        """Watch a socket that is yet to connect: what happens before is never told."""
+        self._monitor = socket.get_monitor_socket(_EVENTS)
+
+    @property
+    def monitor(self) -> "zmq.Socket[bytes]":
+        """Is readable when there is something to look at. Not before a socket is watched."""
+        assert self._monitor is not None
+        return self._monitor
 
     @property
     def misfit(self) -> bool:
@@ -48,6 +55,6 @@ class HandshakeWatch:
                 self._misfits.append(time.monotonic())
 
     def close(self) -> None:
-        """Stop watching. Before the socket is closed."""
-        self._socket.raw.disable_monitor()
-        self.monitor.close(linger=0)
+        """Hear no more, after the socket was closed. Idempotent."""
+        if self._monitor is not None:
+            self._monitor.close(linger=0)

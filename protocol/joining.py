@@ -82,8 +82,8 @@ class _Asking:
         self._invitation = invitation
         identity = JOINING_FAMILY + secrets.token_hex(_NONCE_BYTES)
         keys = ClientKeys(identity, invitation.join.public, invitation.join.secret, invitation.server_public)
-        self._socket = DealerSocket(endpoint, identity=identity, curve=keys)
-        self._watch = HandshakeWatch(self._socket)
+        self._watch = HandshakeWatch()
+        self._socket = DealerSocket(endpoint, identity=identity, curve=keys, watch=self._watch)
         self._public_key = request.public_key
         envelope = Envelope(PROTOCOL_VERSION, invitation.job, identity, CONTROLLER, 0, 0, 1, 0, request)
         self._data = encode(envelope)
@@ -92,7 +92,6 @@ class _Asking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._watch.close()
         self._socket.close()
 
     def answer(self, until_s: float) -> NodeEnrolled | EnrolmentRefused | None:

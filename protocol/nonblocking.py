@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from .codec import MAX_MESSAGE_BYTES
+from .handshake_watch import HandshakeWatch
 
 RECEIVE_LIMIT = 1_000  # messages per receive(), so that one caller's turn has an end
 RECEIVE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -45,11 +46,14 @@ Callback = Callable[[list[Received]], None]
 class NonblockingSocket:
     """What both kinds of socket share: options, draining, the asyncio wiring. Belongs to one thread."""
 
-    def __init__(self, kind: int, context: Context | None) -> None:
+    def __init__(self, kind: int, context: Context | None, watch: HandshakeWatch | None = None) -> None:
         self._refused: Counter[str] = Counter()
         self._owns_context = context is None
         self._context: Context = zmq.Context() if context is None else context
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
+        self._watch = watch
+        if watch is not None:
+            watch.attach(self._socket)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._callback: Callback | None = None
         self._check: asyncio.Handle | None = None
@@ -125,6 +129,8 @@ class NonblockingSocket:
             return
         self.detach()
         self._socket.close(linger=0)
+        if self._watch is not None:
+            self._watch.close()
         self._release()
         if self._owns_context:
             self._context.term()

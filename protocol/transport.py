@@ -19,10 +19,11 @@ import zmq
 
 from .codec import MAX_MESSAGE_BYTES
 from .connection_limits import ConnectionLimits, limits_by_descriptors
-from .endpoints import allow_many_connections, bound, file_at, ipc_path, name_of, prepare_ipc
+from .endpoints import allow_many_connections, bound, file_at, ipc_path, name_of, prepare_ipc, require_keys
 from .errors import ConfigurationError
 from .front import Front
 from .gatekeeper import ZAP_DOMAIN, Gatekeeper
+from .handshake_watch import HandshakeWatch
 from .identities import is_family, key_identity, may_be
 from .keys import ClientKeys, ServerKeys
 from .nonblocking import RECEIVE_LIMIT, Context, NonblockingSocket, Received, wait
@@ -57,9 +58,8 @@ class RouterSocket(NonblockingSocket):
         limits: ConnectionLimits | None = None,
     ) -> None:
         """`limits`: of connections and what they cost; None: by the descriptors that there are for TCP, else none."""
+        require_keys(endpoint, curve)
         path = ipc_path(endpoint)
-        if curve is None and path is None:
-            raise ConfigurationError(f"{endpoint} needs CURVE keys: only unix sockets go without.")
         if path is None:
             allow_many_connections()
             limits = limits or limits_by_descriptors()
@@ -207,13 +207,20 @@ class DealerSocket(NonblockingSocket):
     """
 
     def __init__(
-        self, endpoint: str, *, identity: str, curve: ClientKeys | None, context: Context | None = None
+        self,
+        endpoint: str,
+        *,
+        identity: str,
+        curve: ClientKeys | None,
+        context: Context | None = None,
+        watch: HandshakeWatch | None = None,
     ) -> None:
+        """`watch`: of its handshakes; it is closed with the socket."""
         name = identity.encode()
         if not name or b"\0" in name or len(name) > MAX_IDENTITY_BYTES:
             raise ConfigurationError(f"{identity!r} is no identity: 1 to {MAX_IDENTITY_BYTES} bytes, none zero.")
-        _require_keys(endpoint, curve)
-        super().__init__(zmq.DEALER, context)
+        require_keys(endpoint, curve)
+        super().__init__(zmq.DEALER, context, watch)
         self.endpoint = endpoint
         self._keys = curve
         self._outbox: deque[bytes] = deque()
@@ -266,7 +273,7 @@ class DealerSocket(NonblockingSocket):
         """
         if endpoint == self.endpoint:
             return
-        _require_keys(endpoint, self._keys)
+        require_keys(endpoint, self._keys)
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -306,9 +313,3 @@ class DealerSocket(NonblockingSocket):
             return None
         data = frames[0].bytes
         return Received("", None, data) if data else None
-
-
-def _require_keys(endpoint: str, curve: ClientKeys | ServerKeys | None) -> None:
-    """Raise ConfigurationError for what is no endpoint, and for TCP without keys."""
-    if ipc_path(endpoint) is None and curve is None:
-        raise ConfigurationError(f"{endpoint} needs CURVE keys: only unix sockets go without.")

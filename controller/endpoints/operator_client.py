@@ -68,13 +68,10 @@ def ask_from_elsewhere(endpoints: Sequence[str], token: RoleToken, request: Requ
 def _connection(endpoint: str, token: RoleToken) -> Iterator[_Connection]:
     identity = family_of(token.role) + secrets.token_hex(_NONCE_BYTES)
     keys = ClientKeys(identity, token.keys.public, token.keys.secret, token.server_public)
-    socket = DealerSocket(endpoint, identity=identity, curve=keys)
+    watch = HandshakeWatch()
+    socket = DealerSocket(endpoint, identity=identity, curve=keys, watch=watch)
     try:
-        watch = HandshakeWatch(socket)
-        try:
-            yield _Connection(endpoint, socket, watch)
-        finally:
-            watch.close()
+        yield _Connection(endpoint, socket, watch)
     finally:
         socket.close()
 

@@ -3,9 +3,11 @@
 import asyncio
 import shutil
 import socket
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import zmq
 
 from midstep.cli.joining.opening import let_nodes_join
 from midstep.controller.endpoints.control_requests import (
@@ -119,6 +121,25 @@ def test_where_nobody_listens_or_nobody_answers_it_is_said_within_the_deadline()
         endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(NoController, match="has not proven to be the controller of job demo within"):
             ask_from_elsewhere([endpoint], viewer, StatusRequest(), 2.0)
+
+
+def test_a_connection_that_comes_about_at_once_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may let the other end answer before this thread goes on."""
+    connect = zmq.Socket.connect
+
+    def connect_and_wait(self: "zmq.Socket[bytes]", endpoint: str) -> Any:
+        connecting = connect(self, endpoint)
+        if endpoint.startswith("tcp://"):
+            time.sleep(0.3)
+        return connecting
+
+    monkeypatch.setattr(zmq.Socket, "connect", connect_and_wait)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(NoController, match="has not proven to be the controller of job demo within"):
+            ask_from_elsewhere([endpoint], new_token().for_role("demo", Role.VIEWER), StatusRequest(), 0.6)
 
 
 def test_nodes_are_heard_while_a_viewer_asks_without_end_and_sends_nonsense(rig: "Rig") -> None:
