@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 from ...platforms.kubernetes import names
-from ...platforms.kubernetes.api import Api, RequestRefused, Unavailable
+from ...platforms.kubernetes.api import Api, Unavailable
 from ...platforms.kubernetes.readings import PodPhase, read_pod
 from ...platforms.kubernetes.trouble import Trouble, troubles
 from ...platforms.kubernetes.watching import pause_s, watch
 from ...protocol.errors import PlatformError
 from ..display.plain import echo
+from .output import Output
 
 INTERRUPTED = 130
 FAILED = 1
@@ -21,8 +22,6 @@ LOOK_S = 1.0
 PATIENCE_S = 30.0  # with an API that does not answer, for the objects
 GONE_S = 120.0
 LAST_LINES_S = 3.0
-MOST_SHOWN = 16  # pods whose output is shown
-LOG_TRIES = 20
 BEFORE = frozenset({names.CHECK, names.SUBMIT})  # containers that end before a job begins
 
 Say = Callable[[str], None]
@@ -104,6 +103,7 @@ class Following:
         self._job = job
         self._say = say
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._output = Output(api, names.AGENT, echo)
         self._phases: dict[str, PodPhase] = {}
         self._told: set[Trouble] = set()
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -111,16 +111,17 @@ class Following:
     async def result(self) -> int:
         """Return the job's exit code when it has ended. Raises PlatformError when it cannot begin."""
         try:
-            for role, take in ((names.AGENT, self._take_agent), (names.CONTROLLER, self._take_controller)):
+            for role in (names.AGENT, names.CONTROLLER):
                 labels = names.selected(self._job, role)
                 listing, events = partial(self._api.pods, labels), partial(self._api.watch_pods, labels)
-                on_all, on_event = partial(_each, take), partial(_one, take)
+                on_all, on_event = partial(self._take_all, role), partial(self._take_one, role)
                 self._start(role, watch(f"{role}s", listing, events, on_all=on_all, on_event=on_event))
             return await self._ended()
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await self._output.close()
 
     async def _ended(self) -> int:
         while True:
@@ -135,16 +136,25 @@ class Following:
                 return FAILED
             annotations = deployment.get("metadata", {}).get("annotations") or {}
             if names.EXIT_CODE in annotations:
-                await self._last_lines()
+                await self._output.last_lines(LAST_LINES_S)
                 code = int(annotations[names.EXIT_CODE])
                 self._say(f"{annotations.get(names.REASON, '')} (exit code {code})")
                 return code
             await asyncio.sleep(LOOK_S)
 
-    async def _last_lines(self) -> None:
-        logs = [task for name, task in self._tasks.items() if name.startswith(names.of_job(self._job))]
-        if logs:
-            await asyncio.wait(logs, timeout=LAST_LINES_S)
+    def _take_all(self, role: str, pods: list[dict[str, Any]]) -> None:
+        if role == names.AGENT:
+            self._output.keep({pod["metadata"]["name"] for pod in pods})
+        for pod in pods:
+            self._take_one(role, "ADDED", pod)
+
+    def _take_one(self, role: str, operation: str, pod: dict[str, Any]) -> None:
+        if operation == "DELETED":
+            self._output.drop(pod["metadata"]["name"])
+            return
+        if role == names.AGENT:
+            self._take_agent(pod)
+        self._tell(pod)
 
     def _take_agent(self, pod: dict[str, Any]) -> None:
         reading = read_pod(pod)
@@ -152,12 +162,10 @@ class Following:
             self._phases[reading.node] = reading.phase
             where = f" on {reading.host}" if reading.host else ""
             self._say(f"{reading.node}: {reading.phase.lower()}{where}{': ' + reading.end if reading.end else ''}")
-        self._tell(pod)
-        if reading.phase is PodPhase.RUNNING and reading.name not in self._tasks and len(self._tasks) < MOST_SHOWN:
-            self._start(reading.name, self._show(reading.name))
-
-    def _take_controller(self, pod: dict[str, Any]) -> None:
-        self._tell(pod)
+        if reading.phase is PodPhase.RUNNING:
+            self._output.begin(reading.name)
+        else:
+            self._output.finish(reading.name)
 
     def _tell(self, pod: dict[str, Any]) -> None:
         for trouble in troubles(pod):
@@ -172,34 +180,12 @@ class Following:
         """End the following with what has been printed before the job could begin: it would fail again."""
         lines = []
         with contextlib.suppress(PlatformError):
-            async for line in self._api.log(pod, container):
-                lines.append(line)
+            async for _, text in self._api.log(pod, container):
+                lines.append(text)
         self._failed.set_result("the job cannot begin: " + "\n".join(lines[-20:]))
-
-    async def _show(self, pod: str) -> None:
-        """Show what the ranks of a pod print."""
-        for failures in range(LOG_TRIES):
-            try:
-                async for line in self._api.log(pod, names.AGENT):
-                    echo(line)
-                return
-            except RequestRefused:
-                return
-            except Unavailable:
-                await asyncio.sleep(pause_s(failures))
 
     def _start(self, name: str, work: Any) -> None:
         self._tasks[name] = asyncio.create_task(work)
-
-
-def _each(take: Callable[[dict[str, Any]], None], pods: list[dict[str, Any]]) -> None:
-    for pod in pods:
-        take(pod)
-
-
-def _one(take: Callable[[dict[str, Any]], None], operation: str, pod: dict[str, Any]) -> None:
-    if operation != "DELETED":
-        take(pod)
 
 
 async def _answered(request: Callable[[], Any]) -> Any:

@@ -178,11 +178,16 @@ class Api:
         """Yield what happens to ConfigMaps of a namespace after a version, as watch_pods does."""
         return self._watch(ConfigMap, {}, version, namespace)
 
-    async def log(self, pod: str, container: str) -> AsyncGenerator[str, None]:
-        """Yield the lines of a container's output as they come, until it ends."""
+    async def log(self, pod: str, container: str, since_s: int | None = None) -> AsyncGenerator[tuple[str, str], None]:
+        """Yield when each line of a container's output was written, and the line, as they come, until it ends.
+
+        The times are texts that sort. `since_s`: only what was written in so many seconds before now.
+        """
+        lines = self._client.log(pod, container=container, follow=True, newlines=False, timestamps=True, since=since_s)
         try:
-            async for line in self._client.log(pod, container=container, follow=True, newlines=False):
-                yield line
+            async for line in lines:
+                written, _, text = line.partition(" ")
+                yield written, text
         except (*_FAILURES, RuntimeError) as error:  # lightkube 1.0.1 raises that one in place of a refusal
             raise _sorted(error, f"log of {pod}") from error
 

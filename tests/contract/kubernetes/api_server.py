@@ -17,6 +17,7 @@ _KINDS = {
     "secrets": "Secret",
     "services": "Service",
 }
+_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class ApiServer:
@@ -28,6 +29,7 @@ class ApiServer:
         self.failures: list[int] = []
         self.most_pods = 1000
         self.forbidden: set[tuple[str, str, str]] = set()  # verb, resource, and the name of an object or ""
+        self.printed: dict[str, list[str]] = {}  # what each pod has printed, in seconds one after the other
         self._version = 0
         self._told: list[tuple[int, str, str, Object]] = []  # version, plural, operation, object
         self._watchers: list[tuple[str, asyncio.StreamWriter]] = []
@@ -46,6 +48,14 @@ class ApiServer:
             self._version += 1
             metadata = {**found["metadata"], "resourceVersion": str(self._version)}
             self._tell(plural, "DELETED", {**found, "metadata": metadata})
+
+    def print(self, pod: str, line: str) -> None:
+        """Have a pod print a line, and show it to who follows that."""
+        lines = self.printed.setdefault(pod, [])
+        lines.append(f"2026-01-01T00:00:{len(lines):02}.000000000Z {line}")
+        for name, writer in self._watchers:
+            if name == pod and not writer.is_closing():
+                _chunk(writer, lines[-1].encode())
 
     def end_watches(self, status: int | None = None) -> None:
         """Cut all watches; with a status, after saying that."""
@@ -69,8 +79,7 @@ class ApiServer:
 
     @staticmethod
     def _send(writer: asyncio.StreamWriter, line: Object) -> None:
-        data = json.dumps(line).encode() + b"\n"
-        writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+        _chunk(writer, json.dumps(line).encode())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""
@@ -92,8 +101,19 @@ class ApiServer:
         if self.failures:
             await _write(writer, self.failures[0], _status(self.failures.pop(0)))
             return True
+        if path.endswith("/log"):
+            pod = path.split("/")[-2]
+            writer.write(_STREAM)
+            for line in self.printed.get(pod, []):
+                _chunk(writer, line.encode())
+            if self.objects.get(("pods", pod), {}).get("status", {}).get("phase") != "Running":
+                writer.write(b"0\r\n\r\n")
+                return True
+            self._watchers.append((pod, writer))
+            await reader.read()
+            return False
         if "watch" in query:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+            writer.write(_STREAM)
             plural = path.rpartition("/")[2]
             self._watchers.append((plural, writer))
             listed = int(query.get("resourceVersion", ["0"])[0])
@@ -141,6 +161,10 @@ class ApiServer:
         if method == "PATCH":
             self.put(plural, _merged(self.objects[key], body))
         return 200, self.objects[key]
+
+
+def _chunk(writer: asyncio.StreamWriter, line: bytes) -> None:
+    writer.write(b"%x\r\n%b\n\r\n" % (len(line) + 1, line))
 
 
 def _merged(base: Object, patch: Object) -> Object:

@@ -117,3 +117,27 @@ def test_a_job_that_cannot_begin_ends_the_command_with_what_was_said(
         assert told[-1] == f"c-1: {container}: ended with exit code 1"
 
     with_api(tmp_path, monkeypatch, scenario)
+
+
+def test_each_line_of_a_pod_is_shown_once_however_often_the_connection_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
+        labels = {"midstep.io/job": "demo", "midstep.io/role": "agent", "midstep.io/node": "node0"}
+        pod: dict[str, Any] = {"metadata": {"name": "a-0", "labels": labels}, "status": {"phase": "Running"}}
+        server.put("pods", pod)
+        running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
+        shown = ""
+        for line in ("first", "second", "third"):
+            server.print("a-0", line)
+            while line not in shown:
+                await asyncio.sleep(0.01)
+                shown += capsys.readouterr().out
+            server.failures = [503, 500]
+            server.end_watches()
+        server.put("pods", {**pod, "status": {"phase": "Succeeded"}})
+        server.remove(*KEY)
+        assert await running == 1
+        assert (shown + capsys.readouterr().out).split() == ["first", "second", "third"]
+
+    with_api(tmp_path, monkeypatch, scenario)
