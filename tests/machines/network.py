@@ -62,11 +62,15 @@ class Network:
         self._hosts[number] = host
 
     def unplug(self, number: int) -> None:
-        """Take the cable away, with what was wrong with it."""
+        """Take the cable away, with what was wrong with it. Its machine may have ended, and the kernel been faster."""
         self._cut.discard(number)
-        self.clear(number)
         del self._hosts[number]
-        self.switch.network(f"link del p{number}")
+        wire = self._wires.pop(number, None)
+        if wire is not None:
+            _end(wire)
+            self.switch.network(f"link del w{number}")
+        port = f"p{number}"
+        self.switch.run(["sh", "-c", f"ip link del {port} 2>&1; ! ip link show {port} 2>/dev/null"], kinds=("net",))
 
     def cut(self, number: int) -> None:
         """Cut the cable of a machine: nothing gets in or out, and no connection is told."""

@@ -194,6 +194,26 @@ def test_what_was_on_a_machine_ends_with_its_power(pair: Pair, tmp_path: Path) -
     until(lambda: pair.ask(1)["answers"] == 1, "an answer from the machine that is on again")
 
 
+@pytest.mark.parametrize("quality", [None, Quality(delay_s=0.05)], ids=["", "delay"])
+def test_a_cable_that_the_kernel_takes_first_is_no_matter(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, quality: Quality | None
+) -> None:
+    """The end of a machine takes its end of the cable with it, on a busy computer before it is unplugged."""
+    machine, switch = pair.asker, pair.machines.network.switch
+    if quality is not None:
+        pair.machines.network.worsen(machine.number, quality)
+    end = machine.space.end
+
+    def end_with_its_cable() -> None:
+        end()
+        until(lambda: f" p{machine.number}@" not in switch.run(["ip", "link"], kinds=("net",)), "the cable to be gone")
+
+    monkeypatch.setattr(machine.space, "end", end_with_its_cable)
+    machine.power_off()
+    machine.power_on()
+    assert pair.ask(1)["answers"] == 1
+
+
 @pytest.mark.machines
 def test_nothing_is_left_of_machines_whose_test_was_killed(reason_against: str) -> None:
     """The processes on them end, and with them the namespaces."""
