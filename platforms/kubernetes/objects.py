@@ -165,16 +165,16 @@ def _controller(settings: Settings, submission: Submission) -> dict[str, Any]:
         own = f"{OWN_FOLDER}/{names.of_job(settings.job)}"  # that of the job is not this controller's alone
         words += ["--store", settings.store, "--job", settings.job, "--job-dir", own]
         words += ["--standby", "--name", "$(POD_NAME)"]
-        named = [from_field("POD_NAME", "metadata.name")]
+        named, leader = [from_field("POD_NAME", "metadata.name")], names.of_job(settings.job)
     else:
         # The last one's lock is free when its host is known to be gone, which a lease of the file system may delay.
         words += ["--job-dir", submission.directory, "--wait", "60"]
-        named = []
+        named, leader = [], "127.0.0.1"  # no name server is needed
     container = _container(settings, names.CONTROLLER, ["sh", "-c", _KILLED_BY_TERM, "sh", *words])
     container["env"] += [
         *named,
         # So that operators' commands that are typed here reach the controller that leads.
-        {"name": "MIDSTEP_CONTROLLER", "value": f"{names.of_job(settings.job)}:{settings.port}"},
+        {"name": "MIDSTEP_CONTROLLER", "value": f"{leader}:{settings.port}"},
         {"name": "MIDSTEP_TOKEN_FILE", "value": f"{TOKEN_FOLDER}/token"},
     ]
     return {**container, "ports": [{"name": "midstep", "containerPort": settings.port}]}

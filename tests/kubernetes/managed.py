@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from ..chaos.jobs import TRAINING, Record, read_record
+from ..machines.machines import Machine
 from .cluster.cluster import PATIENCE_S, RESOURCE, Cluster
 from .cluster.image import IMAGE
 
@@ -38,6 +39,7 @@ class ManagedJob:
         """Type the command. `gates`: steps in front of which all ranks are held. `policy`: but for what tests need."""
         self.cluster, self.root, self.name = cluster, root, name
         self.ranks = nodes * ranks_per_node
+        self._runtime: tuple[Machine, str] | None = None  # of the controller's container: asked in place of the API
         self._records = root / "records"
         self._records.mkdir(parents=True)
         self.directory = root / f"midstep-{name}"
@@ -88,8 +90,20 @@ class ManagedJob:
         status: dict[str, Any] | None = json.loads(said) if said.startswith("{") else None
         return status
 
+    def ask_through_runtime(self) -> None:
+        """Ask its only controller through the container runtime from now on, which takes no API server."""
+        (pod,) = self.controller_pods()
+        (container,) = (each for each in pod["status"]["containerStatuses"] if each["name"] == "controller")
+        self._runtime = (self.cluster.machine_of(pod["metadata"]["name"]), container["containerID"].split("//")[1])
+
+    def ask_through_api(self) -> None:
+        """Ask with `kubectl exec` again."""
+        self._runtime = None
+
     def in_controller(self, *words: str) -> str:
         """Run a command beside a controller, and return what it prints; nothing if that cannot be done."""
+        if self._runtime is not None:
+            return self.cluster.execute_in(*self._runtime, *words)
         for pod in self.controller_pods():
             where = ("exec", pod["metadata"]["name"], "-c", "controller", "--")
             said = self.cluster.kubectl(*where, *words, check=False, limit_s=_ASK_S)
@@ -231,3 +245,11 @@ def victim(job: ManagedJob, status: dict[str, Any]) -> tuple[str, set[int]]:
     hosts = {pod["metadata"]["labels"]["midstep.io/node"]: pod["spec"].get("nodeName") for pod in job.pods()}
     node = next(rank["node"] for rank in status["ranks"] if hosts.get(rank["node"]) not in {None, away})
     return node, {rank["rank"] for rank in status["ranks"] if rank["node"] == node}
+
+
+def pid_on(machine: Machine, pid: int) -> str:
+    """Return what a process of a machine's only pod is called outside of that: `kubectl exec` takes a kubelet."""
+    (found,) = machine.run(
+        "sh", "-c", f"awk '/^NSpid/ && NF > 2 && $NF == {pid} {{print $2}}' /proc/[0-9]*/status 2>/dev/null"
+    ).split()
+    return found

@@ -4,9 +4,8 @@ import pytest
 
 from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import Record
-from ..machines.machines import Machine
 from .conftest import RANKS, STEPS, StartManaged
-from .managed import ManagedJob, victim
+from .managed import ManagedJob, pid_on, victim
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
@@ -75,14 +74,6 @@ def test_training_and_the_recovery_of_a_process_need_no_kubelet(
     assert incident["rung"] == "recover_in_place"
     assert_nobody_harmed(incident, {rank}, ranks=RANKS)
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
-
-
-def pid_on(machine: Machine, pid: int) -> str:
-    """Return what a process of a machine's only pod is called outside of that: `kubectl exec` takes a kubelet."""
-    (found,) = machine.run(
-        "sh", "-c", f"awk '/^NSpid/ && NF > 2 && $NF == {pid} {{print $2}}' /proc/[0-9]*/status 2>/dev/null"
-    ).split()
-    return found
 
 
 def is_ready(job: ManagedJob, host: str) -> bool:

@@ -151,6 +151,21 @@ class Cluster:
         self.machines[number].power_on()
         self.start_node(number)
 
+    def stop_api(self) -> None:
+        """Kill the API server. Kubelets and containers run on."""
+        self.control_plane.stop_api()
+
+    def start_api(self) -> None:
+        """Start it again, and wait until it answers."""
+        self.control_plane.start_api()
+        self.until(self._is_api_ready, "the API server to be back")
+
+    def execute_in(self, machine: Machine, container: str, *words: str, limit_s: float = _COMMAND_S) -> str:
+        """Run a command in a container through the runtime of its machine, and return what it prints; or nothing."""
+        where = ("--namespace", "k8s.io", "tasks", "exec", "--exec-id", f"test{time.monotonic_ns()}", container)
+        path = f"PATH={self.environment()['PATH']}"
+        return machine.run("env", path, "ctr", *where, *words, limit_s=limit_s, check=False)
+
     def machine_of(self, pod: str) -> Machine:
         """Return the machine on which a pod is."""
         return self.machines[int(self.get("pod", pod)["spec"]["nodeName"].removeprefix("m"))]
