@@ -7,7 +7,6 @@ column.
 """
 
 import re
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -112,7 +111,9 @@ def _explained(text: str, error: yaml.MarkedYAMLError) -> YamlError:
     """Return a parser's error. That of the parser in Python says more, and takes too long for a large text."""
     if len(text) <= _SMALL:
         try:
-            deque(yaml.parse(text, Loader=yaml.SafeLoader), maxlen=0)
+            _require_depth(yaml.parse(text, Loader=yaml.SafeLoader))
+        except YamlError as too_deep:  # the parser in C has a limit of its own, and looks ahead
+            return too_deep
         except yaml.MarkedYAMLError as better:
             error = better
         except (yaml.YAMLError, ValueError, RecursionError):
@@ -122,9 +123,21 @@ def _explained(text: str, error: yaml.MarkedYAMLError) -> YamlError:
     return YamlError(" ".join((error.problem or str(error)).split()), line, column)
 
 
-def _check_node(event: yaml.NodeEvent, depth: int, nodes: int, *, with_aliases: bool) -> None:
+def _require_depth(events: Iterator[yaml.Event]) -> None:
+    """Read to the end; raise YamlError where it is nested too deeply."""
+    depth = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        _check_depth(event, depth)
+
+
+def _check_depth(event: yaml.Event, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise _refused(event, f"is nested deeper than {MAX_DEPTH} levels")
+
+
+def _check_node(event: yaml.NodeEvent, depth: int, nodes: int, *, with_aliases: bool) -> None:
+    _check_depth(event, depth)
     if nodes > MAX_NODES:
         raise _refused(event, f"more than {MAX_NODES} values and keys")
     if isinstance(event, yaml.AliasEvent):
