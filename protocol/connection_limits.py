@@ -11,7 +11,7 @@ from .operators import OPERATOR_PREFIX
 # For the process's own files and local sockets, beside those that it has open: a quarter of all, and no more than this.
 RESERVED_DESCRIPTORS = 512
 DESCRIPTORS_EACH = 3  # a client's connection, and both ends of what carries its bytes to the router
-MOST_UNPROVEN = 512
+MOST_UNPROVEN = 4096  # all nodes of a job connect at once when its controller is another one
 LEAST_CONNECTIONS = 8
 _DESCRIPTORS = "/proc/self/fd"
 
