@@ -100,6 +100,10 @@ class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
     answer: bool = True
 
 
+# A rank that is ordered one of these in a later generation need not hear those of earlier ones any more.
+OF_A_GENERATION = (Quiesce, Rejoin, Resume, Release, SaveCheckpoint)
+
+
 class ProbeProgress(msgspec.Struct, frozen=True, tag=True):
     """Read the step clocks of the node now."""
 

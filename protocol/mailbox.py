@@ -14,31 +14,16 @@ from collections import Counter
 import msgspec
 
 from .codec import PROTOCOL_VERSION
+from .commands import OF_A_GENERATION
 from .dedup import WINDOW, SenderMemory
-from .enums import StrEnum
 from .errors import ConfigurationError, MailboxFull
 from .messages import Ack, Envelope, Message
-from .taken import Taken
+from .taken import Refusal, Taken
 from .types import CONTROLLER, DETECTOR_PREFIX
 
 MAX_SENDERS = 65_536
 DETECTOR_QUIET_S = 30.0  # then an earlier session of a detector is believed again; its resends come much more often
 _BACKOFF = 2.0
-
-
-class Refusal(StrEnum):
-    """Why an envelope was not delivered. These are the keys of `Mailbox.refused`."""
-
-    WRONG_VERSION = "wrong version"
-    WRONG_JOB = "wrong job"
-    WRONG_RECEIVER = "wrong receiver"
-    OWN_ADDRESS = "own address"  # another process uses the name of this one
-    NEGATIVE = "negative number"
-    OLD_TERM = "old term"
-    STALE_SESSION = "stale session"
-    TOO_MANY_SENDERS = "too many senders"
-    DUPLICATE = "duplicate"  # normal on a lossy wire
-    UNKNOWN_ACK = "acknowledges another session"
 
 
 class _Outgoing:
@@ -109,6 +94,8 @@ class Mailbox:
             return self._envelope(body, receiver, 0)
         number = self._last_number.get(receiver, 0) + 1
         waiting = self._outgoing.setdefault(receiver, {})
+        if waiting and isinstance(body, OF_A_GENERATION):
+            self._outdate(waiting)
         if self._outstanding >= self._capacity:
             raise MailboxFull(
                 f"{self._outstanding} messages of {self.address} are unacknowledged, the limit is {self._capacity}; "
@@ -184,6 +171,13 @@ class Mailbox:
     def forget(self, receiver: str) -> None:
         """Drop what is unacknowledged for a receiver that is gone. Its numbers continue where they were."""
         self._outstanding -= len(self._outgoing.pop(receiver, {}))
+
+    def _outdate(self, waiting: dict[int, _Outgoing]) -> None:
+        """Drop orders of earlier generations: while a receiver is away, they would pile up."""
+        for number, outgoing in list(waiting.items()):
+            if outgoing.envelope.generation < self.generation and isinstance(outgoing.envelope.body, OF_A_GENERATION):
+                del waiting[number]
+                self._outstanding -= 1
 
     # --- receiving ----------------------------------------------------------------------------------------------
 

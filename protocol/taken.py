@@ -2,7 +2,23 @@
 
 import msgspec
 
+from .enums import StrEnum
 from .messages import Envelope
+
+
+class Refusal(StrEnum):
+    """Why an envelope was not delivered. These are the keys of `Mailbox.refused`."""
+
+    WRONG_VERSION = "wrong version"
+    WRONG_JOB = "wrong job"
+    WRONG_RECEIVER = "wrong receiver"
+    OWN_ADDRESS = "own address"  # another process uses the name of this one
+    NEGATIVE = "negative number"
+    OLD_TERM = "old term"
+    STALE_SESSION = "stale session"
+    TOO_MANY_SENDERS = "too many senders"
+    DUPLICATE = "duplicate"  # normal on a lossy wire
+    UNKNOWN_ACK = "acknowledges another session"
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -13,6 +29,6 @@ class Taken(msgspec.Struct, frozen=True):
     """
 
     deliver: bool
-    refused: str | None = None
+    refused: Refusal | None = None
     reply: Envelope | None = None
     new_session: bool = False

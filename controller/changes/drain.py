@@ -25,9 +25,9 @@ from ..repair import plan_repair
 from ..state.job_state import JobState, Phase
 from ..state.planned_change import AT_THE_BOUNDARY, Newcomer, Plan, Stage, Unwell
 from ..state.rank_states import RankEvent
-from ..state.world import NodeState
+from ..state.world import NodeState, natural
 from .boundary import end_newcomers, give_up, read_clocks
-from .generation import natural, open_generation, request_node, start_command, vacate
+from .generation import open_generation, request_node, start_command, vacate
 from .shutdown import start_saving, take_saved
 
 # What keeps a node without ranks from being chosen.

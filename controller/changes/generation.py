@@ -1,7 +1,7 @@
 """How a generation is opened: who is asked to quiesce, whose process is started, and where.
 
-Three ways: survivors stay and some ranks get a new process (`open_generation`); all start again on the nodes at
-hand (`open_world`); or nodes have to come first (`wait_for_nodes`).
+Three ways: survivors stay and some ranks get a new process (`open_generation`, and `widen_generation` for those that
+fail meanwhile); all start again on the nodes at hand (`open_world`); or nodes have to come first (`wait_for_nodes`).
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from ...protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, 
 from ...protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
 from ..state.job_state import JobState, Phase
 from ..state.rank_states import GONE, PARKED, RankEvent, RankState
-from ..state.world import REACHABLE, Holder, NodeState
+from ..state.world import REACHABLE, Holder, NodeState, natural
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
 
@@ -98,22 +98,51 @@ def open_generation(state: JobState, replace: Iterable[int], now: float, *, move
     Newcomers of an earlier attempt that are still on their way, and ranks that are parked already, stay as they are.
     Where no process would survive, the world starts as a whole.
     """
-    world = state.world
-    replaced = set(replace)
-    replaced |= {h.rank for h in world.in_state(RankState.ABSENT, RankState.EXITED)}
-    replaced |= {h.rank for h in world.in_state(RankState.STARTING) if h.connected}
-    survivors = [holder for holder in world.holders if holder.rank not in replaced and holder.resilient]
+    replaced = _without_process(state, replace)
+    survivors = _survivors(state, replaced)
     if not survivors:
         open_world_or_wait(state, now)
         return
     next_generation(state, {*replaced, *moved})
     quiesce(state, survivors)
-    for rank in sorted(replaced):
-        _start_or_hold(state, world.holders[rank], now)
-    limits, joining = state.policy.deadlines, world.ranks(RankState.STARTING) - state.due.unplaced
-    if replaced or not joining:
-        state.due.newcomers_s = now + limits.start_s if joining else None
-    state.enter(now, limits.quiesce_s)
+    _start_all(state, replaced, now)
+    state.enter(now, state.policy.deadlines.quiesce_s)
+
+
+def widen_generation(state: JobState, replace: Iterable[int], now: float) -> None:
+    """Give further ranks a new process in the generation that gathers already; its survivors need not hear of it.
+
+    Many nodes that are lost at once are lost one after the other: were each to open a generation, each would
+    be ordered to every rank.
+    """
+    replaced = _without_process(state, replace)
+    if not _survivors(state, replaced):
+        open_world_or_wait(state, now)
+        return
+    state.incident = state.incident.opened(replaced)
+    state.history.replaced(replaced)
+    _start_all(state, replaced, now)
+
+
+def _without_process(state: JobState, replace: Iterable[int]) -> set[int]:
+    """Return these ranks, and all others that need a new process."""
+    world = state.world
+    replaced = {*replace, *(h.rank for h in world.in_state(RankState.ABSENT, RankState.EXITED))}
+    return replaced | {h.rank for h in world.in_state(RankState.STARTING) if h.connected}
+
+
+def _survivors(state: JobState, replaced: set[int]) -> list[Holder]:
+    return [holder for holder in state.world.holders if holder.rank not in replaced and holder.resilient]
+
+
+def _start_all(state: JobState, replaced: Iterable[int], now: float) -> None:
+    """Start the next processes of these ranks, each where it is placed, and limit how long they may take."""
+    ranks = sorted(replaced)
+    for rank in ranks:
+        _start_or_hold(state, state.world.holders[rank], now)
+    joining = state.world.ranks(RankState.STARTING) - state.due.unplaced
+    if ranks or not joining:
+        state.due.newcomers_s = now + state.policy.deadlines.start_s if joining else None
 
 
 def quiesce(state: JobState, survivors: Iterable[Holder]) -> None:
@@ -286,9 +315,3 @@ def faults_of(state: JobState, ranks: Iterable[int], kind: FaultKind, what: str,
         )
         for rank in sorted(ranks)
     ]
-
-
-def natural(name: str) -> tuple[str, int]:
-    """Sort node10 after node9."""
-    digits = name[len(name.rstrip("0123456789")) :]
-    return name.rstrip("0123456789"), int(digits or 0)

@@ -11,9 +11,9 @@ from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
 from ..actions import Log
 from ..state.job_state import JobState
 from ..state.planned_change import Plan
-from ..state.world import NodeState
+from ..state.world import NodeState, natural
 from .boundary import read_clocks
-from .generation import natural, nodes_needed, open_world, replace_node, stop_all_processes, wait_for_nodes
+from .generation import nodes_needed, open_world, replace_node, stop_all_processes, wait_for_nodes
 
 
 def nodes_asked(state: JobState) -> int:

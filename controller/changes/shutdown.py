@@ -6,10 +6,12 @@ publishes. Whatever fails on the way is said and does not keep the job from endi
 """
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
 from ...policies.schema import CommunicatorName
+from ...policies.wording import ranks_text
 from ...protocol.messages import CheckpointSaved, EndJob, SaveCheckpoint
 from ...protocol.types import PLATFORM, LocalStateCopy, RestoreSource, node_address, rank_address
 from ..repair import lost_shards
@@ -57,11 +59,13 @@ def conclude(state: JobState, remark: str, now: float) -> None:
         end(state, goal.exit_code, "; ".join(filter(None, (goal.reason, remark))), now)
 
 
-def lost_while_saving(state: JobState, rank: int, detail: str, now: float) -> None:
-    """A survivor died while the checkpoint was under way: the others may still hold everything, and begin again."""
-    state.world.lose(state.world.holders[rank])
-    if rank in state.saving.outstanding:
-        _save_again(state, f"rank {rank} was lost while it saved: {detail}", now)
+def lost_while_saving(state: JobState, ranks: Iterable[int], detail: str, now: float) -> None:
+    """Survivors died while the checkpoint was under way: the others may still hold everything, and begin again."""
+    lost = sorted(ranks)
+    for rank in lost:
+        state.world.lose(state.world.holders[rank])
+    if state.saving.outstanding.keys() & {*lost}:
+        _save_again(state, f"{ranks_text(lost)} died while the checkpoint was written: {detail}", now)
 
 
 def saving_overdue(state: JobState, now: float) -> None:

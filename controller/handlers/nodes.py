@@ -82,9 +82,7 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
         _lost_while_waiting(state, event.node, now)
         return
     if was is NodeState.ACTIVE and state.phase is Phase.SAVING:
-        for rank in [holder.rank for holder in state.world.on(event.node)]:
-            if state.phase is Phase.SAVING:
-                lost_while_saving(state, rank, event.reason, now)
+        lost_while_saving(state, [holder.rank for holder in state.world.on(event.node)], event.reason, now)
         return
     if was is NodeState.REQUESTED and state.due.unplaced and not ask_again(state):
         rung_failed(state, None, f"node {event.node}, for which ranks waited, is gone: {event.reason}", now)

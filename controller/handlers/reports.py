@@ -151,7 +151,7 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
         output=event.output,
     )
     if state.phase is Phase.SAVING:
-        lost_while_saving(state, holder.rank, report.detail, now)
+        lost_while_saving(state, (holder.rank,), report.detail, now)
         return
     take_fault(state, report, now)
     if holder.incarnation == process.incarnation:

@@ -13,18 +13,18 @@ from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
 from ..changes.boundary import give_up
 from ..changes.generation import (
     leave_node,
-    natural,
     nodes_needed,
     open_generation,
     replace_node,
     request_missing,
+    widen_generation,
 )
 from ..changes.restart import restart
 from ..changes.scaling import least_nodes
 from ..changes.shutdown import begin_stop, save_first, saves_first
 from ..state.incident import Verdict
 from ..state.job_state import JobState, Phase, Reschedule, Resize
-from ..state.world import NodeState
+from ..state.world import NodeState, natural
 from . import memory_faults
 from .hardware_faults import closed_nodes
 
@@ -70,13 +70,16 @@ def rung_failed(state: JobState, rung: Rung | None, reason: str, now: float, *, 
 def decide(state: JobState, now: float) -> None:
     """Ask the ladder, remember its answer, do it. Runs whenever an incident begins or takes a turn."""
     give_up(state, "an incident came between", now)
-    if not _widens(state):
+    widens = _widens(state)
+    # Its survivors know already that processes are replaced.
+    gathers = widens and bool(state.incident.replaced)
+    if not widens:
         state.begin_attempt()
     choice = state.ladder.choose(gather(state, now))
     state.decided(choice.decision)
     cost = _widened(state.incident.attempt.cost, choice.course.cost)
     state.incident = state.incident.take(choice.decision.rung, cost)
-    _carry_out(state, choice, now)
+    _carry_out(state, choice, now, gathers=gathers)
 
 
 def stop_now(state: JobState, reason: str, now: float) -> None:
@@ -161,7 +164,8 @@ def current_rung(state: JobState) -> Rung | None:
     return state.history.open.rung if state.history.open else None
 
 
-def _carry_out(state: JobState, choice: Choice, now: float) -> None:
+def _carry_out(state: JobState, choice: Choice, now: float, *, gathers: bool) -> None:
+    """Do what the ladder has chosen; `gathers`: in the generation that gathers already."""
     rung, course = choice.decision.rung, choice.course
     if rung is Rung.STOP:
         begin_stop(state, choice.decision.reason, now)
@@ -172,7 +176,8 @@ def _carry_out(state: JobState, choice: Choice, now: float) -> None:
         return
     for name in course.leave:
         leave_node(state, name)
-    open_generation(state, course.replace, now)
+    open_or_widen = widen_generation if gathers else open_generation
+    open_or_widen(state, course.replace, now)
     if state.due.unplaced:
         request_missing(state)
 

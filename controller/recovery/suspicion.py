@@ -15,12 +15,15 @@ from ..state.rank_states import DONE
 from . import memory_faults
 from .decision import blame, current_rung, decide, rung_failed, with_rank
 
+ENOUGH_SUSPICIONS = 64
 PROBE_S = 2.0  # a node that is heard, and does not read its clocks in this time, counts as silent
 
 
 def suspect(state: JobState, report: FaultReport, now: float) -> None:
     """Note that something is wrong, and give the culprit's own report a moment to arrive."""
-    known, state.incident = state.phase is Phase.SUSPECTING, state.incident.suspect(report)
+    known = state.phase is Phase.SUSPECTING
+    if not _is_one_of_many(state, report):
+        state.incident = state.incident.suspect(report)
     limit_s = state.policy.deadlines.suspect_s if report.kind in SUSPICIONS else memory_faults.patience_s(state)
     if not known:
         step_clocks.forget(state)  # what was asked for a suspicion that another fault has overtaken
@@ -29,6 +32,13 @@ def suspect(state: JobState, report: FaultReport, now: float) -> None:
         state.due.phase_s = min(state.due.phase_s, now + limit_s)
     if report.kind is FaultKind.STALL and not state.clocks.awaited:
         _read_clocks(state, now, again=False)
+
+
+def _is_one_of_many(state: JobState, report: FaultReport) -> bool:
+    """Whether so many ranks have said the same that one more adds nothing: in a large job all of them say it."""
+    suspicions = state.incident.suspicions
+    many = report.kind in SUSPICIONS and len(suspicions) >= ENOUGH_SUSPICIONS
+    return many and any(each.kind is report.kind for each in suspicions)
 
 
 def answer_limit_s(state: JobState) -> float:

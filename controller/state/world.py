@@ -104,7 +104,10 @@ class World:
         """
         state = after(holder.state, event)
         if self.holder(holder.rank) is holder and state is not holder.state:
-            self._standing[holder.state].pop(holder.rank, None)
+            left = self._standing[holder.state]
+            left.pop(holder.rank, None)
+            if not left:
+                left.clear()  # a dict keeps the places of what was removed, and `first` would look at each of them
             self._standing[state][holder.rank] = None
         holder._state = state
 
@@ -235,3 +238,9 @@ class World:
     def pids(self) -> dict[int, int]:
         """Return the process id of each rank that has one."""
         return {holder.rank: holder.pid for holder in self.holders if holder.pid}
+
+
+def natural(name: str) -> tuple[str, int]:
+    """Sort node10 after node9."""
+    digits = name[len(name.rstrip("0123456789")) :]
+    return name.rstrip("0123456789"), int(digits or 0)

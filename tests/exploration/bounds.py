@@ -125,4 +125,10 @@ LARGE = (
     Bound("2 ranks, no spare, any one fault and a takeover", SHORT, with_more(ONE_FAULT, takeovers=1), PLAIN),
     Bound("2 ranks, no spare, any one fault and an early deadline", SHORT, with_more(ONE_FAULT, timeouts=1), PLAIN),
     Bound("2 ranks, no spare, any two faults", SHORT, TWO_FAULTS, PLAIN),
+    Bound(
+        "3 ranks on 2 nodes, no spare, two kills",
+        Size(ranks=3, ranks_per_node=2, spares=0, steps=1),
+        Budget(kills=2, faults=2),
+        PLAIN,
+    ),
 )

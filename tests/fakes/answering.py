@@ -1,7 +1,7 @@
 """The fake cluster whose agents, processes and platform answer every command at once, as the real ones do.
 
-A test can have some of them not answer (`deaf`, `mute`, `never_joins`, `refuses_nodes`). The events are kept as the
-journal keeps them, so that a controller can die and another one take over at any moment.
+A test can have some of them not answer (`deaf`, `mute`, `never_joins`, `refuses_nodes`), or later (`late`). The events
+are kept as the journal keeps them, so that a controller can die and another one take over at any moment.
 """
 
 from collections import deque
@@ -56,8 +56,10 @@ class AnsweringCluster(FakeCluster):
         self.never_joins = set(never_joins)  # ranks whose next processes never reach the train function
         self.clock_changes: dict[str, Any] = {}  # what every step clock says instead
         self.mute: Callable[[Any], bool] = lambda body: False  # commands that nobody answers
+        self.late: Callable[[Any], bool] = lambda body: False  # commands that wait for `arrive`
         self._routes = Routes()
         self._owed: deque[Send] = deque()
+        self._late: list[Send] = []
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -173,8 +175,17 @@ class AnsweringCluster(FakeCluster):
         """All carry out what they were sent, and answer, until nothing is left to do."""
         while self._owed:
             send = self._owed.popleft()
-            if not self.mute(send.body):
+            if self.late(send.body):
+                self._late.append(send)
+            elif not self.mute(send.body):
                 self._deliver(send)
+
+    def arrive(self) -> None:
+        """What was late arrives, and nothing is late any more."""
+        self.late = lambda body: False
+        self._owed += self._late
+        self._late.clear()
+        self.settle()
 
     def _deliver(self, send: Send) -> None:
         body, connection = send.body, self._routes.connection(send.receiver)

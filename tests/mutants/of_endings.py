@@ -8,7 +8,7 @@ MUTANTS = (
     Mutant(
         "give a checkpoint up when a writer dies",
         "midstep.controller.changes.shutdown",
-        '_save_again(state, f"rank {rank} was lost while it saved: {detail}", now)',
+        '_save_again(state, f"{ranks_text(lost)} died while the checkpoint was written: {detail}", now)',
         'conclude(state, "", now)',
         focuses=(Phase.SAVING,),
     ),

@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "replace everybody",
         "midstep.controller.recovery.decision",
-        "open_generation(state, course.replace, now)",
-        "open_generation(state, tuple(range(state.world.size)), now)",
+        "open_or_widen(state, course.replace, now)",
+        "open_or_widen(state, tuple(range(state.world.size)), now)",
     ),
     Mutant(
         "wait for a promised node for ever",

@@ -96,7 +96,7 @@ def test_no_checkpoint_is_made_without_the_only_copy_of_a_shard_that_died_with_i
     assert len(saves(cluster.feed(*(alone(rank) for rank in range(4))))) == 3
     assert saves(cluster.feed(cluster.exited(2))) == []
     reason = finished(cluster)
-    assert "rank 2 was lost while it saved" in reason
+    assert "rank 2 died while the checkpoint was written" in reason
     assert "no clean copy of shard2 is left" in reason
 
 

@@ -132,15 +132,38 @@ def test_the_decision_names_the_spare_that_is_taken() -> None:
 
 
 def test_a_second_kill_in_the_recovery_is_part_of_the_same_incident(cluster: FakeCluster) -> None:
-    """The newcomer on its way is kept, the second victim is replaced too, parked survivors are not asked again."""
+    """The newcomer on its way is kept, the second victim is replaced too, and no survivor is asked again."""
     cluster.feed(cluster.exited(1))
+    generation = cluster.machine.generation
     cluster.feed(cluster.quiesced(0, 5))
     incarnation = cluster.holder(1).incarnation
     bodies = cluster.feed(cluster.exited(2))
     assert [body.rank for body in only(bodies, StartProcess)] == [2]
     assert cluster.holder(1).incarnation == incarnation
-    assert [body.rank for body in only(bodies, Quiesce)] == [3]
+    assert only(bodies, Quiesce) == []
+    assert cluster.machine.generation == generation
     assert len(cluster.machine.incidents) == 1
+
+
+def test_nodes_that_are_lost_one_after_the_other_share_a_generation() -> None:
+    """However many there are, each survivor is asked to quiesce once, and all lost ranks come back together."""
+    cluster = FakeCluster(job(nodes=6, ranks_per_node=2, spares=3)).start()
+    before, lost = cluster.machine.generation, (0, 1, 4, 5, 8, 9)
+    bodies = cluster.feed(*(NodeLost(f"node{number}", "powered off", 0.0) for number in (0, 2, 4)))
+    assert [body.rank for body in only(bodies, StartProcess)] == list(lost)
+    assert {body.generation for body in only(bodies, StartProcess)} == {before + 1}
+    quiesced = [body.rank for body in only(bodies, Quiesce)]
+    assert len(quiesced) == len({*quiesced})
+    assert {*quiesced} - {*lost} == {2, 3, 6, 7, 10, 11}
+    incident = cluster.machine.incidents[-1]
+    assert (incident.generations, incident.replaced) == ((before + 1,), lost)
+
+
+def test_survivors_that_were_not_told_of_a_replacement_are_asked_again(cluster: FakeCluster) -> None:
+    """A step was to be retried by all; a rank that ends meanwhile makes it a generation with a newcomer."""
+    cluster.feed(cluster.fault(1, FaultKind.EXCEPTION, mendable=True))
+    bodies = cluster.feed(cluster.exited(2))
+    assert {(body.rank, body.replaces) for body in only(bodies, Quiesce)} == {(0, True), (1, True), (3, True)}
 
 
 def test_a_replacement_that_dies_again_and_again_hands_over_to_the_next_rung(cluster: FakeCluster) -> None:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from midstep.protocol.dedup import WINDOW, SenderMemory
 from midstep.protocol.errors import ConfigurationError, MailboxFull
-from midstep.protocol.mailbox import DETECTOR_QUIET_S, Mailbox, Refusal
+from midstep.protocol.mailbox import DETECTOR_QUIET_S, Mailbox
 from midstep.protocol.messages import Ack, Envelope, ProbeProgress, Quiesce, RankFinished
-from midstep.protocol.taken import Taken
+from midstep.protocol.taken import Refusal, Taken
 from midstep.protocol.types import CONTROLLER
 
 QUIESCE = Quiesce(rank=0, generation=1)
@@ -201,6 +201,16 @@ def test_a_forgotten_receiver_is_sent_nothing_more_and_its_numbers_go_on() -> No
     box.forget("rank/99")
     assert again(box, 1.0) == [kept]
     assert box.post(QUIESCE, RANK, 2.0).number == 2
+
+
+def test_orders_of_a_later_generation_replace_those_that_were_not_acknowledged() -> None:
+    """For the same rank only, and nothing that holds in every generation."""
+    box = mailbox(CONTROLLER)
+    kept = {each.receiver: each for each in (box.post(ProbeProgress(1), RANK, 0.0), box.post(QUIESCE, "rank/1", 0.0))}
+    for generation in range(1, 10):
+        box.generation = generation
+        last = box.post(Quiesce(0, generation), RANK, 0.0)
+    assert sorted(again(box, 1.0), key=lambda each: (each.receiver, each.number)) == [kept[RANK], last, kept["rank/1"]]
 
 
 def test_a_full_mailbox_says_so_and_posts_nothing() -> None:

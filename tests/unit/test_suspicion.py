@@ -1,12 +1,13 @@
 """Suspicions: nobody healthy is blamed for a stall that is over or old, or by the clock of a stray."""
 
 from midstep.controller.events import ControllerStarted, DeadlinePassed
+from midstep.controller.recovery.suspicion import ENOUGH_SUSPICIONS
 from midstep.controller.state.job_state import Phase
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import ProbeProgress, ProgressReported, Quiesce, RankFinished, Release, StartProcess
 from midstep.protocol.types import Activity, FaultKind, RankProgress
 
-from ..fakes.cluster import FakeCluster, only
+from ..fakes.cluster import FakeCluster, job, only
 
 RUNS = {"step": 9, "collectives": 20, "age_s": 0.05}
 STANDS = {"step": 8, "collectives": 40, "age_s": 9.0}
@@ -39,6 +40,17 @@ def test_a_stall_that_is_over_is_dismissed(cluster: FakeCluster) -> None:
     assert bodies == []
     assert cluster.machine.phase is Phase.RUNNING
     assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
+
+
+def test_what_a_thousand_ranks_say_alike_is_kept_for_some_of_them() -> None:
+    """Each complaint costs the same then; one of another kind, and the culprit's own report, are always taken in."""
+    cluster = FakeCluster(job(nodes=100, ranks_per_node=10), checked=False).start()
+    cluster.feed(*(cluster.fault(rank, FaultKind.COMMUNICATION) for rank in range(1, 999)))
+    cluster.feed(cluster.fault(999, FaultKind.STALL))
+    kinds = [each.kind for each in cluster.machine.state.incident.suspicions]
+    assert (len(kinds), kinds[-1]) == (ENOUGH_SUSPICIONS + 1, FaultKind.STALL)
+    cluster.feed(cluster.exited(0))
+    assert cluster.machine.incidents[-1].replaced == (0,)
 
 
 def test_a_stall_report_of_an_earlier_generation_changes_nothing(cluster: FakeCluster) -> None:

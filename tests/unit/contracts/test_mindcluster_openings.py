@@ -19,11 +19,11 @@ TWO_ATTEMPTS = "ladder: [{rung: recover_in_place, attempts: 2}, {rung: recover},
 def test_fault_in_a_recovery_is_part_of_the_same_incident(held: type, second: int) -> None:
     """There a fault before the first new step makes the last repair fail, for good: no nested recovery."""
     job = AnsweringCluster().start()
-    job.mute = lambda body: isinstance(body, held)
+    job.late = lambda body: isinstance(body, held)
     job.kill(1)
-    job.mute = lambda body: False
 
     job.kill(second)
+    job.arrive()
     job.wait_until(Phase.RUNNING)
 
     (incident,) = job.incidents
