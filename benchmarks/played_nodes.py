@@ -1,0 +1,231 @@
+"""Nodes of a job as its controller sees them: one connection each, and ranks that answer every order at once.
+
+Sockets, keys, envelopes, numbers and acknowledgements are the product's own, through the agents' own link. Only what
+they say is played (`played_rank.py`). Many of them live in one process.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import msgspec
+import zmq
+from played_rank import PlayedRank, Setting
+
+from midstep.protocol.codec import encode
+from midstep.protocol.keys import JobKeys
+from midstep.protocol.link import ControllerLink
+from midstep.protocol.mailbox import Mailbox
+from midstep.protocol.messages import (
+    Envelope,
+    NodeHeartbeat,
+    NodeJoined,
+    ProbeProgress,
+    ProcessExited,
+    ProcessStarted,
+    ProgressReported,
+    StartProcess,
+    StopProcess,
+)
+from midstep.protocol.nonblocking import Context
+from midstep.protocol.transport import DealerSocket
+from midstep.protocol.types import (
+    RankProgress,
+    StoreEndpoint,
+    node_address,
+)
+
+SIGKILL = -9
+SOCKETS_EACH = 4
+RESEND_EVERY_S = 0.2
+TELL_EVERY_S = 0.05
+
+
+class KillRank(msgspec.Struct, frozen=True, tag=True):
+    """One rank ends, and all others of its generation report a broken collective."""
+
+    rank: int
+
+
+class PowerOff(msgspec.Struct, frozen=True, tag=True):
+    """These nodes are gone without a word; the ranks of all others report a broken collective."""
+
+    nodes: tuple[str, ...]
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Leave."""
+
+
+Order = KillRank | PowerOff | End
+
+
+class Arrivals(msgspec.Struct):
+    """Orders of one kind and generation: how many have arrived so far, and when the last one did (monotonic clock)."""
+
+    count: int = 0
+    last_s: float = 0.0
+
+
+Seen = dict[tuple[str, int], Arrivals]
+
+
+class PlayedNode:
+    """The agent of a node, with the real link to the controller."""
+
+    def __init__(self, name: str, setting: Setting, context: Context, saw: Callable[[str, int], None]) -> None:
+        address = node_address(name)
+        self.name = name
+        self._saw = saw
+        self.ranks: dict[int, PlayedRank] = {}
+        self._setting = setting
+        self._link = ControllerLink(
+            Mailbox(job=setting.job, address=address, session=time.time_ns()),
+            DealerSocket(
+                _from_own_address(name, setting.endpoint),
+                identity=address,
+                curve=JobKeys.load_client(setting.keys, address),
+                context=context,
+            ),
+            on_command=self._obey,
+            on_new_controller=self._join,
+            on_foreign=self._deliver,
+        )
+        self._join()
+
+    def saw(self, kind: str, generation: int) -> None:
+        """Note that an order has arrived."""
+        self._saw(kind, generation)
+
+    def send(self, envelope: Envelope) -> None:
+        """Relay what a rank says."""
+        self._link.forward(encode(envelope))
+
+    def beat(self) -> None:
+        """Show that the node lives."""
+        self._link.post(NodeHeartbeat(self.name, time.time(), self._clocks()), reliable=False)
+
+    def kill(self, rank: int) -> None:
+        """Have the process of a rank end."""
+        killed = self.ranks.pop(rank)
+        self._link.post(ProcessExited(self.name, killed.running, SIGKILL, time.time(), expected=False))
+
+    def close(self) -> None:
+        """Be gone."""
+        self.ranks.clear()
+        self._link.close()
+
+    def _clocks(self) -> tuple[RankProgress, ...]:
+        return tuple(rank.progress() for rank in self.ranks.values())
+
+    def _join(self) -> None:
+        running = tuple(rank.running for rank in self.ranks.values())
+        self._link.post(NodeJoined(self.name, self.name, StoreEndpoint("127.0.0.1", 1), running))
+
+    def _deliver(self, envelope: Envelope, data: bytes) -> None:
+        rank = self.ranks.get(int(envelope.receiver.rpartition("/")[2]))
+        if rank is not None:
+            rank.take(envelope)
+
+    def _obey(self, envelope: Envelope) -> None:
+        match envelope.body:
+            case StartProcess() as order:
+                self.saw("start", order.generation)
+                rank = self.ranks[order.rank] = PlayedRank(order, self._setting, self)
+                self._link.post(ProcessStarted(self.name, rank.running, warm=True))
+                rank.join()
+            case StopProcess(rank=number) if number in self.ranks:
+                stopped = self.ranks.pop(number)
+                self._link.post(ProcessExited(self.name, stopped.running, SIGKILL, time.time(), expected=True))
+            case ProbeProgress(probe=probe):
+                self._link.post(ProgressReported(self.name, probe, time.time(), self._clocks()))
+
+
+def _from_own_address(name: str, endpoint: str) -> str:
+    """Return an endpoint that is connected to from another loopback address for each node, as machines have them."""
+    number = int(name.removeprefix("node"))
+    return endpoint.replace("//", f"//127.1.{number // 250}.{number % 250 + 1}:0;")
+
+
+class _Nodes:
+    """All nodes of one process."""
+
+    def __init__(self, setting: Setting, orders: Connection) -> None:
+        self._orders, self._heartbeat_s = orders, setting.heartbeat_s
+        self._seen: Seen = {}
+        self._told = True
+        context = Context()
+        context.set(zmq.MAX_SOCKETS, SOCKETS_EACH * len(setting.nodes) + SOCKETS_EACH)
+        self._nodes = {name: PlayedNode(name, setting, context, self._saw) for name in setting.nodes}
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(orders.fileno(), self._obey)
+
+    async def live(self) -> None:
+        """Beat, resend and tell what was seen, until the order to end."""
+        tasks = [asyncio.create_task(each()) for each in (self._beat, self._resend, self._tell)]
+        await self._ended.wait()
+        for task in tasks:
+            task.cancel()
+        for node in self._nodes.values():
+            node.close()
+
+    def _saw(self, kind: str, generation: int) -> None:
+        arrivals = self._seen.setdefault((kind, generation), Arrivals())
+        arrivals.count += 1
+        arrivals.last_s = time.monotonic()
+        self._told = False
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            if not self._told:
+                self._told = True
+                self._orders.send(self._seen)
+
+    async def _beat(self) -> None:
+        """Spread the heartbeats over their interval, as those of nodes that started at different times are."""
+        while True:
+            nodes = list(self._nodes.values())
+            began_s = time.monotonic()
+            for done, node in enumerate(nodes, start=1):
+                node.beat()
+                early_s = began_s + self._heartbeat_s * done / len(nodes) - time.monotonic()
+                if early_s > 0.005:  # not for each of many
+                    await asyncio.sleep(early_s)
+            await asyncio.sleep(max(0.0, began_s + self._heartbeat_s - time.monotonic()))
+
+    async def _resend(self) -> None:
+        while True:
+            await asyncio.sleep(RESEND_EVERY_S)
+            now = time.monotonic()
+            for node in self._nodes.values():
+                for rank in node.ranks.values():
+                    rank.resend(now)
+
+    def _obey(self) -> None:
+        order: Order = self._orders.recv()
+        match order:
+            case KillRank(rank=rank):
+                for node in self._nodes.values():
+                    if rank in node.ranks:
+                        node.kill(rank)
+            case PowerOff(nodes=names):
+                for name in names:
+                    if name in self._nodes:
+                        self._nodes.pop(name).close()
+            case End():
+                self._ended.set()
+                return
+        for node in self._nodes.values():
+            for played in node.ranks.values():
+                played.complain()
+
+
+def live(setting: Setting, orders: Connection) -> None:
+    """Be all nodes of `setting` until told to end. The main function of a process."""
+
+    async def run() -> None:
+        await _Nodes(setting, orders).live()
+
+    asyncio.run(run())
