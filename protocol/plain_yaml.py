@@ -108,16 +108,18 @@ def _explaining(text: str) -> Iterator[None]:
 
 
 def _explained(text: str, error: yaml.MarkedYAMLError) -> YamlError:
-    """Return a parser's error. That of the parser in Python says more, and takes too long for a large text."""
-    if len(text) <= _SMALL:
-        try:
-            _require_depth(yaml.parse(text, Loader=yaml.SafeLoader))
-        except YamlError as too_deep:  # the parser in C has a limit of its own, and looks ahead
-            return too_deep
-        except yaml.MarkedYAMLError as better:
-            error = better
-        except (yaml.YAMLError, ValueError, RecursionError):
-            pass
+    """Return a parser's error. That of the parser in Python says more, and takes too long for a large text.
+
+    The parser in C reads ahead, and has a limit of its own on what is nested.
+    """
+    try:
+        _require_depth(yaml.parse(text[:_SMALL], Loader=yaml.SafeLoader))
+    except YamlError as too_deep:
+        return too_deep
+    except yaml.MarkedYAMLError as better:
+        error = better if len(text) <= _SMALL else error
+    except (yaml.YAMLError, ValueError, RecursionError):
+        pass
     mark = error.problem_mark
     line, column = (0, 0) if mark is None else (mark.line + 1, mark.column + 1)
     return YamlError(" ".join((error.problem or str(error)).split()), line, column)
