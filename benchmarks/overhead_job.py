@@ -119,7 +119,7 @@ def watch(clocks: Clocks, state: midstep.TrainState, runtime: Runtime) -> None:
     assert dist.group.WORLD is not None
     clocks.watch("all-reduces started, with gloo's own part", dist.group.WORLD, "allreduce")
     clocks.watch("futures of all-reduces", GroupWork, "get_future")
-    clocks.watch("all-reduces done, in gloo's threads", GroupWork, "_told")
+    clocks.watch("all-reduces done, in gloo's threads", GroupWork, "_completed")
     clocks.watch("capture of the rank-local state", state, "capture_local")
     clocks.watch("rank-local state to the black box", runtime.local_states, "keep")
     clocks.watch("rank-local states swapped", runtime.local_states, "swap")

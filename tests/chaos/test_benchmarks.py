@@ -1,0 +1,42 @@
+"""Each benchmark runs, as short as it can be: nothing else would notice that what it measures has another name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import midstep
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300), pytest.mark.soak]
+
+BENCHMARKS = Path(midstep.__file__).parent / "benchmarks"
+LIMIT_S = 240.0
+SHORT = {
+    "controller_restart": "--events 1000 --repeats 1",
+    "failover": "--repeats 1",
+    "machine": "--ranks 100 --repeats 1",
+    "megatron": "--repeat 1 --steps 20 --size tiny --no-recovery",
+    "overhead": "--ranks 2 --repeat 1 --steps 4 --no-jobs",
+    "recovery": "--ranks 2 --repeat 1 --steps 12 --only midstep",
+    "repair": "--repeat 1",
+    "scale": "--ranks 16 --repeat 1 --idle 1",
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_benchmark_measures(name: str, tmp_path: Path) -> None:
+    """It ends well, and leaves its figures."""
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *SHORT[name].split(), "--json", str(figures)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert figures.stat().st_size > 0
+
+
+def test_no_benchmark_is_left_out() -> None:
+    """Those with a command line of their own."""
+    assert {path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()} == {
+        *SHORT,
+        *("overhead_job", "recovery_job", "repair_job"),  # which others run
+    }
