@@ -62,6 +62,25 @@ class RunProgram(msgspec.Struct, frozen=True, tag=True):
     working_directory: str
 
 
+class BuildProgram(msgspec.Struct, frozen=True, tag=True):
+    """To an idle process: run a program up to its train function, ahead of a fault. Descriptor: log file.
+
+    The channel stays: the process says ProgramBuilt there, and waits for TakeRank.
+    """
+
+    program: RunProgram
+
+
+class ProgramBuilt(msgspec.Struct, frozen=True, tag=True):
+    """From a process that is built ahead: it stands at its train function, and waits for its rank."""
+
+
+class TakeRank(msgspec.Struct, frozen=True, tag=True):
+    """To a process that was built ahead: hold its rank from now on. Descriptors: black box, log file."""
+
+    environment: dict[str, str]
+
+
 class ServeStore(msgspec.Struct, frozen=True, tag=True):
     """To an idle process: serve a rendezvous store. Descriptors: the listening socket, a channel for pings."""
 
@@ -69,8 +88,8 @@ class ServeStore(msgspec.Struct, frozen=True, tag=True):
     port: int
 
 
-Assignment = RunProgram | ServeStore
-ChannelMessage = ForkProcess | Preload | ModulesImported | Ping | Pong | ProcessIdle | Assignment
+Assignment = RunProgram | BuildProgram | TakeRank | ServeStore
+ChannelMessage = ForkProcess | Preload | ModulesImported | Ping | Pong | ProcessIdle | ProgramBuilt | Assignment
 MessageWithFds = tuple[ChannelMessage, list[int]]  # the descriptors are the receiver's to close
 
 _encoder = msgspec.msgpack.Encoder()

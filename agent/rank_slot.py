@@ -10,6 +10,7 @@ from ..platforms.processes import WatchedProcess
 from ..protocol.blackbox import BlackBox
 from ..protocol.bounds import fits
 from ..protocol.types import Activity, RankProgress, RunningProcess
+from . import channel
 from .linux import is_stopped
 
 _log = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 class RankProcess:
     """One process of a rank. `watched` is set once it has its assignment."""
 
-    __slots__ = ("early", "expected", "log", "running", "slot", "watched")
+    __slots__ = ("early", "expected", "log", "program", "running", "slot", "watched")
 
     def __init__(self, slot: "RankSlot", running: RunningProcess, log: Path, *, early: bool) -> None:
         """`log`: what it prints."""
@@ -26,6 +27,7 @@ class RankProcess:
         self.log = log
         self.running = running
         self.watched: WatchedProcess | None = None
+        self.program: channel.RunProgram | None = None  # as `watched`
         self.expected = False  # its exit is: it has been ordered to end
         self.early = early  # it gets ready while another process holds the rank, and has not been announced
 

@@ -24,7 +24,7 @@ from ..protocol.messages import (
     StartProcess,
     StopProcess,
 )
-from ..protocol.rank_logs import last_words, output_log
+from ..protocol.rank_logs import built_log, last_words, output_log
 from ..protocol.time_limit import within
 from ..protocol.types import (
     Activity,
@@ -39,6 +39,7 @@ from ..protocol.types import (
     rank_address,
 )
 from . import channel
+from .built_pool import BuiltPool, builds_ahead, is_time
 from .environment import rank_environment
 from .linux import is_stopped
 from .out_of_memory import KillCounter, MemoryKills
@@ -59,6 +60,7 @@ class RankHost:
         self._node = node
         self._agent_socket = agent_socket
         self._pool = pool
+        self._built = BuiltPool(pool)
         self._post = post
         self._job: asyncio.Future[JobSpec] = asyncio.get_running_loop().create_future()
         self._slots: dict[int, RankSlot] = {}
@@ -80,6 +82,7 @@ class RankHost:
         """End a rank's process; ProcessExited follows."""
         slot = self._slots.get(order.rank)
         if slot is not None:
+            self._built.discard(order.rank)
             slot.ordered = max(slot.ordered, order.incarnation)
             if slot.process is not None and slot.process.running.incarnation <= order.incarnation:
                 slot.process.end(order.grace_s)
@@ -127,6 +130,17 @@ class RankHost:
             process.early = False
         return tuple(process.running for process in ready)
 
+    def build_ahead(self, readings: Iterable[RankProgress]) -> None:
+        """Have the next process of each rank built, by these step clocks, once the rank has a usual step."""
+        job = self._job.result() if self._job.done() else None
+        if job is None or not builds_ahead(job) or self._ending:
+            return
+        ready = {clock.rank for clock in readings if is_time(clock)}
+        for process in self._processes():
+            rank = process.running.rank
+            if rank in ready and process.program is not None:
+                self._built.keep(rank, process.program, built_log(job.job_directory, rank))
+
     def oldest_session(self, address: str) -> int | None:
         """Return the oldest session that may send as `address`. None: this node does not have such a rank."""
         for rank, slot in self._slots.items():
@@ -137,6 +151,7 @@ class RankHost:
     async def end_all(self, grace_s: float) -> None:
         """End every process, and take no more orders. Returns when all have exited, or EXIT_S after the kill."""
         self._ending = True
+        self._built.close()
         for task in self._tasks:
             task.cancel()
         processes = list(self._processes())
@@ -146,6 +161,7 @@ class RankHost:
 
     def kill_all(self) -> None:
         """Kill every process now."""
+        self._built.close()
         for process in self._processes():
             process.end(0.0)
 
@@ -194,7 +210,7 @@ class RankHost:
         )
         log = output_log(job.job_directory, order.rank, order.incarnation)
         for left in reversed(range(START_TRIES)):
-            idle = await self._pool.take()
+            idle = await self._built.take(order.rank, environment) or await self._pool.take()
             if slot.ordered != order.incarnation or self._ending:
                 idle.close()
                 return
@@ -222,6 +238,7 @@ class RankHost:
             )
         finally:
             os.close(output)
+        process.program = assignment
         slot.process = process
         self._post(ProcessStarted(node=self._node, process=running, warm=idle.warm))
 

@@ -21,6 +21,7 @@ from .linux import name_process
 STORE_S = 300.0  # timeout of the store's own client in its process, for which nothing waits
 LIBUV_LISTENS = "2.9"  # the first torch whose libuv store takes a socket that is bound already; 2.7 refuses it
 _PINGED = "midstep/ping"
+_prefix: str | None = None  # of the keys of this process; None: torch's own handler is in its place
 
 
 def serve_store(assignment: channel.ServeStore, listener: int, end: socket.socket) -> NoReturn:
@@ -81,7 +82,10 @@ def separate_worlds(job: str, restarts: int) -> None:
 
 
 def _prefix_keys(what: str) -> None:
-    prefix = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
+    global _prefix
+    known, _prefix = _prefix, hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
+    if known is not None:
+        return
     with contextlib.suppress(ImportError):
         module = importlib.import_module("torch.distributed.rendezvous")
         distributed = importlib.import_module("torch.distributed")
@@ -89,6 +93,6 @@ def _prefix_keys(what: str) -> None:
 
         def prefixed(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
             for store, rank, world_size in original(url, **options):
-                yield distributed.PrefixStore(prefix, store), rank, world_size
+                yield distributed.PrefixStore(_prefix, store), rank, world_size
 
         module._rendezvous_handlers["env"] = prefixed

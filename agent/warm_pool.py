@@ -19,6 +19,7 @@ from .linux import is_stopped
 UP_S = 120.0  # for a process to be up, the fork server's imports included
 REFILL_AFTER_S = 2.0
 ANSWER_S = 5.0
+BUILD_S = 600.0  # for a script to come to its train function: it may load data first
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,22 @@ class IdleProcess:
     def __init__(self, end: socket.socket, process: WatchedProcess, *, warm: bool) -> None:
         self.process = process
         self.warm = warm
+        self.is_built = False  # its program stands at the train function
         self._end = end
+
+    async def build(self, program: channel.RunProgram, log: int) -> None:
+        """Have a program run up to its train function; what it prints until then goes to `log`.
+
+        Raises AgentError when the process ends before that, or is elsewhere after BUILD_S. Then it is to be killed.
+        """
+        channel.send(self._end, channel.BuildProgram(program), (log,))
+        try:
+            received = await within(BUILD_S, receive(self._end))
+        except TimeoutError:
+            raise AgentError(f"it has not called a resilient train function within {BUILD_S:.0f} s") from None
+        if received is None or not isinstance(received[0], channel.ProgramBuilt):
+            raise AgentError("it has ended before its train function")
+        self.is_built = True
 
     def assign(
         self, assignment: channel.Assignment, fds: tuple[int, ...], on_exit: Callable[[int], None]
@@ -38,6 +54,8 @@ class IdleProcess:
         try:
             if not self.process.alive:
                 raise AgentError(f"idle process {self.process.pid} ended with status {self.process.status}")
+            if self.is_built and isinstance(assignment, channel.RunProgram):
+                assignment = channel.TakeRank(assignment.environment)
             channel.send(self._end, assignment, fds)
         finally:
             self.close()

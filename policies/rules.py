@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from ..protocol.types import FaultKind, RestoreSource, Rung
+from ..protocol.types import FaultKind, RestoreSource, Rung, StandbyDepth
 from .exception_rules import exception_problems
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
 from .roles import WORLD_RESTARTS, parse_ranks
-from .schema import COMMUNICATORS, CommunicatorName, NodePolicy, Policy, RungPolicy
+from .schema import COMMUNICATORS, CommunicatorName, DeviceName, NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -26,7 +26,8 @@ def broken_rules(policy: Policy) -> list[Problem]:
         if role.ladder is not None:
             problems += _ladder_problems(role.ladder, f"roles.{name}.ladder")
     problems += _role_problems(policy) + _restore_problems(policy) + _deadline_problems(policy)
-    problems += _device_problems(policy) + _scale_problems(policy) + exception_problems(policy.exceptions)
+    problems += _device_problems(policy) + _standby_problems(policy) + _scale_problems(policy)
+    problems += exception_problems(policy.exceptions)
     return problems + kind_problems(policy.faults.codes, "faults.codes")
 
 
@@ -49,12 +50,23 @@ def advice(policy: Policy) -> tuple[str, ...]:
             f"deadlines.orders_s ({limits.orders_s:g}) is not above deadlines.quiesce_s + deadlines.save_s: ranks that "
             "have saved give up while others write"
         )
+    if policy.standby.depth is StandbyDepth.BUILT and policy.device is not DeviceName.CPU:
+        notes.append(
+            "standby.depth is built: for each rank a second process opens its device and builds its model there, so "
+            "half of the device's memory has to be free"
+        )
     notes += _role_notes(policy)
     ladders = {"ladder": policy.ladder}
     ladders |= {f"roles.{name}.ladder": role.ladder for name, role in policy.roles.items() if role.ladder is not None}
     for path, ladder in ladders.items():
         notes += _budget_notes(ladder, path) + _node_notes(path, ladder, policy.node)
     return tuple(notes)
+
+
+def _standby_problems(policy: Policy) -> list[Problem]:
+    if policy.standby.warm or policy.standby.depth is StandbyDepth.IMPORTED:
+        return []
+    return [Problem("standby.depth", f"found {policy.standby.depth}, which needs standby.warm: true")]
 
 
 def _scale_problems(policy: Policy) -> list[Problem]:

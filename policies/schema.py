@@ -13,7 +13,7 @@ import msgspec
 
 from ..protocol.enums import StrEnum
 from ..protocol.exception_pattern import ExceptionPattern
-from ..protocol.types import JobSettings, RestoreSource, Rung
+from ..protocol.types import JobSettings, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule
 from .fault_levels import LevelName
 
@@ -126,10 +126,11 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StandbyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether each node keeps a warm process, and which modules it imports ahead."""
+    """Whether each node keeps a warm process, which modules it imports ahead, and how much further it gets."""
 
     warm: bool = True
     preload: tuple[str, ...] = ()
+    depth: StandbyDepth = StandbyDepth.IMPORTED
 
 
 class StallPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -295,6 +296,7 @@ def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
         checkpoint_keep=policy.checkpoint.keep,
         preload=policy.standby.preload,
         warm_standby=policy.standby.warm,
+        standby_depth=policy.standby.depth,
         heartbeat_s=policy.heartbeat.interval_s,
         stall_factor=policy.stall.factor,
         stall_grace_s=policy.stall.grace_s,

@@ -16,7 +16,14 @@ from ..communicators import communicator_named
 from ..devices import device_named
 from ..protocol import environment as env
 from ..protocol.blackbox import BlackBox
-from ..protocol.errors import CallbackFailed, CommunicatorAborted, MidstepError, NotUnderMidstep, OrdersOverdue
+from ..protocol.errors import (
+    CallbackFailed,
+    CommunicatorAborted,
+    MidstepError,
+    NotUnderMidstep,
+    OrdersOverdue,
+    RecoveryError,
+)
 from ..protocol.messages import ArmFault, Envelope, FaultReported, Message, Quiesce, Rejoin, Release, Resume
 from ..protocol.messages import SaveCheckpoint as Save
 from ..protocol.rank_logs import debug_log
@@ -30,6 +37,7 @@ from ..protocol.types import (
     Rendezvous,
     rank_address,
 )
+from . import built_ahead
 from .callbacks import Callbacks
 from .client import Client
 from .debug_log import DebugLog
@@ -55,41 +63,52 @@ class Runtime:
         self.rank = int(environment["RANK"])
         self.world_size = int(environment["WORLD_SIZE"])
         self.ranks_per_node = int(environment["LOCAL_WORLD_SIZE"])
-        self.incarnation = int(environment[env.INCARNATION])
         self.job, self.node = environment[env.JOB], environment[env.NODE]
         self.connected = environment[env.CONNECTED] == "1"
+        self.settings = msgspec.json.decode(environment[env.SETTINGS], type=JobSettings)
+        self.device = device_named(self.settings.device)
+        self.communicator = communicator_named(self.settings.communicator)
+        self.callbacks = Callbacks(self.rank)
+        self._pid = os.getpid()
+        self._stopping = threading.Lock()
+        self._shielded = False
+        self._changed = threading.Condition()
+        self._client: Client | None = None
+        self._hold_rank(environment)
+
+    def await_rank(self) -> None:
+        """Wait, in a process that was built ahead, until it is to hold its rank. In any other: return at once."""
+        if built_ahead.is_waiting():
+            environment = built_ahead.await_rank()
+            self.black_box.close()
+            self._hold_rank(environment)
+
+    def _hold_rank(self, environment: Mapping[str, str]) -> None:
+        """Become one incarnation of the rank. A process that is built ahead has no line to its agent before that."""
+        self._environment = environment
+        self.incarnation, generation = int(environment[env.INCARNATION]), int(environment[env.GENERATION])
         self.early = environment.get(env.EARLY) == "1"
         self.started_s = float(environment[env.STARTED_S])
-        self.settings = msgspec.json.decode(environment[env.SETTINGS], type=JobSettings)
-        log = debug_log(environment[env.JOB_DIRECTORY], self.rank, self.incarnation)
-        self.debug_log = DebugLog(log)
+        self.debug_log = DebugLog(debug_log(environment[env.JOB_DIRECTORY], self.rank, self.incarnation))
         self._stack_dump = StackDump(self.debug_log)
         host, _, port = environment[env.STORE].rpartition(":")
         self.store = Rendezvous(host, int(port), environment.get(env.STORE_SECRET, ""))
-        generation = int(environment[env.GENERATION])
         self.black_box = BlackBox.attach(int(environment[env.BLACK_BOX_FD]))
-        self.device = device_named(self.settings.device)
         armed = msgspec.json.decode(environment.get(env.FAULTS, "[]"), type=list[ArmedFault])
         self.injection_points = InjectionPoints(self.rank, self.incarnation, armed, self.device.inject)
         self.step_clock = StepClock(self.black_box, self.injection_points, self.incarnation)
         self.step_clock.generation(generation)
-        self.session = Session(self.rank, self.incarnation, generation)
-        self.communicator = communicator_named(self.settings.communicator)
         self.communicator.watch(self.step_clock)
-        self.callbacks = Callbacks(self.rank)
-        self._environment = environment
-        self._pid = os.getpid()
-        self._stopping = threading.Lock()
-        self._shielded = False
+        self.session = Session(self.rank, self.incarnation, generation)
         self.local_states = LocalStateCopies(rank=self.rank, black_box=self.black_box, communicator=self.communicator)
-        self._changed = threading.Condition()
-        self._client = Client(
-            job=self.job,
-            rank=self.rank,
-            incarnation=self.incarnation,
-            agent_socket=environment[env.AGENT_SOCKET],
-            hear=self._hear,
-        )
+        if not built_ahead.is_waiting():
+            self._client = Client(
+                job=self.job,
+                rank=self.rank,
+                incarnation=self.incarnation,
+                agent_socket=environment[env.AGENT_SOCKET],
+                hear=self._hear,
+            )
 
     @classmethod
     def current(cls) -> "Runtime | None":
@@ -205,6 +224,10 @@ class Runtime:
 
     def post(self, body: Message) -> None:
         """Report to the controller; returns at once."""
+        if self._client is None:
+            raise RecoveryError(
+                f"{type(body).__name__} cannot be reported: this process does not hold rank {self.rank} yet"
+            )
         self._client.post(body, self.session.generation)
 
     def report_fault(
@@ -245,7 +268,8 @@ class Runtime:
 
     def flush(self) -> None:
         """Give what was posted a few seconds to arrive, before the process ends."""
-        self._client.flush(FLUSH_S)
+        if self._client is not None:
+            self._client.flush(FLUSH_S)
 
     def close(self) -> None:
         """End the control thread and its line to the agent, when the process exits, whatever the way. Idempotent.
@@ -254,7 +278,8 @@ class Runtime:
         the process. A process that was forked from this one closes nothing, as nothing is its own.
         """
         if os.getpid() == self._pid:
-            self._client.close()
+            if self._client is not None:
+                self._client.close()
             self._stack_dump.close()
 
     def _watch(self, order: Order) -> None:

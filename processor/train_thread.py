@@ -41,6 +41,7 @@ class TrainThread:
     """Runs one resilient call in the train thread."""
 
     def __init__(self, runtime: Runtime, framework: "Framework", lifecycle: Lifecycle | None = None) -> None:
+        runtime.await_rank()
         self._runtime = runtime
         self._framework = framework
         self._step_state = step_state = StepState(clean=runtime.connected)

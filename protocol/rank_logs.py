@@ -26,6 +26,11 @@ def debug_log(job_directory: str, rank: int, incarnation: int) -> Path:
     return Path(job_directory) / _DIRECTORY / f"rank-{rank}.{incarnation}.debug.log"
 
 
+def built_log(job_directory: str, rank: int) -> Path:
+    """Return the file that holds what processes print that are built ahead for a rank, up to the train function."""
+    return Path(job_directory) / _DIRECTORY / f"rank-{rank}.built.log"
+
+
 def last_words(log: Path, most_bytes: int = LAST_BYTES) -> str:
     """Return the last lines of a log; the empty string for what is no file, or cannot be read. It does not wait."""
     try:

@@ -67,6 +67,13 @@ class Activity(StrEnum):
     FINISHED = "finished"
 
 
+class StandbyDepth(StrEnum):
+    """How far a process gets that is kept for the next fault."""
+
+    IMPORTED = "imported"  # it has imported its modules, and can take any rank of its node
+    BUILT = "built"  # it has run the script up to the train function, as one rank
+
+
 class RestoreSource(StrEnum):
     """Where lost state comes from."""
 
@@ -235,6 +242,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     checkpoint_keep: int = 2
     preload: tuple[str, ...] = ()
     warm_standby: bool = True
+    standby_depth: StandbyDepth = StandbyDepth.IMPORTED
     heartbeat_s: float = 0.5
     stall_factor: float = 3.0
     stall_grace_s: float = 1.0

@@ -22,7 +22,7 @@ from midstep.policies.schema import (
     job_settings,
 )
 from midstep.protocol.errors import PolicyError
-from midstep.protocol.types import JobSettings, RestoreSource, Rung
+from midstep.protocol.types import JobSettings, RestoreSource, Rung, StandbyDepth
 
 NO_POLICIES = {"exceptions.yaml", "fault_codes.yaml", "faults.yaml"}  # lies beside them, and is about something else
 CONFIGS = sorted(
@@ -129,6 +129,8 @@ def test_a_file_changes_only_what_it_names() -> None:
         ("checkpoint: {keep: 1.5}", "job.yaml: checkpoint.keep: found 1.5; allowed: a whole number"),
         ("checkpoint: {directory: 3}", "job.yaml: checkpoint.directory: found 3; allowed: a text, or null"),
         ("standby: {preload: torch}", "job.yaml: standby.preload: found the text 'torch'; allowed: a list"),
+        ("standby: {warm: false, depth: built}", "standby.depth: found built, which needs standby.warm: true"),
+        ("standby: {depth: deep}", "job.yaml: standby.depth: found the text 'deep'; allowed: imported, built"),
         ("standby: {warm: 1}", "job.yaml: standby.warm: found 1; allowed: true, false"),
         ("restore: []", "job.yaml: restore: empty; allowed: replica, checkpoint"),
         ("restore: [nothing]", "job.yaml: restore[0]: found nothing; allowed: replica, checkpoint"),
@@ -239,10 +241,14 @@ def test_a_relative_checkpoint_directory_starts_in_the_job_directory(directory: 
     assert job_settings(policy, Path("/jobs/one")).checkpoint_directory == expected
 
 
+def test_a_job_may_do_without_warm_processes() -> None:
+    assert not job_settings(parse_policy("standby: {warm: false}", "job.yaml"), "/j").warm_standby
+
+
 def test_settings_carry_every_key_that_the_file_sets() -> None:
     text = """
 restore: [checkpoint]
-standby: {warm: false, preload: [numpy]}
+standby: {preload: [numpy], depth: built}
 stall: {factor: 4, grace_s: 2, after_steps: 6, suspended_s: 7}
 heartbeat: {interval_s: 0.25}
 communicator: {link_up_s: 2, collective_s: 900}
@@ -255,7 +261,7 @@ black_box_bytes: 8192
         checkpoint_every_steps=7,
         checkpoint_keep=9,
         preload=("numpy",),
-        warm_standby=False,
+        standby_depth=StandbyDepth.BUILT,
         heartbeat_s=0.25,
         stall_factor=4.0,
         stall_grace_s=2.0,
@@ -273,6 +279,7 @@ black_box_bytes: 8192
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("{device: fake, communicator: {name: fake}, standby: {depth: built}}", "half of the device's memory"),
         ("checkpoint: {every_steps: 0}", "starts from its first step"),
         ("restore: [replica]", "restore is without checkpoint"),
         ("ladder: [{rung: stop}]", "ladder is without recover"),

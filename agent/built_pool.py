@@ -1,0 +1,165 @@
+"""The processes of a node that are built ahead: one for each rank that trains, its script at the train function.
+
+With `standby.depth: built`. A replacement then has neither to import nor to build its model: it is told which process
+of the rank it is, and joins. Building is done while its rank trains, for one rank after the other. A process that
+cannot be built, or does not fit its place any more, costs a log line: the rank gets another process of the pool.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from ..platforms.log_files import open_log
+from ..protocol import environment as names
+from ..protocol.errors import AgentError
+from ..protocol.rank_logs import last_words
+from ..protocol.types import Activity, JobSpec, RankProgress, StandbyDepth
+from . import channel
+from .warm_pool import ANSWER_S, IdleProcess, WarmPool
+
+MAX_FAILURES = 2  # of one rank's program: what fails twice would fail again
+# What a process learns when it gets its rank, and not before.
+_OF_THE_FAULT = frozenset(
+    {
+        names.INCARNATION,
+        names.GENERATION,
+        names.EARLY,
+        names.STORE,
+        names.STORE_SECRET,
+        names.STARTED_S,
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+
+_TRAINING = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
+
+_log = logging.getLogger(__name__)
+
+
+def builds_ahead(job: JobSpec) -> bool:
+    """Say whether processes of a job can be built ahead: its program is Python, and stops at a train function."""
+    wanted = job.settings.standby_depth is StandbyDepth.BUILT
+    return wanted and not job.no_python and job.environment.get(names.MINDIO) != "1"
+
+
+def is_time(clock: RankProgress) -> bool:
+    """Say whether a rank has come so far in training that its next process may be built beside it."""
+    return clock.median_step_s > 0 and clock.activity in _TRAINING
+
+
+def built_ahead(program: channel.RunProgram) -> channel.RunProgram:
+    """Return the program of a rank as a newcomer runs it, which makes its groups without peers."""
+    return msgspec.structs.replace(program, environment={**program.environment, names.CONNECTED: "0"})
+
+
+def fits(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Say whether a process that was built with one environment can go on with another."""
+    return all(built.get(name) == wanted.get(name) for name in (built.keys() | wanted.keys()) - _OF_THE_FAULT)
+
+
+class BuiltPool:
+    """Keeps one built process for each rank of a node. Belongs to the running loop."""
+
+    def __init__(self, pool: WarmPool) -> None:
+        self._pool = pool
+        self._built: dict[int, tuple[IdleProcess, Mapping[str, str]]] = {}
+        self._failures: Counter[int] = Counter()
+        self._building: tuple[int, asyncio.Task[None]] | None = None
+        self._closed = False
+
+    def keep(self, rank: int, program: channel.RunProgram, log: Path) -> None:
+        """Have a process built for a rank unless it has one, or another rank's is being built."""
+        built = self._built.get(rank)
+        if built is not None and built[0].process.alive:
+            return
+        if self._building is not None or self._closed or self._failures[rank] >= MAX_FAILURES:
+            return
+        self.discard(rank)
+        task = asyncio.get_running_loop().create_task(self._build(rank, built_ahead(program), log))
+        self._building = rank, task
+        task.add_done_callback(self._build_ended)
+
+    async def take(self, rank: int, environment: Mapping[str, str]) -> IdleProcess | None:
+        """Return the process that was built for a rank, if it is there, fits this environment, and answers."""
+        built = self._built.pop(rank, None)
+        if built is None:
+            return None
+        idle, environment_built = built
+        if fits(environment_built, environment):
+            return idle if await idle.answers(ANSWER_S) else None
+        _log.info("the process that was built for rank %d does not fit its place any more", rank)
+        _end(idle)
+        return None
+
+    def discard(self, rank: int) -> None:
+        """End the process that was built, or is being built, for a rank: it is not to come back here."""
+        if self._building is not None and self._building[0] == rank:
+            self._building[1].cancel()
+        built = self._built.pop(rank, None)
+        if built is not None:
+            _end(built[0])
+
+    def close(self) -> None:
+        """End all of them. Idempotent."""
+        self._closed = True
+        if self._building is not None:
+            self._building[1].cancel()
+        for rank in tuple(self._built):
+            self.discard(rank)
+
+    async def _build(self, rank: int, program: channel.RunProgram, log: Path) -> None:
+        try:
+            idle = await self._pool.take()
+        except AgentError as error:
+            _log.warning("no process is built ahead for rank %d: %s", rank, error)
+            return
+        began_s = time.monotonic()
+        try:
+            output = open_log(log)
+            try:
+                await idle.build(program, output)
+            finally:
+                os.close(output)
+        except (AgentError, OSError) as error:
+            self._failures[rank] += 1
+            _log.warning(
+                "no process is built ahead for rank %d, %s: %s\n%s",
+                rank,
+                "and it is tried once more" if self._failures[rank] < MAX_FAILURES else "nor will one be",
+                error,
+                last_words(log) or "(it has printed nothing)",
+            )
+            _end(idle)
+        except asyncio.CancelledError:
+            _end(idle)
+            raise
+        else:
+            self._built[rank] = idle, program.environment
+            seconds = time.monotonic() - began_s
+            pid = idle.process.pid
+            _log.info("process %d is built ahead for rank %d: %.2f s, %s of memory", pid, rank, seconds, _memory(pid))
+
+    def _build_ended(self, task: asyncio.Task[None]) -> None:
+        self._building = None
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("building a process ahead has failed", exc_info=task.exception())
+
+
+def _memory(pid: int) -> str:
+    try:
+        return f"{psutil.Process(pid).memory_full_info().uss / 1e6:.0f} MB"
+    except psutil.Error:
+        return "an unknown amount"
+
+
+def _end(idle: IdleProcess) -> None:
+    idle.process.kill()
+    idle.close()

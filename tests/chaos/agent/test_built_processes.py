@@ -1,0 +1,136 @@
+"""Processes that are built ahead of a fault: taken where they fit, replaced where not, and never left behind."""
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from midstep.protocol.messages import StopProcess
+from midstep.protocol.types import StandbyDepth
+
+from .conftest import SETTINGS
+
+pytestmark = pytest.mark.chaos
+
+Play = Callable[..., None]
+
+BUILT = msgspec.structs.replace(SETTINGS, standby_depth=StandbyDepth.BUILT)
+# What a resilient script does, as far as its agent sees it.
+TRAIN = """
+import os, time
+from midstep.processor import built_ahead
+from midstep.protocol.blackbox import BlackBox
+from midstep.protocol.types import Activity
+
+ahead = built_ahead.is_waiting()
+print("comes to its train function", "ahead" if ahead else "at once", os.environ["MIDSTEP_SEATED"], flush=True)
+environment = built_ahead.await_rank() if ahead else os.environ
+incarnation, now = int(environment["MIDSTEP_INCARNATION"]), time.monotonic()
+box = BlackBox.attach(int(environment["MIDSTEP_BLACK_BOX_FD"]))
+box.write_progress(pid=os.getpid(), incarnation=incarnation, generation=incarnation + 1, step=3, collectives=0,
+                   activity=Activity.COMPUTING, activity_began_s=now, step_began_s=now, median_step_s=600.0)
+print("trains as", incarnation, environment is os.environ, flush=True)
+time.sleep(600)
+"""
+FAILS_AHEAD = f"""
+from midstep.processor import built_ahead
+assert not built_ahead.is_waiting(), "a port is taken"
+{TRAIN}
+"""
+
+
+async def with_a_built_process(site: Any, script: str = TRAIN) -> psutil.Process:
+    """Start rank 0, which trains, and return the process that is built for it meanwhile."""
+    await site.agent()
+    site.welcome(script, settings=BUILT)
+    site.start(0)
+    await site.mentions("is built ahead for rank 0")
+    built: psutil.Process = site.below("b0")[0]
+    return built
+
+
+def replace(site: Any, **changes: Any) -> None:
+    """Order the next process of rank 0, as in a recovery."""
+    site.start(0, 1, **{"connected": False, "restart_count": 0, **changes})
+
+
+def test_the_next_process_of_a_rank_is_the_one_that_was_built_for_it(play: Play) -> None:
+    """It stands at the train function already; its environment, output and black box are those of the new process."""
+
+    async def scenario(site: Any) -> None:
+        built = await with_a_built_process(site)
+        replace(site)
+        started = await site.started(0, 1)
+        assert (started.process.pid, started.warm) == (built.pid, True)
+        await site.says(0, "trains as 1 True", incarnation=1)
+        assert built.name() == "midstep-r0"
+        assert "comes to its train function" not in site.log(0, 1)
+        assert "ahead 0" in (site.root / "job" / "logs" / "rank-0.built.log").read_text()
+        await site.eventually(lambda: bool(site.below("b0")), "the next one")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("hurt", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_built_process_that_is_dead_or_stopped_costs_its_rank_only_its_lead(play: Play, hurt: int) -> None:
+    async def scenario(site: Any) -> None:
+        built = await with_a_built_process(site)
+        built.send_signal(hurt)
+        replace(site)
+        started = await site.started(0, 1)
+        assert started.process.pid != built.pid
+        await site.says(0, "trains as 1", incarnation=1)
+        await site.eventually(lambda: not psutil.pid_exists(built.pid), "the end of the process that was built")
+
+    play(scenario)
+
+
+def test_a_process_that_was_built_for_another_place_is_ended(play: Play) -> None:
+    """Where the whole world starts together its groups are connected while the script runs."""
+
+    async def scenario(site: Any) -> None:
+        built = await with_a_built_process(site)
+        replace(site, connected=True)
+        started = await site.started(0, 1)
+        assert started.process.pid != built.pid
+        await site.says(0, "comes to its train function at once 1", incarnation=1)
+        await site.eventually(lambda: not psutil.pid_exists(built.pid), "the end of the process that was built")
+
+    play(scenario)
+
+
+def test_a_script_that_cannot_run_beside_itself_is_tried_twice_and_recovers_without(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(FAILS_AHEAD, settings=BUILT)
+        site.start(0)
+        await site.mentions("nor will one be")
+        assert (site.root / "node0.log").read_text().count("a port is taken") >= 2
+        replace(site)
+        await site.says(0, "trains as 1", incarnation=1)
+
+    play(scenario)
+
+
+def test_what_was_built_for_a_rank_that_leaves_its_node_ends_with_it(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        built = await with_a_built_process(site)
+        site.controller.order(StopProcess(0, 0, grace_s=0.0), "node0")
+        await site.exited(0)
+        await site.eventually(lambda: not psutil.pid_exists(built.pid), "the end of the process that was built")
+        site.let_go()
+        await site.gone()
+
+    play(scenario)
+
+
+def test_an_agent_leaves_no_built_process_behind(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await with_a_built_process(site)
+        site.let_go()
+        await site.gone()
+
+    play(scenario)
