@@ -152,8 +152,8 @@ class SuspensionClock:
     """Finds the ranks of a node whose process is stopped.
 
     A rank is reported when its process has been stopped for `limit_s` at one place, without a break, and again each
-    time that this has doubled: the controller may not have been able to act. A rank that has finished is not reported:
-    no training waits for it, and its exit has a deadline of its own.
+    time that this has doubled: the controller may not have been able to act. The controller also knows whether it is
+    needed: what a rank says of its end may not have arrived.
     """
 
     def __init__(self, *, limit_s: float) -> None:
@@ -171,7 +171,7 @@ class SuspensionClock:
 
     def observe(self, progress: RankProgress, now: float) -> Suspension | None:
         """Take in a reading of a rank at `now`, and return its suspension when it is to be reported."""
-        if not progress.suspended or progress.activity is Activity.FINISHED:
+        if not progress.suspended:
             self.forget(progress.rank)
             return None
         stop = self._stops.get(progress.rank)

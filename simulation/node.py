@@ -149,11 +149,7 @@ class SimulatedAgent(FakeAgent[Process]):
 
     def watch_suspended(self, process: Process) -> None:
         """Report a process that is stopped, in whatever it was doing, and again when that has lasted twice as long."""
-
-        def lasts() -> bool:
-            return process.activity is not Activity.FINISHED
-
-        self._report_while(lasts, process, FaultKind.UNRESPONSIVE, "stopped", SUSPENDED_S)
+        self._report_while(lambda: True, process, FaultKind.UNRESPONSIVE, "stopped", SUSPENDED_S)
 
     # --- inside -------------------------------------------------------------------------------------------------
 

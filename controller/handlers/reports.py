@@ -16,7 +16,7 @@ from ..recovery.hardware_faults import asks_to_leave, put_off, sort_out, stands
 from ..recovery.suspicion import suspect
 from ..state.incident import Verdict
 from ..state.job_state import OVER, JobState, Phase
-from ..state.rank_states import GONE, RankEvent, RankState
+from ..state.rank_states import DONE, GONE, RankEvent, RankState
 
 
 def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None:
@@ -37,10 +37,14 @@ def _take_suspended(state: JobState, report: FaultReport, now: float) -> None:
 
     A script that is not resilient is left as it is, as by torchrun: a person may be looking at it with a debugger.
     """
+    holder = None if report.rank is None else state.world.holder(report.rank)
     if not state.ever_resilient:
         state.ignore("process that is stopped, of a script that is not resilient")
+    elif holder is not None and holder.state in DONE and report.incarnation == holder.incarnation:
+        state.ignore("process that is stopped, of a rank that has finished")  # its exit has a deadline
     elif state.phase is Phase.SAVING and report.rank is not None and _stale(state, report) is None:
-        holder = state.world.holders[report.rank]  # the others save without it as soon as its end is known
+        assert holder is not None
+        # The others save without it as soon as its end is known.
         state.send(node_address(holder.node), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
     else:
         take_fault(state, report, now)

@@ -426,3 +426,18 @@ def test_a_replacement_that_ends_well_before_its_train_function_is_replaced(clus
     cluster.feed(cluster.exited(1))
     assert [start.rank for start in only(cluster.feed(cluster.exited(1, 0)), StartProcess)] == [1]
     cluster.recover(5)
+
+
+def test_a_rank_that_is_stopped_after_it_has_finished_is_not_replaced(cluster: FakeCluster) -> None:
+    """Its exit has a deadline, and the others need nothing of it."""
+    cluster.feed(*(RankFinished(rank, cluster.machine.generation, 1, 10) for rank in range(4)))
+    assert cluster.feed(cluster.fault(0, FaultKind.UNRESPONSIVE)) == []
+    assert cluster.machine.incidents == ()
+
+
+def test_a_rank_that_is_stopped_and_whose_end_was_not_heard_is_replaced(cluster: FakeCluster) -> None:
+    """Only it knows that it has finished: what it has said did not arrive, or was not believed."""
+    earlier = cluster.machine.generation - 1
+    cluster.feed(*(RankFinished(rank, earlier, 1, 10) for rank in range(4)))
+    bodies = cluster.feed(cluster.fault(0, FaultKind.UNRESPONSIVE))
+    assert [start.rank for start in only(bodies, StartProcess)] == [0]

@@ -32,7 +32,7 @@ def watched(now: float = 0.0) -> SuspensionClock:
     return clock
 
 
-@pytest.mark.parametrize("activity", [each for each in Activity if each is not Activity.FINISHED])
+@pytest.mark.parametrize("activity", Activity)
 def test_a_stopped_process_is_reported_after_the_limit_whatever_it_does(activity: Activity) -> None:
     clock = SuspensionClock(limit_s=LIMIT_S)
 
@@ -94,12 +94,6 @@ def test_a_traced_process_that_gets_on_is_not_reported() -> None:
     assert clock.observe(reading(collectives=2), 4.0) is None
     assert clock.observe(reading(collectives=2, activity=Activity.COMPUTING), 6.0) is None
     assert clock.observe(reading(collectives=2, activity=Activity.COMPUTING), 6.0 + LIMIT_S) is not None
-
-
-def test_a_rank_that_has_finished_is_left_alone() -> None:
-    clock = watched()
-
-    assert clock.observe(reading(activity=Activity.FINISHED), 60.0) is None
 
 
 def test_ranks_are_watched_apart() -> None:
