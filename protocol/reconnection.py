@@ -8,7 +8,7 @@ given up, and tried again until there is an answer. The other side gives it up b
 import zmq
 
 _RECONNECT_MS = 50
-_RECONNECT_MAX_MS = 1_000
+_RECONNECT_MAX_MS = 200
 _HEARTBEAT_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 2_000  # for the answer
 _CONNECT_TIMEOUT_MS = 1_000  # TCP would ask again after 1, 3, 7, 15, ... s

@@ -28,12 +28,23 @@ _LOGIN_ENDED = ("invalid auth token", "revision of auth store is old")
 _Answer = TypeVar("_Answer")
 
 
+_LEASE_ENDED = "requested lease not found"
+
+
 class Kept(msgspec.Struct, frozen=True):
-    """A key as etcd has it. `revision`: of its last change."""
+    """A key as etcd has it. `revision`: of its last change. `lease`: with which it ends; 0 for none."""
 
     key: str
     value: bytes
     revision: int
+    lease: int = 0
+
+
+class LeaseLeft(msgspec.Struct, frozen=True):
+    """How long a lease lasts: `left_s`, rounded down, negative when it has ended, of `granted_s`."""
+
+    left_s: int
+    granted_s: int
 
 
 Condition = dict[str, Any]
@@ -111,11 +122,17 @@ class Etcd:
 
         return self._ask("keep a lease", lambda client: Lease(lease, client).refresh()) > 0
 
-    def revoke(self, lease: int) -> None:
-        """End a lease, and what is kept under it. Raises StoreUnreachable."""
-        from etcd3gw import Lease
+    def look_at_lease(self, lease: int) -> LeaseLeft:
+        """Return how long a lease still lasts. Raises StoreUnreachable."""
+        body = {"ID": lease}
+        answer = self._ask(
+            "look at a lease", lambda client: client.post(client.get_url("/lease/timetolive"), json=body)
+        )
+        return LeaseLeft(int(answer.get("TTL", 0)), int(answer.get("grantedTTL", 0)))
 
-        self._ask("end a lease", lambda client: Lease(lease, client).revoke())
+    def revoke(self, lease: int) -> None:
+        """End a lease, if it has not ended, and what is kept under it. Raises StoreUnreachable."""
+        self._ask("end a lease", lambda client: _revoke(client, lease))
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
@@ -132,7 +149,12 @@ class Etcd:
         body |= {"revision": self._revision}
         answer = self._ask(doing, lambda client: client.post(client.get_url("/kv/range"), json=body))
         return [
-            Kept(_decoded(each["key"]).decode(), _decoded(each.get("value", "")), int(each["mod_revision"]))
+            Kept(
+                _decoded(each["key"]).decode(),
+                _decoded(each.get("value", "")),
+                int(each["mod_revision"]),
+                int(each.get("lease", 0)),
+            )
             for each in answer.get("kvs", ())
         ]
 
@@ -200,6 +222,17 @@ class Etcd:
         if files.certificate is not None:
             session.cert = files.certificate if files.key is None else (files.certificate, files.key)
         return Etcd3Client(host, port, self._place.protocol, timeout=self._timeout_s, session=session)
+
+
+def _revoke(client: "Etcd3Client", lease: int) -> None:
+    from etcd3gw import Lease
+    from etcd3gw.exceptions import Etcd3Exception
+
+    try:
+        Lease(lease, client).revoke()
+    except Etcd3Exception as error:
+        if _LEASE_ENDED not in _said(error):
+            raise
 
 
 def _said(error: Exception) -> str:

@@ -1,7 +1,8 @@
 """The election by etcd: the leader has a key under its lease, and the next one leads when there is no such key.
 
-etcd alone measures when a lease ends. Nothing rests on that: what is written is compared with the term that holds, so a
-leader that was taken for dead can write nothing once another term has begun, whatever it believes.
+etcd alone measures how long a lease lasts; those that stand by end one that is over, since etcd takes its time with it.
+Nothing rests on that: what is written is compared with the term that holds, so a leader that was taken for dead can
+write nothing once another term has begun, whatever it believes.
 """
 
 import logging
@@ -11,7 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from ...protocol.errors import JournalError, JournalSuperseded, StoreUnreachable
-from .client import Condition, Etcd, Operation, absent, holds, put
+from .client import Condition, Etcd, Kept, Operation, absent, holds, put
+from .overdue import LastSecond
 from .place import EtcdPlace
 from .presence import Presence
 
@@ -50,11 +52,15 @@ def wait_to_lead(
     Raises JournalError: another one leads after `wait_s`, or etcd cannot be reached.
     """
     give_up_s = None if wait_s is None else time.monotonic() + wait_s
-    not_before_s, told = 0.0, False
+    not_before_s, told, last_second = 0.0, False, LastSecond()
     while True:
         now = time.monotonic()
         try:
             leader = etcd.get(place.leader)
+            if leader is not None and _is_overdue(etcd, leader, last_second) and admitted():
+                etcd.revoke(leader.lease)
+                _log.warning("%s: the lease of %s is over", place, _named(leader.value))
+                continue
             if leader is None and now >= not_before_s and admitted():
                 return
             failure = JournalError(
@@ -70,7 +76,17 @@ def wait_to_lead(
             raise failure
         beat()
         # etcd's gateway has no wait for a change with a deadline.
-        time.sleep(POLL_S)
+        time.sleep(last_second.sooner(POLL_S, time.monotonic()))
+
+
+def _is_overdue(etcd: Etcd, leader: Kept, last_second: LastSecond) -> bool:
+    """Say whether the leader's lease has ended. Where etcd does not tell, it ends it some time by itself."""
+    try:
+        left = etcd.look_at_lease(leader.lease)
+    except StoreUnreachable as error:
+        _log.debug("the end of the leader's lease is left to etcd: %s", error)
+        return False
+    return last_second.is_over(leader.lease, left, time.monotonic())
 
 
 class EtcdLeadership:

@@ -63,9 +63,13 @@ class Member:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send it a signal; one that it is to stop at stops all of its threads before this returns."""
         assert self._process is not None
         self._process.send_signal(number)
+        give_up_s = time.monotonic() + READY_S
+        while number is signal.SIGSTOP and not _stopped(self._process.pid):
+            assert time.monotonic() < give_up_s, "etcd runs on after SIGSTOP"
+            time.sleep(0.01)
 
     def kill(self) -> None:
         """Kill it, and wait for its end. Idempotent."""
@@ -83,6 +87,11 @@ class Member:
                     return
             time.sleep(0.02)
         raise AssertionError(f"etcd does not get well:\n{self._log.read_text()[-3000:]}")
+
+
+def _stopped(pid: int) -> bool:
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 class Server:

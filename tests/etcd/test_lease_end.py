@@ -1,0 +1,59 @@
+"""The lease of a leader that shows no sign of life is ended by those that stand by, not only by etcd."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import msgspec
+import pytest
+
+from midstep.controller.etcd.client import Etcd, LeaseLeft, put
+from midstep.controller.etcd.election import LeaderEntry, wait_to_lead
+from midstep.controller.etcd.place import EtcdPlace
+from midstep.protocol.errors import JournalError
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(60)]
+
+LONG_S = 600  # longer than the test
+SHORT_WAIT_S, LEASE_S = 2.5, 2.0
+
+
+class LastSecondEtcd(Etcd):
+    """Says of every lease that it is in its last second, as etcd does before it looks for leases that have ended."""
+
+    def look_at_lease(self, lease: int) -> LeaseLeft:
+        left = super().look_at_lease(lease)
+        assert LONG_S - 60 < left.left_s <= LONG_S, "etcd says how long a lease lasts"
+        return LeaseLeft(0, left.granted_s)
+
+
+@pytest.fixture
+def silent_leader(place: EtcdPlace) -> Iterator[int]:
+    """The lease of a leader of which nothing is heard any more."""
+    with closing(Etcd(place)) as etcd:
+        lease = etcd.grant(LONG_S)
+        etcd.change([], [put(place.leader, msgspec.json.encode(LeaderEntry("gone", "m0", 1, 1, 1)), lease)])
+        yield lease
+        etcd.revoke(lease)
+
+
+def test_a_lease_that_is_over_is_ended_and_all_that_is_kept_under_it(place: EtcdPlace, silent_leader: int) -> None:
+    with closing(LastSecondEtcd(place)) as etcd:
+        wait_to_lead(etcd, place, None, lease_s=LEASE_S, beat=lambda: None)
+        assert etcd.get(place.leader) is None
+        assert not etcd.keep_alive(silent_leader)
+        etcd.revoke(silent_leader)  # as another one does that stands by: it was ended already, and that is no failure
+
+
+def test_whoever_may_not_lead_ends_no_lease(place: EtcdPlace, silent_leader: int) -> None:
+    """While the failover is paused, and where another controller was promoted."""
+    with closing(LastSecondEtcd(place)) as etcd:
+        with pytest.raises(JournalError, match="another controller is active"):
+            wait_to_lead(etcd, place, SHORT_WAIT_S, lease_s=LEASE_S, beat=lambda: None, admitted=lambda: False)
+        assert etcd.keep_alive(silent_leader)
+
+
+def test_a_lease_that_lasts_is_left_alone(place: EtcdPlace, silent_leader: int) -> None:
+    with closing(Etcd(place)) as etcd:
+        with pytest.raises(JournalError, match="another controller is active"):
+            wait_to_lead(etcd, place, SHORT_WAIT_S, lease_s=LEASE_S, beat=lambda: None)
+        assert etcd.keep_alive(silent_leader)
