@@ -25,7 +25,7 @@ from ..repair import plan_repair
 from ..state.job_state import JobState, Phase
 from ..state.planned_change import AT_THE_BOUNDARY, Newcomer, Plan, Stage, Unwell
 from ..state.rank_states import RankEvent
-from ..state.world import NodeState, natural
+from ..state.world import NodeState
 from .boundary import end_newcomers, give_up, read_clocks
 from .generation import open_generation, request_node, start_command, vacate
 from .shutdown import start_saving, take_saved
@@ -90,7 +90,7 @@ def _record(state: JobState, name: str, report: FaultReport, now: float) -> None
 
 def begin(state: JobState, now: float) -> None:
     """Begin to drain a node that is not well, if one can be: start the processes that will take its ranks over."""
-    spares = sorted(state.world.named(NodeState.SPARE), key=natural)
+    spares = state.world.spares()
     for name, unwell in state.plans.unwell.items():
         ranks = tuple(holder.rank for holder in state.world.on(name))
         if not ranks or unwell.failures >= FAILURES:
@@ -212,8 +212,8 @@ def switch(state: JobState, plan: Plan, now: float) -> None:
 
 def spare_of(state: JobState, plan: Plan) -> str:
     """Return the node that the newcomers are on, or another spare one if that is gone; empty: there is none."""
-    spares = state.world.named(NodeState.SPARE)
-    return plan.spare if plan.spare in spares else min(spares, key=natural, default="")
+    spares = state.world.spares()
+    return plan.spare if plan.spare in spares else next(iter(spares), "")
 
 
 def kept_back(state: JobState, plan: Plan) -> str | None:

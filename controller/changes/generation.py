@@ -10,7 +10,7 @@ from ...protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, 
 from ...protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
 from ..state.job_state import JobState, Phase
 from ..state.rank_states import GONE, PARKED, RankEvent, RankState
-from ..state.world import REACHABLE, Holder, NodeState, natural
+from ..state.world import REACHABLE, Holder, NodeState
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
 
@@ -64,7 +64,7 @@ def open_world(state: JobState, now: float) -> None:
     state.arrivals.lost = 0
     world = state.world
     before = {holder.rank: holder.node for holder in world.holders}
-    spares = iter(sorted(world.named(NodeState.SPARE), key=natural))
+    spares = iter(world.spares())
     in_place = [name if world.nodes[name].state is NodeState.ACTIVE else next(spares) for name in world.group_nodes()]
     world.place([*in_place, *spares])
     for holder in world.holders:
@@ -157,9 +157,9 @@ def quiesce(state: JobState, survivors: Iterable[Holder]) -> None:
 def leave_node(state: JobState, name: str) -> None:
     """Move the ranks of a node to a spare one; where there is none they stay in its books until a node has come."""
     vacate(state, name)
-    spares = state.world.named(NodeState.SPARE)
+    spares = state.world.spares()
     if spares:
-        state.world.move(name, min(spares, key=natural))
+        state.world.move(name, spares[0])
 
 
 def replace_node(state: JobState, name: str) -> None:

@@ -5,7 +5,7 @@ Until then they stay in the books of the node that was left. The platform is ask
 
 from ...protocol.types import node_address
 from ..state.job_state import JobState
-from ..state.world import NodeState, natural
+from ..state.world import NodeState
 from .generation import nodes_needed, request_missing, start_command
 
 MAX_LOST = 10  # nodes, on their way to the same ranks; then they are not asked for again
@@ -19,7 +19,7 @@ def has_come(state: JobState) -> bool:
 def place(state: JobState, now: float) -> None:
     """A node has come: the ranks of one that was left start there."""
     old = state.world.holders[min(state.due.unplaced)].node
-    new = min(state.world.named(NodeState.SPARE), key=natural)
+    new = state.world.spares()[0]
     state.world.move(old, new)
     for holder in state.world.on(new):
         if holder.rank in state.due.unplaced:

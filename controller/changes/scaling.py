@@ -11,7 +11,7 @@ from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
 from ..actions import Log
 from ..state.job_state import JobState
 from ..state.planned_change import Plan
-from ..state.world import NodeState, natural
+from ..state.world import NodeState
 from .boundary import read_clocks
 from .generation import nodes_needed, open_world, replace_node, stop_all_processes, wait_for_nodes
 
@@ -40,7 +40,7 @@ def resize(state: JobState, now: float, remark: str) -> bool:
     kept = [name for name in world.group_nodes() if world.nodes[name].state is NodeState.ACTIVE]
     size = min(nodes * world.ranks_per_node, state.job.world_size)
     world.resize(size)
-    world.place([*kept, *sorted(world.named(NodeState.SPARE), key=natural)])
+    world.place([*kept, *world.spares()])
     if size != before and state.generation > 0:  # who comes a little late to the start need not wait
         state.plans.scaled_s = now
     state.plans.grow_due_s = None
@@ -84,7 +84,7 @@ def consider_growth(state: JobState, now: float) -> None:
     if not state.ever_resilient:
         resize(state, now, f"the world grows from {before} to {nodes} nodes, and all processes restart")
         return
-    name = sorted(state.world.named(NodeState.SPARE), key=natural)[0]
+    name = state.world.spares()[0]
     detail = f"{nodes} of the {nodes_asked(state)} nodes that the job asked for are there, and the world has {before}"
     plans.current = plan = Plan(
         report=FaultReport(FaultKind.NODE_JOINED, now, CONTROLLER, detail, node=name),

@@ -34,7 +34,7 @@ def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
     world = state.world
     node = world.nodes.get(event.node)
     if node is None or (node.state in {NodeState.LOST, NodeState.REQUESTED} and not node.given_back):
-        node = world.add_node(event.node, NodeState.SPARE, event.failure_domain)
+        node = world.add_node(event.node, NodeState.SPARE, event.failure_domain, late=state.generation > 0)
         node.note = too_many(state, event.node, now) or ""
         if node.note:
             node.state = NodeState.ISOLATED

@@ -24,7 +24,7 @@ from ..changes.scaling import least_nodes
 from ..changes.shutdown import begin_stop, save_first, saves_first
 from ..state.incident import Verdict
 from ..state.job_state import JobState, Phase, Reschedule, Resize
-from ..state.world import NodeState, natural
+from ..state.world import NodeState
 from . import memory_faults
 from .hardware_faults import closed_nodes
 
@@ -148,7 +148,7 @@ def gather(state: JobState, now: float) -> Facts:
         nodes_lost=frozenset(world.named(NodeState.LOST)),
         isolated=frozenset(world.named(NodeState.ISOLATED)),
         closed=closed_nodes(state, now),
-        spare_nodes=tuple(sorted(world.named(NodeState.SPARE), key=natural)),  # as they are taken
+        spare_nodes=tuple(world.spares()),
         can_create_nodes=state.arrivals.can_be_created,
         promised_nodes=len(world.named(NodeState.REQUESTED)),
         taken=incident.taken,

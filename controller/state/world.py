@@ -77,6 +77,7 @@ class Node:
     failed_link_ups: int = 0  # at this store, since all ranks last met there
     note: str = ""  # why it is not used
     given_back: bool = False  # the platform has been ordered to end it
+    came: int = 0  # its place among those that came, or came back, after the world's first start; 0: before
 
 
 @dataclass
@@ -91,6 +92,7 @@ class World:
     # The ranks in each state, in the order in which they came to it, which decides: it has to outlive a controller.
     _standing: dict[RankState, dict[int, None]] = field(default_factory=lambda: {state: {} for state in RankState})
     retired: dict[int, Holder] = field(default_factory=dict)  # ranks that the world is too small for now
+    late_nodes: int = 0  # that came, or came back, after the first start
 
     def __post_init__(self) -> None:
         if not self.holders:  # else it is the world of an earlier controller
@@ -180,6 +182,15 @@ class World:
         """Return the names of the nodes in one of the states, in the order in which they came."""
         return [node.name for node in self.nodes.values() if node.state in states]
 
+    def spares(self) -> list[str]:
+        """Return the spare nodes in the order in which they are taken: those that have waited longest come first.
+
+        One that has just come, or come back, has yet to import torch. Those that came before the first start are
+        taken by name.
+        """
+        spares = [node for node in self.nodes.values() if node.state is NodeState.SPARE]
+        return [node.name for node in sorted(spares, key=lambda node: (node.came, natural(node.name)))]
+
     def group_nodes(self) -> list[str]:
         """Return the nodes that hold ranks, in the order of their lowest rank."""
         return list(dict.fromkeys(holder.node for holder in self.holders if holder.node))
@@ -223,9 +234,13 @@ class World:
             default=None,
         )
 
-    def add_node(self, name: str, state: NodeState, failure_domain: str = "") -> Node:
-        """Enter a node into the books; its failure domain is the node itself where none is named."""
-        self.nodes[name] = Node(name, failure_domain or name, state)
+    def add_node(self, name: str, state: NodeState, failure_domain: str = "", *, late: bool = False) -> Node:
+        """Enter a node into the books; its failure domain is the node itself where none is named.
+
+        `late`: the world has started before.
+        """
+        self.late_nodes += late
+        self.nodes[name] = Node(name, failure_domain or name, state, came=self.late_nodes if late else 0)
         return self.nodes[name]
 
     def new_node_name(self) -> str:

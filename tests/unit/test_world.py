@@ -93,6 +93,18 @@ def test_a_new_node_gets_a_name_that_none_has_had(world: World) -> None:
     assert world.new_node_name() not in world.nodes
 
 
+def test_of_several_spares_the_one_that_has_waited_longest_is_taken_first(world: World) -> None:
+    """One that has just come back has yet to import torch. Those of the start are taken by name."""
+    for name in ("node10", "node9"):
+        world.add_node(name, NodeState.SPARE)
+    for name in ("node8", "node7", "node2"):
+        world.add_node(name, NodeState.SPARE, late=True)
+    assert world.spares() == ["node9", "node10", "node8", "node7", "node2"]
+    world.move("node0", "node9")
+    world.add_node("node8", NodeState.SPARE, late=True)
+    assert world.spares() == ["node10", "node7", "node2", "node8"]
+
+
 def test_a_lost_process_leaves_its_rank(world: World) -> None:
     """Place, incarnation and what was committed stay; the process's own is gone."""
     holder = world.holders[1]
