@@ -21,6 +21,7 @@ def seen_by_hand() -> set[Happened]:
         | _all_restarted_after_a_suspicion()
         | _broken_before_the_world_was_back()
         | _back_at_a_wrong_step()
+        | _saved_after_its_newcomer_has_failed()
         | _said_once_more()
     )
 
@@ -72,6 +73,16 @@ def _back_at_a_wrong_step() -> set[Happened]:
     rejoining.feed(rejoining.ready(0, 99))
     rejoining.expect(Phase.ENDED)
     return rejoining.seen
+
+
+def _saved_after_its_newcomer_has_failed() -> set[Happened]:
+    """The one rung that was allowed has failed before all had stopped."""
+    quiescing = Written(job(spares=0), Policy(ladder=(RungPolicy(Rung.RECOVER_IN_PLACE, attempts=1), STOP)))
+    quiescing.start()
+    quiescing.feed(quiescing.exited(0))
+    quiescing.feed(quiescing.exited(0))
+    quiescing.expect(Phase.SAVING)
+    return quiescing.seen
 
 
 def _said_once_more() -> set[Happened]:
