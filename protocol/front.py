@@ -19,6 +19,7 @@ from .connection import Connection, ConnectionClosed
 from .connection_limits import Allowance, ConnectionLimits, most_of
 from .errors import MidstepError
 from .handshake import Handshake
+from .waiting_room import WaitingRoom
 
 Proof = Callable[[], tuple[int, str | None]]  # how many asked for admission, and the identity of the last, if admitted
 
@@ -56,7 +57,7 @@ class Front:
         self._proof = proof
         self._refused: Counter[str] = Counter()  # written by the thread alone
         self._connections: OrderedDict[Connection, None] = OrderedDict()
-        self._unproven: OrderedDict[Connection, None] = OrderedDict()
+        self._unproven = WaitingRoom(limits)
         self._by_identity: dict[str, deque[Connection]] = {}
         self._allowances: OrderedDict[str, Allowance] = OrderedDict()
         self._asking: deque[Connection] = deque()  # wait for their turn at the authenticator
@@ -128,6 +129,9 @@ class Front:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
+            if self._unproven.is_closed(len(self._connections), time.monotonic()):
+                self._listen(False)  # until the next look: what comes waits in the backlog
+                return
             try:
                 client, address = self._listener.accept()
             except BlockingIOError:
@@ -147,33 +151,28 @@ class Front:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _SILENCE:
                 client.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._make_room(address)
-        if len(self._connections) >= self._limits.connections:
-            self._refuse("too many connections")
+        refused = self._make_room(address)
+        if refused is not None:
+            self._refuse(refused)
             client.close()
             return
         handshake = None if self._proof is None else Handshake()
         connection = Connection(client, address, time.monotonic(), handshake)
         self._connections[connection] = None
         if handshake is not None:
-            self._unproven[connection] = None
+            self._unproven.add(connection)
         self._watch(connection)
 
-    def _make_room(self, address: str) -> None:
-        """Close one of those that have proven nothing: a handshake is a matter of milliseconds."""
-        same = [each for each in self._unproven if each.address == address]
-        if len(same) >= self._limits.unproven_per_address:
-            self._drop_one_of(same, "too many connections without a handshake from one address")
-        elif len(self._unproven) >= self._limits.unproven:
-            self._drop_one_of(list(self._unproven), "too many connections without a handshake")
-        elif len(self._connections) >= self._limits.connections and self._unproven:
-            self._drop_one_of(list(self._unproven), "too many connections")
+    def _make_room(self, address: str) -> str | None:
+        """Close one connection for another, where places are short. Returns why there is none for it."""
+        push = self._unproven.push(address, len(self._connections), time.monotonic())
+        if push is not None and push.connection is None:
+            return push.reason
+        if push is not None and push.connection is not None:
+            self._drop(push.connection, push.reason)
         elif len(self._connections) >= self._limits.connections and self._proof is None:
             self._drop(min(self._connections, key=lambda each: each.heard_s), "too many connections")
-
-    def _drop_one_of(self, connections: list[Connection], reason: str) -> None:
-        """Close the oldest that has not asked for admission, which clients without a key never do. Else the newest."""
-        self._drop(next((each for each in connections if not each.asks), connections[-1]), reason)
+        return "too many connections" if len(self._connections) >= self._limits.connections else None
 
     def _serve(self, connection: Connection, from_client: bool, events: int) -> None:
         try:
@@ -230,7 +229,7 @@ class Front:
             self._drop(connection, "handshake out of turn")
         else:
             connection.handshake, connection.identity = None, identity
-            del self._unproven[connection]
+            self._unproven.discard(connection)
             of_identity = self._by_identity.setdefault(identity, deque())
             of_identity.append(connection)
             self._end_turn(connection)
@@ -251,9 +250,7 @@ class Front:
 
     def _look(self, now: float) -> None:
         """Close what has taken too long, read again what was paused, and accept again."""
-        for connection in list(self._unproven):
-            if now - connection.began_s < self._limits.handshake_s:
-                break
+        for connection in self._unproven.overdue(now):
             self._drop(connection, "no handshake in time")
         for connection in list(self._connections):
             if self._limits.idle_s is not None and now - connection.heard_s > self._limits.idle_s:
@@ -306,7 +303,7 @@ class Front:
             if end is not None:
                 self._set(end, connection, 0)
         del self._connections[connection]
-        self._unproven.pop(connection, None)
+        self._unproven.discard(connection)
         if connection.identity is not None:
             of_identity = self._by_identity[connection.identity]
             of_identity.remove(connection)
