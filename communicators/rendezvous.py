@@ -6,6 +6,7 @@ the link-up with the reason. This holds for what gloo and HCCL leave there, too:
 C++ code that trusts it.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -31,6 +32,7 @@ else:
 T = TypeVar("T")
 
 MAX_VALUE_BYTES = 1 << 26  # gloo's addresses of a large world are a few hundred kilobytes
+SHARE_TO_LOOK = 0.1  # of the time of a link-up, at its end: who is missing
 _PROBE_KEY = "midstep/probe"
 
 
@@ -85,21 +87,34 @@ class GenerationStore:
         """
         store = self.with_prefix(name)
         store.set(_member_key(rank), handshake.encode(message))
+        others = [member for member in members if member != rank]
+        self._await(task, store, others, missing)
+        task.stage = f"group {name} is not connected"
         received = {rank: message}
-        for member in members:
-            if member == rank:
-                continue
-            task.stage = f"rank {member} {missing}"
+        for member, value in zip(others, store.multi_get([_member_key(member) for member in others]), strict=True):
             try:
-                store.wait([_member_key(member)], timedelta(seconds=task.remaining_s()))
-            except DistStoreError as error:  # torch's name for a timeout
-                raise Abandoned from error
-            try:
-                received[member] = handshake.decode(store.get(_member_key(member)), type(message))
+                received[member] = handshake.decode(value, type(message))
             except ValueError as error:
                 raise store.malformed(_member_key(member), str(error)) from error
-        task.stage = f"group {name} is not connected"
         return [received[member] for member in members]
+
+    @staticmethod
+    def _await(task: BackgroundTask[Any], store: "AuthenticatedStore", members: Sequence[int], missing: str) -> None:
+        """Wait for the messages of all members at once: to ask for each of them would make the whole quadratic.
+
+        In the last part of the time it is found out who is missing.
+        """
+        if not members:
+            return
+        keys = [_member_key(member) for member in members]
+        task.stage = f"rank {members[0]} {missing}"
+        try:
+            store.wait(keys, timedelta(seconds=task.remaining_s() * (1 - SHARE_TO_LOOK)))
+        except DistStoreError as error:  # torch's name for a timeout
+            there = bisect_left(range(len(keys)), 1, key=lambda last: not store.check(keys[: last + 1]))
+            if there < len(keys):
+                task.stage = f"rank {members[there]} {missing}"
+                raise Abandoned from error
 
 
 class AuthenticatedStore(Store):
@@ -126,6 +141,14 @@ class AuthenticatedStore(Store):
         with self._calling("read", key) as hashed:
             signed = bytes(self._inner.get(hashed))
         return self._verified(key, signed)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """As torch's, of keys that have values: in one round trip where the store can do that."""
+        if not keys or not hasattr(self._inner, "multi_get"):  # the store of jobs without torch
+            return [self.get(key) for key in keys]
+        with self._calling("read", ", ".join(keys)):
+            values = self._inner.multi_get([self._hashed(key) for key in keys])
+        return [self._verified(key, bytes(value)) for key, value in zip(keys, values, strict=True)]
 
     def add(self, key: str, amount: int) -> int:
         """As torch's. A number cannot be signed."""

@@ -19,6 +19,7 @@ SHORT = {
     "megatron": "--repeat 1 --steps 20 --size tiny --no-recovery",
     "overhead": "--ranks 2 --repeat 1 --steps 4 --no-jobs",
     "recovery": "--ranks 2 --repeat 1 --steps 12 --only midstep",
+    "rendezvous": "--ranks 4,8",
     "repair": "--repeat 1",
     "scale": "--ranks 16 --repeat 1 --idle 1",
 }
