@@ -27,7 +27,7 @@ from ..election.election import Election, Leadership
 from ..election.file_election import FileElection
 from ..events import Event
 from ..state.meeting import KEY_BYTES
-from . import records, snapshots, sqlite_file
+from . import records, snapshots, sqlite_file, writing
 from .chain import damaged, link, origin
 from .compaction import Compaction, CompactionStep, Limits
 from .head import Head, HeadFile, read_head
@@ -37,9 +37,6 @@ from .senders import TakenIn
 from .store import JournalEntry
 
 _log = logging.getLogger(__name__)
-
-
-_encode_event = msgspec.msgpack.Encoder().encode
 
 
 class Journal:
@@ -213,13 +210,9 @@ class Journal:
 
     def _append(self, entries: Sequence[JournalEntry], at_s: float) -> tuple[tuple[int, bytes], tuple[bool, ...]]:
         with sqlite_file.explained(self._path, "record events"), self._fenced():
-            last = self._last
-            fresh = []
-            for entry in entries:
-                written = self._insert(entry, at_s, last)
-                last = last if written is None else written
-                fresh.append(written is not None)
-        return last, tuple(fresh)
+            written = writing.insert(self._connection, entries, term=self.term, at_s=at_s, last=self._last)
+        self._compaction.grown(len(entries), written.size_bytes)
+        return written.last, written.fresh
 
     @contextlib.contextmanager
     def _fenced(self) -> Iterator[None]:
@@ -237,19 +230,6 @@ class Journal:
             if latest != self.term or last != self._last:
                 raise damaged(self._path, f"after event {self._last[0]} it was changed by another process")
             yield
-
-    def _insert(self, entry: JournalEntry, at_s: float, last: tuple[int, bytes]) -> tuple[int, bytes] | None:
-        """Write an event behind the `last` one; return its number and hash, None when it was there already."""
-        kind, payload = type(entry.event).__name__, _encode_event(entry.event)
-        self._compaction.grown(1, len(payload))
-        columns = (last[0] + 1, self.term, at_s, entry.sender, entry.session, entry.number or None, kind, payload)
-        chain = link(last[1], *columns)
-        cursor = self._connection.execute(
-            "INSERT INTO events (seq, term, at_s, sender, session, number, kind, payload, chain)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sender, session, number) DO NOTHING",
-            (*columns, chain),
-        )
-        return (columns[0], chain) if cursor.rowcount == 1 else None
 
     def _note(self) -> None:
         if self._note_file is not None:
