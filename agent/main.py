@@ -175,6 +175,7 @@ class Agent:
 
     def _welcome(self, job: JobSpec) -> None:
         self._settings = job.settings
+        self._link.mailbox.expect_ranks(job.world_size)
         if self._absence is not None:
             self._absence.leave_s = job.settings.leave_s
         job = job if self._options.program is None else self._options.program.of(job)

@@ -1,13 +1,16 @@
 """Relays messages between the ranks of this node and the controller, unchanged, and refuses forged senders."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
 import zmq
 
 from ..protocol.codec import decode
 from ..protocol.errors import WireError
+from ..protocol.frames import pack, unpack
 from ..protocol.messages import Envelope
 from ..protocol.transport import Received, RouterSocket
 from ..protocol.types import CONTROLLER
@@ -32,6 +35,8 @@ class Relay:
         self._router = router
         self._oldest_session = oldest_session
         self._forward = forward
+        self._loop = asyncio.get_running_loop()
+        self._leaving: dict[str, list[bytes]] = {}  # what this turn of the loop has for each rank
         self.refused: Counter[str] = Counter()
 
     @property
@@ -43,29 +48,48 @@ class Relay:
         """Hand the controller's envelope to its rank. A rank that is not connected yet gets it when it is resent."""
         if envelope.sender != CONTROLLER:
             self.refused["not from the controller"] += 1
-        elif not self._router.send(envelope.receiver, data):
-            self.refused["rank not connected"] += 1
+        else:
+            if not self._leaving:
+                self._loop.call_soon(self._flush)
+            self._leaving.setdefault(envelope.receiver, []).append(data)
 
     def received(self, batch: list[Received]) -> None:
         """Forward what ranks have sent to the controller; refuse, count and log the rest."""
-        for message in batch:
-            reason = self._refusal_of(message)
-            if reason is None:
-                self._forward(message.data)
-            else:
-                self.refused[reason] += 1
-                _log.warning("refused a message from %s: %s", message.identity, reason)
+        for frame in batch:
+            try:
+                messages = unpack(frame.data)
+            except WireError:
+                self._refuse("malformed", frame.identity)
+                continue
+            for message in messages:
+                reason = self._refusal_of(message, frame.identity)
+                if reason is None:
+                    self._forward(bytes(message))
+                else:
+                    self._refuse(reason, frame.identity)
 
     def close(self) -> None:
         """Close the socket and remove its file. Idempotent."""
+        self._leaving.clear()
         self._router.close()
 
-    def _refusal_of(self, message: Received) -> str | None:
+    def _flush(self) -> None:
+        leaving, self._leaving = self._leaving, {}
+        for rank, messages in leaving.items():
+            for frame in pack(messages):
+                if not self._router.send(rank, frame):
+                    self.refused["rank not connected"] += 1
+
+    def _refuse(self, reason: str, identity: str) -> None:
+        self.refused[reason] += 1
+        _log.warning("refused a message from %s: %s", identity, reason)
+
+    def _refusal_of(self, message: msgspec.Raw, identity: str) -> str | None:
         try:
-            envelope = decode(message.data)
+            envelope = decode(message)
         except WireError:
             return "malformed"
-        if envelope.sender != message.identity:
+        if envelope.sender != identity:
             return "sender is not the connected rank"
         if envelope.receiver != CONTROLLER:
             return "not for the controller"

@@ -80,8 +80,10 @@ class PlayedNode:
         self._saw = saw
         self.ranks: dict[int, PlayedRank] = {}
         self._setting = setting
+        mailbox = Mailbox(job=setting.job, address=address, session=time.time_ns())
+        mailbox.expect_ranks(setting.world_size)
         self._link = ControllerLink(
-            Mailbox(job=setting.job, address=address, session=time.time_ns()),
+            mailbox,
             DealerSocket(
                 _from_own_address(name, setting.endpoint),
                 identity=address,

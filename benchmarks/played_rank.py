@@ -69,6 +69,7 @@ class PlayedRank:
         self.rank, self.incarnation, self.generation = order.rank, order.incarnation, order.generation
         self.committed = 0
         self.mailbox = Mailbox(job=setting.job, address=rank_address(self.rank), session=order.incarnation)
+        self.mailbox.expect_ranks(setting.world_size)
         self._node, self._setting = node, setting
         # In place of a process id: what no other process of the job has.
         self._pid = FIRST_PID + self.rank + self.incarnation * setting.world_size

@@ -58,7 +58,10 @@ def _refusal_of_own_word(envelope: Envelope, routes: Routes) -> str | None:
 def _out_of_range(envelope: Envelope, world_size: int) -> str | None:
     if not envelope.session:
         return "number out of range"
-    return None if all(rank < world_size for rank in ranks_of(envelope.body)) else "about no rank of this job"
+    body = envelope.body
+    if isinstance(body, Ack):
+        return None
+    return None if all(rank < world_size for rank in ranks_of(body)) else "about no rank of this job"
 
 
 def _refusal_of_platform(envelope: Envelope) -> str | None:

@@ -1,13 +1,10 @@
 """The controller's time: one clock for a whole job, across its controllers."""
 
-import asyncio
 import os
 import time
 from pathlib import Path
 
 import msgspec
-
-from ..protocol.time_limit import within
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _TIME_NAMESPACE = Path("/proc/self/ns/time")  # containers can have a monotonic clock of their own
@@ -68,14 +65,6 @@ class Clock:
         """Return what a later controller needs to continue this clock."""
         monotonic_s = time.monotonic()
         return ClockReading(_boot(), monotonic_s, self._base_s + monotonic_s)
-
-
-async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
-    """Wait for an event, or until `timeout_s` is over."""
-    try:
-        await within(timeout_s, event.wait())
-    except TimeoutError:
-        return
 
 
 def _boot() -> str:

@@ -18,14 +18,13 @@ from ..protocol.incidents import JobStatus
 from ..protocol.messages import FaultReported, NodeHeartbeat, NodeLost
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Log, Send
-from .clock import wait_at_most
 from .endpoints.control_requests import Reply
 from .endpoints.control_socket import ControlServer
 from .endpoints.discovery_files import JobResult, write_result
 from .endpoints.operator_requests import OperatorRequests
 from .endpoints.request_handler import RequestHandler
 from .enrolment.enroller import Enroller
-from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
+from .events import ControllerStarted, DeadlinePassed, Event, NodeReturned, StopRequested
 from .journal.store import JournalEntry, JournalStore
 from .journal.trouble import JournalTrouble
 from .journal.upkeep import Upkeep
@@ -37,13 +36,16 @@ from .machine import Machine
 from .pending import Answer, Pending, regret
 from .progress import ProgressBoard
 from .routes import Routes
+from .silence import SilenceWatch
 from .switchover import Switchover
 from .timestamps import said_at, stamped
+from .waiting import Waiting
 from .wire import Arrival, Wire
 
 BATCH_LIMIT = 1000  # events in one transaction
 DRAIN_S = 2.0  # after the end of the job: for its last words to arrive
 LONGEST_SLEEP_S = 0.5  # a quarter of a lease: signs of life come from the loop
+BEATS_SPACING_S = 0.005  # between turns that have nothing but heartbeats: those of hundreds of nodes are taken together
 DEADLINE_SPACING_S = 0.02  # a machine that names a passed deadline again does not flood the journal
 JOURNAL_PATIENCE_S = 600.0  # an unwritable journal for longer than this ends the controller
 _NODE_PREFIX = node_address("")
@@ -81,6 +83,7 @@ class Driver:
         self._wire = wire
         self._board = board
         self._liveness = liveness
+        self._silence = SilenceWatch(liveness)
         self._learned = Learned(machine, routes, liveness, enroller.book)
         self._upkeep = Upkeep(journal, self._learned)
         self._control = OperatorRequests(control, wire)
@@ -99,8 +102,8 @@ class Driver:
         self._trouble = JournalTrouble(patience_s)
         self._numbers, self._signalled = 0, False
         self._finish: Finish | None = None
-        self._drain_until_s = self._deadline_not_before_s = 0.0
-        self._wake: asyncio.Event | None = None
+        self._drain_until_s = self._deadline_not_before_s = self._turned_s = 0.0
+        self._waiting = Waiting((wire.fileno(), control.fileno()))
 
     async def run(self) -> int:
         """Replay, take over, and drive the job to its end. Returns the exit code of the job.
@@ -108,16 +111,11 @@ class Driver:
         Raises JournalError when the journal stays unwritable, JournalDamaged when it is not what was written,
         JournalSuperseded when another controller has taken over, or was promoted.
         """
-        loop = asyncio.get_running_loop()
-        self._wake = wake = asyncio.Event()
-        descriptors = (self._wire.fileno(), self._control.fileno())
-        for descriptor in descriptors:
-            loop.add_reader(descriptor, wake.set)
-        try:
+        with self._waiting as waiting:
             self.begin()
             self._switchover.serve(self._journal.term)
             while True:
-                wake.clear()
+                waiting.begin()
                 self.turn()
                 if self._finish is not None and self._has_drained():
                     self._upkeep.conclude()
@@ -125,10 +123,9 @@ class Driver:
                 if self._is_busy():
                     await asyncio.sleep(0)  # signals
                 else:
-                    await self._sleep(wake)
-        finally:
-            for descriptor in descriptors:
-                loop.remove_reader(descriptor)
+                    await waiting.wait(self._longest_wait_s())
+                if self._wire.heard_only_beats:
+                    await waiting.rest(self._turned_s + BEATS_SPACING_S - self._clock.now())
 
     def stop(self, reason: str) -> None:
         """Ask the machine to end the job; asked again, at once. For signal handlers in the loop's thread."""
@@ -166,7 +163,7 @@ class Driver:
         self._alive.serve()
         self._journal.require_lead()
         self._switchover.require_unpromoted()
-        now = self._clock.now()
+        now = self._turned_s = self._clock.now()
         for arrival in self._wire.receive(now):
             self._take(arrival, now)
         self._serve(now)
@@ -174,6 +171,7 @@ class Driver:
         self._commit(self._clock.now())
         self._watch_deadline(self._clock.now())
         self._wire.resend(self._clock.now())
+        self._wire.flush()
         if not self._pending and self._trouble.error is None:
             self._upkeep.step(self._clock.now())
 
@@ -206,8 +204,7 @@ class Driver:
         self._numbers += 1
         entry = JournalEntry(self._taken_in(event, self._clock.now()), CONTROLLER, self._journal.session, self._numbers)
         self._pending.append(Pending(entry, answer=answer))
-        if self._wake is not None:
-            self._wake.set()
+        self._waiting.wake()
 
     def _taken_in(self, event: Event, at_s: float) -> Event:
         """Fill in what a replay must not depend on: when it was, on this clock, and what a fault's code means today."""
@@ -225,16 +222,12 @@ class Driver:
                 self._pend(answer, partial(self._control.answer, asker))
 
     def _listen_for_silence(self, now: float) -> None:
-        if self._wire.pending:  # a word of a node may lie unread
+        if not self._silence.is_due(now) or self._wire.pending:  # a word of a node may lie unread
             return
-        held = self._liveness.hold
-        for event in self._liveness.judge(now):
-            _log.warning("%s", event.text if isinstance(event, HoldEnded) else f"node {event.node}: {event.reason}")
+        for event in self._silence.look(now):
             self._pend(event)
         if self._liveness.heard_again:
             self._wire.hurry(now)
-        if held is None and self._liveness.hold is not None:
-            _log.warning("%s", self._liveness.hold.text(now))
 
     def _watch_deadline(self, now: float) -> None:
         """Last in a turn, and only when all that came in time has been handled."""
@@ -311,10 +304,10 @@ class Driver:
             return False
         return self._wire.next_due() is None or self._clock.now() >= self._drain_until_s
 
-    async def _sleep(self, wake: asyncio.Event) -> None:
+    def _longest_wait_s(self) -> float:
         now = self._clock.now()
         times = [now + LONGEST_SLEEP_S, self._liveness.next_check(now), self._deadline(now), self._wire.next_due()]
         times += [self._trouble.next_try_s, self._drain_until_s or None, self._control.next_due(now)]
         first = min(moment for moment in times if moment is not None)
         # Never zero: a deadline that has passed and waits for the journal must not make this a busy loop.
-        await wait_at_most(wake, max(first - now, DEADLINE_SPACING_S / 2))
+        return max(first - now, DEADLINE_SPACING_S / 2)

@@ -63,6 +63,11 @@ class Liveness:
         self.hold: Hold | None = None
         self.heard_again = False  # most nodes, as the last judgement has found
 
+    @property
+    def interval_s(self) -> float:
+        """How often a node says that it lives."""
+        return self._policy.interval_s
+
     def learn(self, event: Event, now: float) -> None:
         """Watch nodes that join, stop watching nodes that are gone."""
         if isinstance(event, NodeJoined):

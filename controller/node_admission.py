@@ -3,7 +3,8 @@
 Which node has which process follows from what was ordered (`placement.py`), never from what a node says of itself.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Sequence
 
 from ..protocol.messages import (
     Ack,
@@ -42,7 +43,11 @@ _OF_A_NODE = (
     NodeHeartbeat,
 )
 _OF_A_RANK = (RankJoined, RankQuiesced, RankReady, StepCommitted, RankFinished, CheckpointSaved)
+_WITH_REPORT = (RankJoined, RankQuiesced)
+_OF_A_PROCESS = (ProcessStarted, NewcomerWaiting, ProcessExited)
+_WITH_CLOCKS = (NodeHeartbeat, ProgressReported)
 _DIGITS = 9  # of a rank
+_NAMES_REMEMBERED = 1 << 17
 
 
 def refusal_of_node(envelope: Envelope, placement: PlacementHistory) -> str | None:
@@ -79,16 +84,15 @@ def refusal_of_rank(identity: str, envelope: Envelope, world_size: int, routes: 
     return _refusal_of_own_word(envelope, rank, identity, placement)
 
 
-def ranks_of(body: Message) -> Iterator[int]:
-    """Yield the ranks that a message speaks of: what comes from the wire must not index past the world."""
+def ranks_of(body: Message) -> Sequence[int]:
+    """Return the ranks that a message speaks of: what comes from the wire must not index past the world."""
+    if isinstance(body, _WITH_REPORT):
+        return [body.rank, *[copy.rank for copy in body.report.local_states]]
     if isinstance(body, _OF_A_RANK):
-        yield body.rank
-        if isinstance(body, RankJoined | RankQuiesced):
-            yield from (copy.rank for copy in body.report.local_states)
-    elif isinstance(body, FaultReported) and body.report.rank is not None:
-        yield body.report.rank
-    else:
-        yield from (rank for rank, _ in _processes_of(body))
+        return (body.rank,)
+    if isinstance(body, FaultReported):
+        return () if body.report.rank is None else (body.report.rank,)
+    return [rank for rank, _ in _processes_of(body)]
 
 
 def _refusal_of_report(report: FaultReport, address: str, placement: PlacementHistory) -> str | None:
@@ -135,18 +139,21 @@ def _refusal_of_own_report(report: FaultReport, rank: int, envelope: Envelope, i
     return None if (report.rank, report.incarnation) == (rank, envelope.session) else "about another rank"
 
 
-def _processes_of(body: Message) -> Iterator[tuple[int, int]]:
-    """Yield rank and incarnation of the processes that an agent speaks of."""
-    if isinstance(body, ProcessStarted | NewcomerWaiting | ProcessExited):
-        yield body.process.rank, body.process.incarnation
-        if isinstance(body, ProcessExited) and body.last is not None:
-            yield body.last.rank, body.last.incarnation
-    elif isinstance(body, NodeJoined):
-        yield from ((process.rank, process.incarnation) for process in body.processes)
-    elif isinstance(body, NodeHeartbeat | ProgressReported):
-        yield from ((progress.rank, progress.incarnation) for progress in body.ranks)
+def _processes_of(body: Message) -> Sequence[tuple[int, int]]:
+    """Return rank and incarnation of the processes that an agent speaks of."""
+    if isinstance(body, _WITH_CLOCKS):
+        return [(progress.rank, progress.incarnation) for progress in body.ranks]
+    if isinstance(body, NodeJoined):
+        return [(process.rank, process.incarnation) for process in body.processes]
+    if not isinstance(body, _OF_A_PROCESS):
+        return ()
+    process = (body.process.rank, body.process.incarnation)
+    if isinstance(body, ProcessExited) and body.last is not None:
+        return (process, (body.last.rank, body.last.incarnation))
+    return (process,)
 
 
+@functools.lru_cache(_NAMES_REMEMBERED)
 def _rank_named(sender: str) -> int | None:
     name = sender.removeprefix(RANK_PREFIX)
     rank = int(name) if name.isascii() and name.isdigit() and len(name) <= _DIGITS else -1

@@ -37,9 +37,12 @@ class PlacementHistory:
 
     def node_of(self, rank: int, incarnation: int) -> str | None:
         """Return the address of the node that a process was ordered to start on; None if it never was."""
-        if not 0 < incarnation <= self._latest.get(rank, 0):
+        latest = self._latest.get(rank, 0)
+        if not 0 < incarnation <= latest:
             return None
         moves = self._moves[rank]
+        if incarnation == latest:
+            return moves[-1][1]
         place = bisect_right(moves, incarnation, key=lambda move: move[0])
         return moves[place - 1][1] if place else None
 

@@ -33,10 +33,10 @@ class Routes:
 
     def connection(self, receiver: str) -> str | None:
         """Return the identity of the connection that leads to `receiver`; None while no node hosts it."""
-        if receiver == PLATFORM or receiver.startswith(_NODE_PREFIX):
-            return receiver
         host = self._hosts.get(receiver)
-        return None if host is None else host[1]
+        if host is not None:
+            return host[1]
+        return receiver if receiver == PLATFORM or receiver.startswith(_NODE_PREFIX) else None
 
     def learn(self, event: Event, actions: Iterable[Action]) -> None:
         """Update the routes from an event and the commands that followed from it."""

@@ -83,6 +83,7 @@ def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive) -> int:
             capacity=max(OUTSTANDING_LEAST, OUTSTANDING_PER_RANK * (job.world_size + job.nodes + job.spare_nodes)),
         )
         mailbox.term = journal.term
+        mailbox.expect_ranks(job.world_size)
         routes = Routes()
         liveness = Liveness(policy.heartbeat)
         wire, enroller = open_wire(

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ..protocol import codec
+from ..protocol import codec, frames
 from ..protocol.dedup import SenderMemory
 from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import MailboxFull, WireError
@@ -21,7 +21,9 @@ from ..protocol.transport import Received, RouterSocket
 from .admission import refusal
 from .routes import Routes
 
-RECEIVE_LIMIT = 1000  # messages a turn
+RECEIVE_LIMIT = 1000  # messages a turn, and what their frames have beyond it
+FRAMES_AT_ONCE = 16
+READ_FIRST_S = 1.0  # for so long nothing is sent again while something is to be read
 UNCONFIRMED_LIMIT = 10_000  # messages taken in and not yet durable; more are dropped and come again
 
 _log = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class Wire:
-    """Sends and receives for one controller. Never blocks."""
+    """Sends and receives for one controller. Never blocks. What is sent leaves with `flush`."""
 
     def __init__(self, router: RouterSocket, mailbox: Mailbox, routes: Routes, world_size: int) -> None:
         """`router` stays its creator's to close."""
@@ -45,7 +47,10 @@ class Wire:
         self._world_size = world_size
         self._unconfirmed = 0
         self._out_of_reach: dict[str, set[str]] = {}  # connections that are not there yet, and whom they lead to
+        self._leaving: dict[str, list[bytes]] = {}  # what this turn has for each connection
+        self.heard_only_beats = False  # when it received last
         self._refused: Counter[str] = Counter()
+        self._resend_by_s = 0.0
         self._from_operators: list[Received] = []
 
     @property
@@ -64,22 +69,38 @@ class Wire:
 
     def receive(self, now: float) -> list[Arrival]:
         """Return fresh messages that have arrived, a bounded number; look at `pending` for more."""
-        arrivals = []
-        for received in self._router.receive(limit=RECEIVE_LIMIT):
-            if received.identity.startswith(OPERATOR_PREFIX):
-                self._from_operators.append(received)  # those are no envelopes
-                continue
+        arrivals: list[Arrival] = []
+        count = 0
+        while count < RECEIVE_LIMIT and (batch := self._router.receive(limit=FRAMES_AT_ONCE)):
+            for received in batch:
+                if received.identity.startswith(OPERATOR_PREFIX):
+                    self._from_operators.append(received)  # those are no frames of envelopes
+                    count += 1
+                else:
+                    count += self._open(received, now, arrivals)
+        beats = sum(isinstance(arrival.envelope.body, NodeHeartbeat) for arrival in arrivals)
+        self.heard_only_beats = 0 < count == beats
+        for connection in [each for each in self._out_of_reach if self._router.knows(each)]:
+            for receiver in self._out_of_reach.pop(connection):
+                self._mailbox.reached(receiver, now)
+        return arrivals
+
+    def _open(self, received: Received, now: float, arrivals: list[Arrival]) -> int:
+        """Admit the messages of a frame one by one; return how many it has."""
+        try:
+            messages = frames.unpack(received.data)
+        except WireError as error:
+            self.refuse(type(error).__name__, received.identity)
+            return 1
+        for message in messages:
             try:
-                envelope = codec.decode(received.data)
+                envelope = codec.decode(message)
             except WireError as error:
                 self.refuse(type(error).__name__, received.identity)
                 continue
             if self._admit(received.identity, envelope, now):
                 arrivals.append(Arrival(envelope, received.identity))
-        for connection in [each for each in self._out_of_reach if self._router.knows(each)]:
-            for receiver in self._out_of_reach.pop(connection):
-                self._mailbox.reached(receiver, now)
-        return arrivals
+        return len(messages)
 
     def from_operators(self) -> list[Received]:
         """Return what operators on other machines have sent, once."""
@@ -143,6 +164,9 @@ class Wire:
 
     def resend(self, now: float) -> None:
         """Send again what is due, and give up what is hopeless."""
+        if self._router.pending and now < self._resend_by_s:
+            return  # acknowledgements may lie unread
+        self._resend_by_s = now + READ_FIRST_S
         for envelope in self._mailbox.due(now):
             self._forward(envelope)
         for envelope in self._mailbox.undeliverable(now):
@@ -171,8 +195,17 @@ class Wire:
         except WireError:
             _log.exception("%s for %s cannot be sent", type(envelope.body).__name__, envelope.receiver)
             return
-        if not self._router.send(connection, data) and not self._router.knows(connection):
+        if self._router.knows(connection):
+            self._leaving.setdefault(connection, []).append(data)
+        else:
             self._out_of_reach.setdefault(connection, set()).add(envelope.receiver)
+
+    def flush(self) -> None:
+        """Send what the turn has for each connection, in as few frames as hold it. Called before each wait."""
+        leaving, self._leaving = self._leaving, {}
+        for connection, messages in leaving.items():
+            for frame in frames.pack(messages):
+                self._router.send(connection, frame)  # what is not taken is counted there, and sent again
 
     def refuse(self, reason: str, connection: str) -> None:
         """Count what is not believed."""

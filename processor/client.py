@@ -19,9 +19,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
 
+import msgspec
+
 from ..protocol.codec import decode, encode
 from ..protocol.discovery import GIVE_UP_S
 from ..protocol.errors import MailboxFull, RecoveryError, WireError
+from ..protocol.frames import pack, unpack
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import Envelope, Message
 from ..protocol.nonblocking import wait
@@ -50,6 +53,7 @@ class Client:
         rank: int,
         incarnation: int,
         agent_socket: str,
+        world_size: int = 1,
         hear: Callable[[Envelope], None],
         die: Callable[[str], None] | None = None,
     ) -> None:
@@ -59,7 +63,9 @@ class Client:
         self._address = rank_address(rank)
         # The incarnation, not the time: clocks of two nodes need not agree on which process is the newer one.
         self._mailbox = Mailbox(job=job, address=self._address, session=incarnation, give_up_s=GIVE_UP_S)
+        self._mailbox.expect_ranks(world_size)
         self._outbox: queue.Queue[tuple[Message, int]] = queue.Queue(OUTBOX)
+        self._leaving: list[bytes] = []  # what this turn of the control thread has for the controller
         self.failures: Counter[str] = Counter()  # what could not be taken in or sent, by the name of the error
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
@@ -135,17 +141,18 @@ class Client:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         for received in socket.receive():
-            self._take(socket, received.data)
+            self._open(received.data)
         now = time.monotonic()
-        self._send_posted(socket, now)
+        self._send_posted(now)
         for envelope in self._mailbox.due(now):
-            self._send(socket, envelope)
+            self._send(envelope)
         for envelope in self._mailbox.undeliverable(now):
             _log.error("no controller acknowledged %s in time", type(envelope.body).__name__)
+        self._flush(socket)
         if self._mailbox.next_due() is None and self._outbox.empty():
             self._quiet.set()
 
-    def _send_posted(self, socket: DealerSocket, now: float) -> None:
+    def _send_posted(self, now: float) -> None:
         for _ in range(OUTBOX):  # and no more in one turn: commands are to be heard in between
             try:
                 body, generation = self._outbox.get_nowait()
@@ -153,29 +160,44 @@ class Client:
                 return
             self._mailbox.generation = max(self._mailbox.generation, generation)
             try:
-                self._send(socket, self._mailbox.post(body, CONTROLLER, now))
+                self._send(self._mailbox.post(body, CONTROLLER, now))
             except MailboxFull as error:
                 self._failed(error, f"{type(body).__name__} is not reported")
 
-    def _send(self, socket: DealerSocket, envelope: Envelope) -> None:
-        """Send an envelope. One that cannot be encoded must not keep back those behind it; it is given up in time."""
+    def _send(self, envelope: Envelope) -> None:
+        """Send an envelope at the end of this turn, in one frame with all others of it.
+
+        One that cannot be encoded must not keep back those behind it; it is given up in time.
+        """
         try:
-            data = encode(envelope)
+            self._leaving.append(encode(envelope))
         except WireError as error:
             self._failed(error, f"{type(envelope.body).__name__} is not sent")
-            return
-        socket.send(data)
 
-    def _take(self, socket: DealerSocket, data: bytes) -> None:
+    def _flush(self, socket: DealerSocket) -> None:
+        leaving, self._leaving = self._leaving, []
+        for frame in pack(leaving):
+            socket.send(frame)
+
+    def _open(self, frame: bytes) -> None:
+        try:
+            messages = unpack(frame)
+        except WireError as error:
+            self._mailbox.refused[type(error).__name__] += 1
+            return
+        for message in messages:
+            self._take(message)
+
+    def _take(self, message: msgspec.Raw) -> None:
         """Handle one message. No error that it causes may keep this rank from the next one."""
         try:
-            envelope = decode(data)
+            envelope = decode(message)
         except WireError as error:
             self._mailbox.refused[type(error).__name__] += 1
             return
         taken = self._mailbox.take(envelope, time.monotonic())
         if taken.reply is not None:
-            self._send(socket, taken.reply)
+            self._send(taken.reply)
         if not taken.deliver:
             return
         try:
@@ -185,7 +207,7 @@ class Client:
                 error, f"{type(envelope.body).__name__} of generation {envelope.generation} was heard and failed"
             )
         if envelope.number:
-            self._send(socket, self._mailbox.acknowledge(envelope))
+            self._send(self._mailbox.acknowledge(envelope))
 
     def _failed(self, error: Exception, what: str) -> None:
         self.failures[type(error).__name__] += 1

@@ -107,6 +107,7 @@ class Runtime:
                 rank=self.rank,
                 incarnation=self.incarnation,
                 agent_socket=environment[env.AGENT_SOCKET],
+                world_size=self.world_size,
                 hear=self._hear,
             )
 

@@ -1,7 +1,8 @@
-"""Encode and decode envelopes: the wire format, its version and its size limit.
+"""Encode and decode envelopes: the format of a message, its version and its size limit.
 
 One place for the format, its version and its size limit, so that whatever arrives is either a well-formed
-`Envelope` or one of two errors. Nothing of a message is ever executed.
+`Envelope` or one of two errors. Nothing of a message is ever executed. What travels at once is a frame of them, see
+`frames`.
 """
 
 from typing import Any
@@ -13,7 +14,8 @@ from .errors import MalformedMessage, OversizedMessage
 from .messages import CheckpointSaved, Envelope, FaultReported, NodeGoing, NodeLost, NodeRefused
 
 PROTOCOL_VERSION = 1
-MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+MAX_FRAME_BYTES = 8 * 1024 * 1024
+MAX_MESSAGE_BYTES = MAX_FRAME_BYTES - 8  # a frame has a head
 _WITH_TEXT = (CheckpointSaved, FaultReported, NodeGoing, NodeLost, NodeRefused)
 _CUT = " ... (cut)"
 
@@ -58,8 +60,8 @@ def encode(envelope: Envelope) -> bytes:
     return data
 
 
-def decode(data: bytes) -> Envelope:
-    """Turn bytes from the wire into an envelope.
+def decode(data: bytes | msgspec.Raw) -> Envelope:
+    """Turn one message of a frame into an envelope.
 
     Whether the envelope is for this process, from this job and not old is for `Mailbox.take` to say.
 
@@ -67,15 +69,16 @@ def decode(data: bytes) -> Envelope:
         OversizedMessage: there are more than `MAX_MESSAGE_BYTES` of them.
         MalformedMessage: they are no envelope of this protocol version.
     """
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise OversizedMessage(f"{len(data)} bytes arrived as one message; the limit is {MAX_MESSAGE_BYTES}.")
+    size_bytes = memoryview(data).nbytes
+    if size_bytes > MAX_MESSAGE_BYTES:
+        raise OversizedMessage(f"{size_bytes} bytes arrived as one message; the limit is {MAX_MESSAGE_BYTES}.")
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        raise MalformedMessage(f"{len(data)} bytes are no message{_version_hint(data)}: {error}.") from error
+        raise MalformedMessage(f"{size_bytes} bytes are no message{_version_hint(data)}: {error}.") from error
 
 
-def _version_hint(data: bytes) -> str:
+def _version_hint(data: bytes | msgspec.Raw) -> str:
     """Say whether the sender speaks another version: of all malformed bytes, those have an easy remedy."""
     try:
         version = _head_decoder.decode(data).version

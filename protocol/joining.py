@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import zmq
 
-from .codec import PROTOCOL_VERSION, decode, encode
+from .codec import PROTOCOL_VERSION
 from .controller_addresses import each_address
 from .enrolment import JOINING_FAMILY, EnrolmentRefused, EnrolmentRequested, NodeEnrolled, RefusedBecause
 from .errors import ConfigurationError, NotAdmitted, WireError
+from .frames import envelopes_of, frame_of
 from .handshake_watch import HandshakeWatch
 from .keys import ClientKeys
 from .messages import Envelope
@@ -86,7 +87,7 @@ class _Asking:
         self._socket = DealerSocket(endpoint, identity=identity, curve=keys, watch=self._watch)
         self._public_key = request.public_key
         envelope = Envelope(PROTOCOL_VERSION, invitation.job, identity, CONTROLLER, 0, 0, 1, 0, request)
-        self._data = encode(envelope)
+        self._data = frame_of(envelope)
 
     def __enter__(self) -> "_Asking":
         return self
@@ -107,11 +108,11 @@ class _Asking:
             poller.poll(_POLL_MS)
             self._require_fit()
             for received in self._socket.receive():
-                body = _body(received.data)
-                if isinstance(body, EnrolmentRefused):
-                    return body
-                if isinstance(body, NodeEnrolled) and body.public_key == self._public_key:
-                    return body
+                for body in _bodies(received.data):
+                    if isinstance(body, EnrolmentRefused):
+                        return body
+                    if isinstance(body, NodeEnrolled) and body.public_key == self._public_key:
+                        return body
         return None
 
     def _require_fit(self) -> None:
@@ -135,9 +136,9 @@ def _in_turn(endpoints: Sequence[str]) -> Iterator[str]:
         yield from each_address(endpoints)
 
 
-def _body(data: bytes) -> object:
+def _bodies(frame: bytes) -> list[object]:
     try:
-        return decode(data).body
+        return [envelope.body for envelope in envelopes_of(frame)]
     except WireError as error:
         _log.warning("refused: %s", error)
-        return None
+        return []

@@ -10,9 +10,12 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from .codec import decode, encode
 from .discovery import LOOKUP_EVERY_S, LOOKUP_S, Lookup
 from .errors import ConfigurationError, MailboxFull, WireError
+from .frames import pack, unpack
 from .mailbox import Mailbox
 from .messages import Envelope, Message
 from .time_limit import within
@@ -52,6 +55,7 @@ class ControllerLink:
         self._heard_s = self._loop.time()
         self._next_lookup = self._loop.call_later(LOOKUP_S, self._follow)
         self._timer: asyncio.TimerHandle | None = None
+        self._leaving: list[bytes] = []  # what this turn of the loop has for the controller
         self._closed = False
         self._quiet = asyncio.Event()  # nothing waits to be acknowledged
         self._quiet.set()
@@ -93,7 +97,7 @@ class ControllerLink:
     def forward(self, data: bytes) -> None:
         """Forward the bytes of another sender's envelope, unchanged."""
         if not self._closed:
-            self._socket.send(data)
+            self._leave(data)
 
     async def flush(self, limit_s: float) -> bool:
         """Wait until all that was posted is acknowledged, or given up; False when `limit_s` passes first."""
@@ -104,7 +108,8 @@ class ControllerLink:
         return True
 
     def close(self) -> None:
-        """Stop talking. Idempotent."""
+        """Stop talking, after what was said. Idempotent."""
+        self._flush()
         self._closed = True
         self._next_lookup.cancel()
         if self._timer is not None:
@@ -113,9 +118,21 @@ class ControllerLink:
 
     def _send(self, envelope: Envelope) -> None:
         try:
-            self._socket.send(encode(envelope))
+            self._leave(encode(envelope))
         except WireError as error:
             _log.error("a %s is lost: %s", type(envelope.body).__name__, error)
+
+    def _leave(self, message: bytes) -> None:
+        """Send a message at the end of this turn of the loop, in one frame with all others of it."""
+        if not self._leaving:
+            self._loop.call_soon(self._flush)
+        self._leaving.append(message)
+
+    def _flush(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        if not self._closed:
+            for frame in pack(leaving):
+                self._socket.send(frame)
 
     def _follow(self) -> None:
         """Look a silent controller up, and connect to where it is: another process may have its old port by now."""
@@ -136,20 +153,32 @@ class ControllerLink:
 
     def _received(self, batch: list[Received]) -> None:
         self._heard_s = self._loop.time()
-        for message in batch:
-            if self._closed:
-                return
+        for frame in batch:
             try:
-                envelope = decode(message.data)
+                messages = unpack(frame.data)
             except WireError as error:
-                self.mailbox.refused["malformed"] += 1
-                _log.warning("refused: %s", error)
+                self._refuse(error)
                 continue
-            if envelope.receiver != self.mailbox.address and self._on_foreign is not None:
-                self._on_foreign(envelope, message.data)
-            else:
-                self._take(envelope)
+            for message in messages:
+                if self._closed:
+                    return
+                self._open(message)
         self._schedule()
+
+    def _open(self, message: msgspec.Raw) -> None:
+        try:
+            envelope = decode(message)
+        except WireError as error:
+            self._refuse(error)
+            return
+        if envelope.receiver != self.mailbox.address and self._on_foreign is not None:
+            self._on_foreign(envelope, bytes(message))
+        else:
+            self._take(envelope)
+
+    def _refuse(self, error: WireError) -> None:
+        self.mailbox.refused["malformed"] += 1
+        _log.warning("refused: %s", error)
 
     def _take(self, envelope: Envelope) -> None:
         taken = self.mailbox.take(envelope, time.monotonic())

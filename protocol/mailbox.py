@@ -18,25 +18,14 @@ from .commands import OF_A_GENERATION
 from .dedup import WINDOW, SenderMemory
 from .errors import ConfigurationError, MailboxFull
 from .messages import Ack, Envelope, Message
+from .outgoing import RETRY_S, Outgoing, retry_of
 from .taken import Refusal, Taken
 from .types import CONTROLLER, DETECTOR_PREFIX
 
 MAX_SENDERS = 65_536
 DETECTOR_QUIET_S = 30.0  # then an earlier session of a detector is believed again; its resends come much more often
 _BACKOFF = 2.0
-
-
-class _Outgoing:
-    """A message that is not acknowledged yet."""
-
-    __slots__ = ("due_s", "envelope", "give_up_s", "posted_s", "sent_s", "wait_s")
-
-    def __init__(self, envelope: Envelope, now: float, wait_s: float, give_up_s: float) -> None:
-        self.envelope = envelope
-        self.posted_s = self.sent_s = now
-        self.wait_s = wait_s
-        self.give_up_s = give_up_s
-        self.due_s = now + wait_s
+_DELIVERED, _TAKEN = Taken(True), Taken(False)
 
 
 class Mailbox:
@@ -52,7 +41,7 @@ class Mailbox:
         job: str,
         address: str,
         session: int,
-        retry_s: float = 0.5,
+        retry_s: float = RETRY_S,
         retry_max_s: float = 5.0,
         give_up_s: float = 600.0,
         capacity: int = 10_000,
@@ -73,11 +62,16 @@ class Mailbox:
         self._give_up_s = give_up_s
         self._capacity = capacity
         self._last_number: dict[str, int] = {}
-        self._outgoing: dict[str, dict[int, _Outgoing]] = {}  # by receiver, then number, in order of number
+        self._outgoing: dict[str, dict[int, Outgoing]] = {}  # by receiver, then number, in order of number
         self._outstanding = 0
         self._timetable: list[tuple[float, str, int]] = []  # a heap; entries that no longer hold are skipped
         self._give_up_from_s = math.inf  # nothing is given up before
         self._senders: dict[str, SenderMemory] = {}
+
+    def expect_ranks(self, world_size: int) -> None:
+        """Wait for as long as the answers in a job of so many ranks may take, before anything is sent again."""
+        self._retry_s = max(self._retry_s, retry_of(world_size))
+        self._retry_max_s = max(self._retry_max_s, self._retry_s)
 
     # --- sending ------------------------------------------------------------------------------------------------
 
@@ -107,7 +101,7 @@ class Mailbox:
                 f"a {type(body).__name__} was not posted. Forget receivers that are gone."
             )
         self._last_number[receiver] = number
-        outgoing = _Outgoing(self._envelope(body, receiver, number), now, self._retry_s, now + self._give_up_s)
+        outgoing = Outgoing(self._envelope(body, receiver, number), now, self._retry_s, now + self._give_up_s)
         waiting[number] = outgoing
         self._give_up_from_s = min(self._give_up_from_s, outgoing.give_up_s)
         self._outstanding += 1
@@ -172,7 +166,7 @@ class Mailbox:
         """Drop what is unacknowledged for a receiver that is gone. Its numbers continue where they were."""
         self._outstanding -= len(self._outgoing.pop(receiver, {}))
 
-    def _outdate(self, waiting: dict[int, _Outgoing]) -> None:
+    def _outdate(self, waiting: dict[int, Outgoing]) -> None:
         """Drop orders of earlier generations: while a receiver is away, they would pile up."""
         for number, outgoing in list(waiting.items()):
             if outgoing.envelope.generation < self.generation and isinstance(outgoing.envelope.body, OF_A_GENERATION):
@@ -188,9 +182,9 @@ class Mailbox:
         controller: when it is in the journal). A repeated one is answered at once if it was taken in, and not at all
         before.
         """
-        if (refusal := self._fault_of(envelope, now)) is not None:
-            return self._refuse(refusal)
         sender = self._senders.get(envelope.sender)
+        if (refusal := self._fault_of(envelope, sender, now)) is not None:
+            return self._refuse(refusal)
         new_session = sender is None or sender.session != envelope.session
         if sender is None or new_session:
             sender = self._senders[envelope.sender] = SenderMemory(envelope.session)
@@ -205,7 +199,7 @@ class Mailbox:
             self.refused[Refusal.DUPLICATE] += 1
             known = sender.was_acknowledged(envelope.number)
             return Taken(False, Refusal.DUPLICATE, self._ack(envelope) if known else None, new_session)
-        return Taken(True, new_session=new_session)
+        return Taken(True, new_session=True) if new_session else _DELIVERED
 
     def forget_sender(self, sender: str) -> None:
         """Forget a sender that will not be heard again."""
@@ -255,29 +249,35 @@ class Mailbox:
         self.refused[refusal] += 1
         return Taken(False, refusal)
 
-    def _fault_of(self, envelope: Envelope, now: float) -> Refusal | None:
+    def _fault_of(self, envelope: Envelope, known: SenderMemory | None, now: float) -> Refusal | None:
         """Say why the envelope must not even be looked into."""
-        wrong = {
-            Refusal.WRONG_VERSION: envelope.version != PROTOCOL_VERSION,
-            Refusal.WRONG_JOB: envelope.job != self.job,
-            Refusal.WRONG_RECEIVER: envelope.receiver != self.address,
-            Refusal.OWN_ADDRESS: envelope.sender == self.address,
-            Refusal.NEGATIVE: min(envelope.number, envelope.session, envelope.term, envelope.generation) < 0,
-            Refusal.OLD_TERM: envelope.sender == CONTROLLER and envelope.term < self.term,
-            Refusal.STALE_SESSION: self._is_stale(envelope, now),
-            Refusal.TOO_MANY_SENDERS: len(self._senders) >= MAX_SENDERS and envelope.sender not in self._senders,
-        }
-        return next((refusal for refusal, applies in wrong.items() if applies), None)
+        refusal = None
+        if envelope.version != PROTOCOL_VERSION:
+            refusal = Refusal.WRONG_VERSION
+        elif envelope.job != self.job:
+            refusal = Refusal.WRONG_JOB
+        elif envelope.receiver != self.address:
+            refusal = Refusal.WRONG_RECEIVER
+        elif envelope.sender == self.address:
+            refusal = Refusal.OWN_ADDRESS
+        elif min(envelope.number, envelope.session, envelope.term, envelope.generation) < 0:
+            refusal = Refusal.NEGATIVE
+        elif envelope.sender == CONTROLLER and envelope.term < self.term:
+            refusal = Refusal.OLD_TERM
+        elif known is None:
+            refusal = Refusal.TOO_MANY_SENDERS if len(self._senders) >= MAX_SENDERS else None
+        elif self._is_stale(envelope, known, now):
+            refusal = Refusal.STALE_SESSION
+        return refusal
 
-    def _is_stale(self, envelope: Envelope, now: float) -> bool:
+    def _is_stale(self, envelope: Envelope, known: SenderMemory, now: float) -> bool:
         """Say whether a later session of the sender has been heard.
 
         A controller of a higher term is never stale: a standby may have been started long before the one it replaces.
         Nor is a detector when the later session has been quiet: it is started again under the same name, perhaps after
         a clock that was ahead was put right, and what it says twice does no harm.
         """
-        known = self._senders.get(envelope.sender)
-        if known is None or envelope.session >= known.session:
+        if envelope.session >= known.session:
             return False
         if envelope.sender.startswith(DETECTOR_PREFIX):
             return now - known.heard_s < DETECTOR_QUIET_S
@@ -290,7 +290,7 @@ class Mailbox:
         # Without an entry it is the second answer to a message that was sent twice.
         if self._outgoing.get(sender, {}).pop(ack.number, None) is not None:
             self._outstanding -= 1
-        return Taken(False, new_session=new_session)
+        return Taken(False, new_session=True) if new_session else _TAKEN
 
     def _hurry(self, receiver: str, now: float) -> None:
         """Start the waits for a receiver again: it has just appeared, and may have missed everything before."""
@@ -301,14 +301,14 @@ class Mailbox:
                 outgoing.due_s = due_s
                 self._schedule(outgoing)
 
-    def _schedule(self, outgoing: _Outgoing) -> None:
+    def _schedule(self, outgoing: Outgoing) -> None:
         if len(self._timetable) > 2 * self._outstanding + 64:  # mostly entries of what has been acknowledged
             self._timetable = [entry for entry in self._timetable if self._held(*entry) is not None]
             heapq.heapify(self._timetable)
         envelope = outgoing.envelope
         heapq.heappush(self._timetable, (outgoing.due_s, envelope.receiver, envelope.number))
 
-    def _held(self, due_s: float, receiver: str, number: int) -> _Outgoing | None:
+    def _held(self, due_s: float, receiver: str, number: int) -> Outgoing | None:
         """Return the message of an entry of the timetable, unless it has been acknowledged or put off since."""
         outgoing = self._outgoing.get(receiver, {}).get(number)
         return outgoing if outgoing is not None and outgoing.due_s == due_s else None

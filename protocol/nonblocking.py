@@ -18,7 +18,7 @@ from typing import cast
 import msgspec
 import zmq
 
-from .codec import MAX_MESSAGE_BYTES
+from .codec import MAX_FRAME_BYTES
 from .handshake_watch import HandshakeWatch
 
 RECEIVE_LIMIT = 1_000  # messages per receive(), so that one caller's turn has an end
@@ -58,7 +58,7 @@ class NonblockingSocket:
         self._callback: Callback | None = None
         self._check: asyncio.Handle | None = None
         self._socket.linger = 0
-        self._socket.maxmsgsize = MAX_MESSAGE_BYTES + _ENVELOPE_BYTES
+        self._socket.maxmsgsize = MAX_FRAME_BYTES + _ENVELOPE_BYTES
         self._socket.set_hwm(HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from .codec import MAX_MESSAGE_BYTES
+from .codec import MAX_FRAME_BYTES
 from .connection_limits import ConnectionLimits, limits_by_descriptors
 from .endpoints import allow_many_connections, bound, file_at, ipc_path, name_of, prepare_ipc, require_keys
 from .errors import ConfigurationError
@@ -109,7 +109,7 @@ class RouterSocket(NonblockingSocket):
         peer = self._peers.get(identity)
         if peer is None:
             return False
-        if len(data) > MAX_MESSAGE_BYTES:
+        if len(data) > MAX_FRAME_BYTES:
             self._refused["oversized, not sent"] += 1
             return False
         try:
@@ -172,7 +172,7 @@ class RouterSocket(NonblockingSocket):
         if not self._admit(identity, routing_id, of_family=user_id is not None and is_family(user_id)):
             return None
         data = frames[1].bytes
-        if len(data) > MAX_MESSAGE_BYTES:
+        if len(data) > MAX_FRAME_BYTES:
             self._refused["oversized"] += 1
             return None
         return Received(identity, user_id, data) if data else None  # empty: the client has just connected
@@ -285,7 +285,7 @@ class DealerSocket(NonblockingSocket):
 
     def send(self, data: bytes) -> bool:
         """Send, or keep until there is a connection. False: the message is too big."""
-        if len(data) > MAX_MESSAGE_BYTES:
+        if len(data) > MAX_FRAME_BYTES:
             self._refused["oversized, not sent"] += 1
             return False
         self._flush()

@@ -15,8 +15,8 @@ import pytest
 
 from midstep.processor import client as client_module
 from midstep.processor.client import Client
-from midstep.protocol.codec import decode, encode
 from midstep.protocol.errors import MailboxFull, RecoveryError
+from midstep.protocol.frames import envelopes_of, frame_of
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import Ack, Envelope, RankFinished, Resume
 from midstep.protocol.transport import RouterSocket
@@ -46,7 +46,7 @@ class Agent:
     def command(self, generation: int) -> int:
         """Send a command; return its number."""
         envelope = self._mailbox.post(Resume(0, generation, 1), rank_address(0), time.monotonic())
-        self.send(encode(envelope))
+        self.send(frame_of(envelope))
         return envelope.number
 
     def send(self, data: bytes) -> None:
@@ -58,12 +58,15 @@ class Agent:
         while not holds():
             assert time.monotonic() < deadline
             for received in self.router.receive():
-                envelope = decode(received.data)
-                self.heard.append(envelope)
-                if envelope.number:
-                    self._mailbox.take(envelope, time.monotonic())
-                    self.router.send(rank_address(0), encode(self._mailbox.acknowledge(envelope)))
+                for envelope in envelopes_of(received.data):
+                    self._take(envelope)
             time.sleep(0.005)
+
+    def _take(self, envelope: Envelope) -> None:
+        self.heard.append(envelope)
+        if envelope.number:
+            self._mailbox.take(envelope, time.monotonic())
+            self.router.send(rank_address(0), frame_of(self._mailbox.acknowledge(envelope)))
 
     def until_acknowledged(self, number: int) -> None:
         self.until(lambda: any(isinstance(each.body, Ack) and each.body.number == number for each in self.heard))

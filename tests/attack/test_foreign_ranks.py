@@ -10,7 +10,7 @@ from midstep.controller.actions import Action, Send
 from midstep.controller.events import ControllerStarted
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
-from midstep.protocol import codec
+from midstep.protocol import frames
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
     Ack,
@@ -83,6 +83,9 @@ class Router:
         arrived, self.arrived = self.arrived[:limit], self.arrived[limit:]
         return arrived
 
+    def knows(self, identity: str) -> bool:
+        return True
+
     def send(self, identity: str, data: bytes) -> bool:
         return True
 
@@ -105,7 +108,7 @@ class Controller:
         self.numbers += 1
         mailbox = Mailbox(job="demo", address=sender or identity, session=session)
         envelope = msgspec.structs.replace(mailbox.post(body, "controller", 0.0), number=self.numbers)
-        self.router.arrived.append(Received(identity, identity, codec.encode(envelope)))
+        self.router.arrived.append(Received(identity, identity, frames.frame_of(envelope)))
         return bool(self.wire.receive(0.0))
 
 

@@ -14,7 +14,7 @@ from midstep.controller.machine import RecoveryMachine
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
 from midstep.policies.schema import default_policy, job_settings
-from midstep.protocol import codec
+from midstep.protocol import codec, frames
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import Ack, Command, Envelope, NodeHeartbeat, NodeJoined, Report
 from midstep.protocol.transport import Received, RouterSocket
@@ -49,6 +49,9 @@ class Router:
         arrived, self.arrived = self.arrived, []
         return arrived
 
+    def knows(self, identity: str) -> bool:
+        return True
+
     def send(self, identity: str, data: bytes) -> bool:
         return True
 
@@ -72,7 +75,7 @@ class Fuzzed:
     def joins(self, node: str) -> int:
         """Let a node say that it is there."""
         joined = NodeJoined(node, node, StoreEndpoint("127.0.0.1", 1))
-        return self.hear(f"node/{node}", codec.encode(self.envelope(f"node/{node}", joined, 1)))
+        return self.hear(f"node/{node}", frames.frame_of(self.envelope(f"node/{node}", joined, 1)))
 
     def hear(self, identity: str, data: bytes) -> int:
         """Take bytes in, as the driver does; return how many messages were believed."""
@@ -87,7 +90,16 @@ class Fuzzed:
                 assert event == body
                 self.routes.learn(event, self.machine.handle(event, self.now))
             self.wire.acknowledge(arrival)
+        self.wire.flush()
         return len(arrivals)
+
+
+def framed(data: bytes, others: list[bytes], chance: random.Random) -> bytes:
+    """Return a frame with a message alone or among others, or, which is none, the message without a frame."""
+    how = chance.random()
+    if how < 0.1:
+        return data
+    return next(frames.pack([data] if how < 0.6 else [*others, data, *others]))
 
 
 def fitting(body: object, chance: random.Random) -> tuple[str, str, object]:
@@ -116,7 +128,8 @@ def test_whatever_arrives_the_next_good_message_is_taken() -> None:
     fuzzed, maker = Fuzzed(), Maker(chance, NAMES)
     assert (fuzzed.joins("a"), fuzzed.joins("b")) == (1, 1)  # the ranks are started
     slowest_s, good, before = 0.0, 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    last = codec.encode(fuzzed.envelope("node/a", Ack(1, 1), 1))
+    ack = codec.encode(fuzzed.envelope("node/a", Ack(1, 1), 1))
+    last = next(frames.pack([ack]))
     for case in range(CASES):
         sender, body = chance.choice(SENDERS), maker.make(chance.choice(MEMBERS))
         identity = sender if sender in IDENTITIES and chance.random() < 0.9 else chance.choice(IDENTITIES)
@@ -125,10 +138,11 @@ def test_whatever_arrives_the_next_good_message_is_taken() -> None:
         envelope = fuzzed.envelope(sender, body, 1 if chance.random() < 0.9 else 2)
         data = msgspec.msgpack.encode(envelope)
         how = chance.randrange(4)
+        if how == 1:
+            data = msgspec.msgpack.encode(wrong_somewhere(msgspec.to_builtins(envelope), chance))
+        data = framed(data, [ack] * chance.randrange(4), chance)
         if how == 0:
             data, last = damaged(data, last, chance), data
-        elif how == 1:
-            data = msgspec.msgpack.encode(wrong_somewhere(msgspec.to_builtins(envelope), chance))
         began_s = time.perf_counter()
         fuzzed.hear(identity, data)
         slowest_s = max(slowest_s, time.perf_counter() - began_s)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from midstep.protocol import link as link_module
-from midstep.protocol.codec import decode
 from midstep.protocol.discovery import Lookup
 from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.frames import envelopes_of
 from midstep.protocol.link import ControllerLink
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import NodeRefused
@@ -54,7 +54,7 @@ async def hears(router: RouterSocket) -> bool:
     """Wait for the word at a router."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        if any(decode(received.data).body == WORD for received in router.receive()):
+        if any(each.body == WORD for received in router.receive() for each in envelopes_of(received.data)):
             return True
         await asyncio.sleep(0.01)
     return False

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from midstep.protocol.codec import MAX_MESSAGE_BYTES
+from midstep.protocol.codec import MAX_FRAME_BYTES
 from midstep.protocol.connection import OTHER_KEYS
 from midstep.protocol.endpoints import bound, name_of
 from midstep.protocol.errors import ConfigurationError
@@ -267,13 +267,13 @@ def test_an_oversized_message_costs_only_its_own_sender_the_connection(house: Ho
     house.send(router, B, b"welcome")
     house.expect(other, b"welcome")
     big = house.dealer(router.endpoint, A)
-    assert not big.send(bytes(MAX_MESSAGE_BYTES + 1))
+    assert not big.send(bytes(MAX_FRAME_BYTES + 1))
     assert big.refused == {"oversized, not sent": 1}
-    assert not router.send(B, bytes(MAX_MESSAGE_BYTES + 1))
+    assert not router.send(B, bytes(MAX_FRAME_BYTES + 1))
     house.send(router, A, b"welcome")
-    big.raw.send(bytes(MAX_MESSAGE_BYTES + 1))  # past the sender's own check
+    big.raw.send(bytes(MAX_FRAME_BYTES + 1))  # past the sender's own check
     house.until(lambda: router.refused["oversized"] == 1)
-    big.raw.send(bytes(2 * MAX_MESSAGE_BYTES))  # more than is even read
+    big.raw.send(bytes(2 * MAX_FRAME_BYTES))  # more than is even read
     assert house.quiet(router) == []
     assert other.send(b"still here")
     house.expect(router, b"still here")
@@ -283,7 +283,7 @@ def test_an_oversized_message_costs_only_its_own_sender_the_connection(house: Ho
 
 def test_the_largest_message_arrives_whole(house: House, router: RouterSocket) -> None:
     dealer = house.dealer(router.endpoint, A)
-    data = os.urandom(MAX_MESSAGE_BYTES)
+    data = os.urandom(MAX_FRAME_BYTES)
     dealer.send(data)
     house.expect(router, data)
 

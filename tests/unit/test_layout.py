@@ -22,7 +22,7 @@ FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "threading", "zmq", "os", "soc
 # controller/journal/ and controller/endpoints/. All others decide.
 IMPURE = {
     "clock.py", "driver.py", "keepalive.py", "live_status.py", "opening.py", "pending.py", "service.py",
-    "switchover.py", "wire.py",
+    "switchover.py", "waiting.py", "wire.py",
 }  # fmt: skip
 FILES_OF_POLICIES = "files.py"  # the one that reads a policy file
 

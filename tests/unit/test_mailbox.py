@@ -56,6 +56,19 @@ def test_resends_come_at_doubling_intervals_up_to_the_limit() -> None:
     assert times == [0.5, 1.5, 3.5, 7.5, 12.5, 17.5, 22.5]
 
 
+@pytest.mark.parametrize(("ranks", "first_s"), [(4, 0.5008), (10_000, 2.5), (100_000, 20.5)])
+def test_in_a_large_job_the_first_resend_comes_later(ranks: int, first_s: float) -> None:
+    """All of its ranks report at once, and each is answered in its turn."""
+    box = mailbox(CONTROLLER)
+    box.expect_ranks(ranks)
+    box.post(QUIESCE, RANK, 0.0)
+    assert box.next_due() == pytest.approx(first_s)
+    assert len(box.due(first_s)) == 1
+    again_s = box.next_due()
+    assert again_s is not None
+    assert first_s < again_s <= first_s + max(5.0, first_s)
+
+
 def test_a_resend_is_the_envelope_that_was_posted_with_its_age() -> None:
     box = mailbox(CONTROLLER)
     box.generation = 3

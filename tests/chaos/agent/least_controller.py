@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from midstep.protocol.codec import decode, encode
+from midstep.protocol.frames import envelopes_of, frame_of
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import Envelope, Message
@@ -52,21 +52,24 @@ class Controller:
 
     def _received(self, batch: list[Received]) -> None:
         for message in batch:
-            envelope = decode(message.data)
-            self._identities[envelope.sender] = message.identity
-            taken = self._mailbox.take(envelope, time.monotonic())
-            if taken.reply is not None:
-                self.router.send(message.identity, encode(taken.reply))
-            if taken.deliver:
-                if envelope.number:
-                    self.router.send(message.identity, encode(self._mailbox.acknowledge(envelope)))
-                self.heard.append(envelope)
+            for envelope in envelopes_of(message.data):
+                self._take(envelope, message.identity)
         self._changed.set()
+
+    def _take(self, envelope: Envelope, identity: str) -> None:
+        self._identities[envelope.sender] = identity
+        taken = self._mailbox.take(envelope, time.monotonic())
+        if taken.reply is not None:
+            self.router.send(identity, frame_of(taken.reply))
+        if taken.deliver:
+            if envelope.number:
+                self.router.send(identity, frame_of(self._mailbox.acknowledge(envelope)))
+            self.heard.append(envelope)
 
     def send(self, body: Message, receiver: str) -> None:
         """Send a command, as soon as the receiver is connected."""
         envelope = self._mailbox.post(body, receiver, time.monotonic())
-        self._try_to_send(self._identities.get(receiver, receiver), encode(envelope))
+        self._try_to_send(self._identities.get(receiver, receiver), frame_of(envelope))
 
     def _try_to_send(self, identity: str, data: bytes) -> None:
         if not self.router.send(identity, data):

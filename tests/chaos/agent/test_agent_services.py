@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from midstep.protocol.codec import decode, encode
+from midstep.protocol.frames import envelopes_of, frame_of
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
     FaultReported,
@@ -100,11 +100,11 @@ class Processor:
         self._socket.attach(asyncio.get_running_loop(), self._received)
 
     def _received(self, batch: list[Received]) -> None:
-        self.heard += [decode(message.data) for message in batch]
+        self.heard += [envelope for message in batch for envelope in envelopes_of(message.data)]
 
     def finish(self, committed: int) -> None:
         body = RankFinished(rank=0, generation=1, incarnation=0, committed=committed)
-        self._socket.send(encode(self.mailbox.post(body, CONTROLLER, time.monotonic())))
+        self._socket.send(frame_of(self.mailbox.post(body, CONTROLLER, time.monotonic())))
 
     def close(self) -> None:
         self._socket.close()

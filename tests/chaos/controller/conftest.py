@@ -18,7 +18,7 @@ from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
 from midstep.policies.schema import default_policy, job_settings
-from midstep.protocol import codec
+from midstep.protocol import frames
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.incidents import JobStatus, Outcome
 from midstep.protocol.keys import JobKeys
@@ -124,7 +124,7 @@ class Node:
             self.waiting.append((sender, body))
             return
         envelope = self.mailboxes[sender].post(body, "controller", time.monotonic())
-        self.socket.send(codec.encode(envelope))
+        self.socket.send(frames.frame_of(envelope))
 
     def release(self) -> None:
         """Say what was held back."""
@@ -142,16 +142,17 @@ class Node:
     def turn(self) -> None:
         now = time.monotonic()
         for received in self.socket.receive():
-            self.take(codec.decode(received.data), now)
+            for envelope in frames.envelopes_of(received.data):
+                self.take(envelope, now)
         for mailbox in self.mailboxes.values():
             for envelope in mailbox.due(now):
-                self.socket.send(codec.encode(envelope))
+                self.socket.send(frames.frame_of(envelope))
         if now - self.beat_s > 0.3:
             self.beat_s = now
             beat = self.mailboxes[self.address].post(
                 NodeHeartbeat(self.name, time.time(), ()), "controller", now, reliable=False
             )
-            self.socket.send(codec.encode(beat))
+            self.socket.send(frames.frame_of(beat))
 
     def take(self, envelope: Envelope, now: float) -> None:
         mailbox = self.mailboxes.get(envelope.receiver)
@@ -159,13 +160,13 @@ class Node:
             return
         taken = mailbox.take(envelope, now)
         if taken.reply is not None:
-            self.socket.send(codec.encode(taken.reply))
+            self.socket.send(frames.frame_of(taken.reply))
         if taken.new_session and envelope.receiver == self.address and envelope.term > 1:
             self.say(self.address, self.joined())
         if not taken.deliver or isinstance(envelope.body, Ack):
             return
         if envelope.number:
-            self.socket.send(codec.encode(mailbox.acknowledge(envelope)))
+            self.socket.send(frames.frame_of(mailbox.acknowledge(envelope)))
         self.obey(envelope)
 
     def obey(self, envelope: Envelope) -> None:

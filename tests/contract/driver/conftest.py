@@ -26,7 +26,7 @@ from midstep.controller.progress import ProgressBoard
 from midstep.controller.routes import Routes
 from midstep.controller.service import bind
 from midstep.policies.schema import HeartbeatPolicy, default_policy, job_settings
-from midstep.protocol import codec
+from midstep.protocol import frames
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
@@ -103,19 +103,22 @@ class Peer:
 
     def say(self, body: Message, sender: str | None = None, *, reliable: bool = True) -> Envelope:
         envelope = self.mailbox(sender or self.identity).post(body, "controller", 0.0, reliable=reliable)
-        self.socket.send(codec.encode(envelope))
+        self.socket.send(frames.frame_of(envelope))
         return envelope
 
     def listen(self) -> None:
         for received in self.socket.receive():
-            envelope = codec.decode(received.data)
-            if isinstance(envelope.body, Ack):
-                self.acks.append(envelope.body.number)
-                continue
-            self.heard.append(envelope)
-            if self.polite and envelope.number:
-                mailbox = self.mailbox(envelope.receiver)
-                self.socket.send(codec.encode(mailbox.acknowledge(envelope)))
+            for envelope in frames.envelopes_of(received.data):
+                self.take(envelope)
+
+    def take(self, envelope: Envelope) -> None:
+        if isinstance(envelope.body, Ack):
+            self.acks.append(envelope.body.number)
+            return
+        self.heard.append(envelope)
+        if self.polite and envelope.number:
+            mailbox = self.mailbox(envelope.receiver)
+            self.socket.send(frames.frame_of(mailbox.acknowledge(envelope)))
 
     def commands(self) -> list[Message]:
         """What was heard, each once, in order."""

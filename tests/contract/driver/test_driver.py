@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from midstep.controller.actions import Action, Finish, Forget, Send
 from midstep.controller.endpoints.discovery_files import read_result
 from midstep.controller.events import ControllerStarted, DeadlinePassed, StopRequested
-from midstep.protocol import codec
+from midstep.protocol import frames
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.messages import (
     EndJob,
@@ -70,7 +70,7 @@ def test_a_message_that_is_sent_again_is_handled_once_and_acknowledged_again(rig
             agent = rig.peer("node/a")
             envelope = agent.say(joined("a"))
             await rig.until(lambda: agent.acks == [1])
-            agent.socket.send(codec.encode(envelope))
+            agent.socket.send(frames.frame_of(envelope))
             await rig.until(lambda: agent.acks == [1, 1])
             assert rig.journaled().count("NodeJoined") == 1
 
@@ -186,7 +186,7 @@ def test_a_restarted_controller_replays_without_acting_and_takes_nothing_in_twic
         heard = len(agent.heard)
         async with rig.controller(second):
             assert rig.endpoint == endpoint
-            agent.socket.send(codec.encode(said))
+            agent.socket.send(frames.frame_of(said))
             await rig.until(lambda: len(agent.acks) == 3 and len(agent.heard) > heard)
             assert second.events[: len(first.events)] == first.events
             assert second.kinds() == [*first.kinds(), "ControllerStarted"]

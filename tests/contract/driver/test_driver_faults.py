@@ -21,7 +21,7 @@ from midstep.controller.endpoints.control_requests import (
 )
 from midstep.controller.endpoints.control_socket import NoController, ask, socket_path
 from midstep.controller.events import InjectRequested, KillNodeRequested, StopRequested
-from midstep.protocol import codec
+from midstep.protocol import frames
 from midstep.protocol.errors import JournalError
 from midstep.protocol.messages import (
     ArmFault,
@@ -67,8 +67,8 @@ def test_what_a_peer_may_not_say_is_refused_counted_and_not_journaled(rig: "Rig"
             platform.say(RankFinished(1, 1, 1, 1), sender="rank/1")
             platform.say(JOINED)
             envelope = a.mailbox("node/a").post(JOINED, "controller", 0.0)
-            a.socket.send(codec.encode(msgspec.structs.replace(envelope, number=2**64 - 1)))
-            a.socket.send(codec.encode(msgspec.structs.replace(envelope, job="another")))
+            a.socket.send(frames.frame_of(msgspec.structs.replace(envelope, number=2**64 - 1)))
+            a.socket.send(frames.frame_of(msgspec.structs.replace(envelope, job="another")))
             a.socket.send(b"")
             a.socket.send(b"\xc1" * 100)
             a.socket.send(os.urandom(1000))
@@ -102,7 +102,7 @@ def test_while_the_journal_cannot_be_written_nothing_is_decided_and_operators_ar
             try:
                 envelope = agent.say(JOINED)
                 await rig.until(lambda: "journal cannot be written" in driver.status().reason)
-                agent.socket.send(codec.encode(envelope))
+                agent.socket.send(frames.frame_of(envelope))
                 await rig.quiet(0.5)
                 assert (agent.acks, agent.heard, rig.machine.kinds()) == ([], [], ["ControllerStarted"])
                 status = await rig.ask(StatusRequest())
@@ -194,7 +194,7 @@ def test_garbage_at_the_control_socket_is_refused_and_the_next_one_is_served(rig
 
     async def scenario() -> None:
         async with rig.controller() as (driver, _):
-            report = codec.encode(rig.peer("node/a").say(JOINED))
+            report = frames.frame_of(rig.peer("node/a").say(JOINED))
             for data in (b"\x00", b"\xc1" * 50, b"\x91" * 100_000, os.urandom(500), report):
                 answer = await asyncio.to_thread(shout, data)
                 assert isinstance(msgspec.msgpack.decode(answer, type=Refused), Refused)

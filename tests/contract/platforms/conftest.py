@@ -95,6 +95,7 @@ class OrderingController:
                     self._joined.add(body.node)
                 self._wire.acknowledge(arrival)
             self._wire.resend(now)
+            self._wire.flush()
             await asyncio.sleep(TURN_S)
 
     def order(self, body: Command) -> None:
