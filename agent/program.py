@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from ..adapters.mindio.package import path_with_package, put_on_path
+from ..adapters.mindio.package import mindspore_numbers, path_with_package, put_on_path
 from ..processor import built_ahead
 from ..protocol.environment import BLACK_BOX_FD, GENERATION, INCARNATION, JOB, JOB_DIRECTORY, MINDIO, STORE_SECRET
 from ..protocol.private_files import make_private_directory, open_for_appending
@@ -41,11 +41,14 @@ def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> 
     _take_over(assignment.environment, black_box=black_box, log=log)
     reopen_output()
     time.tzset()
+    mindio = assignment.environment.get(MINDIO) == "1"
+    if mindio:
+        os.environ.update(mindspore_numbers(assignment.environment))
     program, directory = assignment.command[0], assignment.working_directory
     try:
         os.chdir(directory)
         if assignment.no_python:
-            if assignment.environment.get(MINDIO) == "1":
+            if mindio:
                 os.environ["PYTHONPATH"] = path_with_package(os.environ.get("PYTHONPATH", ""))
             os.set_inheritable(black_box, True)
             os.execvp(program, assignment.command)
@@ -54,7 +57,7 @@ def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> 
         end_process(1)
     _reseed()
     environment = assignment.environment
-    if environment.get(MINDIO) == "1":
+    if mindio:
         put_on_path()
         separate_worlds(environment[JOB], int(environment[RESTARTS]))
     else:

@@ -206,6 +206,12 @@ class Ledger:
         if goes_on:
             self._surroundings.committed(count, self.median_step_s)
 
+    def void_update(self) -> None:
+        """End an update that was none: the step is where it was, and is committed by another one."""
+        self._surroundings.update_done()
+        self.order.void()
+        self._step_clock.doing(Activity.COMPUTING)
+
     # --- the acts of a step's end -------------------------------------------------------------------------------
 
     def _finish(self, index: int) -> bool:

@@ -103,6 +103,10 @@ class StepOrder:
         step_state.count, step_state.ready, step_state.updating = step_state.count + 1, False, False
         return not self.held
 
+    def void(self) -> None:
+        """Note that what was bracketed as an update has not changed the step: it is computed on."""
+        self._step_state.ready = self._step_state.updating = False
+
     def leave(self, *, finished: bool, failed: bool = False) -> Leave:
         """Say how the train function is left: `finished` when it has returned, `failed` when this process reports why.
 

@@ -38,8 +38,10 @@ class Conversation:
         """Begin before the first step: the driver has not said go."""
         self._changed = threading.Condition()
         self._question: Question | None = None
-        self._answers = 0  # given so far; odd ones out are counted by `ask`
-        self._allowed = False  # the last answer
+        self._answers = 0  # given so far
+        self._replies: dict[int, bool | None] = {}  # to the questions of threads that wait
+        self._announced = False  # an update is asked for that is not committed yet
+        self._announces = False  # updates are announced here
         self._driving = False  # the driver takes questions
         self._interrupted = False
         self._parked = False  # the training thread is out of the training function
@@ -51,14 +53,28 @@ class Conversation:
     # --- the training thread ------------------------------------------------------------------------------------------
 
     def ask(self, question: Question) -> bool:
-        """Ask, and return whether training continues as asked; False: stop here, and report."""
+        """Ask, and return whether training continues as asked; False: stop here, and report.
+
+        What another thread has asked is answered first: an update may be announced from beside the training thread.
+        """
         with self._changed:
+            self._changed.wait_for(lambda: self._question is None or not self._driving or self._over is not None)
             if not self._driving or self._over is not None:
                 return False
             self._question, mine = question, self._answers + 1
+            if question.ask is Ask.UPDATE:
+                self._announced = self._announces = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._answers >= mine or self._over is not None)
-            return self._allowed and self._over is None
+            self._replies[mine] = None
+            self._changed.wait_for(lambda: self._replies[mine] is not None or self._over is not None)
+            return bool(self._replies.pop(mine))
+
+    def await_announcement(self, limit_s: float) -> None:
+        """Wait until the update that is to be committed is announced, where updates are: from beside this thread."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._announced or not (self._announces and self._driving) or self._over is not None, limit_s
+            )
 
     def park(self, error: BaseException | None) -> None:
         """Say that this thread has left the training function, and why if that is no consequence of a stop."""
@@ -99,7 +115,7 @@ class Conversation:
     def go(self) -> None:
         """Let the training thread train, and take its questions from now on."""
         with self._changed:
-            self._driving, self._interrupted, self._cleaned = True, False, False
+            self._driving, self._interrupted, self._cleaned, self._announced = True, False, False, False
             self._question = None
             self._goes += 1
             self._changed.notify_all()
@@ -120,8 +136,12 @@ class Conversation:
     def answer(self, *, allowed: bool) -> None:
         """Answer the question that was taken last."""
         with self._changed:
-            self._question, self._allowed = None, allowed
+            if self._question is not None and self._question.ask is Ask.COMMIT:
+                self._announced = False
+            self._question = None
             self._answers += 1
+            if self._answers in self._replies:  # an exception is told, and waits for no answer
+                self._replies[self._answers] = allowed
             self._changed.notify_all()
 
     def leave(self) -> None:

@@ -17,12 +17,14 @@ from .state import HandledState
 from .values import ReportState
 
 if TYPE_CHECKING:
-    from ...processor.ledger import Update
+    from ...processor.ledger import Step, Update
     from ...processor.runtime import Runtime
     from .handlers import Handlers
     from .replicas import OptimizerReplicas
 
+NOT_ANNOUNCED = "it had not been announced, and not all ranks have come so far. This process is to be replaced"
 FORCE_STOP = "FORCE STOP. midstep stops this step: it is repeated"
+ANNOUNCEMENT_S = 10.0  # that a device may say later than its host that an update has begun
 ENDLESS = sys.maxsize  # the script knows how many steps there are
 # What the states of MindIO say, in the words that the exception patterns know.
 _TEXTS = {
@@ -115,12 +117,15 @@ class HandlerDriver:
     def update_ended(self, step: int) -> None:
         """Commit. What is to be stopped is stopped after it."""
         noted, self._noted = self._noted, None
-        self._conversation.ask(Question(Ask.COMMIT, step=step if noted is None else noted))
+        self._conversation.await_announcement(ANNOUNCEMENT_S)
+        if not self._conversation.ask(Question(Ask.COMMIT, step=step if noted is None else noted)):
+            # Repeated, it would be applied twice.
+            raise SystemExit(f"the update of step {step} was applied, but cannot be committed: {NOT_ANNOUNCED}")
 
     def loaded(self, step: int) -> None:
         """Take note of the step that a checkpoint was of."""
         if self._thread is None:
-            self._state.offset = step
+            self._state.agreed(step)
 
     def finish(self) -> bool:
         """Say that the training function has returned; return False when it has to be called again."""
@@ -183,10 +188,11 @@ class HandlerDriver:
         try:
             for step in self._state.ledger.steps(ENDLESS):
                 question = self._take()
+                while question.ask is not Ask.FINISH and not self._commits(step, question):
+                    question = self._take()
                 if question.ask is Ask.FINISH:
                     self._conversation.leave()
                     return
-                self._update(step.update(), step.index)
         finally:
             self._conversation.leave()
 
@@ -198,17 +204,43 @@ class HandlerDriver:
             raise question.error
         return question
 
-    def _update(self, update: "Update", index: int) -> None:
+    def _commits(self, step: "Step", question: Question) -> bool:
+        """Do what is asked in a step, and return whether that has committed it.
+
+        What is bracketed as an update may change nothing but the form of the parameters (MindSpeed-LLM's
+        --reuse-fp32-param): its end then has the number of the step that was committed last.
+        """
+        update, announced = step.update(), question.ask is Ask.UPDATE
+        if announced:
+            self._pass_barrier(update)
+            self._conversation.answer(allowed=True)
+            question = self._within_update()
+        count = step.index + 1
+        if self._state.offset is not None and question.step < self._state.offset + count:
+            if announced:
+                self._state.ledger.void_update()
+            self._conversation.answer(allowed=True)
+            return False
+        if not announced:
+            self._pass_barrier_late(update)
+        self._state.counted(question.step - count)
+        update.__exit__(None, None, None)
+        self._conversation.answer(allowed=True)
+        return True
+
+    def _pass_barrier_late(self, update: "Update") -> None:
+        """Pass the commit barrier with an update that is applied already. Raises SystemExit if others do not follow."""
+        try:
+            self._pass_barrier(update)
+        except Interrupted:
+            raise SystemExit(f"an update was applied that cannot be committed: {NOT_ANNOUNCED}") from None
+
+    def _pass_barrier(self, update: "Update") -> None:
         self.recovery.at_barrier = True
         try:
             update.__enter__()
         finally:
             self.recovery.at_barrier = False
-        self._conversation.answer(allowed=True)
-        question = self._within_update()
-        self._state.offset = question.step - (index + 1)
-        update.__exit__(None, None, None)
-        self._conversation.answer(allowed=True)
 
     def _within_update(self) -> Question:
         """Wait for the end of the update, which nothing interrupts but an exception in it."""

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
@@ -32,6 +33,15 @@ def put_on_path() -> None:
 def path_with_package(path: str) -> str:
     """Return a PYTHONPATH with which a program that is not Python, a shell script say, lets Python find the package."""
     return os.pathsep.join(filter(None, (str(PATH), path)))
+
+
+def mindspore_numbers(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in which MindSpore looks for a rank's number and the world's size, where they are not set.
+
+    Its own launcher sets them, and midstep is in that launcher's place.
+    """
+    numbers = {"MS_NODE_ID": "RANK", "MS_WORKER_NUM": "WORLD_SIZE"}
+    return {name: environment[source] for name, source in numbers.items() if name not in environment}
 
 
 def _installed() -> str | None:

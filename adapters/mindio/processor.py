@@ -8,10 +8,11 @@ from typing import Any
 
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError, NotUnderMidstep
-from .conventions import is_mindspore
+from .conventions import is_mindspore, pauses_after_update
 from .driver import FORCE_STOP, HandlerDriver
 from .handlers import HANDLERS
 from .replicas import replicas_of
+from .update_library import offer
 from .values import NextAction, RepairStrategy, ReportState
 
 STEP_FINISH = "STEP FINISH"
@@ -66,6 +67,8 @@ def tft_init_processor(  # noqa: PLR0917 - MindIO's own signature
     npu = getattr(sys.modules.get("torch_npu"), "npu", None)
     _Process.device = None if npu is None else npu.current_device()
     _Process.driver = HandlerDriver(runtime, HANDLERS, _Process.device)
+    if is_mindspore():
+        offer(_Process.driver.update_begins)
 
 
 def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
@@ -150,7 +153,7 @@ def tft_start_updating_os(backup_step: int = -1) -> None:
 
 def tft_end_updating_os(step: int) -> None:
     """Say that the update is applied: `step` updates are, by the script's count."""
-    if is_mindspore():
+    if is_mindspore() and pauses_after_update():
         driver().note(step)  # its stop handler refuses before a flag is reset, which comes after this
     else:
         driver().update_ended(step)

@@ -18,7 +18,7 @@ from ...processor.callbacks import Lifecycle, Recovery
 from ...processor.session import SessionStage
 from ...protocol.errors import OrdersOverdue, RecoveryError
 from ...protocol.messages import SaveCheckpoint
-from .conventions import is_mindspore
+from .conventions import is_mindspore, pauses_after_update
 from .handlers import HandlerKind, Handlers
 from .replicas import RankPart, dump_of, repair_of
 from .values import RET_NO_REBUILD, RET_OK, RepairStrategy, RepairType
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LIMIT_VARIABLE = "TTP_NORMAL_ACTION_TIME_LIMIT"
 LEAST_S, USUAL_S, MOST_S = 30, 180, 1800
 _TICK_S = 0.02
+FLAG_RESET_S = 5.0  # a busy machine may have the training thread wait that long between two lines
 PLACE = "the place where the save_ckpt handler writes"
 _REBUILDS = frozenset({RepairType.RT_UCE_HIGHLEVEL.value, RepairType.RT_LOAD_REBUILD.value})
 
@@ -97,9 +98,22 @@ class HandlerRecovery:
         if self._stopped:
             return
         self._await_decision()
-        self._handlers.call(HandlerKind.STOP, self._handlers.arguments)
+        self._call_stop_handler()
         self._conversation.await_parked(action_limit_s())
         self._stopped = True
+
+    def _call_stop_handler(self) -> None:
+        """Call it. MindSpore's refuses while a flag is not reset, moments after an update was committed."""
+        deadline = time.monotonic() + (FLAG_RESET_S if is_mindspore() and not pauses_after_update() else 0.0)
+        while True:
+            try:
+                self._handlers.call(HandlerKind.STOP, self._handlers.arguments)
+            except RuntimeError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_TICK_S)
+            else:
+                return
 
     def _await_decision(self) -> None:
         """Wait until it is known whether a process is replaced: handlers ask for it (`tft_get_repair_type`)."""
@@ -136,8 +150,10 @@ class HandlerRecovery:
             return
         offsets = {each.offset for each in self._world if each.offset is not None}
         if not offsets:
-            raise RecoveryError("no update has been committed yet, so MindIO's handlers have nothing to go back to")
-        self._state.offset = offsets.pop()
+            raise RecoveryError(
+                "no two updates have been committed yet, so MindIO's handlers have nothing to go back to"
+            )
+        self._state.agreed(offsets.pop())
         self.strategy = RepairStrategy.RECOVER if replaced else RepairStrategy.RETRY
         if replaced:
             self._names.rename(recovery.generation)
@@ -166,9 +182,9 @@ class HandlerRecovery:
         self.strategy = RepairStrategy.DUMP
         if not self._handlers.has(HandlerKind.SAVE_CKPT):
             return "", "the script has registered no save_ckpt handler"
-        if self._state.offset is None:
-            return "", "no update has been committed in this process's world"
-        step, attempt = order.step + self._state.offset, (order.generation, order.step, order.writers)
+        if self._state.sure_offset is None:
+            return "", "no two updates have been committed in this process's world"
+        step, attempt = order.step + self._state.sure_offset, (order.generation, order.step, order.writers)
         if self._attempt != attempt:
             self._attempt = attempt
             self._not_saved = self._write(step, order) if order.shards else ""
@@ -198,7 +214,7 @@ class HandlerRecovery:
 
     def _meet(self) -> list[RankPart]:
         runtime, state = self._runtime, self._state
-        mine = RankPart(runtime.rank, self.newcomer, self._struck, state.offset, state.moves())
+        mine = RankPart(runtime.rank, self.newcomer, self._struck, state.sure_offset, state.moves())
         blobs = gather(runtime.communicator, runtime.rank, runtime.world_size, msgspec.msgpack.encode(mine))
         return [msgspec.msgpack.decode(blob, type=RankPart) for blob in blobs]
 

@@ -40,7 +40,8 @@ class HandledState:
         """Begin without replicas: until the script names some, every rank is taken to hold everything."""
         self._rank = rank
         self.replicas: tuple[OptimizerReplicas, ...] = ()
-        self.offset: int | None = None  # the script's count of updates less midstep's
+        self.offset: int | None = None  # the script's count of updates less midstep's, as far as it is known
+        self.confirmed = False  # two updates, or the script itself, have said the same of it
         self.part: RepairPart | None = None
         self.save: Callable[[SaveCheckpoint], tuple[str, str]] = _unset
         self._random = _random_state()
@@ -64,6 +65,20 @@ class HandledState:
         """Return what the plan has this rank send and receive."""
         transfers = () if self.part is None else self.part.transfers
         return tuple(Move(type_of(each.shard_id), each.destination, each.source) for each in transfers)
+
+    @property
+    def sure_offset(self) -> int | None:
+        """The offset, once it can be relied upon: the end of a first bracket may have any number."""
+        return self.offset if self.confirmed else None
+
+    def counted(self, offset: int) -> None:
+        """Note what the end of an update has said."""
+        self.confirmed = self.confirmed or offset == self.offset
+        self.offset = offset
+
+    def agreed(self, offset: int) -> None:
+        """Note what is sure: other ranks know it, or the script has said it."""
+        self.offset, self.confirmed = offset, True
 
     def bind(self, ledger: "Ledger") -> None:
         """Set the step ledger."""

@@ -58,6 +58,7 @@ def test_no_stop_comes_while_an_optimizer_s_flag_is_not_reset(
 ) -> None:
     """The driver leaves its steps, after which the handler runs, only where the flag is as it was."""
     monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
+    monkeypatch.setenv("MS_ENABLE_TFT", "{TTP:1,UCE:1,ARF:1}")
     monkeypatch.setattr(processor._Process, "driver", driver)
     chance = random.Random(7)
     flag_is_reset, left_in_update, over = True, 0, False
