@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +35,33 @@ POLICY: dict[str, Any] = {
 class Job:
     """One job on one node, under way in the background."""
 
-    def __init__(self, root: Path, *, mode: str, steps: int, faults: list[dict[str, Any]]) -> None:
+    def __init__(self, root: Path, *, options: Sequence[str], script: Path, arguments: Sequence[str]) -> None:
+        """Start it; `arguments` come behind the folder of its records."""
         self.directory, self.records = root / "job", root / "records"
         self.records.mkdir(parents=True)
-        policy, schedule = root / "policy.yaml", root / "faults.yaml"
+        policy = root / "policy.yaml"
         policy.write_text(yaml.safe_dump(POLICY))
-        schedule.write_text(yaml.safe_dump({"faults": faults}))
+        self.said = ""
         self._log = (root / "log").open("w+")
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "midstep.cli.main", "run", "--job-dir", str(self.directory)),
                 *("--nproc-per-node", str(RANKS), "--policy", str(policy)),
-                *(("--faults", str(schedule)) if faults else ()),
-                *("--env", "GLOG_v=3", "--env", f"MODE={mode}", str(SCRIPT), str(self.records), str(steps)),
+                *("--env", "GLOG_v=3", *options, str(script), str(self.records), *arguments),
             ],
             cwd=root,
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
+
+    @classmethod
+    def of_the_demo(cls, root: Path, *, mode: str, steps: int, faults: list[dict[str, Any]]) -> "Job":
+        """Start the demo's script in a mode of MindSpore's."""
+        root.mkdir(parents=True)
+        schedule = root / "faults.yaml"
+        schedule.write_text(yaml.safe_dump({"faults": faults}))
+        options = ["--env", f"MODE={mode}", *(("--faults", str(schedule)) if faults else ())]
+        return cls(root, options=options, script=SCRIPT, arguments=[str(steps)])
 
     def finish(self) -> list[Incident]:
         """Wait for a job that has to end well, and return its incidents."""
@@ -60,8 +70,8 @@ class Job:
         finally:
             self._process.kill()
             self._log.seek(0)
-            said = self._log.read()
+            self.said = self._log.read()
             self._log.close()
-        assert status == 0, said[-6000:]
+        assert status == 0, self.said[-6000:]
         incidents = read_status(self.directory).incidents
         return [incident for incident in incidents if incident.outcome is not Outcome.DISMISSED]

@@ -52,8 +52,8 @@ def _faults(mode: str) -> list[dict[str, Any]]:
 def test_faults_at_every_place_leave_no_trace_in_the_numbers(tmp_path: Path, mode: str) -> None:
     """Nor in the processes of healthy ranks, nor in the committed steps."""
     faults = _faults(mode)
-    undisturbed = Job(tmp_path / "undisturbed", mode=mode, steps=STEPS, faults=[])
-    disturbed = Job(tmp_path / "disturbed", mode=mode, steps=STEPS, faults=faults)
+    undisturbed = Job.of_the_demo(tmp_path / "undisturbed", mode=mode, steps=STEPS, faults=[])
+    disturbed = Job.of_the_demo(tmp_path / "disturbed", mode=mode, steps=STEPS, faults=faults)
     assert undisturbed.finish() == []
     incidents = disturbed.finish()
 
@@ -69,8 +69,8 @@ def test_faults_at_every_place_leave_no_trace_in_the_numbers(tmp_path: Path, mod
 def test_with_no_replica_left_it_continues_from_the_checkpoint(tmp_path: Path) -> None:
     """All ranks are killed in step 13; the checkpoint of step 10 has everything, and the end is the same."""
     faults = [{"rank": rank, "do": "kill", "at": "forward", "step": 13, "incarnation": 1} for rank in range(RANKS)]
-    undisturbed = Job(tmp_path / "undisturbed", mode="pynative", steps=STEPS, faults=[])
-    disturbed = Job(tmp_path / "disturbed", mode="pynative", steps=STEPS, faults=faults)
+    undisturbed = Job.of_the_demo(tmp_path / "undisturbed", mode="pynative", steps=STEPS, faults=[])
+    disturbed = Job.of_the_demo(tmp_path / "disturbed", mode="pynative", steps=STEPS, faults=faults)
     assert undisturbed.finish() == []
     incidents = disturbed.finish()
 

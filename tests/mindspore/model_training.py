@@ -1,0 +1,136 @@
+"""A training that is MindSpore's: `Model.train` with its `TrainFaultTolerance`, both as they are. It knows no midstep.
+
+Arguments: RECORDS STEPS, and a JSON list of faults `[rank, step, where, how]` for the first process of each rank.
+`where`: before, collective, update, barrier. `how`: kill, or link (an error of the operator's that all can go on from).
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ascend_stand_ins as ascend
+import mindspore as ms
+import numpy as np
+from mindspore import dataset, nn, ops
+from mindspore.train import Callback, Model, TrainFaultTolerance
+from mindspore.utils import _tft_handler
+
+RECORDS, STEPS, FAULTS = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+LIFE = int(os.environ["MIDSTEP_INCARNATION"])
+DONE: set[int] = set()
+
+
+def fail(where: str) -> None:
+    """Cause the fault that is due here, when the others are in what comes next."""
+    for rank, at, place, how in FAULTS:
+        if LIFE == 1 and (rank, at, place) == (RANK, DEVICE.step, where) and at not in DONE:
+            DONE.add(at)
+            time.sleep(0.2)
+            if how == "link":
+                raise RuntimeError("HCCEError occurs when execute. HCCL OP RETRY FAILED")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Net(nn.Cell):  # type: ignore[misc]
+    """A small network, with a mask that numpy draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Dense(16, 32), nn.Dense(32, 4)
+
+    def construct(self, data: Any) -> Any:
+        mask = ms.Tensor((np.random.rand(32) > 0.1).astype(np.float32))
+        return self.second(ops.relu(self.first(data)) * mask)
+
+
+class Adam(nn.Optimizer):  # type: ignore[misc]
+    """MindSpore's Adam, whose update is compiled, in what its wrapper can be made of in PyNative mode."""
+
+    def __init__(self, parameters: Any, learning_rate: float) -> None:
+        super().__init__(learning_rate, parameters)
+        self.adam = nn.Adam(parameters, learning_rate=learning_rate)
+        self.global_step = self.adam.global_step
+
+    def construct(self, gradients: Any) -> Any:
+        fail("update")
+        return self.adam(gradients)
+
+
+class Step(nn.Cell):  # type: ignore[misc]
+    """Gradients, their sum over all ranks, and the update by MindSpore's wrapper of the optimizer."""
+
+    def __init__(self, network: Any, optimizer: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.network, self.optimizer = network, optimizer
+        self.gradients = ms.value_and_grad(network, None, optimizer.parameters)
+        self.rebooted = _tft_handler.get_tft().tft_is_reboot_node()
+
+    def construct(self, data: Any, labels: Any) -> Any:
+        if self.rebooted:
+            self.rebooted = False
+            raise RuntimeError("ARF FINISH")  # the graph executor's, on Ascend
+        DEVICE.step = int(self.optimizer.global_step.asnumpy().item())
+        loss, gradients = self.gradients(data, labels)
+        fail("collective")
+        parts = [each.asnumpy() for each in gradients]
+        flat = DEVICE.allreduce(np.concatenate([part.reshape(-1) for part in parts]), "gradients") / WORLD
+        ends = np.cumsum([part.size for part in parts])
+        pieces = zip(np.split(flat, ends[:-1]), parts, strict=True)
+        fail("barrier")
+        self.optimizer(tuple(ms.Tensor(piece.reshape(part.shape)) for piece, part in pieces))
+        return loss
+
+
+class Source:
+    """The data of this rank, by their number."""
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __getitem__(self, index: int) -> Any:
+        numbers = np.random.RandomState(7 + 1000 * RANK + int(index))
+        data = numbers.randn(8, 16).astype(np.float32)
+        return data, np.abs(data[:, :4]).argmax(1).astype(np.int32)
+
+
+class Watch(Callback):  # type: ignore[misc]
+    """Writes down every step that was done, and kills right after one."""
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        arguments = run_context.original_args()
+        loss = float(np.asarray(arguments.net_outputs.asnumpy()).mean())
+        with (RECORDS / f"steps.{RANK}").open("a") as file:
+            print(arguments.cur_step_num - 1, loss.hex(), file=file)
+        DEVICE.step = arguments.cur_step_num
+        fail("before")
+
+
+def main() -> None:
+    """Set everything up as MindFormers does, and train."""
+    ms.set_device("CPU")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    ascend.install(DEVICE)
+    _tft_handler.init(config=None)
+    ms.set_seed(1 if LIFE == 1 else 1000 + RANK)  # what a newcomer has, it must have got from a peer
+    network = nn.WithLossCell(Net(), nn.CrossEntropyLoss())
+    optimizer = TrainFaultTolerance.get_optimizer_wrapper(Adam)(network.trainable_params(), learning_rate=1e-2)
+    step = Step(network, optimizer)
+    np.random.seed(RANK if LIFE == 1 else 1000 + RANK)
+    data = dataset.GeneratorDataset(Source(), ["data", "labels"], shuffle=False, num_parallel_workers=1)
+    Model(step).train(1, data, callbacks=[TrainFaultTolerance(str(RECORDS)), Watch()], dataset_sink_mode=False)
+    digest = hashlib.sha256()
+    for _, parameter in sorted(step.parameters_and_names(), key=lambda item: item[0]):
+        digest.update(parameter.asnumpy().tobytes())
+    numbers = np.random.rand(4).tobytes().hex()
+    end = {"pid": os.getpid(), "parameters": digest.hexdigest(), "count": len(list(step.parameters_and_names()))}
+    (RECORDS / f"end.{RANK}.json").write_text(json.dumps({**end, "numbers": numbers}))
+
+
+DEVICE = ascend.Device(RECORDS, RANK, WORLD, LIFE)
+main()
