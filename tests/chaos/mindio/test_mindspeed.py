@@ -17,12 +17,13 @@ from ..jobs import ROOMY, Job
 CHECKOUTS = ("MIDSTEP_MINDSPEED_LLM", "MIDSTEP_MEGATRON_LM_0_12")
 SCRIPT = Path(__file__).with_name("mindspeed_training.py")
 STEPS = 16
+LIMIT_S = 280.0  # each process imports Megatron-LM
 KILLS = ((1, 3, "before"), (0, 7, "collective"), (2, 11, "update"))
 PATIENT: dict[str, Any] = {**ROOMY, "stall": {"grace_s": 60.0, "suspended_s": 90.0}}
 
 pytestmark = [
     pytest.mark.chaos,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         any(name not in os.environ for name in CHECKOUTS), reason=f"{' and '.join(CHECKOUTS)} name no checkouts"
     ),
@@ -35,6 +36,7 @@ def run(root: Path, kills: tuple[tuple[int, int, str], ...] = ()) -> tuple[Job, 
     arguments = [str(root / "records"), str(STEPS), json.dumps(kills)]
     job = Job(root, script=SCRIPT, arguments=arguments, policy=PATIENT, options=["--mindio"])
     try:
+        job.wait(LIMIT_S)
         return job, finish(job)
     finally:
         job.close()

@@ -9,7 +9,7 @@ import pytest
 from midstep.controller.endpoints.control_requests import Accepted, StopJobRequest
 
 from ..comparing import assert_nobody_harmed, assert_same_numbers, finish
-from ..jobs import RANKS, ROOMY, Job, Record
+from ..jobs import PATIENCE_S, RANKS, ROOMY, Job, Record
 
 SCRIPT = Path(__file__).with_name("training.py")
 STEPS = 24
@@ -17,6 +17,12 @@ FIRST = 100  # the script's own count begins there
 ARGUMENTS = 2  # of the training function
 NO_CONTEXT = None
 SEND, RECEIVE, STRUCK = 0, 3, 1
+KILLS = 100
+A_KILL_TAKES_S = 20.0  # on a busy machine, for the limit of the whole test
+ENDLESS: dict[str, Any] = {
+    **ROOMY,
+    "ladder": [{"rung": "recover_in_place", "attempts": 8, "budget": {"per_job": 1_000_000}}, {"rung": "stop"}],
+}
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -35,13 +41,22 @@ MENDED: tuple[Fault, ...] = (
 )
 
 
-def run(root: Path, faults: tuple[Fault, ...] = ()) -> tuple[Job, dict[str, Any]]:
+def run(
+    root: Path,
+    faults: tuple[Fault, ...] = (),
+    *,
+    steps: int = STEPS,
+    policy: dict[str, Any] = ROOMY,
+    limit_s: float = PATIENCE_S,
+    converting: bool = False,
+) -> tuple[Job, dict[str, Any]]:
     """Run a job to its end."""
-    arguments = [str(root / "records"), str(STEPS), json.dumps(faults)]
+    arguments = [str(root / "records"), str(steps), json.dumps(faults), *(["converting"] if converting else [])]
     job = Job(
-        root, script=SCRIPT, arguments=arguments, policy=ROOMY, options=["--mindio"], nodes=1, ranks_per_node=RANKS
+        root, script=SCRIPT, arguments=arguments, policy=policy, options=["--mindio"], nodes=1, ranks_per_node=RANKS
     )
     try:
+        job.wait(limit_s)
         return job, finish(job)
     finally:
         job.close()
@@ -122,6 +137,35 @@ def test_processes_that_can_go_on_stay_and_no_bit_changes(calm: Record, tmp_path
 def _repair(what: str, step: int, kind: int, ranks: dict[str, Any]) -> list[Any]:
     info = {"type": [0], "repair_type": kind, **ranks}
     return ["repair", what, FIRST + step, kind == STRUCK, ranks["dst"], info, ARGUMENTS, NO_CONTEXT]
+
+
+def test_brackets_that_commit_nothing_leave_the_step_where_it_is(calm: Record, tmp_path: Path) -> None:
+    """Those of --reuse-fp32-param: a step that is repeated draws the numbers that it drew, and updates once."""
+    job, report = run(tmp_path, REPLACED, converting=True)
+
+    assert [set(each["replaced"]) for each in report["incidents"]] == [{fault[0]} for fault in REPLACED], job.said()
+    # The first bracket of all has no step before it, and counts as one.
+    assert [each["resumed_step"] for each in report["incidents"]] == [4, 8, 13, 16]
+    assert [call[2] for call in handlers(job, 0) if call[0] == "rollback"] == [FIRST + 3, FIRST + 7]
+    assert_same_numbers(job.record(), calm)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(A_KILL_TAKES_S * KILLS)
+def test_a_hundred_kills_leave_neither_threads_nor_descriptors(tmp_path: Path) -> None:
+    """In rank 0, which sees them all and lives: after the last recovery it has what it had after the first ones."""
+    places = ("before", "collective", "update", "barrier")
+    kills = tuple((1 + each % 3, 2 + 2 * each, places[each % 4], "kill") for each in range(KILLS))
+    job, report = run(tmp_path, kills, steps=2 * KILLS + 4, policy=ENDLESS, limit_s=A_KILL_TAKES_S * KILLS)
+
+    assert [set(each["replaced"]) for each in report["incidents"]] == [{rank} for rank, *_ in kills], job.said()
+    assert all(each["healthy_pids_kept"] and each["steps_lost"] == 0 for each in report["incidents"])
+    held = [tuple(map(int, line.split())) for line in (job.records / "held.0.1").read_text().splitlines()]
+    assert len(held) == KILLS
+    early, late = held[2:22], held[-20:]
+    for kind, name in enumerate(("threads", "descriptors")):
+        most, least = (sorted(each[kind] for each in part) for part in (early, late))
+        assert least[len(least) // 2] <= most[-1], f"{name}: {most} in early recoveries, {least} in late ones"
 
 
 @pytest.mark.parametrize("struck", [pytest.param(None, marks=pytest.mark.soak), 1])

@@ -1,9 +1,11 @@
 """A training that knows mindio_ttp and nothing of midstep: the calls and handlers that MindSpeed-LLM's files have.
 
 torch-npu is the fake one, under its own name. Every rank keeps half of the optimizer's state and another one the same
-half; parameters are gathered. Arguments: RECORDS STEPS, and a JSON list of faults `[rank, step, where, how]` for the
-first process of each rank. `where`: before, collective, update, barrier. `how`: kill, raise, link, memory, or low
-(damaged memory that no tensor has).
+half; parameters are gathered. Arguments: RECORDS STEPS, and a JSON list of faults `[rank, step, where, how]`, in the
+order of their steps: after a kill the next fault of a rank is one of its next process. `where`: before, collective,
+update, barrier. `how`: kill, raise, link, memory, or low (damaged memory that no tensor has). With a further argument,
+`converting`, two changes of the parameters' form are bracketed as updates are, as MindSpeed-LLM does it with
+--reuse-fp32-param: before the update and after it, with the number of the step that was committed last.
 """
 
 import json
@@ -52,6 +54,7 @@ FIRST = 100  # the script's own count begins there, as after its own checkpoint
 PERSISTENT = 3
 RECORDS, STEPS, FAULTS = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+CONVERTING = sys.argv[4:] == ["converting"]
 LIFE = int(os.environ["MIDSTEP_INCARNATION"])
 
 
@@ -64,6 +67,7 @@ class Model:
         self.half = RANK % 2
         self.moments = torch.zeros(2, SIZE // 2)
         self.iteration = FIRST
+        self.counted = 0
         self.rebooting = False
 
     def slice(self) -> torch.Tensor:
@@ -74,8 +78,13 @@ class Model:
 class Groups:
     """All ranks, and those that hold other halves than each other."""
 
+    world: Any = None
+    halves: Any = None
+
     def make(self) -> None:
         """Make them, or make them again, on all ranks."""
+        for group in filter(None, (self.world, self.halves)):
+            dist.destroy_process_group(group)
         self.world = dist.new_group(list(range(WORLD)), backend=BACKEND, use_local_synchronization=True)
         pairs = [[2 * pair, 2 * pair + 1] for pair in range(WORLD // 2)]
         mine = next(pair for pair in pairs if RANK in pair)
@@ -136,6 +145,7 @@ def repair_callback(  # noqa: PLR0917
                 dist.send(tensor, destination, group=group)
             else:
                 dist.recv(tensor, source, group=group)
+    dist.destroy_process_group(group)
 
 
 def rollback_callback(step: int, train_args: Any, ctx: Any) -> None:
@@ -143,6 +153,8 @@ def rollback_callback(step: int, train_args: Any, ctx: Any) -> None:
     note("rollback", step, len(train_args), ctx)
     dist.all_gather_into_tensor(MODEL.parameters, MODEL.slice().clone(), group=GROUPS.halves)
     MODEL.iteration = step
+    with (RECORDS / f"held.{RANK}.{LIFE}").open("a") as file:
+        print(len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), file=file)
 
 
 def save_callback(step: int, save_info: list[dict[str, Any]], train_args: Any, ctx: Any) -> None:
@@ -167,11 +179,19 @@ def rename_callback(step: int, train_args: Any) -> None:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
+def is_due(where: str) -> bool:
+    """Return whether a fault is due here in this step and this process."""
+    step = MODEL.iteration - FIRST
+    lives = 1 + sum(each[0] == RANK and each[1] < step and each[3] == "kill" for each in FAULTS if len(each) > 2)
+    return lives == LIFE and any(each[:3] == [RANK, step, where] for each in FAULTS) and (step, where) not in DONE
+
+
 def fail(where: str) -> None:
     """Cause the fault that is due here."""
     step = MODEL.iteration - FIRST
+    due = is_due(where)
     for rank, at, place, how in (each for each in FAULTS if len(each) > 2):
-        if LIFE == 1 and (rank, at, place) == (RANK, step, where) and (at, where) not in DONE:
+        if due and (rank, at, place) == (RANK, step, where):
             DONE.add((at, where))
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -187,19 +207,27 @@ def fail(where: str) -> None:
                 raise RuntimeError("UCE ERROR")
 
 
+def convert() -> None:
+    """Change the form of the parameters, where they have two. A process counts steps from its first update on."""
+    if CONVERTING:
+        tft_start_updating_os()
+        tft_end_updating_os(max(MODEL.counted, 1))
+
+
 def step_once() -> None:
     """Do one step: gradients of random data, an update of the own half, and the whole gathered."""
     fail("before")
     data = torch.randn(8, SIZE)  # other numbers on each rank and in each step
     gradient = data.t() @ torch.tanh(data @ MODEL.parameters) / 8
-    if any(each[:3] == [RANK, MODEL.iteration - FIRST, "collective"] for each in FAULTS):
+    if is_due("collective"):
         time.sleep(0.2)  # the others are in it
     fail("collective")
     dist.all_reduce(gradient, group=GROUPS.world)
     loss = float(gradient.square().sum())
-    if any(each[:3] == [RANK, MODEL.iteration - FIRST, "barrier"] for each in FAULTS) and LIFE == 1:
+    if is_due("barrier"):
         threading.Timer(0.0, fail, ("barrier",)).start()
         time.sleep(0.3)
+    convert()
     tft_start_updating_os()
     mine = gradient[MODEL.half * SIZE // 2 : (MODEL.half + 1) * SIZE // 2] / WORLD
     MODEL.moments[0].mul_(0.9).add_(mine, alpha=0.1)
@@ -207,6 +235,8 @@ def step_once() -> None:
     MODEL.moments[1].mul_(0.99).addcmul_(mine, mine, value=0.01)
     MODEL.slice().sub_(0.01 * MODEL.moments[0] / (MODEL.moments[1].sqrt() + 1e-8))
     tft_end_updating_os(MODEL.iteration + 1)
+    MODEL.counted = MODEL.iteration + 1
+    convert()
     dist.all_gather_into_tensor(MODEL.parameters, MODEL.slice().clone(), group=GROUPS.halves)
     while (RECORDS / f"gate.{MODEL.iteration + 1 - FIRST}").exists():
         time.sleep(0.02)
