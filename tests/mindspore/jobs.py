@@ -38,7 +38,7 @@ class Job:
     def __init__(self, root: Path, *, options: Sequence[str], script: Path, arguments: Sequence[str]) -> None:
         """Start it; `arguments` come behind the folder of its records."""
         self.directory, self.records = root / "job", root / "records"
-        self.records.mkdir(parents=True)
+        self.records.mkdir(parents=True, exist_ok=True)
         policy = root / "policy.yaml"
         policy.write_text(yaml.safe_dump(POLICY))
         self.said = ""
@@ -63,8 +63,13 @@ class Job:
         options = ["--env", f"MODE={mode}", *(("--faults", str(schedule)) if faults else ())]
         return cls(root, options=options, script=SCRIPT, arguments=[str(steps)])
 
-    def finish(self) -> list[Incident]:
-        """Wait for a job that has to end well, and return its incidents."""
+    def midstep(self, command: str) -> None:
+        """Run a command of midstep's on this job."""
+        given = [sys.executable, "-m", "midstep.cli.main", command, str(self.directory)]
+        subprocess.run(given, check=True, capture_output=True, timeout=LIMIT_S)
+
+    def finish(self, expected: int = 0) -> list[Incident]:
+        """Wait for a job that has to end with this exit code, and return its incidents."""
         try:
             status = self._process.wait(LIMIT_S)
         finally:
@@ -72,6 +77,6 @@ class Job:
             self._log.seek(0)
             self.said = self._log.read()
             self._log.close()
-        assert status == 0, self.said[-6000:]
+        assert status == expected, self.said[-6000:]
         incidents = read_status(self.directory).incidents
         return [incident for incident in incidents if incident.outcome is not Outcome.DISMISSED]

@@ -100,7 +100,7 @@ class Source:
 
 
 class Watch(Callback):  # type: ignore[misc]
-    """Writes down every step that was done, and kills right after one."""
+    """Writes down every step that was done, kills right after one, and waits as long as there is a gate."""
 
     def on_train_step_end(self, run_context: Any) -> None:
         arguments = run_context.original_args()
@@ -109,6 +109,8 @@ class Watch(Callback):  # type: ignore[misc]
             print(arguments.cur_step_num - 1, loss.hex(), file=file)
         DEVICE.step = arguments.cur_step_num
         fail("before")
+        while (RECORDS / f"gate.{DEVICE.step}").exists():
+            time.sleep(0.02)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ one that midstep builds.
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import pytest
 
 from midstep.protocol.types import Rung
 
-from .jobs import RANKS, Job
+from .jobs import LIMIT_S, RANKS, Job
+
+mindspore = pytest.importorskip("mindspore")
 
 SCRIPT = Path(__file__).with_name("model_training.py")
 STEPS = 22
 SEND, RECEIVE = 0, 3
+STOPPED = 130
 # MindSpore's own launcher would set these; and what docs/mindio.md asks for.
 VARIABLES = {
     "MINDIO_FOR_MINDSPORE": "1",
@@ -140,3 +144,27 @@ def test_without_a_compiler_updates_are_committed_when_they_have_ended(calm: Job
     assert all(each.healthy_pids_kept and each.steps_lost == 0 for each in incidents)
     assert_same_numbers(job, calm)
     assert "there is no C compiler (cc) on the path" in job.said
+
+
+@pytest.mark.timeout(700)
+def test_a_stop_saves_by_its_own_handlers_once_and_renames(tmp_path: Path) -> None:
+    """Every rank holds all, so the lowest one writes; the name is final when it has."""
+    records = tmp_path / "job" / "records"
+    records.mkdir(parents=True)
+    gate = records / "gate.6"
+    gate.touch()
+    job = run(tmp_path / "job")
+    deadline = time.monotonic() + LIMIT_S
+    while not all((records / f"steps.{rank}").exists() and 5 in losses(job, rank) for rank in range(RANKS)):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    job.midstep("stop")
+    gate.unlink()
+    job.finish(STOPPED)
+
+    assert [place.name for place in records.glob("ttp_*")] == ["ttp_saved_checkpoints-step_6"], job.said
+    [saved] = (records / "ttp_saved_checkpoints-step_6").rglob("*.ckpt")
+    assert saved.parent.name == "rank_0"
+    assert int(mindspore.load_checkpoint(str(saved))["global_step"].asnumpy().item()) == 6
+    for rank in range(RANKS):
+        assert handlers(job, rank, 1) == [["stop", "retry"], ["clean", "retry", False]]
