@@ -65,6 +65,7 @@ class HandlerDriver:
             names=self._names,
         )
         self._state.save = self.recovery.save
+        self.recovery.use_device = self._use_device
         runtime.device = self._device
         self._names.install()
 
@@ -170,9 +171,7 @@ class HandlerDriver:
     def _run(self) -> None:
         why = "the driver ended"
         try:
-            library = sys.modules.get("torch_npu")
-            if library is not None and self._device_index is not None:
-                library.npu.set_device(self._device_index)  # handlers use the present device of their thread
+            self._use_device()
             TrainThread(self._runtime, self._state, self.recovery.lifecycle()).run(self._drive)
             why = ""
         except BaseException as error:
@@ -180,6 +179,12 @@ class HandlerDriver:
             _log.error("the recovery of this rank has ended: %s", why, exc_info=error)
         finally:
             self._conversation.end(why)
+
+    def _use_device(self) -> None:
+        """Have handlers that this thread calls find the device of this process: they use that of their thread."""
+        library = sys.modules.get("torch_npu")
+        if library is not None and self._device_index is not None:
+            library.npu.set_device(self._device_index)
 
     def _drive(self) -> None:
         """Stand for the training function: one step after the other, as the training thread asks."""

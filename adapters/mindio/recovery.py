@@ -9,14 +9,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...devices.base import Damage
 from ...processor.callbacks import Lifecycle, Recovery
 from ...processor.session import SessionStage
-from ...protocol.errors import OrdersOverdue, RecoveryError
+from ...protocol.errors import CommunicatorAborted, OrdersOverdue, RecoveryError
 from ...protocol.messages import SaveCheckpoint
 from .conventions import is_mindspore, pauses_after_update
 from .handlers import HandlerKind, Handlers
@@ -76,6 +76,9 @@ class HandlerRecovery:
         self.strategy = RepairStrategy.NONE
         self.step = 0  # by the script's count, with which training continues
         self.driver: threading.Thread | None = None
+        self.use_device: Callable[[], None] = lambda: None  # of this process, in the thread that calls it
+        self._handling = False  # the driver is in a handler that may hang in what a peer has left
+        self._woken = False  # from it, by the stop handler, after which the device has to be cleaned
 
     def lifecycle(self) -> Lifecycle:
         """Return the callbacks."""
@@ -91,8 +94,35 @@ class HandlerRecovery:
         recovery.default()
         if threading.current_thread() is not self.driver:
             self._conversation.interrupt()
+            self._wake()
         elif not self.at_barrier:  # there it may yet have to apply its update, and hangs in nothing of the device
             self._stop_once()
+
+    def _wake(self) -> None:
+        """Have a handler of the driver's raise that waits for a peer which has failed, or is stopped as well."""
+        if not self._handling or self._woken:
+            return
+        self._woken = True
+        self.use_device()
+        self._handlers.call(HandlerKind.STOP, self._handlers.arguments)
+
+    def _handle(self, kind: HandlerKind, *arguments: Any) -> None:
+        """Call a handler that works with peers. Raises CommunicatorAborted if it was ended for the next attempt."""
+        self._handling = True
+        try:
+            self._handlers.call(kind, *arguments)
+        except Exception as error:
+            if self._woken:
+                raise CommunicatorAborted(f"the {kind} handler was stopped: {error}") from error
+            raise
+        finally:
+            self._handling = False
+
+    def _clean_again(self) -> None:
+        """Make the device usable again after a handler was ended."""
+        if self._woken:
+            self._take(self._handlers.call(HandlerKind.CLEAN, False, self._handlers.arguments))
+            self._woken = False
 
     def _stop_once(self) -> None:
         if self._stopped:
@@ -143,6 +173,7 @@ class HandlerRecovery:
             self._device.damage, self._struck = Damage.PERSISTENT, True
 
     def _rebuild(self, recovery: Recovery) -> None:
+        self._clean_again()
         recovery.default()
         self._world = self._meet()
         replaced = sorted(each.rank for each in self._world if each.newcomer)
@@ -157,7 +188,7 @@ class HandlerRecovery:
         self.strategy = RepairStrategy.RECOVER if replaced else RepairStrategy.RETRY
         if replaced:
             self._names.rename(recovery.generation)
-            self._handlers.call(HandlerKind.REBUILD_GROUP, replaced, self._handlers.arguments)
+            self._handle(HandlerKind.REBUILD_GROUP, replaced, self._handlers.arguments)
 
     def _repair(self, recovery: Recovery) -> None:
         recovery.default()
@@ -168,11 +199,11 @@ class HandlerRecovery:
         if info is not None:
             need_rebuild = info["repair_type"] in _REBUILDS
             arguments = self._handlers.arguments
-            self._handlers.call(HandlerKind.REPAIR, self.step, need_rebuild, info["dst"], info, arguments)
+            self._handle(HandlerKind.REPAIR, self.step, need_rebuild, info["dst"], info, arguments)
 
     def _roll_back(self, recovery: Recovery) -> None:
         if not self._begins():
-            self._handlers.call(HandlerKind.ROLLBACK, self.step, self._handlers.arguments)
+            self._handle(HandlerKind.ROLLBACK, self.step, self._handlers.arguments)
         recovery.default()  # after the handler, which may draw random numbers
 
     # --- emergency checkpoints ----------------------------------------------------------------------------------------
@@ -184,6 +215,7 @@ class HandlerRecovery:
             return "", "the script has registered no save_ckpt handler"
         if self._state.sure_offset is None:
             return "", "no two updates have been committed in this process's world"
+        self._clean_again()
         step, attempt = order.step + self._state.sure_offset, (order.generation, order.step, order.writers)
         if self._attempt != attempt:
             self._attempt = attempt

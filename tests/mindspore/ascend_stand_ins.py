@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Device:
         self._stopped = threading.Event()
         self._members = ""
         self.step = 0
+        self.before_copy: Callable[[], None] = lambda: None
         _write(self._folder / f"life.{rank}", np.array(life))
 
     def stop(self, *_: Any) -> None:
@@ -62,6 +64,7 @@ class Device:
 
     def send_recv(self, parameters: list[ms.Parameter], source: int, destination: int) -> int:
         """Copy all parameters from one rank to another one."""
+        self.before_copy()
         for index, parameter in enumerate(parameters):
             place = self._folder / f"{self._members}.copy.{destination}.{index}"
             if self.rank == source:

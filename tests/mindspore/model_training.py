@@ -1,7 +1,7 @@
 """A training that is MindSpore's: `Model.train` with its `TrainFaultTolerance`, both as they are. It knows no midstep.
 
 Arguments: RECORDS STEPS, and a JSON list of faults `[rank, step, where, how]` for the first process of each rank.
-`where`: before, collective, update, barrier. `how`: kill, or link (an error of the operator's that all can go on from).
+`where`: before, collective, update, barrier, repair. `how`: kill, or link (an error that all can go on from).
 """
 
 import hashlib
@@ -118,6 +118,7 @@ def main() -> None:
     ms.set_device("CPU")
     ms.set_context(mode=ms.PYNATIVE_MODE)
     ascend.install(DEVICE)
+    DEVICE.before_copy = lambda: fail("repair")
     _tft_handler.init(config=None)
     ms.set_seed(1 if LIFE == 1 else 1000 + RANK)  # what a newcomer has, it must have got from a peer
     network = nn.WithLossCell(Net(), nn.CrossEntropyLoss())
@@ -130,8 +131,8 @@ def main() -> None:
     for _, parameter in sorted(step.parameters_and_names(), key=lambda item: item[0]):
         digest.update(parameter.asnumpy().tobytes())
     numbers = np.random.rand(4).tobytes().hex()
-    end = {"pid": os.getpid(), "parameters": digest.hexdigest(), "count": len(list(step.parameters_and_names()))}
-    (RECORDS / f"end.{RANK}.json").write_text(json.dumps({**end, "numbers": numbers}))
+    end = {"pid": os.getpid(), "life": LIFE, "parameters": digest.hexdigest(), "numbers": numbers}
+    (RECORDS / f"end.{RANK}.json").write_text(json.dumps(end))
 
 
 DEVICE = ascend.Device(RECORDS, RANK, WORLD, LIFE)

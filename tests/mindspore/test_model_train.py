@@ -54,7 +54,7 @@ def ends(job: Job) -> list[dict[str, Any]]:
     """Return what each rank ended with."""
     found = [json.loads((job.records / f"end.{rank}.json").read_text()) for rank in range(RANKS)]
     for each in found:
-        del each["pid"]
+        del each["pid"], each["life"]
     return found
 
 
@@ -144,6 +144,21 @@ def test_without_a_compiler_updates_are_committed_when_they_have_ended(calm: Job
     assert all(each.healthy_pids_kept and each.steps_lost == 0 for each in incidents)
     assert_same_numbers(job, calm)
     assert "there is no C compiler (cc) on the path" in job.said
+
+
+@pytest.mark.timeout(700)
+def test_a_source_that_is_killed_while_it_sends_costs_no_other_process(calm: Job, tmp_path: Path) -> None:
+    """What waits for it in its repair handler is woken by its stop handler, and gets the state from another rank."""
+    job = run(tmp_path / "job", ((1, 6, "before", "kill"), (0, 6, "repair", "kill")))
+    incidents = job.finish()
+
+    assert [set(each.replaced) for each in incidents] == [{0, 1}]
+    assert [(each.resumed_step, each.steps_lost, each.healthy_pids_kept) for each in incidents] == [(6, 0, True)]
+    lives = [json.loads((job.records / f"end.{rank}.json").read_text())["life"] for rank in range(RANKS)]
+    assert lives == [2, 2, 1, 1]
+    assert_same_numbers(job, calm)
+    woken = [call for call in handlers(job, 1, 2) if call[0] in {"stop", "clean"}]
+    assert woken == [["stop", "recover"], ["clean", "recover", False]]
 
 
 @pytest.mark.timeout(700)
