@@ -1,4 +1,4 @@
-"""`--nnodes 1:3`: a job that begins on one machine, grows as others come, and gets smaller when one is lost."""
+"""`--nnodes 1:4`: a job that begins on one machine, grows as others come, and gets smaller when some are lost."""
 
 import subprocess
 from collections import Counter
@@ -41,7 +41,7 @@ class ElasticJob:
     def start(self, number: int) -> subprocess.Popen[bytes]:
         """Run the command that is the same on all machines."""
         meet = ("--rdzv-endpoint", "m0:29400", "--rdzv-id", "demo", "--token-file", str(self.token))
-        shape = ("--nnodes", "1:3", "--nproc-per-node", "1", "--rdzv-conf", "last_call_timeout=1")
+        shape = ("--nnodes", "1:4", "--nproc-per-node", "1", "--rdzv-conf", "last_call_timeout=1")
         script = (str(DIVIDED), str(self.records), str(STEPS), str(STEP_S))
         words = (*MIDSTEP, "run", *shape, *meet, "--policy", str(self.policy), *script)
         return self.machines[number].start(words, environment=HOME, output=self.folder / f"m{number}.txt")
@@ -73,6 +73,13 @@ class ElasticJob:
         """The machine with the controller."""
         return self.machines[0]
 
+    def machines_of(self, *ranks: int) -> set[int]:
+        """The numbers of the machines on which ranks run; none of them has the controller."""
+        nodes = {rank["rank"]: rank["node"] for rank in status(self.controller)["ranks"]}
+        found = {int(nodes[rank].removeprefix("m")) for rank in ranks}
+        assert len(found - {0}) == len(ranks), nodes
+        return found
+
     def said(self) -> str:
         """What the machines have shown."""
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("m?.txt")))
@@ -95,25 +102,27 @@ class ElasticJob:
         return self.records / f"gate.{step}"
 
 
-def test_a_job_grows_from_one_machine_to_three_loses_one_and_gets_another(
+def test_a_job_grows_from_one_machine_to_four_loses_two_at_once_and_gets_another(
     start_machines: StartMachines, tmp_path: Path
 ) -> None:
-    """1, 3, 2, and 3 again: no committed step is lost, and each sample is learned from once."""
-    job = ElasticJob(start_machines(4), tmp_path)
+    """1, 4, 2, and 3: no committed step is lost, and each sample is learned from once."""
+    job = ElasticJob(start_machines(5), tmp_path)
     runs = {0: job.start(0)}
     until((job.records / "samples.0").exists, "the first step on one machine", job.said)
-    runs |= {number: job.start(number) for number in (1, 2)}
+    runs |= {number: job.start(number) for number in (1, 2, 3)}
     job.until_it_grows(1)
     job.open_gate(GATES[0])
-    job.until("running", 3)
-    job.machines[1].power_off()
+    job.until("running", 4)
+    lost = job.machines_of(1, 3)  # each has the copy of its own state on a machine that stays
+    for number in lost:
+        job.machines[number].power_off()
     job.open_gate(GATES[1])
     job.until("running", 2)
-    runs[3] = job.start(3)
+    runs[4] = job.start(4)
     job.until_it_grows(2)
     job.open_gate(GATES[2])
 
-    assert [runs[number].wait(PATIENCE_S) for number in (0, 2, 3)] == [0, 0, 0], job.said()
+    assert [run.wait(PATIENCE_S) for number, run in runs.items() if number not in lost] == [0, 0, 0], job.said()
     changes = job.incidents()
     assert {change["outcome"] for change in changes} <= {"resumed", "dismissed"}, changes  # a gate looks like a stall
     resumed = [change for change in changes if change["outcome"] == "resumed"]
@@ -121,10 +130,9 @@ def test_a_job_grows_from_one_machine_to_three_loses_one_and_gets_another(
     learned = job.samples_by_step()
     assert sorted(learned) == list(range(STEPS))
     sizes = [len(learned[step]) // BATCH for step in range(STEPS)]
-    assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] in (
-        [1, 3, 2, 3],
-        [1, 2, 3, 2, 3],
-    )
+    worlds = [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before]
+    # Those that come, or are noticed as lost, a little later than another are one more change.
+    assert [worlds[0], *(size for size in worlds if size == 4), *worlds[-2:]] == [1, 4, 2, 3], worlds
     seen = [sample for step in range(STEPS) for sample in learned[step]]
     order: list[int] = list(DistributedSampler(dataset(), num_replicas=1, rank=0, shuffle=True, seed=5))
     assert Counter(seen) == Counter(order[: len(seen)])
