@@ -28,16 +28,22 @@ class EtcdJob:
     """Two ranks, a node each; machines beyond those are spares."""
 
     def __init__(
-        self, machines: Machines, root: Path, *, steps: int, policy: str, wall_clocks: Sequence[float] = ()
+        self,
+        machines: Machines,
+        root: Path,
+        *,
+        steps: int,
+        policy: str,
+        wall_clocks: Sequence[float] = (),
+        token: Path | None = None,
+        without_agent: Sequence[int] = (),
     ) -> None:
-        """`wall_clocks`: what those of the controllers' machines are off by, in seconds."""
+        """`wall_clocks`: what those of the controllers' machines are off by, in seconds. `token`: a file with one."""
         self.machines = machines
         self.root = root
         self.records = root / "records"
         self.records.mkdir()
-        self._token = root / "token"
-        self._token.touch(0o600)
-        self._token.write_text(token_text(new_token(job="demo")))
+        self._token = token or _write_token(root / "token")
         (root / "policy.yaml").write_text(policy)
         self._wall_clocks: dict[int, Path] = {}
         self._store = f"etcd://{','.join(f'{machines[number].address}:{_CLIENT}' for number in range(CONTROLLERS))}"
@@ -48,7 +54,8 @@ class EtcdJob:
             self.start_member(number)
         self._submit(steps)
         self.controllers = {number: self.start_controller(number) for number in range(CONTROLLERS)}
-        self.agents = {number: self.start_agent(number) for number in range(CONTROLLERS, len(machines))}
+        nodes = [number for number in range(CONTROLLERS, len(machines)) if number not in without_agent]
+        self.agents = {number: self.start_agent(number) for number in nodes}
 
     # --- how it is started ------------------------------------------------------------------------------------------
 
@@ -109,18 +116,24 @@ class EtcdJob:
         written.write_text(str(offset_s))
         written.replace(self._wall_clocks[number])
 
-    def start_agent(self, number: int) -> subprocess.Popen[bytes]:
-        """Start the agent of a machine."""
-        return self._midstep(
-            self.machines[number], "agent", "--controller", self._endpoints, "--log-dir", str(self.root)
-        )
+    def start_agent(self, number: int, token: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start the agent of a machine, with the job's token or another one."""
+        words = ("agent", "--controller", self._endpoints, "--log-dir", str(self.root))
+        return self._midstep(self.machines[number], *words, token=token)
 
     @property
     def _endpoints(self) -> str:
         return ",".join(f"{self.machines[each].address}:{_CONTROLLER}" for each in range(CONTROLLERS))
 
-    def _midstep(self, machine: Machine, *words: str, **environment: str) -> subprocess.Popen[bytes]:
-        command = [*_MIDSTEP, *words, "--token-file", str(self._token)]
+    def kill_controller(self, number: int) -> None:
+        """Kill the controller of a machine."""
+        self.machines[number].run("pkill", "-9", "-f", "midstep.cli.main controller")
+        self.controllers[number].wait(PATIENCE_S)
+
+    def _midstep(
+        self, machine: Machine, *words: str, token: Path | None = None, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        command = [*_MIDSTEP, *words, "--token-file", str(token or self._token)]
         return machine.start(command, environment={**_ENVIRONMENT, **environment}, output=self._log(machine))
 
     def _log(self, machine: Machine) -> Path:
@@ -140,7 +153,7 @@ class EtcdJob:
         found: list[int] = []
 
         def led() -> bool:
-            found[:] = [number for number in range(CONTROLLERS) if f"term {term} begins" in self._text(number)]
+            found[:] = [number for number in range(CONTROLLERS) if f"term {term} begins" in self.text(number)]
             return bool(found)
 
         self.until(led, f"term {term}")
@@ -205,6 +218,13 @@ class EtcdJob:
         logs = [*sorted(self.root.glob("m?.log")), *sorted(self.root.glob("logs/*"))]
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-5000:]}" for log in logs)
 
-    def _text(self, number: int) -> str:
+    def text(self, number: int) -> str:
+        """Return what midstep has printed on a machine."""
         path = self._log(self.machines[number])
         return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _write_token(file: Path) -> Path:
+    file.touch(0o600)
+    file.write_text(token_text(new_token(job="demo")))
+    return file
