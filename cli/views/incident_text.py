@@ -93,6 +93,16 @@ def _cause_lines(incident: Incident) -> list[Text]:
     return lines or [Text("no fault was reported")]
 
 
+def last_words_view(incident: Incident) -> list[Text]:
+    """Return what the process that ended first had printed; nothing where none has ended, or it printed nothing."""
+    for group in report_groups(incident):
+        quoted = _output_lines(group.first.output)
+        if quoted:
+            place = place_text(group.ranks[:1], group.nodes[:1])
+            return [Text(f"incident {incident.number}: {place} had printed", style="dim"), *quoted]
+    return []
+
+
 def _output_lines(output: str) -> list[Text]:
     """Return the last lines that a process has printed, as quotations."""
     lines = [line for line in output.splitlines() if line.strip()][-OUTPUT_LINES:]

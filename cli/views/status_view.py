@@ -9,6 +9,7 @@ from ...policies.fault_levels import TREATMENTS, Treatment
 from ...policies.wording import one_line
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
 from ...protocol.types import DETECTOR_PREFIX, FaultReport
+from .incident_text import last_words_view
 from .job_text import budget_table, controller_lines, hold_lines, job_line, overview, summary_line
 from .wording import ABSENT, cell, count_text, duration_text, numbers_text, telling_line
 
@@ -35,7 +36,7 @@ def status_view(status: JobStatus) -> RenderableType:
     parts.extend((Rule(style="dim", characters="-"), budget_table(status)))
     if status.incidents:
         parts.extend((Text(""), overview(status.incidents[-INCIDENTS:], status.at_s)))
-        parts.extend(_decision(status.incidents[-1]))
+        parts.extend((*_decision(status.incidents[-1]), *last_words_view(status.incidents[-1])))
     if status.incidents_left_out or status.faults_left_out:
         left_out = (
             f"{count_text(status.incidents_left_out, 'incident')} and {count_text(status.faults_left_out, 'fault')}"

@@ -67,6 +67,18 @@ def test_the_last_words_of_a_process_stand_below_its_end_and_do_nothing_to_the_t
     ]
 
 
+def test_the_status_shows_the_last_words_of_the_latest_incident_only(running: JobStatus, status: JobStatus) -> None:
+    first, *others = running.incidents[0].reports
+    told = msgspec.structs.replace(first, output="NPU 3: \x1b[31mlink down\n")
+    incident = msgspec.structs.replace(running.incidents[0], reports=(told, *others))
+    text = plain(status_view(msgspec.structs.replace(running, incidents=(incident,))))
+    _, _, shown = text.partition(f"incident {incident.number}: rank {first.rank} on {first.node} had printed\n")
+    assert shown.splitlines()[0].rstrip() == "  | NPU 3:  [31mlink down"
+    later = msgspec.structs.replace(running, incidents=(incident, *status.incidents))
+    assert "had printed" not in plain(status_view(later))
+    assert "had printed" not in plain(status_view(running)), "it had printed nothing"
+
+
 def test_a_stop_says_why(status: JobStatus) -> None:
     text = " ".join(incident_text(status.incidents[5]).split())
     assert text.startswith("Incident 6: STOPPED")
