@@ -232,10 +232,14 @@ class Job:
         """Kill the agent of a machine."""
         _kill_program_of(self.agents[machine.number])
 
-    def kill_controller(self) -> None:
-        """Kill the controller, and start it again, as its launcher does."""
+    def end_controller(self) -> None:
+        """Kill the controller; there is no other one."""
         _kill_program_of(self.controller)
         self.controller.wait(PATIENCE_S)
+
+    def kill_controller(self) -> None:
+        """Kill the controller, and start it again, as its launcher does."""
+        self.end_controller()
         self.controller = self.start_controller()
 
     def _until_given_up(self, machine: Machine) -> None:
