@@ -40,21 +40,21 @@ from ..protocol.messages import (
     StoreMoved,
     WelcomeNode,
 )
-from ..protocol.run_directories import Fate, remove_abandoned
 from ..protocol.transport import DealerSocket
 from ..protocol.types import FaultAction, JobSettings, JobSpec, node_address
 from ..protocol.visible_devices import visible_devices
 from .heartbeat import Heartbeat
+from .leftovers import kill_leftovers, remove_run_directory
 from .linux import adopt_orphans
 from .own_program import OwnProgram
 from .ranks import RankHost
 from .relay import Relay, listen
+from .spare_time import SpareTime
 from .store_host import StoreHost
 from .warm_pool import WarmPool
 
 RETRY_MAX_S = 2.0
 FLUSH_S = 0.5  # for reports that are still unacknowledged when the agent exits
-LEFTOVERS_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -118,6 +118,7 @@ class Agent:
         self._ranks = RankHost(options.node, router.endpoint, self._pool, post=self._link.post)
         self._relay = Relay(router, oldest_session=self._ranks.oldest_session, forward=self._link.forward)
         self._heartbeat = Heartbeat(options.node, self._ranks, post=self._link.post)
+        self._spare_time = SpareTime(lambda: bool(self._ranks.running()), self._leave_as_spare)
         router.attach(asyncio.get_running_loop(), self._relay.received)
 
     async def run(self) -> int:
@@ -178,6 +179,7 @@ class Agent:
         self._link.mailbox.expect_ranks(job.world_size)
         if self._absence is not None:
             self._absence.leave_s = job.settings.leave_s
+            self._spare_time.limit_s = job.settings.spare_s
         job = job if self._options.program is None else self._options.program.of(job)
         if self._options.log_directory is not None:
             job = msgspec.structs.replace(job, job_directory=self._options.log_directory)
@@ -215,6 +217,10 @@ class Agent:
     def _give_up(self) -> None:
         self._exit_code = RESTART_HERE
         self._begin_end(f"no controller has been there for {self._settings.leave_s:.0f} s (agent.leave_s)")
+
+    def _leave_as_spare(self) -> None:
+        self._say_lost(reason := f"it has waited as a spare for {self._settings.spare_s:g} s (agent.spare_s)")
+        self._begin_end(reason)
 
     # --- shutdown ------------------------------------------------------------------------------------------------
 
@@ -261,6 +267,7 @@ class Agent:
 
     async def _shut_down(self) -> None:
         self._heartbeat.close()
+        self._spare_time.close()
         if self._absence is not None:
             self._absence.close()
         await self._ranks.end_all(self._settings.stop_grace_s)
@@ -271,12 +278,12 @@ class Agent:
         self._relay.close()
         self._context.term()
         self._ranks.close()
-        await _kill_leftovers()
+        await kill_leftovers()
         self._reaper.close()
         with contextlib.suppress(OSError):  # not empty, or removed with the run directory
             self._folder.rmdir()
         if self._options.life_fd is not None and os.getppid() != self._launcher:
-            _remove_run_directory(self._folder.parent)
+            remove_run_directory(self._folder.parent)
 
     async def _flush(self) -> None:
         await self._link.flush(FLUSH_S)
@@ -289,27 +296,6 @@ class Agent:
                 child.kill()
         os.kill(os.getpid(), signal.SIGKILL)
         os._exit(128 + signal.SIGKILL)  # the first process of a container cannot kill itself
-
-
-def _remove_run_directory(run_directory: Path) -> None:
-    """Remove keys and sockets, if this is the last agent to exit after the launcher and the controller were killed."""
-    if not any(run_directory.glob("*/agent.sock")):
-        fate = remove_abandoned(run_directory)
-        if fate is not Fate.REMOVED:
-            _log.info("%s is not removed: %s", run_directory, fate)
-
-
-async def _kill_leftovers() -> None:
-    """Kill what is still below this process: what the ranks have started and not ended."""
-    deadline = time.monotonic() + LEFTOVERS_S
-    while children := psutil.Process().children(recursive=True):
-        if time.monotonic() > deadline:
-            _log.error("processes that do not exit after SIGKILL: %s", [child.pid for child in children])
-            return
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        await asyncio.sleep(0.01)  # orphans of those that were killed become children of this process a little later
 
 
 async def serve(options: AgentOptions) -> int:

@@ -94,7 +94,8 @@ def command(
     that the agent has started ends with it, even when it is killed.
 
     The exit code is the job's: 0 when it ended well. 75: there was no controller for `agent.leave_s`. 76: the job does
-    not want this node any more; start an agent on another one. 77: the controller does not admit this node.
+    not want this node any more; start an agent on another one. 77: the controller does not admit this node. Of a node
+    that was a spare for `agent.spare_s` it is 0, too.
     """
     log_to_stderr(logging.INFO, f"%(asctime)s {node or 'agent'} %(levelname)s %(message)s")
     wishes = Wishes(node or "", failure_domain, host or "")

@@ -4,6 +4,7 @@
 own deadlines. `advice` is what an operator may want to know before the job runs; it refuses nothing.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -228,6 +229,12 @@ _RELATIONS: tuple[tuple[str, _Sum, str, _Sum], ...] = (
         lambda policy: (
             policy.deadlines.quiesce_s + policy.deadlines.nodes_s + policy.deadlines.device_s + policy.deadlines.start_s
         ),
+    ),
+    (
+        "agent.spare_s",  # all nodes are without ranks while some are waited for
+        lambda policy: math.inf if policy.agent.spare_s is None else policy.agent.spare_s,
+        "deadlines.nodes_s",
+        lambda policy: policy.deadlines.nodes_s,
     ),
     (
         "communicator.collective_s",

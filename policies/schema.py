@@ -173,9 +173,10 @@ class ControllerPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long the agent of a machine that has joined by itself keeps training where it reaches no controller."""
+    """How long the agent of a machine that has joined by itself stays without a controller, and without a rank."""
 
     leave_s: Seconds = 86_400.0  # then it ends what runs there, and exits with code 75
+    spare_s: Seconds | None = None  # as a spare; then it leaves, and exits with code 0
 
 
 class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -312,5 +313,6 @@ def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
         restore=tuple(source.value for source in policy.restore),
         resizes=policy.scale.min_nodes is not None,
         leave_s=policy.agent.leave_s,
+        spare_s=policy.agent.spare_s,
         exceptions=policy.exceptions,
     )

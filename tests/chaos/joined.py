@@ -36,8 +36,16 @@ class JoinedJob:
     """Machines that run the same command. `nodes` of them get ranks; who comes later is a spare."""
 
     def __init__(
-        self, root: Path, *, nodes: int = 2, ranks_per_node: int = 2, host: str = "127.0.0.1", leave_s: float = 3600.0
+        self,
+        root: Path,
+        *,
+        nodes: int = 2,
+        ranks_per_node: int = 2,
+        host: str = "127.0.0.1",
+        leave_s: float = 3600.0,
+        policy: dict[str, Any] | None = None,
     ) -> None:
+        """`policy`: more of its sections."""
         self.name = f"joined-{secrets.token_hex(4)}"
         self.root, self.records = root, root / "records"
         self.records.mkdir()
@@ -46,11 +54,11 @@ class JoinedJob:
             port = free.getsockname()[1]
         self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.token = write_token(root / "job.token", new_token())
-        policy = {**ROOMY, "checkpoint": {**ROOMY["checkpoint"], "directory": str(root / "checkpoints")}}
-        policy["heartbeat"] = {"missed": 10}
-        policy["stall"] = {"grace_s": PATIENCE_S, "suspended_s": PATIENCE_S}  # to be held at a gate is no stall
-        policy["agent"] = {"leave_s": leave_s}
-        (root / "policy.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(policy))))
+        whole = {**ROOMY, "checkpoint": {**ROOMY["checkpoint"], "directory": str(root / "checkpoints")}}
+        whole["heartbeat"] = {"missed": 10}
+        whole["stall"] = {"grace_s": PATIENCE_S, "suspended_s": PATIENCE_S}  # to be held at a gate is no stall
+        whole |= {"agent": {"leave_s": leave_s}, **(policy or {})}
+        (root / "policy.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(whole))))
         self._shape = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node))
         self.machines: list[subprocess.Popen[bytes]] = []
 

@@ -24,6 +24,7 @@ from .joined import MIDSTEP, JoinedJob, write_token
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]  # three times the imports of a job on one machine
 
 KILLED_AT, LOST_AT = 10, 25
+SPARE_S = 60.0
 
 
 @pytest.fixture
@@ -171,6 +172,29 @@ def test_a_machine_that_is_asked_to_leave_says_so_and_its_ranks_go_to_the_spare(
     (incident,) = job.report()["incidents"]
     assert [decision["rung"] for decision in incident["decisions"]] == ["recover"]
     assert incident["steps_lost"] == 0
+
+
+@pytest.mark.soak
+def test_a_machine_that_waits_as_a_spare_for_too_long_leaves_and_disturbs_nobody(tmp_path: Path) -> None:
+    """With exit code 0: its launcher has nothing more to do."""
+    waiting = {"deadlines": {"nodes_s": SPARE_S - 1}, "agent": {"spare_s": SPARE_S}}
+    job = JoinedJob(tmp_path, ranks_per_node=1, policy=waiting)
+    try:
+        job.gate(5).touch()
+        job.start("--node", "a")
+        job.start("--node", "b")
+        pids = {rank.rank: rank.pid for rank in job.held_at(5).ranks}
+        spare = job.start("--node", "c")
+        job.until(lambda status: len(status.nodes) == 3, "the spare machine")
+        assert job.wait(spare) == 0
+        assert "agent.spare_s" in job.output(spare).read_text()
+        status = job.until(lambda status: [node.state for node in status.nodes].count("lost") == 1, "its loss")
+        assert {rank.rank: rank.pid for rank in status.ranks} == pids
+        job.gate(5).unlink()
+        assert [job.wait(0), job.wait(1)] == [0, 0], job.said()
+        assert job.report()["incidents"] == []
+    finally:
+        job.close()
 
 
 @pytest.mark.soak

@@ -116,6 +116,10 @@ def test_a_file_changes_only_what_it_names() -> None:
             "communicator: {collective_s: 1}",
             "job.yaml: communicator.collective_s: found 1; allowed: above stall",
         ),
+        (
+            "agent: {spare_s: 5}",
+            "job.yaml: agent.spare_s: found 5; allowed: above deadlines.nodes_s, which is 270",
+        ),
         ("communicator: {name: nccl}", "job.yaml: communicator.name: found the text 'nccl'; allowed: gloo"),
         (
             "{device: npu, communicator: {name: tcp}}",

@@ -1,0 +1,60 @@
+"""How long a machine that has joined by itself waits without a rank."""
+
+import asyncio
+
+import pytest
+
+from midstep.agent import spare_time
+from midstep.agent.spare_time import SpareTime
+from midstep.policies.schema import default_policy, job_settings
+from midstep.protocol.time_limit import within
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look without a pause."""
+    monkeypatch.setattr(spare_time, "LOOK_S", 0.0)
+
+
+def test_a_node_leaves_once_when_it_had_no_rank_for_too_long(quick: None) -> None:
+    async def run() -> list[str]:
+        said, looks, ranks = [], [0], [True]
+
+        def hosts_ranks() -> bool:
+            looks[0] += 1
+            return ranks[0]
+
+        left = asyncio.Event()
+        watch = SpareTime(hosts_ranks, left.set)
+        watch.limit_s = 0.0
+        while looks[0] < 5:
+            await asyncio.sleep(0)
+        said.append("left with a rank" if left.is_set() else "stayed with a rank")
+        ranks[0] = False
+        await within(20, left.wait())
+        looks[0] = 0
+        for _ in range(10):
+            await asyncio.sleep(0)
+        said.append(f"{looks[0]} looks after it")
+        watch.close()
+        return said
+
+    assert asyncio.run(run()) == ["stayed with a rank", "0 looks after it"]
+
+
+def test_without_a_limit_a_node_waits_for_ever(quick: None) -> None:
+    async def run() -> bool:
+        looks, left = [0], asyncio.Event()
+
+        def hosts_ranks() -> bool:
+            looks[0] += 1
+            return False
+
+        watch = SpareTime(hosts_ranks, left.set)
+        while looks[0] < 10:
+            await asyncio.sleep(0)
+        watch.close()
+        return left.is_set()
+
+    assert not asyncio.run(run())
+    assert job_settings(default_policy(), "/").spare_s is None
