@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ class EtcdJob:
         listen = ("--listen", f"tcp://{machine.address}:{_CONTROLLER}", "--standby")
         clock = self._wall_clocks.get(number)
         wrong = {} if clock is None else {"PYTHONPATH": str(_WRONG_CLOCK), "MIDSTEP_TEST_WALL_CLOCK": str(clock)}
-        return self._midstep(machine, "controller", *where, *listen, **wrong)
+        return self._midstep(machine, "controller", *where, *listen, environment=wrong)
 
     def set_wall_clock(self, number: int, offset_s: float) -> None:
         """Put the wall clock of a controller's machine wrong, also while that runs."""
@@ -131,10 +131,10 @@ class EtcdJob:
         self.controllers[number].wait(PATIENCE_S)
 
     def _midstep(
-        self, machine: Machine, *words: str, token: Path | None = None, **environment: str
+        self, machine: Machine, *words: str, token: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         command = [*_MIDSTEP, *words, "--token-file", str(token or self._token)]
-        return machine.start(command, environment={**_ENVIRONMENT, **environment}, output=self._log(machine))
+        return machine.start(command, environment={**_ENVIRONMENT, **(environment or {})}, output=self._log(machine))
 
     def _log(self, machine: Machine) -> Path:
         return self.root / f"{machine.name}.log"

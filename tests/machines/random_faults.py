@@ -60,20 +60,24 @@ def draw(seed: int, count: int, ranks: int, ranks_per_node: int) -> Iterator[tup
     """Yield the faults of each round, `count` in all; those of one round are on different machines.
 
     So at most two machines are away at a time. The job has two spares and four machines with a copy each: two copies
-    are alive at any moment, and nothing may be lost.
+    are alive at any moment. What is a rank's own has one copy, on the next machine, so two that are lost in a round are
+    no neighbours: nothing may be lost.
     """
     dice = random.Random(seed)
     bag: list[Kind] = []
     while count:
         places: list[int] = []
+        lost: list[int] = []
         faults = []
         for number in range(min(count, 2 if dice.random() < PAIRS else 1)):
             if not bag:  # each kind as often as any other
                 bag = dice.sample(list(Kind), len(Kind))
             kind = bag.pop()
-            free = [rank for rank in range(ranks) if rank // ranks_per_node not in places]
+            taken = {*places, *(_neighbours(lost, ranks // ranks_per_node) if kind in LOSES_THE_MACHINE else ())}
+            free = [rank for rank in range(ranks) if rank // ranks_per_node not in taken]
             place = NOBODY if kind is Kind.KILL_CONTROLLER else dice.choice(free)
             places.append(place // ranks_per_node)
+            lost += places[-1:] if kind in LOSES_THE_MACHINE else []
             lasts_s = {Kind.CUT: dice.uniform(SHORTEST_CUT_S, LONGEST_CUT_S), Kind.LOSS: BAD_S, Kind.SLOW: BAD_S}
             faults.append(
                 Fault(
@@ -85,6 +89,11 @@ def draw(seed: int, count: int, ranks: int, ranks_per_node: int) -> Iterator[tup
             )
         count -= len(faults)
         yield tuple(faults)
+
+
+def _neighbours(machines: list[int], count: int) -> set[int]:
+    """Return the machines before and behind these; they stand in a circle."""
+    return {(machine + step) % count for machine in machines for step in (-1, 1)}
 
 
 class Round:

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 
+from midstep.protocol.exits import NOT_ADMITTED
 from midstep.protocol.token import new_token, token_text
 
 from .conftest import StartMachines
 from .machines import Machine
+from .network import Quality
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
 
@@ -22,6 +26,7 @@ TRAINING = Path(__file__).parents[1] / "chaos" / "training.py"
 HOME = {"MIDSTEP_HOME": "/tmp/jobs"}  # each machine has a /tmp of its own
 PATIENCE_S = 120.0
 STEPS = 60
+FOUR, APART_S = 4, 30.0
 
 
 def until(holds: Callable[[], bool], what: str, said: Callable[[], str]) -> None:
@@ -46,12 +51,29 @@ def status(machine: Machine) -> dict[str, Any]:
     return answer
 
 
-def start(machine: Machine, token: Path, records: Path, output: Path) -> subprocess.Popen[bytes]:
+def start(machine: Machine, token: Path, records: Path, output: Path, nodes: int = 2) -> subprocess.Popen[bytes]:
     """Run the command that is the same on all machines."""
     meet = ("--rdzv-endpoint", "m0:29400", "--rdzv-id", "demo", "--token-file", str(token))
-    shape = ("--nnodes", "2", "--nproc-per-node", "1")
+    shape = ("--nnodes", str(nodes), "--nproc-per-node", "1")
     words = (*MIDSTEP, "run", *shape, *meet, "--policy", str(records.parent / "policy.yaml"))
     return machine.start((*words, str(TRAINING), str(records), str(STEPS), "0.05"), environment=HOME, output=output)
+
+
+def make_ready(folder: Path) -> tuple[Path, Path]:
+    """Make a folder for the records of a job, beside its policy, and its token."""
+    records, token = folder / "records", folder / "job.token"
+    records.mkdir()
+    policy = {"checkpoint": {"directory": str(folder / "checkpoints"), "every_steps": 20}, "stall": {"grace_s": 600}}
+    (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
+    write_token(token)
+    return records, token
+
+
+def write_token(file: Path) -> Path:
+    """Write a new token into a file of its owner."""
+    file.write_text(token_text(new_token()))
+    file.chmod(0o600)
+    return file
 
 
 def test_machines_join_in_any_order_and_a_spare_takes_the_place_of_one_that_is_powered_off(
@@ -59,11 +81,7 @@ def test_machines_join_in_any_order_and_a_spare_takes_the_place_of_one_that_is_p
 ) -> None:
     """The machine with the controller is the last one to come. Every step that is repeated gives the same bits."""
     machines = start_machines(3)
-    records, token = tmp_path / "records", tmp_path / "job.token"
-    records.mkdir()
-    (tmp_path / "policy.yaml").write_text(f"checkpoint: {{directory: {tmp_path / 'checkpoints'}, every_steps: 20}}\n")
-    token.write_text(token_text(new_token()))
-    token.chmod(0o600)
+    records, token = make_ready(tmp_path)
     outputs = [tmp_path / f"m{number}.txt" for number in range(3)]
 
     def said() -> str:
@@ -83,3 +101,35 @@ def test_machines_join_in_any_order_and_a_spare_takes_the_place_of_one_that_is_p
     for path in records.glob("steps.*"):
         lines = set(path.read_text().splitlines())
         assert len(lines) == STEPS, f"{path.name}: a step was repeated with other bits"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("quality", [None, Quality(delay_s=0.025, loss=0.01)], ids=["", "50 ms and 2 % loss"])
+def test_four_machines_come_half_a_minute_apart_and_one_has_a_wrong_token(
+    start_machines: StartMachines, tmp_path: Path, quality: Quality | None
+) -> None:
+    """The machine with the controller is the third one. The one that has no right to join is told so."""
+    machines = start_machines(FOUR + 1)
+    if quality is not None:
+        for number in range(FOUR + 1):
+            machines.network.worsen(number, msgspec.structs.replace(quality, seed=number))
+    records, token = make_ready(tmp_path)
+    outputs = [tmp_path / f"m{number}.txt" for number in range(FOUR + 1)]
+
+    def said() -> str:
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in outputs if path.exists())
+
+    (records / "gate.20").touch()
+    runs = {}
+    for number in (3, 1, 0, 2):
+        runs[number] = start(machines[number], token, records, outputs[number], FOUR)
+        time.sleep(APART_S if len(runs) < FOUR else 0.0)
+    wrong = start(machines[FOUR], write_token(tmp_path / "wrong.token"), records, outputs[FOUR], FOUR)
+    assert wrong.wait(PATIENCE_S) == NOT_ADMITTED, said()
+    assert "the token is not that of job" in " ".join(outputs[FOUR].read_text().split())
+    (records / "gate.20").unlink()
+    assert [runs[number].wait(3 * PATIENCE_S) for number in range(FOUR)] == [0] * FOUR, said()
+    lines = {path.name: path.read_text().splitlines() for path in records.glob("steps.*")}
+    assert len(lines) == FOUR
+    assert all(len(set(steps_of)) == STEPS for steps_of in lines.values()), "a step was repeated with other bits"
