@@ -39,8 +39,8 @@ test-kubernetes: $(INSTALLED)  ## pods on real kubelets, on machines of namespac
 	$(BIN)/python -m tests.kubernetes.cluster build
 	$(BIN)/python -m pytest --durations=10 tests/kubernetes $(TESTS)
 
-test-mindspore: $(INSTALLED)  ## real MindSpore on the CPU, killed in every mode, in an environment without torch: 3 GB
-	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment)/python -m pytest tests/mindspore $(TESTS)
+test-mindspore: $(INSTALLED)  ## real MindSpore on the CPU, killed in every mode, in an environment without torch: 3 GB. MINDSPORE=2.9.0
+	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment $(MINDSPORE))/python -m pytest tests/mindspore $(TESTS)
 
 test-ray: $(INSTALLED)  ## jobs on a real Ray, whose raylets are on machines of namespaces (root, or user namespaces): 2 GB
 	MIDSTEP_REQUIRE_RAY=1 $$($(BIN)/python -m tests.ray.environment)/python -m pytest tests/ray $(TESTS)

@@ -38,7 +38,10 @@ def make(version: str) -> str:
         programs = place / "bin" / "python"
         pip = [str(programs), "-m", "pip", "install", "--quiet", f"mindspore=={version}"]
         for command in ([interpreter, "-m", "venv", str(place)], [*pip, "--editable", f"{ROOT}[test,mindspore]"]):
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+            try:
+                ended = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+            except subprocess.TimeoutExpired:
+                raise NotHere(f"`{' '.join(command[1:4])}` took more than {INSTALL_S:.0f} s") from None
             if ended.returncode != 0:
                 raise NotHere(f"it cannot be installed: {ended.stderr.strip()[-300:]}")
         done.write_text(wanted)
