@@ -252,3 +252,23 @@ def test_who_has_not_committed_what_another_has_can_finish_it(size: int, turns: 
     newest = max(report.committed for report in reports)
     for report in reports:
         assert report.committed == newest or (report.committed == newest - 1 and report.ready)
+
+
+def test_a_bracket_that_was_no_update_leaves_the_step_to_be_computed_on(rank: Rank) -> None:
+    """It is at the same step as before, tears nothing when it is stopped, and its update may still come."""
+    rank.to(Act.PUBLISH)
+    rank.answer(well=True)
+    assert rank.step_state.updating
+
+    rank.order.void()
+
+    assert (rank.step_state.count, rank.step_state.ready, rank.step_state.updating) == (0, False, False)
+    rank.end = rank.order.end(0)
+    rank.act = next(rank.end)
+    while rank.act is not None:
+        rank.answer(well=True)
+    assert rank.order.commit()
+    assert rank.step_state.count == 1
+    rank.wishes.stop = True
+    assert rank.order.leave(finished=False) is Leave.STOP
+    assert rank.step_state.clean
