@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from midstep.benchmarks.machine import RANKS_PER_NODE, job_of, news_of_a_kill
-
 from midstep.controller.events import Event
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path

@@ -19,8 +19,8 @@ from typing import Any
 
 import click
 import msgspec
-from midstep.benchmarks import launching
 
+from midstep.benchmarks import launching
 from midstep.protocol import environment as env
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 

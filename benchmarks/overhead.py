@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from midstep.benchmarks import figures, launching, records
-from midstep.benchmarks.recovery import LIMIT_S, console, ranks_of
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from midstep.benchmarks import figures, launching, records
+from midstep.benchmarks.recovery import LIMIT_S, console, ranks_of
 
 PAIRED_SCRIPT = "overhead_job.py"
 JOB_SCRIPT = "recovery_job.py"

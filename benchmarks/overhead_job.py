@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from midstep.benchmarks.recovery_job import batch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep
+from midstep.benchmarks.recovery_job import batch
 from midstep.communicators.gloo.work import GroupWork
 from midstep.examples.gpt import GPT, TEN_MILLION
 from midstep.processor.runtime import Runtime

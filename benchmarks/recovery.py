@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from midstep.benchmarks import figures, launching, records
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from midstep.benchmarks import figures, launching, records
 from midstep.cli.report import load_status
 from midstep.cli.views.incident_data import incident_json
 from midstep.protocol.types import InjectionPoint

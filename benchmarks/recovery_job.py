@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from midstep.benchmarks.records import KILL_FILE, Recorder
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep
+from midstep.benchmarks.records import KILL_FILE, Recorder
 from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
 from midstep.processor.runtime import Runtime
 

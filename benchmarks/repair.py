@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from midstep.benchmarks import figures
 
 LIMIT_S = 300.0

@@ -92,9 +92,10 @@ def test_every_listed_package_is_a_package() -> None:
 
 
 def test_the_links_for_checkers_match_the_folders() -> None:
-    """One link for each folder at the root, each to that folder."""
+    """One link for each folder at the root, each to that folder; the benchmarks are checked as well."""
     links = ROOT / "typings" / "midstep"
-    wanted = {folder.relative_to(ROOT).parts[0] for folder in package_folders()} | {"__init__.py", "py.typed"}
+    folders = {folder.relative_to(ROOT).parts[0] for folder in package_folders()}
+    wanted = folders | {"__init__.py", "py.typed", "benchmarks"}
     assert {link.name for link in links.iterdir() if not link.name.startswith("__py")} == wanted
     for name in wanted:
         assert (links / name).is_symlink()

@@ -1,0 +1,139 @@
+"""`python -m benchmarks.peers`: runs all trials by turns, from where it was stopped, and shows the tables."""
+
+import platform
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from midstep.benchmarks import launching
+
+from . import environment, results, summary, table, trial
+from .kinds import Fault, Setting, Trial
+from .outcome import NoRecovery
+from .picture import draw
+from .registry import PEERS
+from .results import Attempt, Results
+
+Kind = TypeVar("Kind")
+console = Console(stderr=True, highlight=False)
+LOOK = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+
+def listed(read: Callable[[str], Kind], _: click.Context, __: click.Parameter, given: str) -> tuple[Kind, ...]:
+    """Read a list with commas."""
+    try:
+        return tuple(dict.fromkeys(map(read, given.split(","))))
+    except (KeyError, ValueError) as error:
+        raise click.BadParameter(f"{error} in {given!r}") from error
+
+
+def peer_named(name: str) -> str:
+    """Return the name of a peer that there is."""
+    if name not in PEERS:
+        raise ValueError(f"no peer {name!r}; there are {', '.join(PEERS)}")
+    return name
+
+
+def programs_for(peers: tuple[str, ...], found: Results) -> Path:
+    """Return where the programs are, after installing what is missing. midstep and torchrun are here already."""
+    if not any(PEERS[name].requirements for name in peers):
+        return Path(sys.executable).parent
+    with console.status("the peers' environment"):
+        found.not_installed = environment.make({name: PEERS[name] for name in peers})
+    return environment.programs()
+
+
+def run_all(left: list[Trial], found: Results, file: Path | None, *, programs: Path, limit_s: float) -> None:
+    """Run them one after another, and keep what is found after each."""
+    with Progress(*LOOK, console=console) as progress:
+        task = progress.add_task("", total=len(left))
+        for each in left:
+            progress.update(task, description=str(each))
+            foreign = launching.foreign_cores()
+            try:
+                outcome = trial.run(each, PEERS[each.peer].plan, programs, limit_s)
+                found.attempts.append(Attempt(each, foreign, outcome))
+                console.print(f"{each}: excess {outcome.excess_s:.2f} s, step {outcome.step_s:.2f} s")
+            except NoRecovery as error:
+                found.attempts.append(Attempt(each, foreign, why=str(error)))
+                console.print(f"{each}: {error}", style="red", markup=False)
+            results.save(found, file)
+            progress.advance(task)
+
+
+def show(found: Results, wanted: list[Trial], picture: Path | None) -> None:
+    """Print the tables of all that was found, and draw it."""
+    rows = []
+    for each in dict.fromkeys([*(attempt.trial for attempt in found.attempts), *wanted]):
+        if each.fault is not Fault.NONE:
+            cannot = PEERS[each.peer].cannot.get((each.setting, each.fault), "")
+            cannot = found.not_installed.get(each.peer) or (f"not tried: {cannot}" if cannot else "")
+            digests = summary.undisturbed_digests(found.attempts, each.peer, each.ranks)
+            rows.append(summary.row_of(each, found.done(each), digests, cannot))
+    rows = [row for row in rows if row.trial.peer != summary.PLAIN]
+    foreign = summary.spread([attempt.foreign_cores for attempt in found.attempts] or [0.0])
+    click.echo(f"{found.machine}\nforeign cores: {foreign}\n")
+    click.echo("\n\n".join(part for part in (
+        table.ratios(rows, PEERS), table.faults(rows, PEERS), table.steps(summary.step_rows(found.attempts), PEERS)
+    ) if part))  # fmt: skip
+    if picture is not None:
+        sizes = [row.trial.ranks for row in rows]
+        draw(rows, PEERS, max(set(sizes), key=sizes.count), picture)
+
+
+def machine() -> dict[str, Any]:
+    """Say on what it is measured."""
+    import psutil
+
+    return {"cores": psutil.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--peers", default=",".join(PEERS), callback=partial(listed, peer_named), help="Tools, with commas.")
+@click.option("--settings", default="default,tuned", callback=partial(listed, Setting), help="As they come, tuned.")
+@click.option("--faults", default="none,kill,exception,stop,sleep", callback=partial(listed, Fault),
+              help="What happens to rank 1; `none` measures steps, and the bits to compare with.")  # fmt: skip
+@click.option("--ranks", "sizes", default="2,4,8", callback=partial(listed, int), help="Sizes of the world.")
+@click.option("--repeat", type=click.IntRange(min=0), default=3, help="Runs of each kind, in the file's included.")
+@click.option("--limit", "limit_s", default=trial.LIMIT_S, help="Seconds after which a run has failed.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path),
+              help="Keep all figures in FILE, and go on where an earlier call with it was stopped.")  # fmt: skip
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw an SVG.")
+def main(
+    *, peers: tuple[str, ...], settings: tuple[Setting, ...], faults: tuple[Fault, ...], sizes: tuple[int, ...],
+    repeat: int, limit_s: float, file: Path | None, picture: Path | None,
+) -> None:  # fmt: skip
+    """Measure midstep beside the tools that a user would pick instead: one workload, each tool's own idioms.
+
+    The peers are installed into an environment of their own, `.versions/peers`, when they are first asked for.
+    """
+    launching.end_jobs_on_sigterm()
+    found = results.load(file, machine())
+    programs = programs_for(peers, found)
+    wanted = [Trial(*each) for each in _product(peers, settings, faults, sizes)]
+    possible = [
+        each
+        for each in wanted
+        if each.peer not in found.not_installed and (each.setting, each.fault) not in PEERS[each.peer].cannot
+    ]
+    run_all(list(found.left(possible, repeat)), found, file, programs=programs, limit_s=limit_s)
+    show(found, wanted, picture)
+
+
+def _product(
+    peers: tuple[str, ...], settings: tuple[Setting, ...], faults: tuple[Fault, ...], sizes: tuple[int, ...]
+) -> list[tuple[str, Setting, Fault, int]]:
+    """Return all combinations; what is compared with each other stands side by side."""
+    return [
+        (peer, setting, fault, ranks) for ranks in sizes for fault in faults for setting in settings for peer in peers
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""What is tried with each peer: which fault, with which settings, in a world of which size."""
+
+import enum
+
+import msgspec
+
+TOTAL_STEPS = 20
+FAULT_STEP = 15
+CHECKPOINT_EVERY_STEPS = 10
+VICTIM = 1
+WARM_UP_STEPS = 5  # the first steps allocate; no median counts them
+
+
+class Fault(enum.Enum):
+    """What happens to one rank, between forward and backward of a step."""
+
+    NONE = "none"
+    KILL = "kill"
+    EXCEPTION = "exception"
+    STOP = "stop"
+    SLEEP = "sleep"
+
+
+class Setting(enum.Enum):
+    """How a peer is set up: as it comes, or by somebody who knows it."""
+
+    DEFAULT = "default"
+    TUNED = "tuned"
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """One run of the workload."""
+
+    peer: str
+    setting: Setting
+    fault: Fault
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.peer}, {self.setting.value}, {self.fault.value}, {self.ranks} ranks"

@@ -1,0 +1,55 @@
+"""midstep: the survivors stay, the newcomer gets its state from one of them, and the step is repeated."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .plan import Peer, Plan, Program, Start
+
+if TYPE_CHECKING:
+    from .workload import Workload
+
+TUNED = Path(__file__).with_name("midstep-tuned.yaml")
+NODES = 2
+
+
+def _plan(start: Start) -> Plan:
+    ranks = start.trial.ranks
+    size = ["--nnodes", str(NODES), "--nproc-per-node", str(ranks // NODES)]
+    directory = ["--job-dir", str(start.notes / "job")]
+    policy = ["--policy", str(TUNED)] if start.tuned else []
+    command = [start.program("python"), "-m", "midstep.cli.main", "run", *size, *directory, *policy, *start.script()]
+    return Plan([Program(command)])
+
+
+PEER = Peer("midstep", (), _plan)
+
+
+def train(workload: "Workload") -> None:
+    """Train; what happens in between is midstep's."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import midstep
+
+    midstep.init_process_group()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    with midstep.building():
+        network = workload.network()
+    model = DistributedDataParallel(network)
+    optimizer = workload.optimizer(model)
+    state = midstep.TrainState(model=model, optimizer=optimizer)
+
+    @midstep.resilient(state)
+    def wrapped() -> None:
+        for step in state.steps(workload.total_steps):
+            optimizer.zero_grad()
+            loss = model(*workload.batch(step.index, rank))
+            workload.fault_point(step.index, rank)
+            loss.backward()
+            with step.update():
+                optimizer.step()
+            workload.stepped(step.index, world)
+
+    wrapped()
+    workload.finished(network)
+    dist.destroy_process_group()

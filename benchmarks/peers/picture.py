@@ -1,0 +1,52 @@
+"""The excess of each peer after each fault as an SVG."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .plan import Peer
+from .summary import OURS, Row, excess
+from .table import WORDS
+
+OWN, OTHER, SMALLER = "#0b6e4f", "#8a8f98", "#c9ccd1"
+
+
+def draw(rows: Sequence[Row], peers: Mapping[str, Peer], ranks: int, path: Path) -> None:
+    """Draw a panel for each fault in a world of one size. Lighter bars: fewer ranks trained afterwards."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.hashsalt": "midstep", "svg.fonttype": "none", "font.size": 9})
+    from matplotlib import pyplot as plt
+
+    shown = {
+        fault: sorted(
+            (row for row in rows if (row.trial.fault, row.trial.ranks) == (fault, ranks) and row.excess_s is not None),
+            key=excess,
+            reverse=True,
+        )
+        for fault in WORDS
+    }
+    shown = {fault: of_fault for fault, of_fault in shown.items() if of_fault}
+    heights = [len(of_fault) + 1 for of_fault in shown.values()]
+    figure, axes = plt.subplots(
+        len(shown), 1, sharex=True, squeeze=False, figsize=(8, 0.25 * sum(heights) + 0.6),
+        gridspec_kw={"height_ratios": heights}, layout="constrained",
+    )  # fmt: skip
+    for axis, (fault, of_fault) in zip(axes[:, 0], shown.items(), strict=True):
+        for place, row in enumerate(of_fault):
+            assert row.excess_s is not None
+            middle, least, greatest = row.excess_s.median, row.excess_s.least, row.excess_s.greatest
+            colour = OWN if row.trial.peer == OURS else OTHER if row.world == ranks else SMALLER
+            axis.barh(place, middle, color=colour, xerr=[[middle - least], [greatest - middle]], ecolor="#333333")
+            axis.text(greatest * 1.1, place, f"{middle:.2f}", va="center")
+        axis.set_yticks(range(len(of_fault)), [_name(row, peers) for row in of_fault])
+        axis.set_title(f"one of {ranks} ranks {WORDS[fault]}", loc="left")
+        axis.set_xscale("log")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1, 0].set_xlabel("seconds beyond one step until all ranks train again, median with least and greatest")
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def _name(row: Row, peers: Mapping[str, Peer]) -> str:
+    return f"{peers[row.trial.peer].title}, {row.trial.setting.value}"

@@ -1,0 +1,69 @@
+"""What a peer's file answers when it is asked how a trial is started."""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .kinds import Fault, Setting, Trial
+
+JOB = str(Path(__file__).parent / "train" / "job.py")
+HOST = "127.0.0.1"
+# Without it ranks that torchrun of torch 2.13 has restarted read the addresses of the dead ones. torchft fails with it.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+class Program(NamedTuple):
+    """One process to start. Its environment is added to that of the benchmark."""
+
+    command: list[str]
+    environment: Mapping[str, str] = {}
+    port: int = 0  # on which it listens once it can be used, if it is a server
+
+
+class Plan(NamedTuple):
+    """The processes of a trial: servers are there before the launchers, and are ended after them."""
+
+    launchers: Sequence[Program]
+    servers: Sequence[Program] = ()
+
+
+class Start(NamedTuple):
+    """A trial that is about to start: where its notes go, and where the programs of the peers' environment are."""
+
+    trial: Trial
+    notes: Path
+    programs: Path
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the peer is set up by somebody who knows it."""
+        return self.trial.setting is Setting.TUNED
+
+    def program(self, name: str) -> str:
+        """Return the path of a program."""
+        return str(self.programs / name)
+
+    def script(self) -> list[str]:
+        """Return the script under measurement with its arguments."""
+        return [JOB, self.trial.peer, str(self.notes), self.trial.fault.value, self.trial.setting.value]
+
+    def torchrun(self, *flags: str, ranks: int | None = None) -> list[str]:
+        """Return a command of torchrun on one node, for all ranks unless told otherwise."""
+        size = ["--standalone", "--nproc-per-node", str(ranks or self.trial.ranks)]
+        return [self.program("python"), "-m", "torch.distributed.run", *size, *flags, *self.script()]
+
+
+class Peer(NamedTuple):
+    """What is known of a peer before it runs."""
+
+    title: str
+    requirements: tuple[tuple[str, ...], ...]  # what pip is told, a call for each, beyond torch and midstep
+    plan: Callable[[Start], Plan]
+    cannot: Mapping[tuple[Setting, Fault], str] = {}  # what is not tried, and why
+
+
+def free_port() -> int:
+    """Return a port that was free right now."""
+    with socket.create_server((HOST, 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -1,0 +1,87 @@
+"""torchft: each rank is a replica group with a torchrun of its own; the newcomer heals from a live one over HTTP."""
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from .kinds import Fault, Setting
+from .plan import HOST, Peer, Plan, Program, Start, free_port
+
+if TYPE_CHECKING:
+    from .workload import Workload
+
+RESTARTS = ("--max-restarts", "10")  # what its own launch component says
+REQUIREMENTS = (
+    ("--no-deps", "torchft-nightly==2026.10.26"),  # it would ask for another torch
+    ("opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp"),
+)
+QUICK_LIGHTHOUSE = ("--heartbeat_timeout_ms", "1000", "--join_timeout_ms", "5000", "--quorum_tick_ms", "20")
+GLOO_S, GLOO_CROWDED_S = 2.0, 5.0  # with more than two ranks a core, steps can take longer than the first
+CROWDED_RANKS = 8
+MINIMUM = "MIDSTEP_PEERS_MIN_REPLICAS"
+HANGS = (Fault.STOP, Fault.SLEEP)
+
+
+def _plan(start: Start) -> Plan:
+    trial, port = start.trial, free_port()
+    # A rank that hangs is never ended by torchft: there the others have to be allowed to train without it.
+    minimum = trial.ranks - 1 if trial.fault in HANGS else trial.ranks
+    quick = QUICK_LIGHTHOUSE if start.tuned else ()
+    bind = ["--bind", f"{HOST}:{port}", "--min_replicas", str(minimum)]
+    lighthouse = [start.program("torchft_lighthouse"), *bind, *quick]
+    flags = RESTARTS + (("--monitor-interval", "0.05") if start.tuned else ())
+    shared = {"TORCHFT_LIGHTHOUSE": f"http://{HOST}:{port}", "NUM_REPLICA_GROUPS": str(trial.ranks)}
+    return Plan(
+        [
+            Program(
+                start.torchrun(*flags, ranks=1),
+                {**shared, "REPLICA_GROUP_ID": str(replica), MINIMUM: str(minimum)},
+            )
+            for replica in range(trial.ranks)
+        ],
+        servers=[Program(lighthouse, port=port)],
+    )
+
+
+PEER = Peer("torchft nightly", REQUIREMENTS, _plan)
+
+
+def train(workload: "Workload") -> None:
+    """Train until all steps are committed; each step asks for a quorum, and is repeated when it fails."""
+    import torchft
+
+    place, replicas = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["NUM_REPLICA_GROUPS"])
+    tuned = workload.setting is Setting.TUNED
+    collective = timedelta(seconds=GLOO_CROWDED_S if replicas >= CROWDED_RANKS else GLOO_S)
+    network = workload.network()
+    plain = workload.optimizer(network)
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": network.state_dict(), "optimizer": plain.state_dict()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        network.load_state_dict(state["model"])
+        plain.load_state_dict(state["optimizer"])
+
+    manager = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=collective) if tuned else torchft.ProcessGroupGloo(),
+        min_replica_size=int(os.environ[MINIMUM]),
+        load_state_dict=load_state_dict,
+        state_dict=state_dict,
+        replica_id=f"replica_{place}",
+        use_async_quorum=False,  # else a newcomer's first step is lost, and the world differs in it
+        **({"timeout": timedelta(seconds=10)} if tuned else {}),
+    )
+    model = torchft.DistributedDataParallel(manager, network)
+    optimizer = torchft.Optimizer(manager, plain)
+    while manager.current_step() < workload.total_steps:
+        optimizer.zero_grad()
+        step = manager.current_step()
+        loss = model(*workload.batch(step, place))
+        workload.fault_point(step, place)
+        loss.backward()
+        optimizer.step()
+        if manager.current_step() > step:
+            workload.stepped(step, manager.num_participants())
+    workload.finished(network)
+    manager.shutdown()

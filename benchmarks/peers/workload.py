@@ -1,0 +1,93 @@
+"""What every peer trains: GPT, batches and optimizer of `recovery_job.py`, and the fault that happens to one rank once.
+
+Nothing here knows any peer, and no peer gets another model, batch or fault.
+"""
+
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
+
+from .kinds import CHECKPOINT_EVERY_STEPS, FAULT_STEP, TOTAL_STEPS, VICTIM, Fault, Setting
+from .notes import Writer, note_fault
+
+
+class Injected(RuntimeError):
+    """The exception that happens to a rank."""
+
+
+class Workload:
+    """The workload in one process. Batches and the fault go by `place`: the rank, or what a peer has instead."""
+
+    def __init__(self, directory: Path, fault: Fault, setting: Setting) -> None:
+        self.directory, self.setting = directory, setting
+        self._fault = fault
+        self._writer = Writer(directory)
+        self.total_steps = TOTAL_STEPS
+
+    def network(self) -> nn.Module:
+        """Make the model: 10.5 million parameters, the same in all processes."""
+        torch.manual_seed(1)
+        return GPT(TEN_MILLION)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer. With it the state has 126 MB."""
+        return torch.optim.Adam(model.parameters(), lr=3e-4)
+
+    def batch(self, step: int, place: int) -> tuple[Tensor, Tensor]:
+        """Return a rank's one sequence of a step."""
+        generator = torch.Generator().manual_seed(1000 * step + place)
+        window = torch.randint(VOCABULARY, (1, TEN_MILLION.context + 1), generator=generator)
+        return window[:, :-1], window[:, 1:]
+
+    def fault_point(self, step: int, place: int) -> None:
+        """Call between forward and backward: here the fault happens, to one rank, in one step, once."""
+        if self._fault is Fault.NONE or (step, place) != (FAULT_STEP, VICTIM) or not note_fault(self.directory):
+            return
+        if self._fault is Fault.EXCEPTION:
+            raise Injected("injected by the benchmark")
+        if self._fault is Fault.SLEEP:
+            while True:
+                time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL if self._fault is Fault.KILL else signal.SIGSTOP)
+
+    def stepped(self, step: int, world: int) -> None:
+        """Note that a step is complete."""
+        self._writer.stepped(step, world)
+
+    def finished(self, model: nn.Module) -> None:
+        """Note the end and the parameters that it came to."""
+        digest = hashlib.sha256()
+        for parameter in model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        self._writer.finished(digest.hexdigest())
+
+
+class CheckpointFile:
+    """The file that peers without a store of their own save to: every few steps, by rank 0, complete or not there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "checkpoint.pt"
+
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Load what was saved last, if anything was; return the step to go on with."""
+        if not self._path.exists():
+            return 0
+        saved = torch.load(self._path)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        return int(saved["step"])
+
+    def save_when_due(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
+        """Save after every tenth step, in rank 0."""
+        if rank != 0 or (step + 1) % CHECKPOINT_EVERY_STEPS != 0:
+            return
+        draft = self._path.with_suffix(".new")
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, draft)
+        draft.rename(self._path)
