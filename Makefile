@@ -13,7 +13,7 @@ SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-megatron test pytest test-machines test-etcd test-kubernetes test-mindspore test-ray test-versions lint style types \
-	imports sim mutants chaos soak attack prove nightly-megatron nightly-machines bench docs clean
+	imports sim mutants chaos soak attack prove nightly-megatron nightly-machines bench peers docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -89,10 +89,12 @@ nightly-megatron: $(INSTALLED)  ## every shape of Megatron job, every rank kille
 nightly-machines: $(INSTALLED)  ## each machine powered off in each phase, and FAULTS=100 random faults of seed SEED in one job
 	MIDSTEP_STORM_FAULTS=$(FAULTS) MIDSTEP_STORM_SEED=$(SEED) $(BIN)/python -m pytest -vs -m nightly tests/machines $(TESTS)
 
-bench: $(INSTALLED)  ## recovery time next to torchrun, and the cost per step
+bench: $(INSTALLED)  ## recovery, overhead, repair, controller, beside what was kept last: status 1 if worse. BENCH="--keep" keeps it
+	$(BIN)/python -m benchmarks.regression --json out/bench.json $(BENCH)
+
+peers: $(INSTALLED)  ## midstep beside torchrun, NVRx, torchft and DLRover: hours, and 2 GB; goes on where it was stopped. PEERS="--ranks 4"
 	mkdir -p out
-	$(BIN)/python benchmarks/recovery.py --json out/recovery.json $(BENCH)
-	$(BIN)/python benchmarks/overhead.py --json out/overhead.json $(BENCH)
+	$(BIN)/python -m benchmarks.peers --json out/peers.json --picture out/peers.svg $(PEERS)
 
 docs: $(INSTALLED)  ## refresh the generated parts of the docs, and write the API reference to out/api
 	$(BIN)/python tests/unit/test_docs.py

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from midstep.benchmarks import launching
 
-from . import environment, results, summary, table, trial
+from . import environment, report, results, trial
 from .kinds import Fault, Setting, Trial
 from .outcome import NoRecovery
 from .picture import draw
@@ -67,23 +67,12 @@ def run_all(left: list[Trial], found: Results, file: Path | None, *, programs: P
             progress.advance(task)
 
 
-def show(found: Results, wanted: list[Trial], picture: Path | None) -> None:
+def show(found: Results, picture: Path | None) -> None:
     """Print the tables of all that was found, and draw it."""
-    rows = []
-    for each in dict.fromkeys([*(attempt.trial for attempt in found.attempts), *wanted]):
-        if each.fault is not Fault.NONE:
-            cannot = PEERS[each.peer].cannot.get((each.setting, each.fault), "")
-            cannot = found.not_installed.get(each.peer) or (f"not tried: {cannot}" if cannot else "")
-            digests = summary.undisturbed_digests(found.attempts, each.peer, each.ranks)
-            rows.append(summary.row_of(each, found.done(each), digests, cannot))
-    rows = [row for row in rows if row.trial.peer != summary.PLAIN]
-    foreign = summary.spread([attempt.foreign_cores for attempt in found.attempts] or [0.0])
-    click.echo(f"{found.machine}\nforeign cores: {foreign}\n")
-    click.echo("\n\n".join(part for part in (
-        table.ratios(rows, PEERS), table.faults(rows, PEERS), table.steps(summary.step_rows(found.attempts), PEERS)
-    ) if part))  # fmt: skip
-    if picture is not None:
-        sizes = [row.trial.ranks for row in rows]
+    click.echo(report.page(found, PEERS))
+    rows = report.rows_of(found, PEERS)
+    sizes = [row.trial.ranks for row in rows if row.excess_s is not None]
+    if picture is not None and sizes:
         draw(rows, PEERS, max(set(sizes), key=sizes.count), picture)
 
 
@@ -123,7 +112,7 @@ def main(
         if each.peer not in found.not_installed and (each.setting, each.fault) not in PEERS[each.peer].cannot
     ]
     run_all(list(found.left(possible, repeat)), found, file, programs=programs, limit_s=limit_s)
-    show(found, wanted, picture)
+    show(found, picture)
 
 
 def _product(

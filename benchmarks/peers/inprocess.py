@@ -4,6 +4,7 @@ Its own abort knows NCCL only: over gloo a blocked collective waits for the grou
 one that closes gloo's sockets, which is no part of NVRx.
 """
 
+import contextlib
 import os
 import socket
 from datetime import timedelta
@@ -55,13 +56,10 @@ class GlooSockets:
         self._opened |= self._now() - self._before
 
     def shut(self) -> None:
-        """Shut them: whoever waits for one of them gets an error at once."""
+        """Shut them: a thread that waits for one of them gets an error at once."""
         for number in self._opened & self._now():
-            with socket.socket(fileno=os.dup(number)) as own:
-                try:
-                    own.shutdown(socket.SHUT_RDWR)
-                except OSError:  # closed by its peer
-                    continue
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as own:  # gloo may have closed it
+                own.shutdown(socket.SHUT_RDWR)
         self._opened.clear()
 
     @staticmethod

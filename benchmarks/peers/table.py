@@ -19,7 +19,7 @@ BITS = {Bits.EQUAL: "equal", Bits.OTHER: "**not equal**", Bits.UNKNOWN: "?"}
 
 
 def faults(rows: Sequence[Row], peers: Mapping[str, Peer]) -> str:
-    """Return a table for each fault and size, the quickest first; the least excess is bold, whoever has it."""
+    """Return a table for each fault and size, the quickest first; the least excess is bold, whichever tool has it."""
     parts = []
     for fault, words in WORDS.items():
         for ranks in sorted({row.trial.ranks for row in rows if row.trial.fault is fault}):
@@ -56,7 +56,8 @@ def _failed(row: Row) -> str:
 
 def ratios(rows: Sequence[Row], peers: Mapping[str, Peer]) -> str:
     """Return midstep's excess beside that of the best tool after which the world is whole, as it comes and tuned."""
-    lines = ["| ranks, fault | midstep | the best other that restores all ranks | ratio |", "| --- | --- | --- | --- |"]
+    head = "| ranks, fault | midstep: excess, s | the best other that restores all ranks | ratio |"
+    lines = [head, "| --- | --- | --- | --- |"]
     for ours in sorted(
         rows, key=lambda row: (row.trial.ranks, list(Fault).index(row.trial.fault), row.trial.setting.value)
     ):
@@ -67,7 +68,7 @@ def ratios(rows: Sequence[Row], peers: Mapping[str, Peer]) -> str:
                 f"{peers[best.trial.peer].title}, {best.trial.setting.value} {best.excess_s} | "
                 f"{ours.excess_s.median / best.excess_s.median:.2f} |"
             )
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def steps(rows: Sequence[StepRow], peers: Mapping[str, Peer]) -> str:
@@ -77,4 +78,4 @@ def steps(rows: Sequence[StepRow], peers: Mapping[str, Peer]) -> str:
         times = (1000 * row.step_s.median, 1000 * row.step_s.least, 1000 * row.step_s.greatest)
         name = f"{peers[row.trial.peer].title}, {row.trial.setting.value}"
         lines.append(f"| {row.trial.ranks} | {name} | {times[0]:.0f} ({times[1]:.0f}-{times[2]:.0f}) | {row.ratio} |")
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else ""

@@ -26,7 +26,7 @@ GONE_S = 10.0
 LOOK_S = 0.2
 MARK = "MIDSTEP_PEERS_TRIAL"  # in the environment of every process of a trial
 TAIL_LINES = 12
-EACH = {"OMP_NUM_THREADS": "1"}
+EACH = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def run(trial: Trial, plan: Callable[[Start], Plan], programs: Path, limit_s: float = LIMIT_S) -> Outcome:

@@ -1,5 +1,6 @@
 """Each benchmark runs, as short as it can be: nothing else would notice that what it measures has another name."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,26 @@ def test_a_benchmark_measures(name: str, tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert figures.stat().st_size > 0
+
+
+WHOLE = {
+    "peers": "--peers midstep,torchrun --settings default --faults kill --ranks 2 --repeat 1 --limit 110",
+    "regression": "--only repair,machine --short",
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_comparison_measures(name: str, tmp_path: Path) -> None:
+    """Those that run others. midstep and torchrun need no environment of their own; what got worse does not matter."""
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "-m", f"benchmarks.{name}", *WHOLE[name].split(), "--json", str(figures)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=BENCHMARKS.parent)
+    assert run.returncode in {0, 1}, run.stdout + run.stderr
+    assert "Traceback" not in run.stderr
+    assert figures.stat().st_size > 0
+    if name == "peers":
+        found = json.loads(figures.read_text())["attempts"]
+        assert [attempt["why"] for attempt in found] == ["", ""]
 
 
 def test_no_benchmark_is_left_out() -> None:

@@ -13,6 +13,9 @@ from typing import TypeGuard
 
 import pytest
 
+from midstep.benchmarks.peers import report, results
+from midstep.benchmarks.peers.registry import PEERS
+from midstep.benchmarks.regression import record, text
 from midstep.cli.main import COMMANDS
 from midstep.controller.handlers.table import ROWS
 from midstep.controller.handlers.transitions import LEADS_TO, diagram
@@ -26,6 +29,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 ACJOB = ROOT / "docs" / "acjob.md"
 CONTRACTS = ROOT / "docs" / "contracts.md"
 SECURITY = ROOT / "docs" / "security.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 ACJOB_EXAMPLE = "examples/acjob.yaml"
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 EXAMPLES = ("train_plain.py", "train_resilient.py")
@@ -135,6 +139,8 @@ GENERATED: dict[str, tuple[Path, Callable[[], str]]] = {
     "acjob": (ACJOB, acjob),
     "contracts": (CONTRACTS, contracts),
     "attacks": (SECURITY, attacks),
+    "peers": (BENCHMARKS, lambda: report.page(results.load(report.KEPT, {}), PEERS)),
+    "history": (BENCHMARKS, lambda: text.history(record.kept())),
 }
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.benchmarks.peers import environment, results, summary, table
+from midstep.benchmarks.peers import environment, report, results, summary, table
 from midstep.benchmarks.peers.kinds import Fault, Setting, Trial
 from midstep.benchmarks.peers.outcome import Outcome
 from midstep.benchmarks.peers.registry import PEERS
@@ -59,7 +59,7 @@ def test_what_was_not_tried_says_why() -> None:
 
 
 @pytest.mark.parametrize(("ours_s", "first"), [(0.4, "midstep"), (9.0, "torchft nightly")])
-def test_the_quickest_is_first_and_bold_whoever_it_is(ours_s: float, first: str) -> None:
+def test_the_quickest_is_first_and_bold_whichever_tool_it_is(ours_s: float, first: str) -> None:
     lines = table.faults([row(THEIRS, 3.0), row(OURS, ours_s)], PEERS).splitlines()
     assert lines[2].startswith(f"| {first}, ")
     assert [line.count("**") for line in lines[2:]] == [2, 0]
@@ -92,6 +92,18 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert again == found
     assert list(again.left([OURS, THEIRS], repeat=3)) == [THEIRS, OURS, THEIRS]
     assert list(again.left([OURS, THEIRS], repeat=1)) == []
+
+
+def test_the_page_has_all_peers_for_each_fault_that_was_tried() -> None:
+    """Those too that cannot be tried or installed; plain DDP only where a step is measured."""
+    stopped = Trial("midstep", Setting.DEFAULT, Fault.STOP, 4)
+    found = Results({"cores": 2}, [attempt(stopped, 2.9)], {"dlrover": "cannot be installed here: no wheel"})
+    page = report.page(found, PEERS)
+    assert "cores 2" in page
+    assert "| torchrun --max-restarts, default | not tried: gloo waits 30 minutes" in page
+    assert "| DLRover flash checkpoint, tuned | not tried: cannot be installed here: no wheel |" in page
+    assert "plain DDP" not in page
+    assert "SIGKILL" not in page
 
 
 def test_all_trials_take_turns() -> None:

@@ -1,0 +1,46 @@
+"""All that a comparison has found, as the tables of docs/benchmarks.md. Pure: results in, text out."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from . import summary, table
+from .kinds import Fault, Setting, Trial
+from .plan import Peer
+from .results import Results
+from .summary import PLAIN, Row
+
+KEPT = Path(__file__).with_name("kept.json")  # what docs/benchmarks.md shows
+
+
+def rows_of(found: Results, peers: Mapping[str, Peer]) -> list[Row]:
+    """Return a row for each peer and setting, for each fault and size that was tried with any of them."""
+    tried = dict.fromkeys((each.trial.fault, each.trial.ranks) for each in found.attempts)
+    rows = []
+    for fault, ranks in tried:
+        for name, peer in peers.items():
+            for setting in Setting:
+                if fault is Fault.NONE or name == PLAIN:
+                    continue
+                trial = Trial(name, setting, fault, ranks)
+                cannot = found.not_installed.get(name) or peer.cannot.get((setting, fault), "")
+                attempts = found.done(trial)
+                if attempts or cannot:
+                    digests = summary.undisturbed_digests(found.attempts, name, ranks)
+                    rows.append(summary.row_of(trial, attempts, digests, cannot and f"not tried: {cannot}"))
+    return rows
+
+
+def page(found: Results, peers: Mapping[str, Peer]) -> str:
+    """Return all tables, with the machine and its load."""
+    if not found.attempts:
+        return "Nothing has been measured so far.\n"
+    rows = rows_of(found, peers)
+    foreign = summary.spread([attempt.foreign_cores for attempt in found.attempts])
+    machine = ", ".join(f"{key} {value}" for key, value in found.machine.items())
+    parts = [
+        f"Machine: {machine}. Foreign cores before each run: {foreign}; {len(found.attempts)} runs.",
+        table.ratios(rows, peers),
+        table.faults(rows, peers),
+        table.steps(summary.step_rows(found.attempts), peers),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
