@@ -92,7 +92,7 @@ nightly-machines: $(INSTALLED)  ## each machine powered off in each phase, and F
 bench: $(INSTALLED)  ## recovery, overhead, repair, controller, beside what was kept last: status 1 if worse. BENCH="--keep" keeps it
 	$(BIN)/python -m benchmarks.regression --json out/bench.json $(BENCH)
 
-peers: $(INSTALLED)  ## midstep beside torchrun, NVRx, torchft and DLRover: hours, and 2 GB; goes on where it was stopped. PEERS="--ranks 4"
+peers: $(INSTALLED)  ## midstep beside torchrun, NVRx, torchft and DLRover: hours, and 2 GB; goes on where it was stopped. PEERS="--ranks 4 --keep"
 	mkdir -p out
 	$(BIN)/python -m benchmarks.peers --json out/peers.json --picture out/peers.svg $(PEERS)
 

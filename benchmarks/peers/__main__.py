@@ -67,9 +67,8 @@ def run_all(left: list[Trial], found: Results, file: Path | None, *, programs: P
             progress.advance(task)
 
 
-def show(found: Results, picture: Path | None) -> None:
-    """Print the tables of all that was found, and draw it."""
-    click.echo(report.page(found, PEERS))
+def picture_of(found: Results, picture: Path | None) -> None:
+    """Draw what was found in the size of which there is most."""
     rows = report.rows_of(found, PEERS)
     sizes = [row.trial.ranks for row in rows if row.excess_s is not None]
     if picture is not None and sizes:
@@ -94,9 +93,10 @@ def machine() -> dict[str, Any]:
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path),
               help="Keep all figures in FILE, and go on where an earlier call with it was stopped.")  # fmt: skip
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw an SVG.")
+@click.option("--keep", is_flag=True, help="Keep all that was found, for docs/benchmarks.md; then run `make docs`.")
 def main(
     *, peers: tuple[str, ...], settings: tuple[Setting, ...], faults: tuple[Fault, ...], sizes: tuple[int, ...],
-    repeat: int, limit_s: float, file: Path | None, picture: Path | None,
+    repeat: int, limit_s: float, file: Path | None, picture: Path | None, keep: bool,
 ) -> None:  # fmt: skip
     """Measure midstep beside the tools that a user would pick instead: one workload, each tool's own idioms.
 
@@ -112,7 +112,11 @@ def main(
         if each.peer not in found.not_installed and (each.setting, each.fault) not in PEERS[each.peer].cannot
     ]
     run_all(list(found.left(possible, repeat)), found, file, programs=programs, limit_s=limit_s)
-    show(found, picture)
+    click.echo(report.page(found, PEERS))
+    picture_of(found, picture)
+    if keep:
+        results.save(report.without_logs(found), report.KEPT)
+        picture_of(found, report.PICTURE)
 
 
 def _product(

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from . import summary, table
 from .kinds import Fault, Setting, Trial
 from .plan import Peer
@@ -10,6 +12,7 @@ from .results import Results
 from .summary import PLAIN, Row
 
 KEPT = Path(__file__).with_name("kept.json")  # what docs/benchmarks.md shows
+PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "peers.svg"
 
 
 def rows_of(found: Results, peers: Mapping[str, Peer]) -> list[Row]:
@@ -28,6 +31,12 @@ def rows_of(found: Results, peers: Mapping[str, Peer]) -> list[Row]:
                     digests = summary.undisturbed_digests(found.attempts, name, ranks)
                     rows.append(summary.row_of(trial, attempts, digests, cannot and f"not tried: {cannot}"))
     return rows
+
+
+def without_logs(found: Results) -> Results:
+    """Return the same, without what the programs of failed trials printed."""
+    attempts = [msgspec.structs.replace(each, why=each.why.partition("\n")[0]) for each in found.attempts]
+    return msgspec.structs.replace(found, attempts=attempts)
 
 
 def page(found: Results, peers: Mapping[str, Peer]) -> str:

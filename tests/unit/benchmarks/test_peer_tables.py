@@ -106,6 +106,12 @@ def test_the_page_has_all_peers_for_each_fault_that_was_tried() -> None:
     assert "SIGKILL" not in page
 
 
+def test_what_is_kept_has_no_logs() -> None:
+    """They name directories and machines."""
+    found = Results({}, [Attempt(OURS, 0.1, why="it did not finish\n/home/somebody/log")])
+    assert [each.why for each in report.without_logs(found).attempts] == ["it did not finish"]
+
+
 def test_all_trials_take_turns() -> None:
     assert list(Results({}).left([OURS, THEIRS], repeat=2)) == [OURS, THEIRS, OURS, THEIRS]
 
