@@ -40,12 +40,25 @@ def peer_named(name: str) -> str:
     return name
 
 
+def size_of(given: str) -> int:
+    """Return the size of a world in which rank 1 can fail, and another one has what it loses."""
+    if int(given) < 2:
+        raise ValueError("a world has at least 2 ranks")
+    return int(given)
+
+
 def programs_for(peers: tuple[str, ...], found: Results) -> Path:
-    """Return where the programs are, after installing what is missing. midstep and torchrun are here already."""
+    """Return where the programs are, after installing what is missing. midstep and torchrun are here already.
+
+    Raises ClickException when no environment can be made.
+    """
     if not any(PEERS[name].requirements for name in peers):
         return Path(sys.executable).parent
     with console.status("the peers' environment"):
-        found.not_installed = environment.make({name: PEERS[name] for name in peers})
+        try:
+            found.not_installed = environment.make({name: PEERS[name] for name in peers})
+        except environment.NotMade as error:
+            raise click.ClickException(str(error)) from error
     return environment.programs()
 
 
@@ -87,7 +100,7 @@ def machine() -> dict[str, Any]:
 @click.option("--settings", default="default,tuned", callback=partial(listed, Setting), help="As they come, tuned.")
 @click.option("--faults", default="none,kill,exception,stop,sleep", callback=partial(listed, Fault),
               help="What happens to rank 1; `none` measures steps, and the bits to compare with.")  # fmt: skip
-@click.option("--ranks", "sizes", default="2,4,8", callback=partial(listed, int), help="Sizes of the world.")
+@click.option("--ranks", "sizes", default="2,4,8", callback=partial(listed, size_of), help="Sizes of the world.")
 @click.option("--repeat", type=click.IntRange(min=0), default=3, help="Runs of each kind, in the file's included.")
 @click.option("--limit", "limit_s", default=trial.LIMIT_S, help="Seconds after which a run has failed.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path),

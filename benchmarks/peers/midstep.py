@@ -14,7 +14,8 @@ NODES = 2
 
 def _plan(start: Start) -> Plan:
     ranks = start.trial.ranks
-    size = ["--nnodes", str(NODES), "--nproc-per-node", str(ranks // NODES)]
+    nodes = NODES if ranks % NODES == 0 else 1
+    size = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks // nodes)]
     directory = ["--job-dir", str(start.notes / "job")]
     policy = ["--policy", str(TUNED)] if start.tuned else []
     command = [start.program("python"), "-m", "midstep.cli.main", "run", *size, *directory, *policy, *start.script()]
