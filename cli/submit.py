@@ -1,4 +1,4 @@
-"""`midstep submit`: a job in etcd or in a directory, which controllers and agents on several machines work on."""
+"""`midstep submit`: a job in a store or in a directory, which controllers and agents on several machines work on."""
 
 import os
 from pathlib import Path
@@ -58,7 +58,7 @@ def command(
         spec = spec_of(start, name, policy, directory)
         place, is_new = str(directory), True
         if store is not None:
-            place, is_new = _into_etcd(store, spec, policy, platform)
+            place, is_new = _into_store(store, spec, policy, platform)
         elif if_absent and is_job(directory):
             is_new = False
         else:
@@ -70,8 +70,13 @@ def command(
     echo(f"{name}: {'submitted to' if is_new else 'is already at'} {place}")
 
 
-def _into_etcd(store: str, spec: JobSpec, policy: Policy, platform: str) -> tuple[str, bool]:
+def _into_store(store: str, spec: JobSpec, policy: Policy, platform: str) -> tuple[str, bool]:
     """Return where the job is, and whether it is new there."""
+    from ..controller.volume.journal import submit as submit_to_volume
+    from ..controller.volume.place import is_volume, parse_volume_place
+
+    if is_volume(store):
+        return store, submit_to_volume(parse_volume_place(store).folder, spec, policy, platform)
     from ..controller.etcd.journal import submit
     from ..controller.etcd.place import access_of, parse_place
 

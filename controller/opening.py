@@ -1,15 +1,18 @@
 """How a controller gets its job: it enters the list of controllers, is elected, and opens the journal.
 
-In files of one host, or in an etcd. What is above does not know which.
+In files of one host, in an etcd, or on a volume that several machines share. What is above does not know which.
 """
 
 import contextlib
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from .election.file_election import LEASE_S, FileElection
+from .election.lease_election import LeaseElection, LeaseStore
 from .election.roster import RosterEntry
 from .election.roster import controllers as of_this_host
 from .election.succession import FileSuccession, Succession
@@ -21,6 +24,8 @@ from .journal.paths import journal_path, lock_path
 from .journal.store import JournalStore
 from .keepalive import KeepAlive
 from .switchover import ControllerEntry, Switchover
+from .volume.journal import VolumeJournal
+from .volume.presence import VolumePresence, succession_clock
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -39,14 +44,25 @@ class Term(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
+class SharedFolder(msgspec.Struct, frozen=True):
+    """A folder of several machines with a job, and how the Lease is reached that its controllers are elected by."""
+
+    path: Path
+    connect: Callable[[], LeaseStore]
+
+
 class ControllerPlace(msgspec.Struct, frozen=True):
-    """Where a controller works: absolute paths, the endpoint it listens at, and `etcd` where that has the job."""
+    """Where a controller works: absolute paths, and the endpoint it listens at.
+
+    The journal is in the job directory, unless `etcd` or a `shared` folder has it.
+    """
 
     job_directory: Path
     run_directory: Path
     keys_directory: Path
     listen: str
     etcd: EtcdPlace | None = None
+    shared: SharedFolder | None = None
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -64,6 +80,8 @@ def open_job(stack: contextlib.ExitStack, place: ControllerPlace, term: Term, al
     """
     if place.etcd is not None:
         return _open_in_etcd(stack, place.etcd, term, alive)
+    if place.shared is not None:
+        return _open_in_folder(stack, place.shared, term, alive)
     return _open_in_files(stack, place.job_directory, place.run_directory, term, alive)
 
 
@@ -87,12 +105,12 @@ def _open_in_files(
 
 def _open_in_etcd(stack: contextlib.ExitStack, place: EtcdPlace, term: Term, alive: KeepAlive) -> Opened:
     from .etcd.journal import EtcdJournal
-    from .etcd.presence import Presence, default_name
+    from .etcd.presence import Presence
     from .etcd.succession import EtcdSuccession
 
     alive.beat()
     lease_s = term.lease_s or LEASE_S
-    entry = Presence(place, term.name or default_name(), lease_s)
+    entry = Presence(place, term.name or _default_name(), lease_s)
     stack.callback(entry.close)
     succession = EtcdSuccession(place)
     stack.callback(succession.close)
@@ -106,6 +124,35 @@ def _open_in_etcd(stack: contextlib.ExitStack, place: EtcdPlace, term: Term, ali
     )
     stack.callback(journal.close)
     return Opened(entry, journal, Switchover(entry, entry.controllers, succession))
+
+
+def _open_in_folder(stack: contextlib.ExitStack, shared: SharedFolder, term: Term, alive: KeepAlive) -> Opened:
+    alive.beat()
+    entry = VolumePresence(shared.path, term.name or _default_name())
+    stack.callback(entry.close)
+    succession = FileSuccession(shared.path, succession_clock(shared.path))
+    election = LeaseElection(
+        shared.connect,
+        entry.name,
+        lease_s=term.lease_s or LEASE_S,
+        admitted=_admitted(succession, entry, term),
+    )
+    journal = VolumeJournal.open(
+        shared.path,
+        election,
+        name=entry.name,
+        heard=lambda: entry.heard,
+        wait_s=term.wait_s,
+        beat=_beat(term, alive),
+    )
+    stack.callback(journal.close)
+    entry.lead(journal.clock)
+    return Opened(entry, journal, Switchover(entry, entry.controllers, succession))
+
+
+def _default_name() -> str:
+    """Return what a controller is called that was given no name, among those of several machines."""
+    return f"{socket.gethostname().partition('.')[0]}-{os.getpid()}"
 
 
 def _admitted(succession: Succession, entry: ControllerEntry, term: Term) -> Callable[[], bool]:

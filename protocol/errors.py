@@ -91,7 +91,7 @@ class JournalError(MidstepError):
 
 
 class StoreUnreachable(JournalError):
-    """etcd, which keeps the journal, does not answer, or cannot do what was asked. Asked again it may."""
+    """What keeps the journal or elects its writer does not answer, or fails. Asked again it may do as asked."""
 
 
 class JournalDamaged(JournalError):

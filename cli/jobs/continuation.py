@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ...controller.journal.reading import read_founding, read_status
 from ...controller.journal.records import Founding
+from ...controller.volume.place import folder_in, holds_journal
 from ...protocol.errors import ConfigurationError
 from ...protocol.incidents import JobStatus
 from ...protocol.keys import JobKeys
@@ -28,6 +29,11 @@ def continued(directory: Path) -> PreparedJob:
     if known is not None and known.store:
         raise ConfigurationError(
             f"{directory.name} is kept in {known.store}: start its controllers and agents again, as before."
+        )
+    if holds_journal(folder_in(directory)):
+        raise ConfigurationError(
+            f"{directory.name} is kept on a volume of several machines: start its controllers and agents "
+            "again, as before."
         )
     founding, status = read_founding(directory), read_status(directory)
     if status.exit_code is not None:

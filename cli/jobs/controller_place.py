@@ -1,4 +1,4 @@
-"""Where a controller that is started by hand works: directories of this machine, and the etcd that has its job."""
+"""Where a controller that is started by hand works: directories of this machine, and the store that has its job."""
 
 import contextlib
 import os
@@ -9,8 +9,9 @@ import msgspec
 
 from ...controller.etcd.place import access_of, parse_place
 from ...controller.journal.reading import read_founding
-from ...controller.opening import ControllerPlace
+from ...controller.opening import ControllerPlace, SharedFolder
 from ...controller.service import KEYS_NAME
+from ...controller.volume.place import VolumePlace, is_volume, parse_volume_place
 from ...protocol.errors import ConfigurationError
 from ...protocol.private_files import make_private_directory
 from ...protocol.token import FullToken, Token, full, job_of
@@ -42,7 +43,7 @@ def in_directories(stack: contextlib.ExitStack, given: Given) -> ControllerPlace
     if job_directory is None or (run_directory is None and token is None):
         raise click.UsageError(
             "--job-dir and --run-dir name a job of this machine, with the job's token --job-dir alone; --store URL "
-            "one in etcd."
+            "one in etcd, or on a volume of several machines."
         )
     if run_directory is None:
         held = claim_free_run_directory(f"{read_founding(job_directory).job.job}.controller")
@@ -62,7 +63,7 @@ def in_directories(stack: contextlib.ExitStack, given: Given) -> ControllerPlace
 
 
 def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> ControllerPlace:
-    """Make the directories of a controller whose job is in etcd, but for those that are given.
+    """Make the directories of a controller whose job is in a store, but for those that are given.
 
     `stack` removes what is not to stay. All of the job's controllers have their keys from the same token.
 
@@ -71,7 +72,8 @@ def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> Controlle
     token = full(required(given.token)) if given.keys is None else None
     name = checked_name(given.job or "" if token is None else job_of(token, given.job))
     job_directory, run_directory = given.job_directory, given.run_directory
-    place = parse_place(store, name, access_of(os.environ))
+    etcd = None if is_volume(store) else parse_place(store, name, access_of(os.environ))
+    shared = _shared(parse_volume_place(store)) if is_volume(store) else None
     directory = (job_directory or base_directory() / name).absolute()
     if run_directory is None:
         held = claim_free_run_directory(f"{name}.controller")
@@ -86,7 +88,15 @@ def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> Controlle
         _open(stack, given, token, run_directory / KEYS_NAME, name)
     write_job_file(directory, JobFile(str(run_directory), store, name))
     run_directory = run_directory.resolve()
-    return ControllerPlace(directory, run_directory, given.keys or run_directory / KEYS_NAME, given.listen, place)
+    keys = given.keys or run_directory / KEYS_NAME
+    return ControllerPlace(directory, run_directory, keys, given.listen, etcd, shared)
+
+
+def _shared(place: VolumePlace) -> SharedFolder:
+    """Return the folder of a job, and what connects to its Lease. Raises ConfigurationError."""
+    from ...platforms.kubernetes.leases import KubernetesLease
+
+    return SharedFolder(place.folder, lambda: KubernetesLease(place.namespace, place.lease))
 
 
 def _open(stack: contextlib.ExitStack, given: Given, token: FullToken, keys: Path, job: str) -> None:

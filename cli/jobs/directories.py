@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from ...controller.volume.place import ENTRIES, FOLDER, folder_in, holds_journal
 from ...protocol.errors import ConfigurationError
 from .job_file import JOB_FILE_NAME
 
@@ -39,7 +40,8 @@ def checked_name(name: str) -> str:
 
 def is_job(directory: Path) -> bool:
     """Tell whether a directory holds a job's journal, or says where it is."""
-    return (directory / JOURNAL_FILE).is_file() or (directory / JOB_FILE_NAME).is_file()
+    known = (directory / JOURNAL_FILE).is_file() or (directory / JOB_FILE_NAME).is_file()
+    return known or holds_journal(folder_in(directory))
 
 
 def jobs(base: Path | None = None) -> list[Path]:
@@ -109,7 +111,7 @@ def _listing(base: Path) -> str:
 def _written_s(directory: Path) -> float:
     """Return when the journal was last written: while a job runs, only the write-ahead log beside it shows that."""
     times = []
-    for name in (JOURNAL_FILE, f"{JOURNAL_FILE}-wal", JOB_FILE_NAME):
+    for name in (JOURNAL_FILE, f"{JOURNAL_FILE}-wal", JOB_FILE_NAME, f"{FOLDER}/{ENTRIES}"):
         try:
             times.append((directory / name).stat().st_mtime)
         except OSError:  # no log beside it, or gone between listing and looking

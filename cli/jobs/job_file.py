@@ -17,7 +17,7 @@ JOB_FILE_NAME = "job.json"
 class JobFile(msgspec.Struct, frozen=True):
     """What `job.json` says. Unknown keys are left to later versions.
 
-    `store`: the address of the etcd that has the journal, under the name `job`; empty: it lies in the job directory.
+    `store`: the address of what keeps the journal, under the name `job`; empty: it lies in the job directory.
     """
 
     run_dir: str

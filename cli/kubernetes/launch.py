@@ -11,8 +11,15 @@ from typing import Any
 import msgspec
 import yaml
 
-from ...platforms.kubernetes.objects import Submission, default_directory, manifests
-from ...platforms.kubernetes.settings import Settings, checked_controllers, checked_job, parse_resource, parse_volume
+from ...platforms.kubernetes.objects import Submission, default_directory, lease_store, manifests
+from ...platforms.kubernetes.settings import (
+    LEASE_SCHEME,
+    Settings,
+    checked_controllers,
+    checked_job,
+    parse_resource,
+    parse_volume,
+)
 from ...policies.acjob.translation import Translation
 from ...protocol.errors import ConfigurationError
 from ...protocol.secret_files import read_token
@@ -52,23 +59,26 @@ def settings_of(start: Start, flags: PodFlags) -> Settings:
         raise ConfigurationError(
             "--fault-source and --fixed-nodes are for nodes on this machine; see --config-maps for faults of hardware."
         )
-    store = _store(flags.store)
+    store, shared = _store(flags.store), tuple(map(parse_volume, flags.volumes))
     settings = Settings(
         job=checked_job(checked_name(start.job or new_name())),
         image=flags.image,
         resources=dict(map(parse_resource, flags.resources)),
-        volumes=tuple(map(parse_volume, flags.volumes)),
+        volumes=shared,
         environment=start.environment,
         agent=_template(flags.pod_template),
         controller=_template(flags.controller_template),
         watch_nodes=flags.watch_nodes,
-        controllers=checked_controllers(flags.controllers, store),
+        controllers=checked_controllers(flags.controllers, store, shared),
         store=store,
         config_maps=tuple(dict.fromkeys(flags.config_maps)),
     )
     if not settings.volumes and start.job_directory is None:
         lost = "checkpoints are" if settings.store else "journal and its checkpoints are"
         _log.warning("without --volume the job's %s lost with its pods: name a claim for them", lost)
+    if settings.controllers > 1 and not store:
+        directory = default_directory(settings) if start.job_directory is None else str(start.job_directory)
+        return msgspec.structs.replace(settings, store=lease_store(settings, directory))
     return settings
 
 
@@ -118,6 +128,8 @@ def _store(given: str | None) -> str:
     """
     if given is None:
         return ""
+    if given.startswith(LEASE_SCHEME):
+        raise ConfigurationError(f"--store {given}: that is what --controllers chooses for a job without --store.")
     from ...controller.etcd.place import parse_place
 
     return str(parse_place(given, secrets.token_hex(_RUN_BYTES)))

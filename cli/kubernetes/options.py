@@ -69,7 +69,8 @@ KUBERNETES: tuple[Decorator, ...] = (
         show_default=True,
         metavar="N",
         help="Kubernetes: how many controllers the job has, each on a host of its own where that is possible. One "
-        "leads, and another takes over when it is lost. More than one takes --store.",
+        "leads, and another takes over when it is lost. More than one takes a --volume that pods on all hosts can "
+        "write (ReadWriteMany), and a Lease elects them; or --store.",
     ),
     click.option(
         "--store",

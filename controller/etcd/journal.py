@@ -21,13 +21,14 @@ from ...protocol.errors import ElectionLost, JournalError, StoreUnreachable
 from ...protocol.types import JobSpec
 from ..clock import Clock
 from ..events import Event
+from ..journal import event_rows
 from ..journal.chain import damaged
 from ..journal.compaction import Growth, Limits
 from ..journal.records import Founding
 from ..journal.senders import TakenIn
 from ..journal.store import JournalEntry
 from ..state.meeting import KEY_BYTES
-from . import reading, records
+from . import reading
 from .client import Condition, Etcd, Operation, absent, delete, holds, put, unchanged
 from .election import POLL_S, EtcdLeadership, LeaderEntry, wait_to_lead
 from .place import EtcdPlace, numbered
@@ -38,7 +39,6 @@ KEPT_S = 7 * 24 * 3600  # for reports of a job that has ended
 TERMS_AT_ONCE = 100  # etcd takes 128 operations in a transaction
 TRIES = 3  # of one write, when an earlier one is found to have been carried out
 
-_encode_event = msgspec.msgpack.Encoder().encode
 _log = logging.getLogger(__name__)
 
 
@@ -72,7 +72,7 @@ class EtcdJournal:
         self.clock = Clock.continuing(None if before is None else before.clock, presence.leaders_clock.heard)
         self.term = (before.term if before else 0) + 1
         self.session = max(time.time_ns(), (before.session if before else 0) + 1)
-        record = records.TermRecord(
+        record = event_rows.TermRecord(
             self.term, self.session, presence.name, presence.host, self.clock.reading(), *self._last, b""
         )
         chain = record.chain_after(before.chain if before else self._origin)
@@ -147,11 +147,11 @@ class EtcdJournal:
         that they are durable (nothing may follow from them then), JournalSuperseded when a later term has begun,
         JournalDamaged when the keys are not the ones any more that this controller has written.
         """
-        rows, fresh, last = self._rows(entries, float(at_s))
+        rows, fresh, last = event_rows.chained(entries, float(at_s), self.term, self._last, self._taken_in)
         if not rows:
             return fresh
         key = numbered(self._place.batches, rows[0].seq)
-        name = put_parts(key, records.pack_rows(rows), self._write)
+        name = put_parts(key, event_rows.pack_rows(rows), self._write)
         revision, there = None, 0
         for _ in range(TRIES):
             revision = self._etcd.change([*self._as_written(), self._lead.holds(), unchanged(key, there)], [name])
@@ -165,36 +165,6 @@ class EtcdJournal:
             self._taken_in.take(row.sender, row.session, row.number)
             self._growth.grown(1, len(row.payload))
         return fresh
-
-    def _rows(
-        self, entries: Sequence[JournalEntry], at_s: float
-    ) -> tuple[list[records.EventRow], tuple[bool, ...], tuple[int, bytes]]:
-        seq, chain = self._last
-        rows: list[records.EventRow] = []
-        fresh: list[bool] = []
-        seen: set[tuple[str, int, int]] = set()
-        for entry in entries:
-            identity = (entry.sender, entry.session, entry.number)
-            known = bool(entry.number) and (identity in seen or self._taken_in.has(*identity))
-            fresh.append(not known)
-            if known:
-                continue
-            seen.add(identity)
-            seq += 1
-            row = records.EventRow(
-                seq,
-                self.term,
-                at_s,
-                entry.sender,
-                entry.session,
-                entry.number or None,
-                type(entry.event).__name__,
-                _encode_event(entry.event),
-                b"",
-            )
-            chain = row.chain_after(chain)
-            rows.append(msgspec.structs.replace(row, chain=chain))
-        return rows, tuple(fresh), (seq, chain)
 
     def _as_written(self) -> list[Condition]:
         """Hold when the last events are the ones that this controller has read or written."""
@@ -245,7 +215,7 @@ class EtcdJournal:
         if not self._growth.is_due(quiet=quiet):
             return
         key = numbered(self._place.snapshots, self._last[0])
-        content = records.pack_snapshot(self._last, snapshot(), self._taken_in)
+        content = event_rows.pack_snapshot(self._last, snapshot(), self._taken_in)
         name = put_parts(key, content, self._write)
         operations = [name]
         if self._snapshot is not None:
@@ -260,7 +230,7 @@ class EtcdJournal:
     def conclude(self, snapshot: Callable[[], bytes]) -> None:
         """Leave the end of the job, for `midstep report`, and delete all else. etcd forgets the rest after KEPT_S."""
         lease = self._etcd.grant(KEPT_S)
-        content = records.pack_snapshot(self._last, snapshot(), self._taken_in)
+        content = event_rows.pack_snapshot(self._last, snapshot(), self._taken_in)
         key = numbered(self._place.snapshots, self._last[0])
         kept = [head for head in (self._etcd.get(self._place.founding), self._etcd.get(self._place.term)) if head]
         kept += self._etcd.list(self._place.terms)

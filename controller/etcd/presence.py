@@ -29,11 +29,6 @@ _decode = msgspec.json.Decoder(ControllerStatus).decode
 _log = logging.getLogger(__name__)
 
 
-def default_name() -> str:
-    """Return what a controller is called that was given no name."""
-    return f"{socket.gethostname().partition('.')[0]}-{os.getpid()}"
-
-
 class Presence:
     """The lease and the entry of this controller. `lease` changes when etcd has let the last one end."""
 

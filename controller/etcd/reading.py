@@ -9,13 +9,13 @@ import msgspec
 from ...protocol.errors import JournalError, SnapshotUnreadable
 from ...protocol.incidents import ControllerStatus, JobStatus
 from ..events import Event
+from ..journal import event_rows
 from ..journal.chain import damaged, origin
 from ..journal.reading import restore_from
 from ..journal.records import Founding, ReplayStart
 from ..journal.senders import TakenIn
 from ..journal.snapshots import SavedSnapshot
 from ..story import StoryEntry, turns
-from . import records
 from .client import Etcd, Kept
 from .place import EtcdPlace, number_of, numbered
 from .values import is_head, value_of
@@ -36,12 +36,12 @@ def founding(etcd: Etcd, place: EtcdPlace) -> tuple[Founding, bytes]:
     known = etcd.get(place.founding)
     if known is None:
         raise JournalError(f"{place}: there is no such job. `midstep submit` makes it; check the store and the job.")
-    return records.read_founding(place, known.value), origin(known.value)
+    return event_rows.read_founding(place, known.value), origin(known.value)
 
 
-def last_term(etcd: Etcd, place: EtcdPlace, first: bytes) -> records.TermRecord | None:
+def last_term(etcd: Etcd, place: EtcdPlace, first: bytes) -> event_rows.TermRecord | None:
     """Return how the last term began; None when there was none. Raises JournalDamaged."""
-    last = records.read_terms(place, [kept.value for kept in etcd.list(place.terms)], first)
+    last = event_rows.read_terms(place, [kept.value for kept in etcd.list(place.terms)], first)
     known = etcd.get(place.term)
     if (known and known.value) != (None if last is None else msgspec.msgpack.encode(last)):
         raise damaged(place, "its last term is not the one that was written")
@@ -84,7 +84,7 @@ def events(
             if chain != row.chain:
                 raise damaged(place, f"event {row.seq} ({row.kind}), or what was before it, is not what was written")
             begin.taken_in.take(row.sender, row.session, row.number)
-            yield records.event_of(place, row), row.at_s
+            yield event_rows.event_of(place, row), row.at_s
             last = row.seq
         beat()
 
@@ -147,17 +147,17 @@ def _snapshots(etcd: Etcd, place: EtcdPlace, *, newest_first: bool = True) -> It
         known = etcd.get(head.key)
         seq = number_of(head.key, place.snapshots)
         try:
-            yield records.unpack_snapshot(seq, b"" if known is None else value_of(etcd, place, known))
+            yield event_rows.unpack_snapshot(seq, b"" if known is None else value_of(etcd, place, known))
         except ValueError as error:
             _log.warning("%s: the snapshot after event %d is passed over: %s", place, seq, error)
 
 
-def _rows(etcd: Etcd, place: EtcdPlace, head: Kept) -> list[records.EventRow]:
+def _rows(etcd: Etcd, place: EtcdPlace, head: Kept) -> list[event_rows.EventRow]:
     try:
         content = value_of(etcd, place, head)
     except ValueError as error:
         raise damaged(place, str(error)) from error
-    rows = records.unpack_rows(place, content)
+    rows = event_rows.unpack_rows(place, content)
     if not rows or rows[0].seq != number_of(head.key, place.batches):
         raise damaged(place, f"the events in {head.key} are not those that were written")
     return rows

@@ -5,6 +5,7 @@ The Deployment of the controller owns the pods of the agents: they go with it.
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -12,7 +13,7 @@ from ...protocol.token import FullToken, token_text
 from . import names, rules
 from .overlay import laid_over
 from .pods import TOKEN_FOLDER, from_field, mounts, secret_volume, volumes
-from .settings import Settings, encode
+from .settings import LEASE_SCHEME, Settings, encode
 
 FULL_KEY = "token"
 SETTINGS_FILE = "platform.json"
@@ -42,6 +43,11 @@ def default_directory(settings: Settings) -> str:
     return f"{base}/midstep-{settings.job}"
 
 
+def lease_store(settings: Settings, directory: str) -> str:
+    """Return the address of a journal in a job's directory on a volume, with the Lease that is the job's own."""
+    return f"{LEASE_SCHEME}/{names.of_job(settings.job)}?journal={quote(directory)}/journal"
+
+
 def manifests(settings: Settings, submission: Submission, token: FullToken, namespace: str) -> list[dict[str, Any]]:
     """Return the objects of a job, the Deployment first: it owns the others when `midstep run` makes them."""
     objects = [
@@ -59,6 +65,8 @@ def manifests(settings: Settings, submission: Submission, token: FullToken, name
     objects.append(disruption_budget(settings, submission))
     if settings.controllers > 1:
         objects.append(controllers_budget(settings))
+    if settings.has_lease:
+        objects.append({**_object(settings, "Lease", "coordination.k8s.io/v1"), "spec": {}})
     return [_in_namespace(each, namespace) for each in objects]
 
 

@@ -8,7 +8,7 @@ from ...protocol.errors import ConfigurationError
 from ..base import PlatformContext
 from . import names
 from .api import Api, RequestRefused, Unavailable
-from .rules import CLUSTER_RIGHTS, CONFIG_MAP_RIGHTS, RIGHTS, ApiRight
+from .rules import CLUSTER_RIGHTS, CONFIG_MAP_RIGHTS, ApiRight, own_rights
 from .settings import Settings
 from .watching import pause_s
 
@@ -26,7 +26,7 @@ async def check_rights(context: PlatformContext, settings: Settings) -> None:
     """
     api = Api()
     try:
-        own = (*RIGHTS, *(CLUSTER_RIGHTS if settings.watch_nodes else ()))
+        own = (*own_rights(settings), *(CLUSTER_RIGHTS if settings.watch_nodes else ()))
         wanted = [(api.namespace, own), *((namespace, CONFIG_MAP_RIGHTS) for namespace in settings.config_maps)]
         missing = [
             (namespace, right)

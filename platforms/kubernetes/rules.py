@@ -34,6 +34,12 @@ RIGHTS = (
     ApiRight("", "events", "create", "incidents are shown by `kubectl describe`"),
 )
 
+# Of a job whose controllers are elected by its Lease.
+LEASE_RIGHTS = (
+    ApiRight("coordination.k8s.io", "leases", "get", "which of several controllers leads", named=True),
+    ApiRight("coordination.k8s.io", "leases", "update", "the controller that leads shows that it lives", named=True),
+)
+
 # A Role cannot give these; `--watch-nodes` has them in a ClusterRole.
 CLUSTER_RIGHTS = (
     ApiRight("", "nodes", "list", "hosts that are cordoned or tainted, at the start"),
@@ -53,8 +59,13 @@ def role(settings: Settings) -> dict[str, Any]:
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
         "metadata": _metadata(settings),
-        "rules": _rules(RIGHTS, settings.job),
+        "rules": _rules(own_rights(settings), settings.job),
     }
+
+
+def own_rights(settings: Settings) -> tuple[ApiRight, ...]:
+    """Return the rights of a job's account in its own namespace."""
+    return (*RIGHTS, *(LEASE_RIGHTS if settings.has_lease else ()))
 
 
 def config_map_roles(settings: Settings, namespace: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import msgspec
 from ...protocol.errors import ConfigurationError
 
 PORT = 29_400
+LEASE_SCHEME = "kubernetes://"  # of a store
 LONGEST_JOB_NAME = 40  # with what is added to it, it is the name of a pod, a host and a label: 63
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
@@ -38,8 +39,13 @@ class Settings(msgspec.Struct, frozen=True):
     port: int = PORT
     watch_nodes: bool = False  # cordons and taints; takes a ClusterRole
     controllers: int = 1  # pods, of which one leads. Several take a store
-    store: str = ""  # the etcd that keeps the job, etcd://; else its journal is on the first volume
+    store: str = ""  # what keeps the job: an etcd, or a folder with a Lease; else the journal of one controller
     config_maps: tuple[str, ...] = ()  # namespaces whose ConfigMaps tell of faults; takes a Role in each
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether its controllers are elected by a Lease of its own."""
+        return self.store.startswith(LEASE_SCHEME)
 
 
 def checked_job(name: str) -> str:
@@ -52,12 +58,12 @@ def checked_job(name: str) -> str:
     return name
 
 
-def checked_controllers(controllers: int, store: str) -> int:
-    """Return how many controllers there are, if they can know of each other. Raises ConfigurationError."""
-    if controllers > 1 and not store:
+def checked_controllers(controllers: int, store: str, volumes: tuple[Volume, ...]) -> int:
+    """Return how many controllers there are, if all can reach the journal. Raises ConfigurationError."""
+    if controllers > 1 and not store and not volumes:
         raise ConfigurationError(
-            f"--controllers {controllers} needs --store etcd://HOST:PORT: several controllers elect one of them, and "
-            "keep the job, in an etcd. A journal on a volume has one at a time."
+            f"--controllers {controllers} needs --volume CLAIM:/PATH, a claim that pods on all hosts can write "
+            "(ReadWriteMany) and in which they keep the job, or --store etcd://HOST:PORT."
         )
     return controllers
 

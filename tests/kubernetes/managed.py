@@ -227,7 +227,8 @@ class ManagedJob:
 
     def left(self) -> list[str]:
         """Return the names of all objects of the job that are there."""
-        kinds = "deployments,pods,services,secrets,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
+        kinds = "deployments,pods,services,secrets,configmaps,serviceaccounts,roles,rolebindings,leases"
+        kinds += ",poddisruptionbudgets"
         return self.cluster.kubectl("get", kinds, "-l", f"midstep.io/job={self.name}", "-o", "name").split()
 
     def delete(self) -> None:

@@ -1,4 +1,4 @@
-"""Several controllers of a job in Kubernetes, which an etcd keeps: one leads, and another one takes over."""
+"""Several controllers of a job in Kubernetes, in an etcd or by a Lease: one leads, and another one takes over."""
 
 from typing import Any
 
@@ -26,15 +26,18 @@ def leader(job: ManagedJob, *terms: int) -> str:
     return str(next(each["name"] for each in status["controllers"] if each["phase"] == "hot"))
 
 
+@pytest.mark.parametrize("kept", ["on the volume", "in an etcd"])
 def test_another_controller_leads_when_the_leaders_pod_or_machine_is_lost_or_all_are_replaced(
-    cluster: Cluster, start_managed: StartManaged, undisturbed: Record
+    cluster: Cluster, start_managed: StartManaged, undisturbed: Record, kept: str
 ) -> None:
     """The pod together with a rank, then the machine with all that is on it: no step is lost, no bit differs.
 
     At last `kubectl rollout restart` replaces both, one after the other: the job has a leader until its end.
     """
-    several = ("--controllers", "2", "--store", cluster.store)
-    job = start_managed("several", spares=1, step_s=0.05, gates=(KILLED, OFF, ROLLED), options=several)
+    several: tuple[str, ...] = ("--controllers", "2")
+    several += ("--store", cluster.store) if kept == "in an etcd" else ()
+    name = "several" if kept == "in an etcd" else "elected"
+    job = start_managed(name, spares=1, step_s=0.05, gates=(KILLED, OFF, ROLLED), options=several)
     status = job.held_at(KILLED)
     job.until_spare()
     first = leader(job, 1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from midstep.platforms.kubernetes.rules import RIGHTS, ApiRight
+from midstep.platforms.kubernetes.rules import LEASE_RIGHTS, RIGHTS, ApiRight
 
 from .cluster.cluster import Cluster
 from .managed import ManagedJob
@@ -28,9 +28,9 @@ def without(role: dict[str, Any], right: ApiRight) -> dict[str, Any]:
 
 def test_each_verb_that_a_role_lacks_is_named_before_the_job_begins(cluster: Cluster, shared: Path) -> None:
     jobs = {}
-    for number, right in enumerate(RIGHTS):
+    for number, right in enumerate((*RIGHTS, *LEASE_RIGHTS)):
         job = jobs[right] = ManagedJob(
-            cluster, shared / f"rights{number}", f"rights{number}", steps=1, options=("--dry-run",)
+            cluster, shared / f"rights{number}", f"rights{number}", steps=1, options=("--dry-run", "--controllers", "2")
         )
         cluster.until(lambda job=job: job.process.poll() is not None, "a dry run")  # type: ignore[misc]
         printed = job.output.read_text().replace("policy/v1\n", "policy/v1beta1\n")  # Kubernetes before 1.21
@@ -44,7 +44,8 @@ def test_each_verb_that_a_role_lacks_is_named_before_the_job_begins(cluster: Clu
             assert not job.directory.exists()
     finally:
         for job in jobs.values():
-            kinds = "deployments,secrets,configmaps,services,roles,rolebindings,serviceaccounts,poddisruptionbudgets"
+            kinds = "deployments,secrets,configmaps,services,roles,rolebindings,serviceaccounts,leases"
+            kinds += ",poddisruptionbudgets"
             cluster.kubectl("delete", kinds, "-l", f"midstep.io/job={job.name}", "--wait=false")
 
 

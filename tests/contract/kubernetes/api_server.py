@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,11 +13,13 @@ Object = dict[str, Any]
 _KINDS = {
     "configmaps": "ConfigMap",
     "deployments": "Deployment",
+    "leases": "Lease",
     "nodes": "Node",
     "pods": "Pod",
     "secrets": "Secret",
     "services": "Service",
 }
+_READY_S = 60.0
 _STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -143,6 +146,14 @@ class ApiServer:
         self.put(plural, {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}"}}, "ADDED")
         return 201, self.objects[key]
 
+    def _update(self, plural: str, name: str, body: Object) -> tuple[int, Object]:
+        if ("update", plural, "") in self.forbidden:
+            return 403, _status(403)
+        if body["metadata"].get("resourceVersion") != self.objects[plural, name]["metadata"]["resourceVersion"]:
+            return 409, _status(409)
+        self.put(plural, body)
+        return 200, self.objects[plural, name]
+
     def _do(self, method: str, path: str, query: dict[str, list[str]], body: Object) -> tuple[int, Object]:
         parts = path.split("/")
         listed = parts[-1] in _KINDS or parts[-2:-1] == ["namespaces"] or method == "POST"
@@ -158,6 +169,8 @@ class ApiServer:
         if method == "DELETE":
             self.remove(plural, name)
             return 200, _status(200)
+        if method == "PUT":
+            return self._update(plural, name, body)
         if method == "PATCH":
             self.put(plural, _merged(self.objects[key], body))
         return 200, self.objects[key]
@@ -205,3 +218,33 @@ async def served(folder: Path) -> AsyncIterator[tuple[ApiServer, Path]]:
     finally:
         api.end_watches()
         server.close()
+
+
+class ApiThread:
+    """An API server in a thread, for clients that wait for their answers. `config`: its kubeconfig."""
+
+    def __init__(self, folder: Path) -> None:
+        """Serve until `close`."""
+        self._folder = folder
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+        self._thread.start()
+        assert self._ready.wait(_READY_S)
+
+    async def _serve(self) -> None:
+        async with served(self._folder) as (self.api, self.config):
+            self._ended = asyncio.Event()
+            self._ready.set()
+            await self._ended.wait()
+
+    def close(self) -> None:
+        """End it."""
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(_READY_S)
+        self._loop.close()
+
+
+def lease(name: str) -> Object:
+    """Return a Lease that nothing has held yet."""
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": {}}

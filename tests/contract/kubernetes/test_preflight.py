@@ -9,14 +9,14 @@ from midstep.platforms.base import PlatformContext
 from midstep.platforms.kubernetes import preflight
 from midstep.platforms.kubernetes.api import Unavailable
 from midstep.platforms.kubernetes.platform import check_kubernetes
-from midstep.platforms.kubernetes.rules import CLUSTER_RIGHTS, CONFIG_MAP_RIGHTS, RIGHTS, ApiRight
+from midstep.platforms.kubernetes.rules import CLUSTER_RIGHTS, CONFIG_MAP_RIGHTS, LEASE_RIGHTS, RIGHTS, ApiRight
 from midstep.platforms.kubernetes.settings import Settings, encode
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.token import new_token
 
 from .api_server import ApiServer, served
 
-EVERY = (*RIGHTS, *CLUSTER_RIGHTS, *CONFIG_MAP_RIGHTS)
+EVERY = (*RIGHTS, *LEASE_RIGHTS, *CLUSTER_RIGHTS, *CONFIG_MAP_RIGHTS)
 FAULTS = "kube-system"  # where ConfigMaps are
 
 
@@ -29,7 +29,9 @@ def checked(
 ) -> ApiServer:
     """Check the account of the job `demo`, which lacks these rights, with an API that first fails so."""
     settings = folder / "settings.json"
-    settings.write_text(encode(Settings("demo", "image", watch_nodes=watch_nodes, config_maps=(FAULTS,))))
+    store = "kubernetes:///midstep-demo?journal=/c/journal"
+    wanted = Settings("demo", "image", watch_nodes=watch_nodes, config_maps=(FAULTS,), controllers=2, store=store)
+    settings.write_text(encode(wanted))
     options = {"settings": str(settings)}
 
     async def scenario() -> ApiServer:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from lightkube import codecs
 
 from midstep.cli import run
+from midstep.controller.volume.place import folder_in, parse_volume_place
 from midstep.platforms.kubernetes import rules
 from midstep.platforms.kubernetes.objects import Submission, default_directory, manifests
 from midstep.platforms.kubernetes.overlay import laid_over
@@ -327,6 +328,29 @@ def test_several_controllers_keep_the_job_in_an_etcd_and_serve_it_in_turn() -> N
     assert budgets == ["midstep-demo", "midstep-demo-controllers"]
 
 
+def test_several_controllers_without_an_etcd_are_elected_by_a_lease_and_keep_the_job_on_the_volume() -> None:
+    found = printed("--controllers", "2", "--volume", "checkpoints:/checkpoints", "train.py")
+    kinds = {each["kind"]: each for each in found if each["kind"] != "PodDisruptionBudget"}
+    pod = kinds["Deployment"]["spec"]["template"]["spec"]
+
+    assert kinds["Lease"] == {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {**kinds["Service"]["metadata"]},
+        "spec": {},
+    }
+    place = "kubernetes:///midstep-demo?journal=/checkpoints/midstep-demo/journal"
+    assert place_in(found) == place
+    assert place in pod["initContainers"][1]["command"]
+    assert kinds["Deployment"]["spec"]["strategy"] == {"type": "RollingUpdate"}
+    (rule,) = (rule for rule in kinds["Role"]["rules"] if rule["resources"] == ["leases"])
+    assert (rule["verbs"], rule["resourceNames"]) == (["get", "update"], ["midstep-demo"])
+    assert parse_volume_place(place).folder == folder_in(Path("/checkpoints/midstep-demo"))
+    alone = printed("--volume", "checkpoints:/checkpoints", "train.py")
+    assert not any(each["kind"] == "Lease" for each in alone)
+    assert not any(rule["resources"] == ["leases"] for each in alone for rule in each.get("rules", []))
+
+
 def test_two_runs_of_a_job_have_places_of_their_own_in_the_etcd() -> None:
     """So that neither the end of the last one nor a job of that name in another namespace is taken for this one's."""
     first, second = (place_in(printed("--store", "etcd://s", "t.py")) for _ in range(2))
@@ -337,7 +361,8 @@ def test_two_runs_of_a_job_have_places_of_their_own_in_the_etcd() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--controllers", "2"), "--controllers 2 needs --store"),
+        (("--controllers", "2"), "--controllers 2 needs --volume"),
+        (("--controllers", "2", "--store", "kubernetes:///a?journal=/b"), "is what --controllers chooses"),
         (("--store", "http://s"), "not the address of an etcd"),
     ],
 )
@@ -391,7 +416,7 @@ def test_the_dockerfile_names_a_version_of_its_base() -> None:
 def test_the_docs_give_a_reason_for_each_right() -> None:
     page = (MANAGED.parents[2] / "docs" / "kubernetes-managed.md").read_text()
 
-    for right in (*rules.RIGHTS, *rules.CLUSTER_RIGHTS):
+    for right in (*rules.RIGHTS, *rules.LEASE_RIGHTS, *rules.CLUSTER_RIGHTS):
         assert f"| `{right.resource}` | `{right.verb}` | {right.why} |" in page
 
 

@@ -1,7 +1,7 @@
-"""What the keys of a job in etcd hold: terms, events and snapshots, tied together as in the journal of one host."""
+"""What a journal on several machines holds: terms, events and snapshots, tied together as in that of one host."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -9,11 +9,11 @@ import msgspec
 from ...protocol.errors import JournalError
 from ..clock import ClockReading
 from ..events import Event
-from ..journal.chain import damaged, link
-from ..journal.records import Founding
-from ..journal.senders import TakenIn
-from ..journal.snapshots import SavedSnapshot
-from .place import EtcdPlace
+from .chain import damaged, link
+from .records import Founding
+from .senders import TakenIn
+from .snapshots import SavedSnapshot
+from .store import JournalEntry
 
 _Record = TypeVar("_Record")
 _LEVEL = 1  # of compression: the controller waits for it
@@ -71,7 +71,7 @@ _decode_rows = msgspec.msgpack.Decoder(list[EventRow]).decode
 _decode_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
 
 
-def read_founding(place: EtcdPlace, content: bytes) -> Founding:
+def read_founding(place: object, content: bytes) -> Founding:
     """Return what a job was founded with. Raises JournalError."""
     try:
         return msgspec.msgpack.decode(content, type=Founding)
@@ -81,7 +81,7 @@ def read_founding(place: EtcdPlace, content: bytes) -> Founding:
         ) from error
 
 
-def read_terms(place: EtcdPlace, contents: list[bytes], first: bytes) -> TermRecord | None:
+def read_terms(place: object, contents: list[bytes], first: bytes) -> TermRecord | None:
     """Return the last of all terms. Raises JournalDamaged when one is missing, or out of its order."""
     last: TermRecord | None = None
     for content in contents:
@@ -93,17 +93,43 @@ def read_terms(place: EtcdPlace, contents: list[bytes], first: bytes) -> TermRec
     return last
 
 
+def chained(
+    entries: Sequence[JournalEntry], at_s: float, term: int, last: tuple[int, bytes], taken_in: TakenIn
+) -> tuple[list[EventRow], tuple[bool, ...], tuple[int, bytes]]:
+    """Return what is to be written behind the `last` event, which entries are new, and the last event then.
+
+    An entry that was taken in before, or that comes twice, is not written again.
+    """
+    seq, chain = last
+    rows: list[EventRow] = []
+    fresh: list[bool] = []
+    seen: set[tuple[str, int, int]] = set()
+    for entry in entries:
+        identity = (entry.sender, entry.session, entry.number)
+        known = bool(entry.number) and (identity in seen or taken_in.has(*identity))
+        fresh.append(not known)
+        if known:
+            continue
+        seen.add(identity)
+        seq += 1
+        kind, payload = type(entry.event).__name__, _encode(entry.event)
+        row = EventRow(seq, term, at_s, entry.sender, entry.session, entry.number or None, kind, payload, b"")
+        chain = row.chain_after(chain)
+        rows.append(msgspec.structs.replace(row, chain=chain))
+    return rows, tuple(fresh), (seq, chain)
+
+
 def pack_rows(rows: list[EventRow]) -> bytes:
     """Return events as one value."""
     return zlib.compress(_encode(rows), _LEVEL)
 
 
-def unpack_rows(place: EtcdPlace, content: bytes) -> list[EventRow]:
+def unpack_rows(place: object, content: bytes) -> list[EventRow]:
     """Return the events of one value. Raises JournalDamaged."""
     return _checked(place, lambda data: _decode_rows(zlib.decompress(data)), content, "a batch of events")
 
 
-def event_of(place: EtcdPlace, row: EventRow) -> Event:
+def event_of(place: object, row: EventRow) -> Event:
     """Return the event of a row. Raises JournalError for one that this version does not know."""
     try:
         event: Event = _decode_event(row.payload)
@@ -132,7 +158,7 @@ def unpack_snapshot(seq: int, content: bytes) -> SavedSnapshot:
         raise ValueError(str(error)) from error
 
 
-def _checked(place: EtcdPlace, decode: Callable[[bytes], _Record], content: bytes, what: str) -> _Record:
+def _checked(place: object, decode: Callable[[bytes], _Record], content: bytes, what: str) -> _Record:
     try:
         return decode(content)
     except (zlib.error, msgspec.MsgspecError) as error:
