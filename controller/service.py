@@ -33,6 +33,7 @@ from .keepalive import KeepAlive
 from .liveness import Liveness
 from .opening import ControllerPlace, Term, open_job
 from .progress import ProgressBoard
+from .relaunch_hook import RelaunchHook
 from .routes import Routes
 from .switchover import ControllerEntry
 
@@ -110,7 +111,9 @@ def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive) -> int:
             stop=term.stop,
             switchover=opened.switchover,
         )
-        exit_code = asyncio.run(_drive(driver, run_directory))
+        hook = policy.on_node_relaunch
+        relaunch_hook = None if hook is None else RelaunchHook(hook, job.job, driver.status)
+        exit_code = asyncio.run(_drive(driver, run_directory, relaunch_hook))
         if term.in_memory and read_result(place.job_directory) is None:
             # The disk of the job directory may be why there is no better controller, and this is its end's only record.
             result = JobResult(job.job, exit_code, driver.status().reason, journal.term, time.time())
@@ -152,13 +155,19 @@ def _last_endpoint(run_directory: Path) -> str | None:
         return None
 
 
-async def _drive(driver: Driver, run_directory: Path) -> int:
+async def _drive(driver: Driver, run_directory: Path, hook: RelaunchHook | None) -> int:
     lines = LineServer(run_directory, driver.report)
     await lines.open()
+    hooked = None if hook is None else asyncio.create_task(hook.run())
     try:
         with _signals(asyncio.get_running_loop(), driver):
             return await driver.run()
     finally:
+        if hooked is not None:
+            hooked.cancel()
+            await asyncio.wait([hooked])
+            if not hooked.cancelled() and (error := hooked.exception()) is not None:
+                _log.error("on_node_relaunch was not called any more: %s", error)
         await lines.close()
 
 

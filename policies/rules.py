@@ -6,6 +6,7 @@ own deadlines. `advice` is what an operator may want to know before the job runs
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
@@ -17,7 +18,7 @@ from .roles import WORLD_RESTARTS, parse_ranks
 from .schema import COMMUNICATORS, CommunicatorName, DeviceName, NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+ROLE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 def broken_rules(policy: Policy) -> list[Problem]:
@@ -28,7 +29,7 @@ def broken_rules(policy: Policy) -> list[Problem]:
             problems += _ladder_problems(role.ladder, f"roles.{name}.ladder")
     problems += _role_problems(policy) + _restore_problems(policy) + _deadline_problems(policy)
     problems += _device_problems(policy) + _standby_problems(policy) + _scale_problems(policy)
-    problems += exception_problems(policy.exceptions)
+    problems += exception_problems(policy.exceptions) + _hook_problems(policy.on_node_relaunch)
     return problems + kind_problems(policy.faults.codes, "faults.codes")
 
 
@@ -81,6 +82,16 @@ def _scale_problems(policy: Policy) -> list[Problem]:
     if policy.rung(Rung.RESCHEDULE_POD) is None:
         problems.append(Problem("scale.min_nodes", "needs reschedule_pod on the ladder, which restarts all processes"))
     return problems
+
+
+def _hook_problems(command: str | None) -> list[Problem]:
+    if command is None:
+        return []
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        return [Problem("on_node_relaunch", f"{error}; allowed: a command, quoted as for a shell")]
+    return [] if words else [Problem("on_node_relaunch", "found an empty command; allowed: a command, or null")]
 
 
 def kind_problems(codes: Mapping[str, CodeRule], key: str) -> list[Problem]:
@@ -149,7 +160,7 @@ def _role_problems(policy: Policy) -> list[Problem]:
     problems, spans = [], []
     order = list(policy.roles)
     for name, role in policy.roles.items():
-        if not _NAME.fullmatch(name):
+        if not ROLE_NAME.fullmatch(name):
             allowed = "letters, digits, - and _, of which the first is a letter"
             problems.append(Problem(f"roles.{name[:64]}", f"is not the name of a role; allowed: {allowed}"))
         try:

@@ -272,6 +272,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: DeviceName = DeviceName.CPU
     black_box_bytes: BlackBoxBytes = 1 << 20
     exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own, tried before those of configs/exceptions.yaml
+    on_node_relaunch: str | None = None  # a command that is run when a node was replaced
 
     def rung(self, rung: Rung) -> RungPolicy | None:
         """Return the ladder's entry for `rung`, None when the policy does without it."""

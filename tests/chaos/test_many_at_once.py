@@ -1,6 +1,9 @@
 """Several ranks die at once, up to all of them, and then a node for which there is no spare."""
 
+import json
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ from midstep.protocol.types import ArmedFault, InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import RANKS, Job, Record, inject
+from .jobs import RANKS, ROOMY, Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.both_devices(second_in_soak=True), pytest.mark.timeout(240)]
 
@@ -27,7 +30,9 @@ SOME = {
     "all but one": (24, {0: 2, 1: 3, 3: 1}),
 }
 ALL_STEP, ALL = 35, {0: 3, 1: 4, 2: 2, 3: 2}
-NODE_STEP = 47
+NODE_STEP, TOLD_STEP = 47, 55
+TOLD = "relaunch.json"
+HOOK = Path(__file__).with_name("relaunch_hook.py")
 FAULTS = [
     *(fault for step, lives in SOME.values() for fault in at_once(step, lives)),
     *at_once(ALL_STEP, ALL),
@@ -36,9 +41,13 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def job(start_shared_job: StartJob) -> Job:
-    job = start_shared_job(faults=FAULTS, gates=[NODE_STEP], fixed_nodes=False)
+    policy = {**ROOMY, "on_node_relaunch": f"{sys.executable} {HOOK}"}
+    job = start_shared_job(faults=FAULTS, gates=[NODE_STEP, TOLD_STEP], fixed_nodes=False, policy=policy)
     job.kill_node(job.held_at(NODE_STEP).ranks[3].node)
     job.open_gate(NODE_STEP)
+    job.held_at(TOLD_STEP)
+    job.until(lambda status: (job.records / TOLD).exists(), "the hook to be called")
+    job.open_gate(TOLD_STEP)
     return job
 
 
@@ -81,6 +90,16 @@ def test_a_lost_node_without_a_spare_is_replaced_by_a_new_one(incidents: dict[st
     assert "to 1 node that the platform brings" in incident["decisions"][-1]["reason"]
     skipped = {skipped["rung"]: skipped["reason"] for skipped in incident["decisions"][-1]["skipped"]}
     assert "lost" in skipped["recover_in_place"]
+
+
+def test_the_users_program_is_called_with_the_node_that_was_replaced(
+    job: Job, incidents: dict[str, dict[str, Any]]
+) -> None:
+    """`on_node_relaunch` of the policy; no recovery has waited for it."""
+    assert incidents
+    told = json.loads((job.records / TOLD).read_text())
+    assert (told["job"], told["ranks"], told["state"]) == (job.name, [2, 3], "lost")
+    assert told["node"] not in told["replaced_by"]
 
 
 def test_losing_much_changes_no_bit(job: Job, incidents: dict[str, dict[str, Any]], undisturbed: Record) -> None:
