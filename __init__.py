@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .processor.building import building
     from .processor.callbacks import Lifecycle, Recovery
     from .processor.resilient import init_process_group, resilient
+    from .processor.role import OwnRole, role
     from .processor.values import Value, replicated
     from .protocol.errors import MidstepError
 
@@ -23,6 +24,7 @@ _HOMES = {
     "JobView": "cli.watching",
     "Lifecycle": "processor.callbacks",
     "MidstepError": "protocol.errors",
+    "OwnRole": "processor.role",
     "Recovery": "processor.callbacks",
     "TrainState": "adapters.ddp",
     "Value": "processor.values",
@@ -30,6 +32,7 @@ _HOMES = {
     "init_process_group": "processor.resilient",
     "replicated": "processor.values",
     "resilient": "processor.resilient",
+    "role": "processor.role",
     "watch": "cli.watching",
 }
 
@@ -37,6 +40,7 @@ __all__ = [
     "JobView",
     "Lifecycle",
     "MidstepError",
+    "OwnRole",
     "Recovery",
     "TrainState",
     "Value",
@@ -45,6 +49,7 @@ __all__ = [
     "init_process_group",
     "replicated",
     "resilient",
+    "role",
     "watch",
 ]
 

@@ -113,6 +113,22 @@ SCRIPT: tuple[Decorator, ...] = (
     click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
 )
 
+SCRIPT_OR_ROLES: tuple[Decorator, ...] = (
+    click.argument("script", required=False),
+    click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
+)
+
+ROLES: tuple[Decorator, ...] = (
+    click.option(
+        "--roles",
+        "roles_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Run a job of several roles, each with its own script, ranks and ladder, instead of one SCRIPT; see "
+        "docs/roles.md, and `midstep policy check FILE`.",
+    ),
+)
+
 
 def options(*groups: tuple[Decorator, ...]) -> Decorator:
     """Add groups of options to a command, in this order."""

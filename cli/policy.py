@@ -8,15 +8,17 @@ import msgspec
 from rich.text import Text
 
 from ..policies.explain import SupposedWorld, Supposition, answer, parse_fault, typical
-from ..policies.files import load_policy, render
+from ..policies.files import load_policy_or_roles, render
 from ..policies.roles import Roles, beyond
 from ..policies.rules import advice
-from ..policies.schema import Policy, default_policy
+from ..policies.schema import Policy
+from ..policies.scripted_roles import JobOfRoles
 from ..protocol.errors import ConfigurationError, PolicyError
 from ..protocol.types import Decision, Rung
 from . import from_acjob
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
+from .roles.policy_files import policy_in, role_option, show_checked_roles
 
 EXIT_WRONG_FILE = 1
 MAX_RANKS = 200_000  # answers stay a matter of seconds
@@ -86,7 +88,7 @@ command.add_command(from_acjob.command)
 @command.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 def check(files: tuple[Path, ...]) -> None:
-    """Find every mistake in policy FILES, with its key and what is allowed there.
+    """Find every mistake in policy FILES, also of jobs of several roles, with its key and what is allowed there.
 
     A file that is right may still come with notes: things that are allowed and perhaps not meant. Exit
     status: 0 when all files are right, 1 when any is wrong.
@@ -95,10 +97,13 @@ def check(files: tuple[Path, ...]) -> None:
     wrong = 0
     for file in files:
         try:
-            policy = load_policy(file)
+            policy = load_policy_or_roles(file)
         except PolicyError as error:
             wrong += 1
             console.print(Text(str(error), style="red"))
+            continue
+        if isinstance(policy, JobOfRoles):
+            show_checked_roles(console, file, policy)
             continue
         rungs = " -> ".join(entry.rung for entry in policy.ladder)
         console.print(Text.assemble(str(file), ": ", ("ok", "green"), f" ({rungs})"))
@@ -109,6 +114,7 @@ def check(files: tuple[Path, ...]) -> None:
 
 @command.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
+@role_option
 @click.option(
     "--fault",
     "faults",
@@ -138,6 +144,7 @@ def check(files: tuple[Path, ...]) -> None:
 def explain(
     *,
     file: Path | None,
+    role: str | None,
     faults: tuple[str, ...],
     nodes: int | None,
     ranks_per_node: int,
@@ -161,7 +168,7 @@ def explain(
     midstep policy explain job.yaml --fault kind=memory,rank=3,mendable=true --node-failures node-1=6
     """
     try:
-        policy = default_policy() if file is None else load_policy(file)
+        policy = policy_in(file, role)
     except PolicyError as error:
         echo(str(error), err=True)
         sys.exit(EXIT_WRONG_FILE)
@@ -195,10 +202,11 @@ def explain(
 
 @command.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-def show(file: Path | None) -> None:
+@role_option
+def show(file: Path | None, role: str | None) -> None:
     """Print the policy of FILE with every key that it leaves to its default; without FILE, the default policy."""
     try:
-        click.echo(render(default_policy() if file is None else load_policy(file)), nl=False)
+        click.echo(render(policy_in(file, role)), nl=False)
     except PolicyError as error:
         echo(str(error), err=True)
         sys.exit(EXIT_WRONG_FILE)

@@ -17,6 +17,7 @@ from ..protocol.incidents import Incident, JobStatus
 from .display.plain import echo, echo_as_it_is, echo_json
 from .display.terminal import Terminal
 from .ended_incidents import asked, incidents_after
+from .jobs.directories import find_job
 from .reaching import HereJob, JobElsewhere, operator_options, reached
 from .views.incident_data import report_json
 
@@ -56,6 +57,7 @@ def command(
     """Show what happened in a job: each incident, the rung taken and why no cheaper one, phases, budgets.
 
     JOB_OR_DIRECTORY is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
+    JOB/ROLE is one role of a job of several.
     Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs. With --controller it is the job's whole name, and the
     controller of a job that runs is asked for its incidents; --story is only where the job's journal is.
 
@@ -67,7 +69,16 @@ def command(
       midstep report --picture report.png         and draw it
       midstep report --controller m0:29400 --token-file viewer.token
     """
+    from .roles.reaching import group_meant
+    from .roles.showing import report_group
+
     try:
+        group = group_meant(job, controller)
+        if group is not None:
+            if number is not None or story or as_json or picture or trace:
+                find_job(job)  # says which roles there are
+            report_group(group)
+            return
         target = reached(job, controller, token_file)
         if story and not isinstance(target, HereJob):
             raise click.UsageError("--story reads the job's journal: type it on the controller's machine.")

@@ -9,7 +9,8 @@ from ..protocol.errors import MidstepError
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
 from .jobs.continuation import continued
-from .jobs.directories import find_job
+from .jobs.directories import find_job_or_group
+from .roles.group_files import is_group
 from .run import launch
 
 
@@ -23,12 +24,18 @@ def command(*, job: str | None, quiet: bool) -> None:
     it was started have to be there. To continue on another machine, bring the whole job directory there, under the same
     path, and the checkpoints if they are elsewhere.
 
-    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. Exit codes are
-    those of `midstep run`.
+    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. A job of several
+    roles continues with each of its roles from there. Exit codes are those of `midstep run`.
     """
     hold_standard_descriptors()
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
     try:
-        sys.exit(launch(continued(find_job(job)), quiet=quiet))
+        directory = find_job_or_group(job)
+        if is_group(directory):
+            from .roles.opening import reopened_group
+            from .roles.running import launch_roles
+
+            sys.exit(launch_roles(reopened_group(directory), quiet=quiet))
+        sys.exit(launch(continued(directory), quiet=quiet))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error

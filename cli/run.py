@@ -17,7 +17,7 @@ from ..protocol.secret_files import read_token
 from ..protocol.token import TOKEN_VARIABLE, joinable
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
-from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, asked_for, options
+from .job_options import POLICY, PROGRAM, ROLES, SCRIPT_OR_ROLES, SHAPE, asked_for, options
 from .jobs.fault_schedule import load_schedule
 from .jobs.start import PreparedJob, Start, create_job
 from .joining.admission import KEYS_NAME, Wishes
@@ -52,6 +52,7 @@ class PlatformName(StrEnum):
     "(docs/kubernetes-managed.md); the Ray cluster that this machine is part of (docs/ray.md).",
 )
 @options(SHAPE)
+@options(ROLES)
 @click.option(
     "--fixed-nodes",
     is_flag=True,
@@ -89,9 +90,10 @@ class PlatformName(StrEnum):
 @options(PROGRAM)
 @click.option("--standalone", is_flag=True, envvar="PET_STANDALONE", help="All nodes are here, as by default.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")
-@options(SCRIPT)
+@options(SCRIPT_OR_ROLES)
 def command(
     *,
+    roles_file: Path | None,
     platform: str,
     fixed_nodes: bool,
     fault_sources: tuple[Path, ...],
@@ -104,7 +106,7 @@ def command(
     failure_domain: str,
     **chosen: Any,
 ) -> None:
-    """Run SCRIPT on NNODES x NPROC-PER-NODE ranks and keep it running.
+    """Run SCRIPT on NNODES x NPROC-PER-NODE ranks and keep it running; with --roles, several scripts.
 
     All nodes are on this machine: each is an agent with its ranks, and a failure domain of its own. With
     --rdzv-endpoint (or --master-addr) each machine is a node: run the same command on all of them, with the job's token
@@ -122,6 +124,12 @@ def command(
     torchrun = {name: chosen.pop(name) for name in Flags.__struct_fields__}
     pods = PodFlags(**{name: chosen.pop(name) for name in PodFlags.__struct_fields__})
     try:
+        if roles_file is not None:
+            from .roles.running import run_roles
+
+            sys.exit(run_roles(roles_file, click.get_current_context()))
+        if chosen["script"] is None:
+            raise click.UsageError("Missing argument 'SCRIPT', or --roles FILE.")
         asked = asked_for(**chosen)
         start = msgspec.structs.replace(
             asked,
@@ -195,13 +203,16 @@ def join(machine: JoiningMachine, *, quiet: bool) -> int:
     return result.exit_code
 
 
-def launch(job: PreparedJob, *, quiet: bool) -> int:
-    """Run a job to its end on this machine and return its exit code; says on stderr what happens to it."""
+def launch(job: PreparedJob, *, quiet: bool, role: str = "") -> int:
+    """Run a job to its end on this machine and return its exit code; says on stderr what happens to it.
+
+    `role`: what it is in a job of several roles.
+    """
     from .display.display import Display
     from .supervision.launcher import Launcher
 
     try:
-        with Display(job.job_directory, job.run_directory, quiet=quiet) as display:
+        with Display(job.job_directory, job.run_directory, quiet=quiet, role=role) as display:
             display.say(f"job {job.spec.job} in {job.job_directory}", "dim")
             result = asyncio.run(Launcher(job).run())
             display.drain()

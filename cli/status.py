@@ -38,14 +38,14 @@ ASK_S = 2.0
 def command(
     *, job: str | None, as_json: bool, watch: bool, every_s: float, controller: str | None, token_file: Path | None
 ) -> None:
-    """Show how a job stands: phase, ranks, nodes, budgets, incidents.
+    """Show how a job stands: phase, ranks, nodes, budgets, incidents; of a job of several roles, a line for each.
 
     Asks the job's controller. If none answers (the job has ended, or its controller hangs or is being restarted), the
     job's journal is read instead, and it is said why.
 
-    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
-    Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs. With --controller it is the job's whole name,
-    nothing of the job has to be on this machine, and a token of any role will do.
+    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. JOB/ROLE is one
+    role of a job of several. Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs. With --controller it is the
+    job's whole name, nothing of the job has to be on this machine, and a token of any role will do.
 
     \b
     Examples:
@@ -54,7 +54,14 @@ def command(
       midstep status --json | jq .phase
       midstep status --controller m0:29400 --token-file viewer.token
     """
+    from .roles.reaching import group_meant
+    from .roles.showing import show_group
+
     try:
+        directory = group_meant(job, controller)
+        if directory is not None:
+            show_group(directory, as_json=as_json, every_s=every_s if watch else None)
+            return
         target = reached(job, controller, token_file)
         if watch:
             _watch(target, as_json, every_s)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..controller.endpoints.control_requests import StopJobRequest
+from ..protocol.errors import MidstepError
 from .control import tell, the_job
 from .display.plain import echo
 from .reaching import HereJob, operator_options
@@ -23,8 +24,9 @@ def command(*, job: str | None, reason: str | None, controller: str | None, toke
 
     A checkpoint is written first, where that is possible. A second `midstep stop` does not wait for it any more.
 
-    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. With
-    --controller it is the job's whole name, and the role has to be operator or admin.
+    JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. A job of several
+    roles is stopped as a whole, also when only JOB/ROLE is. With --controller it is the job's whole name, and the role
+    has to be operator or admin.
 
     \b
     Examples:
@@ -32,6 +34,15 @@ def command(*, job: str | None, reason: str | None, controller: str | None, toke
       midstep stop demo --reason "enough steps"
       midstep stop --controller m0:29400 --token-file operator.token
     """
+    from .roles.reaching import group_meant, stop_group
+
+    try:
+        group = group_meant(job, controller)
+        if group is not None:
+            echo(stop_group(group))
+            return
+    except MidstepError as error:
+        raise click.ClickException(str(error)) from error
     target = the_job(job, controller, token_file)
     by = _user() if isinstance(target, HereJob) else f"{_user()} on {socket.gethostname()}"
     echo(tell(target, StopJobRequest(reason or f"midstep stop by {by}"), ASK_S))

@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -23,12 +23,17 @@ MAX_CONNECTIONS = 4096
 _LENGTH = struct.Struct("<I")
 _GRACE_S = 5.0  # for the server to say that a wait has timed out
 _LEAST_S = 0.001
+_CLOSED_S = 5.0
 
 Keys = Annotated[list[str], msgspec.Meta(max_length=1 << 16)]
 
 
 class StoreTimeout(Exception):
     """No value came for a key within the time."""
+
+
+class StoreFull(Exception):
+    """The store holds as many bytes as it may."""
 
 
 class StoreOperation(enum.IntEnum):
@@ -56,11 +61,12 @@ class StoreRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoreReply(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to one request; `timed_out` alone for a wait that was in vain."""
+    """The answer to one request; `timed_out` alone for a wait that was in vain, `full` for a value without room."""
 
     value: bytes = b""
     number: int = 0
     timed_out: bool = False
+    full: bool = False
 
 
 _REQUESTS = msgspec.msgpack.Decoder(StoreRequest)
@@ -68,19 +74,46 @@ _ANSWERS = msgspec.msgpack.Decoder(StoreReply)
 
 
 class KeyValueServer:
-    """Serves clients on a socket that listens already, in a thread, until the process ends."""
+    """Serves clients on a socket that listens already, in a thread, until it is closed or the process ends.
 
-    def __init__(self, listener: socket.socket) -> None:
+    `limit_bytes`: of all keys and values together; None: no limit.
+    """
+
+    def __init__(self, listener: socket.socket, limit_bytes: int | None = None) -> None:
         self._listener = listener
+        self._limit_bytes = limit_bytes
         self._values: dict[str, bytes] = {}
+        self._bytes = 0
         self._connections = 0
         self._changed: asyncio.Event | None = None
-        threading.Thread(target=lambda: asyncio.run(self._serve()), name="midstep-store", daemon=True).start()
+        self._closing = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="midstep-store", daemon=True)
+        self._thread.start()
+
+    def clear(self) -> None:
+        """Forget all values, soon. From any thread."""
+        self._call(self._clear)
+
+    def close(self) -> None:
+        """Close the socket and all connections. From any other thread; idempotent."""
+        if self._thread.is_alive():
+            self._call(self._closing.set)
+            self._thread.join(_CLOSED_S)
+
+    def _call(self, act: Callable[[], None]) -> None:
+        self._ready.wait(_CLOSED_S)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(act)
 
     async def _serve(self) -> None:
         self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         server = await asyncio.start_server(self._connected, sock=self._listener)
-        await server.serve_forever()
+        self._ready.set()
+        await self._closing.wait()
+        server.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
@@ -106,26 +139,39 @@ class KeyValueServer:
             case StoreOperation.CHECK:
                 return StoreReply(number=int(all(each in values for each in keys)))
             case StoreOperation.DELETE:
-                return StoreReply(number=int(values.pop(key, None) is not None))
+                return StoreReply(number=int(self._delete(key)))
             case StoreOperation.COUNT:
                 return StoreReply(number=len(values))
             case StoreOperation.SET:
-                self._set(key, request.value)
-                return StoreReply()
+                return StoreReply(full=not self._set(key, request.value))
             case StoreOperation.ADD:
                 total = int(values.get(key, b"0")) + request.amount
-                self._set(key, b"%d" % total)
-                return StoreReply(number=total)
+                return StoreReply(number=total, full=not self._set(key, b"%d" % total))
             case StoreOperation.COMPARE_SET:
-                if values.get(key, b"") == request.expected:
-                    self._set(key, request.value)
-                return StoreReply(values.get(key, b""))
+                full = values.get(key, b"") == request.expected and not self._set(key, request.value)
+                return StoreReply(values.get(key, b""), full=full)
 
-    def _set(self, key: str, value: bytes) -> None:
+    def _set(self, key: str, value: bytes) -> bool:
+        """Set a value; False where there is no room for it."""
         assert self._changed is not None
-        self._values[key] = value
+        total = self._bytes + len(value) - len(self._values.get(key, b"")) + (0 if key in self._values else len(key))
+        if self._limit_bytes is not None and total > self._limit_bytes:
+            return False
+        self._values[key], self._bytes = value, total
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        return True
+
+    def _clear(self) -> None:
+        self._values.clear()
+        self._bytes = 0
+
+    def _delete(self, key: str) -> bool:
+        value = self._values.pop(key, None)
+        if value is None:
+            return False
+        self._bytes -= len(key) + len(value)
+        return True
 
     async def _have_come(self, keys: Sequence[str], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -165,7 +211,7 @@ class KeyValueClient(Store):
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def set(self, key: str, value: bytes) -> None:
-        """Set the value of a key."""
+        """Set the value of a key. Raises StoreFull."""
         self._ask(StoreRequest(StoreOperation.SET, [key], value))
 
     def get(self, key: str) -> bytes:
@@ -211,10 +257,13 @@ class KeyValueClient(Store):
             (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
             if length > MAX_FRAME_BYTES:
                 raise ConnectionError(f"an answer of {length} bytes")
-            return _ANSWERS.decode(self._receive(length))
+            answer = _ANSWERS.decode(self._receive(length))
         except BaseException:
             self._connection.close()
             raise
+        if answer.full:
+            raise StoreFull(f"there is no room in the store for {', '.join(request.keys)}")
+        return answer
 
     def _receive(self, length: int) -> Any:
         data = bytearray(length)

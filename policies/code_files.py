@@ -64,6 +64,14 @@ def spelled_out(codes: Any) -> Any:
     return {code: {"level": rule} if isinstance(rule, str) else rule for code, rule in codes.items()}
 
 
+def with_codes_spelled_out(tree: Any) -> Any:
+    """Return the tree of a policy with `faults.codes` spelled out; anything else stays for the check."""
+    faults = tree.get("faults") if isinstance(tree, dict) else None
+    if not isinstance(faults, dict) or "codes" not in faults:
+        return tree
+    return {**tree, "faults": {**faults, "codes": spelled_out(faults["codes"])}}
+
+
 def _level_lists(tree: Any) -> dict[str, Any]:
     """Return the `<Level>Codes` of a cluster's own file; empty when it is none."""
     if not isinstance(tree, dict):

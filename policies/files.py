@@ -6,13 +6,14 @@ import msgspec
 
 from ..protocol.errors import PolicyError
 from ..protocol.plain_yaml import write_yaml
-from .code_files import load_codes, spelled_out
+from .code_files import load_codes, with_codes_spelled_out
 from .reading import problems_of
 from .rules import broken_rules
 from .schema import Policy
+from .scripted_roles import JobOfRoles, PlannedRole, is_job_of_roles, parse_roles
 from .yaml_text import MAX_FILE_BYTES, read_text, read_tree, refuse
 
-__all__ = ["MAX_FILE_BYTES", "load_policy", "parse_policy", "render"]
+__all__ = ["MAX_FILE_BYTES", "load_policy", "load_policy_or_roles", "load_roles", "parse_policy", "render"]
 
 
 def load_policy(path: str | Path) -> Policy:
@@ -21,7 +22,34 @@ def load_policy(path: str | Path) -> Policy:
     Raises PolicyError, every mistake on its own line, when one of them is wrong.
     """
     path = Path(path)
-    policy = parse_policy(read_text(path), str(path))
+    return _with_its_files(parse_policy(read_text(path), str(path)), path)
+
+
+def load_roles(path: str | Path) -> JobOfRoles:
+    """Read the job of roles at `path`, and what it names. Paths in it, of scripts too, start at the file's directory.
+
+    Raises PolicyError, every mistake on its own line, when one of them is wrong.
+    """
+    path = Path(path)
+    job = parse_roles(read_text(path), str(path))
+    return msgspec.structs.replace(job, roles=tuple(_placed(role, path) for role in job.roles))
+
+
+def load_policy_or_roles(path: str | Path) -> Policy | JobOfRoles:
+    """Read a policy, or a job of roles, whichever the file is. Raises PolicyError."""
+    tree = read_tree(read_text(path), str(path))
+    return load_roles(path) if is_job_of_roles(tree) else load_policy(path)
+
+
+def _placed(role: PlannedRole, path: Path) -> PlannedRole:
+    given = role.given
+    if not given.module and not given.no_python:
+        given = msgspec.structs.replace(given, script=str((path.parent / given.script).absolute()))
+    return msgspec.structs.replace(role, given=given, policy=_with_its_files(role.policy, path))
+
+
+def _with_its_files(policy: Policy, path: Path) -> Policy:
+    """Return a policy with the table of codes that it names, and with absolute paths. Raises PolicyError."""
     faults = policy.faults
     if faults.codes_file is not None:
         codes = {**load_codes(path.parent / faults.codes_file), **faults.codes}
@@ -39,8 +67,12 @@ def parse_policy(text: str, source: str) -> Policy:
     tree = read_tree(text, source)
     if tree is None:
         return Policy()
-    if isinstance(tree, dict) and isinstance(tree.get("faults"), dict) and "codes" in tree["faults"]:
-        tree = {**tree, "faults": {**tree["faults"], "codes": spelled_out(tree["faults"]["codes"])}}
+    if is_job_of_roles(tree):
+        raise PolicyError(
+            f"{source}: roles: they have scripts, so this is a job of several roles and no policy of one world. Start "
+            f"it with `midstep run --roles {source}`; `midstep policy show {source} --role NAME` has the policy of one."
+        )
+    tree = with_codes_spelled_out(tree)
     refuse(problems_of(tree), source)
     try:
         policy = msgspec.convert(tree, Policy)

@@ -127,6 +127,11 @@ class Runtime:
             atexit.register(cls._current.close)
         return cls._current
 
+    @classmethod
+    def running(cls) -> "Runtime | None":
+        """Return this process's runtime, if it has one already."""
+        return cls._current
+
     def init_process_group(self, given: GroupArguments) -> None:
         """Make torch's default group: seated where the whole world starts together, without peers otherwise.
 

@@ -16,3 +16,8 @@ STARTED_S = "MIDSTEP_STARTED_S"  # when the agent began to start the process, on
 PRELOAD = "MIDSTEP_PRELOAD"  # of an agent: what its fork server imports; "store": nothing that only training wants
 MINDIO = "MIDSTEP_MINDIO"  # "1": the program finds a package mindio_ttp, which is midstep's
 FAULTS = "MIDSTEP_FAULTS"  # a JSON list of ArmedFault, for tests and demonstrations
+# Of a job of several roles, each with a script of its own:
+ROLE = "MIDSTEP_ROLE"  # the name of the process's role
+ROLES = "MIDSTEP_ROLES"  # how many ranks each role has, as JSON
+ROLE_ATTEMPT = "MIDSTEP_ROLE_ATTEMPT"  # how often all roles have been started together
+ROLE_STORE = "MIDSTEP_ROLE_STORE"  # the file that says where the store of the roles is

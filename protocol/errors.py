@@ -32,6 +32,7 @@
     |   +-- OrdersOverdue           no word from the controller before the deadline
     |   +-- CallbackFailed          a lifecycle callback of the user's raised an exception
     +-- CheckpointError             a checkpoint cannot be written or read
+    +-- RoleStoreError              the store that the roles of a job share gives no answer
 
     Interrupted(BaseException)      raised in the train thread to leave the train function; never caught by users
     InjectedFault(Exception)        raised on purpose by `midstep inject --raise`
@@ -179,6 +180,10 @@ class CallbackFailed(RecoveryError):
 
 class CheckpointError(MidstepError):
     """A checkpoint cannot be written or read."""
+
+
+class RoleStoreError(MidstepError):
+    """The store that the roles of a job share was not reached, has nothing under a key, or is full."""
 
 
 class Interrupted(BaseException):

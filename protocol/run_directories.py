@@ -152,6 +152,21 @@ def clear_abandoned(base: Path, end_leftovers: Callable[[Path], None] = lambda p
     return [each for each in found if each.fate is not Fate.REMOVED]
 
 
+def is_held(path: Path) -> bool:
+    """Tell whether a launcher that lives holds a run directory. What is not midstep's is held by none."""
+    try:
+        with _opened(path.parent) as base, _folder(base, path.name) as folder:
+            lock = _open_mark(folder)
+    except OSError:
+        return False
+    if lock < 0:
+        return False
+    try:
+        return not _locked(lock)
+    finally:
+        os.close(lock)
+
+
 def remove_abandoned(path: Path) -> Fate:
     """Remove one run directory if its launcher has ended. For the last agent of a launcher that was killed."""
     try:

@@ -27,7 +27,10 @@ MAX_WAITING = 1000  # lines for stderr
 class Display:
     """Shows a job while it is entered. None of its methods raises, and none waits but `drain` and the exit."""
 
-    def __init__(self, job_directory: Path, run_directory: Path, *, quiet: bool) -> None:
+    def __init__(self, job_directory: Path, run_directory: Path, *, quiet: bool, role: str = "") -> None:
+        """`role`: what the job is in a job of several roles, whose lines are between those of the others."""
+        self._rank = f"{role} rank" if role else "rank"
+        self._who = f"midstep[{role}]: " if role else "midstep: "
         self._logs = job_directory / "logs"
         self._quiet = quiet
         self._output, self._errors = TolerantOutput(sys.stdout), TolerantOutput(sys.stderr)
@@ -105,7 +108,7 @@ class Display:
         return self._follower.look()
 
     def _show_line(self, rank: int, line: bytes) -> None:
-        self._output.write(b"[rank %d] %b" % (rank, line))
+        self._output.write(b"[%b %d] %b" % (self._rank.encode(), rank, line))
 
     def _look_at_job(self) -> bool:
         if self._errors.gone:
@@ -130,7 +133,7 @@ class Display:
 
     def _show(self, text: Text) -> None:
         with self._terminal.capture() as captured:
-            self._terminal.print(Text.assemble("midstep: ", text), end="")
+            self._terminal.print(Text.assemble(self._who, text), end="")
         self._errors.write(captured.get().encode(self._encoding, "backslashreplace"))
 
     # --- inside -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...controller.volume.place import ENTRIES, FOLDER, folder_in, holds_journal
 from ...protocol.errors import ConfigurationError
+from ..roles.group_files import GROUP_NAME, is_group, present_role_directory, read_founding
 from .job_file import JOB_FILE_NAME
 
 HOME_VARIABLE = "MIDSTEP_HOME"
@@ -51,7 +52,7 @@ def jobs(base: Path | None = None) -> list[Path]:
     """
     base = base_directory() if base is None else base
     try:
-        found = [entry for entry in base.iterdir() if is_job(entry)] if base.is_dir() else []
+        found = [entry for entry in base.iterdir() if is_job(entry) or is_group(entry)] if base.is_dir() else []
     except OSError as error:
         raise ConfigurationError(f"cannot list the jobs in {base}: {error.strerror}") from error
     return sorted(found, key=lambda directory: (-_written_s(directory), directory.name))
@@ -72,18 +73,32 @@ def latest_job(base: Path | None = None) -> Path:
 def find_job(name_or_path: str | None, base: Path | None = None) -> Path:
     """Return the job directory that is meant: a path, a job's name, or its beginning if only one job has it.
 
-    None means the latest job. Raises ConfigurationError that lists the jobs that are there.
+    `JOB/ROLE` is a role of a job of several roles, as it stands. None means the latest job. Raises ConfigurationError
+    that lists the jobs that are there, or the roles of one that has several.
     """
+    found = find_job_or_group(name_or_path, base)
+    if is_group(found):
+        named = name_or_path or found.name
+        roles = ", ".join(f"{named}/{role}" for role in read_founding(found).plan.names)
+        raise ConfigurationError(f"{found.name} is a job of several roles: name one of them: {roles}")
+    return found
+
+
+def find_job_or_group(name_or_path: str | None, base: Path | None = None) -> Path:
+    """As `find_job`, and return the directory of a job of several roles if that is meant."""
     base = base_directory() if base is None else base
     if name_or_path is None:
         return latest_job(base)
     path = Path(name_or_path).expanduser()
     if path.name == JOURNAL_FILE and path.is_file():
         return path.parent
-    if is_job(path):
+    for place in (path, base / path):
+        if place.parent != base and not place.exists() and is_group(place.parent):
+            return present_role_directory(place.parent, place.name)
+    if is_job(path) or is_group(path):
         return path
     is_name = path.name == name_or_path  # no separators: "../x" names no job
-    if is_name and is_job(base / name_or_path):
+    if is_name and (is_job(base / name_or_path) or is_group(base / name_or_path)):
         return base / name_or_path
     beginning = [job for job in jobs(base) if is_name and name_or_path and job.name.startswith(name_or_path)]
     if len(beginning) == 1:
@@ -111,7 +126,8 @@ def _listing(base: Path) -> str:
 def _written_s(directory: Path) -> float:
     """Return when the journal was last written: while a job runs, only the write-ahead log beside it shows that."""
     times = []
-    for name in (JOURNAL_FILE, f"{JOURNAL_FILE}-wal", JOB_FILE_NAME, f"{FOLDER}/{ENTRIES}"):
+    written = (JOURNAL_FILE, f"{JOURNAL_FILE}-wal", JOB_FILE_NAME, f"{FOLDER}/{ENTRIES}", GROUP_NAME)
+    for name in written:
         try:
             times.append((directory / name).stat().st_mtime)
         except OSError:  # no log beside it, or gone between listing and looking

@@ -48,6 +48,7 @@ class Start(msgspec.Struct, frozen=True):
     fixed_nodes: bool = False
     max_restarts: int = 0
     policy_file: Path | None = None
+    policy: Policy | None = None  # instead of a file's
     fault_sources: tuple[Path, ...] = ()
     job_directory: Path | None = None
     job: str | None = None
@@ -135,6 +136,7 @@ def policy_of(start: Start, given: Policy | None = None) -> Policy:
 
     Raises ConfigurationError when it does not go with what was asked for.
     """
+    given = start.policy if given is None else given
     if given is None:
         given = load_policy(start.policy_file) if start.policy_file else default_policy()
     policy = _with_few_nodes(given, start)

@@ -91,8 +91,11 @@ def run(
 class RunningJob:
     """A job that has been started on the cluster. When it is left it has ended, or is about to."""
 
-    def __init__(self, start: Start, reserved: Reserved) -> None:
-        """Found the job, and have Ray start its controller. Raises ConfigurationError; nothing runs then."""
+    def __init__(self, start: Start, reserved: Reserved, *, again: bool = False) -> None:
+        """Found the job, and have Ray start its controller. Raises ConfigurationError; nothing runs then.
+
+        `again`: it was founded before, and the process that waited for its end was lost; its controller may still run.
+        """
         self._ray = ray = library()
         require_script(start)
         if not ray.is_initialized():
@@ -100,11 +103,12 @@ class RunningJob:
                 ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
             except ConnectionError as error:
                 raise ConfigurationError(f"there is no Ray cluster here (RAY_ADDRESS, `ray start`): {error}") from error
-        founded = _found(start, reserved)
+        founded = _found(start, reserved, again=again)
         self.directory = Path(founded.job_directory)
         self._name = controller_name(founded.job)
         options: dict[str, Any] = {"name": self._name, "namespace": NAMESPACE, "lifetime": "detached"}
         options |= {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": METHODS_AT_ONCE}
+        options |= {"get_if_exists": again}
         options |= actor_resources(dict(reserved.controller))
         self._controller = ray.remote(ControllerActor).options(**options).remote(founded)
 
@@ -144,14 +148,15 @@ class RunningJob:
                 return result
 
 
-def _found(start: Start, reserved: Reserved) -> RayJob:
-    """Make the directory and the journal of a new job. Raises ConfigurationError."""
+def _found(start: Start, reserved: Reserved, *, again: bool) -> RayJob:
+    """Make the directory and the journal of a new job; both are there, if `again`. Raises ConfigurationError."""
     assert start.job is not None
     assert start.job_directory is not None
     name, directory = start.job, start.job_directory
     policy = policy_of(start)
     spec = spec_of(start, name, policy, directory)
-    found_in_directory(directory, spec, policy, platform=PLATFORM_NAME)
+    if not again:
+        found_in_directory(directory, spec, policy, platform=PLATFORM_NAME)
     resources = dict(reserved.node or {"CPU": float(start.ranks_per_node)})
     if reserved.node is None and policy.device is DeviceName.NPU:
         resources["NPU"] = float(start.ranks_per_node)

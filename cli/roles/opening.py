@@ -1,0 +1,128 @@
+"""Makes the directory of a job of roles, or finds it again, so that it is ready to be run."""
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from ...controller.role_group import GroupPhase, RoleGroup
+from ...policies.files import load_roles
+from ...policies.scripted_roles import PlannedRole
+from ...protocol import environment as env
+from ...protocol.errors import ConfigurationError
+from ...protocol.run_directories import RunDirectory, RunDirectoryTaken
+from ..jobs.directories import MAX_NAME, base_directory, checked_name, is_job
+from ..jobs.run_directory import claim_run_directory, place_for
+from ..jobs.start import Start, new_name, policy_of, require_script
+from .group_files import (
+    GroupFounding,
+    found_group,
+    is_group,
+    read_founding,
+    read_group,
+    role_directory,
+    role_job,
+    store_file,
+)
+
+_SECRET_BYTES = 32
+_HIGHEST_ATTEMPT = 9999  # names of jobs have to have room for it
+
+
+class OpenedGroup(msgspec.Struct, frozen=True):
+    """A job of roles that can be run. `group`: how its roles stood; None: it is new."""
+
+    directory: Path
+    founding: GroupFounding
+    held: RunDirectory
+    group: RoleGroup | None = None
+
+
+def create_group(
+    file: Path,
+    *,
+    job: str | None,
+    job_directory: Path | None,
+    environment: dict[str, str],
+    platform: str,
+    fixed_nodes: bool,
+) -> OpenedGroup:
+    """Check all that can be checked, and make the directory of a new job. Raises ConfigurationError; nothing ran."""
+    plan = load_roles(file)
+    name = checked_name(job) if job is not None else new_name()
+    directory = (job_directory or base_directory() / name).absolute()
+    if is_job(directory) or is_group(directory):
+        raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
+    founding = GroupFounding(
+        name, plan, environment, os.getcwd(), platform, fixed_nodes, secrets.token_hex(_SECRET_BYTES)
+    )
+    for role in plan.roles:
+        _check(file, founding, directory, role)
+    held = claim_run_directory(name)
+    try:
+        found_group(directory, founding)
+    except BaseException:
+        held.remove()
+        raise
+    return OpenedGroup(directory, founding, held)
+
+
+def reopened_group(directory: Path) -> OpenedGroup:
+    """Return a job of roles whose launcher or machine was lost, ready to continue. Raises ConfigurationError."""
+    founding, record = read_founding(directory), read_group(directory)
+    group = None if record is None else record.group
+    if group is not None and group.phase is GroupPhase.ENDED:
+        raise ConfigurationError(
+            f"{founding.job} has ended: {group.reason}. Start a new one with `midstep run --roles`."
+        )
+    try:
+        held = claim_run_directory(founding.job)
+    except RunDirectoryTaken as error:
+        raise ConfigurationError(
+            f"{founding.job} is running on this machine, or is just ending: see `midstep status {founding.job}`."
+        ) from error
+    return OpenedGroup(directory, founding, held, group)
+
+
+def start_of(founding: GroupFounding, directory: Path, role: PlannedRole, attempt: int) -> Start:
+    """Return the job that a role is in one attempt. Its checkpoints lie where those of the other attempts do."""
+    given, policy = role.given, role.policy
+    checkpoints = directory / (policy.checkpoint.directory or "checkpoints") / role.name
+    checkpoint = msgspec.structs.replace(policy.checkpoint, directory=str(checkpoints))
+    known = {
+        env.ROLE: role.name,
+        env.ROLES: msgspec.json.encode({each.name: each.given.ranks for each in founding.plan.roles}).decode(),
+        env.ROLE_ATTEMPT: str(attempt),
+        env.ROLE_STORE: str(store_file(directory)),
+    }
+    return Start(
+        command=(given.script, *given.arguments),
+        is_module=given.module,
+        no_python=given.no_python,
+        nodes=given.nnodes,
+        ranks_per_node=role.ranks_per_node,
+        spare_nodes=given.spares,
+        fixed_nodes=founding.fixed_nodes,
+        max_restarts=given.max_restarts,
+        policy=msgspec.structs.replace(policy, checkpoint=checkpoint),
+        job_directory=role_directory(directory, role.name, attempt),
+        job=role_job(founding.job, role.name, attempt),
+        environment={**founding.environment, **given.env, **known},
+    )
+
+
+def _check(file: Path, founding: GroupFounding, directory: Path, role: PlannedRole) -> None:
+    start = start_of(founding, directory, role, _HIGHEST_ATTEMPT)
+    assert start.job is not None
+    if len(start.job) > MAX_NAME:
+        raise ConfigurationError(
+            f"--job {founding.job}: the job of role {role.name} would be {start.job!r}, and names have at most "
+            f"{MAX_NAME} characters. Choose a shorter --job, or a shorter name for the role; --job-dir is free."
+        )
+    try:
+        place_for(start.job)
+        require_script(start)
+        policy_of(start)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{file}: roles.{role.name}: {error}") from error

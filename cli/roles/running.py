@@ -1,0 +1,72 @@
+"""`midstep run --roles FILE`: which other options go with it, and the run itself."""
+
+import asyncio
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from ...protocol.errors import ConfigurationError
+from ..display.display import Display
+from ..jobs.rank_variables import named_variables, variables_of_files
+from .launcher import RolesLauncher
+from .opening import OpenedGroup, create_group
+
+GO_WITH_ROLES = frozenset(
+    {"roles_file", "platform", "fixed_nodes", "job", "job_directory", "quiet", "environment", "environment_files"}
+)
+
+
+def run_roles(file: Path, context: click.Context) -> int:
+    """Run the job of a roles file to its end, and return its exit code. Raises MidstepError.
+
+    `context`: of `midstep run`, whose options it goes by.
+    """
+    _refuse_what_is_of_one_script(context)
+    given = context.params
+    platform, job_directory, fixed_nodes = given["platform"], given["job_directory"], given["fixed_nodes"]
+    if platform == "kubernetes":
+        raise ConfigurationError("--roles: not on --platform kubernetes yet; local and ray have it (docs/roles.md).")
+    if platform == "ray" and (job_directory is None or fixed_nodes):
+        raise ConfigurationError(
+            "--roles with --platform ray: needs --job-dir, a directory that all machines of the cluster see, and takes "
+            "no --fixed-nodes."
+        )
+    opened = create_group(
+        file,
+        job=given["job"],
+        job_directory=job_directory,
+        environment={**variables_of_files(given["environment_files"]), **named_variables(given["environment"])},
+        platform=platform,
+        fixed_nodes=fixed_nodes,
+    )
+    return launch_roles(opened, quiet=given["quiet"])
+
+
+def launch_roles(opened: OpenedGroup, *, quiet: bool) -> int:
+    """Run a job of roles to its end, and return its exit code; says on stderr what happens to it."""
+    try:
+        with Display(opened.directory, opened.held.path, quiet=True) as display:
+            names = ", ".join(opened.founding.plan.names)
+            display.say(f"job {opened.founding.job} of roles {names} in {opened.directory}", "dim")
+            result = asyncio.run(RolesLauncher(opened, quiet=quiet).run())
+            display.say(f"{result.reason} (exit code {result.exit_code})", "green" if result.exit_code == 0 else "red")
+            if result.exit_code != 0:
+                display.say(f"see `midstep report {opened.directory}`", "dim")
+    finally:
+        opened.held.remove()  # if it was interrupted before the launcher ran
+    return result.exit_code
+
+
+def _refuse_what_is_of_one_script(context: click.Context) -> None:
+    """Refuse options that each role has in the file. Raises ConfigurationError."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if not typed or name in GO_WITH_ROLES or not context.params.get(name):
+            continue
+        what = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+        raise ConfigurationError(
+            f"{what} goes with one SCRIPT. With --roles the file says for each role what runs, on how many ranks and "
+            "how it recovers: script, arguments, ranks, nnodes, spares, env, ladder, policy (docs/roles.md)."
+        )
