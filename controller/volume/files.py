@@ -1,4 +1,4 @@
-"""Numbered files that are made once and never changed: whoever makes a number first has it, whatever the machine.
+"""Numbered files that are made once and never changed: the first that makes a number has it, whatever the machine.
 
 A file is written under another name, made durable, and linked to its number. The server of the file system decides who
 was first, so that no clock and no lock is needed, and a reader sees a whole file or none.

@@ -126,13 +126,9 @@ class VolumeJournal:
 
     def _begin(self) -> None:
         content, mark = pack(self._next, self._mark, Body(self._record, []))
-        first = self._files.log.make(self._next, content)
-        # What was listed before may have been old: behind a number that was free because it is not kept any more, there
-        # are others.
-        if first and any(number > self._next for number in self._files.log.numbers()):
-            self._files.log.remove(self._next)
-            first = False
-        if not first:
+        made = self._files.log.make(self._next, content)
+        # What was listed before may have been old. What is listed after one's own change is not.
+        if not made or not self._follows_what_is_kept() or not self._is_last(mark):
             raise ElectionLost(f"{self._files.folder}: another controller was quicker to begin a term.")
         self._advance(mark, self._last)
         self._leadership.begin(self.term)
@@ -156,7 +152,8 @@ class VolumeJournal:
             self._next += 1  # an earlier request that seemed to have failed: the next entry passes it over
         else:
             raise JournalError(f"{self._files.log}: entry {self._next} is made again and again. End what writes there.")
-        self._require_unmoved()
+        if not self._follows_what_is_kept():
+            self._require_others()
         self._advance(mark, last)
         for row in rows:
             self._taken_in.take(row.sender, row.session, row.number)
@@ -177,14 +174,26 @@ class VolumeJournal:
             raise damaged(self._files.folder, f"after event {self._last[0]} it was changed by another program")
         self._superseded(entry.body.term.term)
 
-    def _require_unmoved(self) -> None:
-        """Look that the entry just made follows on one that is kept.
+    def _follows_what_is_kept(self) -> bool:
+        """Say whether the entry just made counts: a number is free again when what was there is not kept any more.
 
-        A number is free again when it was archived: one that slept through that has written what does not count.
+        One that slept through that has made what no reader looks at, in front of all that is kept. It stays until the
+        next removal.
         """
-        if self._files.log.has(self._mark.number):
-            return
-        self._files.log.remove(self._next)
+        if not self._mark.number:
+            return True
+        before = read_entry(self._files.log, self._mark.number)
+        return before is not None and before.mark == self._mark
+
+    def _is_last(self, made: Mark) -> bool:
+        """Say whether an entry just made is behind all others, but for those that have followed on it since."""
+        if not any(number > made.number for number in self._files.log.numbers()):
+            return True
+        following = read_entry(self._files.log, made.number + 1)
+        return following is not None and following.after == made
+
+    def _require_others(self) -> None:
+        """Raise JournalSuperseded when the journal continues elsewhere, JournalDamaged when it does not."""
         if any(number > self._next for number in self._files.log.numbers()):
             self._superseded(self.term + 1)
         raise damaged(self._files.folder, f"entry {self._mark.number} was deleted while this controller was writing")

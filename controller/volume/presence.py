@@ -1,6 +1,6 @@
 """The controllers of a job on all machines: a file for each on the volume, which it writes again each second.
 
-How old a file is, is told by the clock of the file system's server, which all machines share.
+The clock of the file system's server says how old a file is, which all machines share.
 """
 
 import contextlib

@@ -4,6 +4,7 @@ One thread at a time calls it, beside a controller's loop that does not wait for
 """
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
@@ -22,6 +23,8 @@ except ImportError as _error:
     raise ConfigurationError(
         f"an election by a Lease needs lightkube ({_error}): pip install 'midstep[kubernetes]'."
     ) from _error
+
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
 
 REQUEST_S = 1.0
 _DURATION_S = 2  # of a Lease that nothing has held yet
