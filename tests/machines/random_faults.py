@@ -39,7 +39,8 @@ class Kind(StrEnum):
 
 
 OF_A_RANK = frozenset({Kind.KILL, Kind.STOP, Kind.RAISE})
-LOSES_THE_MACHINE = frozenset({Kind.KILL_AGENT, Kind.POWER, Kind.CUT, Kind.DEAF, Kind.UNHEARD})
+# With 20 % loss three seconds may well pass without a heartbeat.
+LOSES_THE_MACHINE = frozenset({Kind.KILL_AGENT, Kind.POWER, Kind.CUT, Kind.DEAF, Kind.UNHEARD, Kind.LOSS})
 
 
 class Fault(msgspec.Struct, frozen=True):

@@ -135,6 +135,7 @@ def test_the_machine_that_takes_over_loses_its_power_too(start_job: StartJob, un
     ]
     job = start_job(RANKS + 3, **SHAPE, gates=gates, faults=tuple(faults), policy=POLICY)
     for rank, (gate, after) in enumerate(pairwise(gates)):
+        job.until(both_spares_wait, "the machines that were powered on again")
         before = job.held_at(gate)
         first = job.machine_of(rank)
         first.power_off()
@@ -170,6 +171,11 @@ def power_off_in_turn(start_job: StartJob, cases: Iterable[Case], undisturbed: R
         assert_healthy_kept(before, job.held_at(after), case.replaced)
         job.power_on(machine)
     assert_nothing_lost(job, gates[-1], undisturbed, sum(bool(case.replaced) for case in cases))
+
+
+def both_spares_wait(status: JobStatus) -> bool:
+    """Whether the two machines that have no rank have joined."""
+    return sum(node.state == "spare" for node in status.nodes) == 2
 
 
 def until_one_is_stopped(job: Job, before: JobStatus, without_power: Machine) -> Machine:
