@@ -89,7 +89,7 @@ def test_a_source_that_does_not_compile_is_told_with_the_compilers_words(
     assert not list((tmp_path / "cache").iterdir())
 
 
-# --- updates that nobody announces ------------------------------------------------------------------------------------
+# --- updates that are not announced -----------------------------------------------------------------------------------
 
 
 class Update:
