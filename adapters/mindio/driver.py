@@ -237,7 +237,7 @@ class HandlerDriver:
         """Pass the commit barrier with an update that is applied already. Raises SystemExit if others do not follow."""
         try:
             self._pass_barrier(update)
-        except Exception as error:
+        except (Interrupted, Exception) as error:
             raise SystemExit(f"an update was applied that cannot be committed: {NOT_ANNOUNCED}") from error
 
     def _pass_barrier(self, update: "Update") -> None:
