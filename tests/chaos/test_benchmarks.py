@@ -23,6 +23,7 @@ SHORT = {
     "rendezvous": "--ranks 4,8",
     "repair": "--repeat 1",
     "scale": "--ranks 16 --repeat 1 --idle 1",
+    "turns": "--ranks 16 --repeat 1",
 }
 
 
