@@ -36,6 +36,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(os.EX_UNAVAILABLE)
 
 
+def hear_and_die_with(parent: int) -> None:
+    """As `die_with_parent`, and hear SIGINT: below a raylet it is blocked, in what a shell runs with & ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    die_with_parent(parent)
+
+
 def await_adoption(adopter: int, timeout_s: float) -> bool:
     """Wait until `adopter` is this process's parent, because the process that forked it has exited.
 

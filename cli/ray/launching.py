@@ -1,6 +1,7 @@
 """`midstep run --platform ray`: a job on a Ray cluster, shown as one on this machine is."""
 
 import contextlib
+import signal
 
 import msgspec
 
@@ -24,6 +25,7 @@ def launch(start: Start, *, quiet: bool, reserved: Reserved | None = None, role:
     start = msgspec.structs.replace(start, job=name, job_directory=start.job_directory.absolute())
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(RunningJob(start, reserved or Reserved(), again=again))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has taken it for an error since it began here
         shown = stack.enter_context(Display(running.directory, running.directory, quiet=quiet, role=role))
         shown.say(f"job {name} in {running.directory}", "dim")
         result = running.result()

@@ -11,7 +11,7 @@ from typing import IO
 
 import msgspec
 
-from ...agent.linux import die_with_parent, is_stopped
+from ...agent.linux import hear_and_die_with, is_stopped
 from ...controller.keepalive import SERVING, STANDING_BY
 from ...protocol.time_limit import within
 
@@ -79,7 +79,7 @@ class ControllerProcess:
                 stderr=log,
                 pass_fds=(theirs,),
                 start_new_session=True,
-                preexec_fn=partial(die_with_parent, os.getpid()),
+                preexec_fn=partial(hear_and_die_with, os.getpid()),
             )
         except BaseException:
             os.close(ours)
