@@ -122,7 +122,12 @@ class KeyValueServer:
                 request = _REQUESTS.decode(await _read_frame(reader))
                 writer.write(_frame(msgspec.msgpack.encode(await self._answer(request))))
                 await writer.drain()
-        except (OSError, EOFError, ValueError):  # it is gone, or no client of ours
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            asyncio.CancelledError,
+        ):  # it is gone, no client of ours, or all is closed
             pass
         finally:
             self._connections -= 1

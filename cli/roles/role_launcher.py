@@ -5,7 +5,6 @@ continues from its journal.
 """
 
 import logging
-import signal
 import sys
 from pathlib import Path
 
@@ -48,7 +47,6 @@ def _run(start: Start, role: PlannedRole, platform: PlatformName, *, quiet: bool
         from ..ray.job import Reserved
         from ..ray.launching import launch as launch_on_ray
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # by which the job is stopped in order there
         start = msgspec.structs.replace(start, fixed_nodes=False)
         reserved = Reserved(role.given.resources or None)
         return launch_on_ray(start, quiet=quiet, reserved=reserved, role=role.name, again=is_job(directory))

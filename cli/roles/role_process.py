@@ -10,7 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from ...agent.linux import die_with_parent
+from ...agent.linux import hear_and_die_with
 from ...controller.endpoints.discovery_files import JobResult, read_result
 from ...controller.role_group import RoleEnded, RoleLauncherLost
 from ...protocol.errors import MidstepError
@@ -50,7 +50,7 @@ class RoleProcess:
         except OSError as error:  # no process, no memory, no descriptor is left
             return RoleLauncherLost(self.role, self.attempt, f"could not be started: {error}", 0.0)
         if self._stopping.is_set():
-            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGINT)
         status = await self._wait()
         lived_s = time.monotonic() - began_s
         result = await asyncio.to_thread(how_it_ended, self._job_directory)
@@ -63,7 +63,7 @@ class RoleProcess:
         """Ask the role to end in order. Idempotent."""
         if not self._stopping.is_set():
             self._stopping.set()
-            self._signal(signal.SIGTERM)  # SIGINT may be ignored here, as in what a shell runs with &
+            self._signal(signal.SIGINT)
 
     async def close(self) -> None:
         """Kill it if it lives, and wait a little for its end. Idempotent."""
@@ -83,7 +83,7 @@ class RoleProcess:
             stdin=subprocess.DEVNULL,
             cwd=working_directory,
             start_new_session=True,
-            preexec_fn=partial(die_with_parent, os.getpid()),
+            preexec_fn=partial(hear_and_die_with, os.getpid()),
         )
 
     async def _wait(self) -> int:

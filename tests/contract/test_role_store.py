@@ -97,6 +97,24 @@ def test_when_all_roles_begin_again_the_store_is_empty_and_the_attempt_before_ca
     assert not after.has("weights")
 
 
+def test_a_store_is_closed_without_a_word_while_clients_are_connected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with SharedStore(FOUNDING, tmp_path) as store:
+        store.begin(1)
+        client(tmp_path).set("a", b"1")
+
+        def ask() -> None:
+            with pytest.raises(RoleStoreError):
+                client(tmp_path).get("b", timeout_s=1.0)
+
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        time.sleep(0.3)
+    waiting.join()
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 def test_a_full_store_refuses_values_until_others_are_deleted() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     server = KeyValueServer(listener, limit_bytes=100)
