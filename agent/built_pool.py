@@ -1,8 +1,8 @@
 """The processes of a node that are built ahead: one for each rank that trains, its script at the train function.
 
-With `standby.depth: built`. A replacement then has neither to import nor to build its model: it is told which process
-of the rank it is, and joins. Building is done while its rank trains, for one rank after the other. A process that
-cannot be built, or does not fit its place any more, costs a log line: the rank gets another process of the pool.
+With `standby.depth: built`. A replacement then has neither to import nor to build its model: it learns which process of
+the rank it is, and joins. Building is done while its rank trains, for one rank after the other. A process that cannot
+be built, or does not fit its place any more, costs a log line: the rank gets another process of the pool.
 """
 
 import asyncio

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 import figures
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from midstep.communicators.background import BackgroundTask
 from midstep.communicators.rendezvous import GenerationStore, StoreConnection
@@ -58,7 +58,7 @@ def link_up(rank: int, size: int, rendezvous: Rendezvous, generation: int) -> Co
     """Do what one rank does; return its calls."""
     calls: Counter[str] = Counter()
     connection = StoreConnection(StoreEndpoint(rendezvous.host, rendezvous.port), LIMIT_S)
-    connection.store = CountedStore(connection.store, calls)
+    connection.store = CountedStore(connection.store, calls)  # type: ignore[assignment]
     store = GenerationStore(connection, rendezvous, generation)
 
     def exchange(task: BackgroundTask[bool]) -> bool:
