@@ -16,6 +16,7 @@ from midstep.cli import status as status_command
 from midstep.cli.display.job_follower import JobFollower
 from midstep.cli.main import main
 from midstep.cli.reaching import HereJob
+from midstep.cli.roles import reaching
 from midstep.controller.endpoints.control_requests import StatusReply
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import JobStatus, StandingFault
@@ -96,6 +97,7 @@ class Commands:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.told: JobStatus | None = None
+        monkeypatch.setattr(reaching, "group_meant", lambda *_: None)
         for command in (status_command, report_command):
             monkeypatch.setattr(command, "reached", lambda *_: HereJob(Path("job")))
         monkeypatch.setattr(status_command, "look", lambda _: (self.told, self.told.reason if self.told else ""))

@@ -24,7 +24,7 @@ MUTANTS = (
     Mutant(
         "fence neither terms nor sessions of earlier controllers",
         "midstep.protocol.mailbox",
-        "if (refusal := self._fault_of(envelope, now)) is not None:",
+        "if (refusal := self._fault_of(envelope, sender, now)) is not None:",
         "if (refusal := None) is not None:",
     ),
     Mutant(
