@@ -24,7 +24,7 @@ from ..protocol.types import Activity, JobSpec, RankProgress, StandbyDepth
 from . import channel
 from .warm_pool import ANSWER_S, IdleProcess, WarmPool
 
-MAX_FAILURES = 2  # of one rank's program: what fails twice would fail again
+MAX_FAILURES = 2  # of one rank's program, to be built or to stay: what fails twice would fail again
 # What a process learns when it gets its rank, and not before.
 _OF_THE_FAULT = frozenset(
     {
@@ -80,9 +80,12 @@ class BuiltPool:
         built = self._built.get(rank)
         if built is not None and built[0].process.alive:
             return
+        if built is not None:
+            self._failures[rank] += 1
+            _log.warning("process %d, which was built ahead for rank %d, has ended", built[0].process.pid, rank)
+            self.discard(rank)
         if self._building is not None or self._closed or self._failures[rank] >= MAX_FAILURES:
             return
-        self.discard(rank)
         task = asyncio.get_running_loop().create_task(self._build(rank, built_ahead(program), log))
         self._building = rank, task
         task.add_done_callback(self._build_ended)

@@ -115,6 +115,24 @@ def test_a_script_that_cannot_run_beside_itself_is_tried_twice_and_recovers_with
     play(scenario)
 
 
+def test_a_process_that_ends_while_it_waits_is_built_once_more_and_not_for_ever(play: Play) -> None:
+    """What the system ends for its memory would be ended again."""
+
+    async def scenario(site: Any) -> None:
+        built = await with_a_built_process(site)
+        built.kill()
+        await site.eventually(lambda: bool(site.below("b0")), "the second one")
+        await site.eventually(lambda: (site.root / "node0.log").read_text().count("is built ahead") == 2, "its end")
+        second = site.below("b0")[0]
+        second.kill()
+        await site.mentions(f"process {second.pid}, which was built ahead for rank 0, has ended")
+        replace(site)
+        await site.says(0, "trains as 1", incarnation=1)
+        assert (site.root / "node0.log").read_text().count("is built ahead") == 2
+
+    play(scenario)
+
+
 def test_what_was_built_for_a_rank_that_leaves_its_node_ends_with_it(play: Play) -> None:
     async def scenario(site: Any) -> None:
         built = await with_a_built_process(site)
