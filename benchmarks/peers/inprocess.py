@@ -72,7 +72,7 @@ class GlooSockets:
 
 
 def wrapper_settings(setting: Setting, sockets: list[GlooSockets]) -> dict[str, Any]:
-    """Return what the wrapper is told beside its store."""
+    """Return what the wrapper gets beside its store."""
     if setting is Setting.DEFAULT:
         return {}
     from nvidia_resiliency_ext import inprocess

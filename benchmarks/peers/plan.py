@@ -58,7 +58,7 @@ class Peer(NamedTuple):
     """What is known of a peer before it runs."""
 
     title: str
-    requirements: tuple[tuple[str, ...], ...]  # what pip is told, a call for each, beyond torch and midstep
+    requirements: tuple[tuple[str, ...], ...]  # arguments of pip, a call for each, beyond torch and midstep
     plan: Callable[[Start], Plan]
     cannot: Mapping[tuple[Setting, Fault], str] = {}  # what is not tried, and why
 

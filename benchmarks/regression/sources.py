@@ -45,7 +45,7 @@ def of_machine(found: Mapping[str, Any]) -> Iterator[Figure]:
 
 
 def of_scale(found: Mapping[str, Any]) -> Iterator[Figure]:
-    """Take what a lost rank costs a controller over real sockets, and when the last rank is told."""
+    """Take what a lost rank costs a controller over real sockets, and when the last rank has its orders."""
     for row in found["rows"]:
         for key, name in (("cpu_s", "CPU of the controller"), ("quiesce_s", "last Quiesce")):
             values = [lost[key] for lost in row["losses"]["a rank"]]

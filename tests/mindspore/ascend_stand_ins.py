@@ -123,7 +123,7 @@ class TensorReport(ops.Primitive):  # type: ignore[misc]
             try:
                 ctypes.CDLL(str(home / "framework_ttp" / "libttp_framework.so"))
                 library = ctypes.CDLL(str(home / "mindspore_api" / "libttp_c_api.so"))
-            except OSError:  # MindSpore warns, and goes on without
+            except OSError:  # MindSpore warns, and continues without
                 return flag
             if library.MindioTtpSetOptimStatusUpdating(ctypes.c_int64(-1)) != 0:
                 raise RuntimeError(FORCE_STOP)
