@@ -13,6 +13,7 @@ from ..protocol.incidents import Incident, Outcome
 from ..protocol.operators import Role
 from ..protocol.token import FullToken
 from .reaching import JobElsewhere
+from .views.causes import root_reports
 from .views.incident_text import outcome_line
 
 ASK_S = 10.0
@@ -52,7 +53,7 @@ def ended_incidents(job: str, controllers: Sequence[str], token: FullToken) -> E
 
 
 def _in_a_line(incident: Incident) -> EndedIncident:
-    nodes = dict.fromkeys(report.node for report in incident.reports if report.node)
+    nodes = dict.fromkeys(report.node for report in root_reports(incident) if report.node)
     return EndedIncident(
         incident.number,
         "" if incident.rung is None else incident.rung.value,

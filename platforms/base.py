@@ -55,7 +55,7 @@ class Platform(Protocol):
 class EndedIncident(msgspec.Struct, frozen=True):
     """An incident that is over, for those who look at the platform.
 
-    `rung`: the one taken last, or "". `text`: a line. `nodes`: where its faults were seen. `stopped`: it ended the job.
+    `rung`: the one taken last, or "". `text`: a line. `nodes`: those at fault. `stopped`: it ended the job.
     """
 
     number: int

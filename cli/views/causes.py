@@ -45,10 +45,15 @@ class ReportGroup(msgspec.Struct, frozen=True):
     count: int
 
 
+def root_reports(incident: Incident) -> list[FaultReport]:
+    """Return the reports that are no echoes, or all where each is one; the earliest is first."""
+    ordered = sorted(incident.reports, key=lambda report: report.at_s)
+    return [report for report in ordered if not is_echo(report, incident)] or ordered
+
+
 def root_report(incident: Incident) -> FaultReport | None:
     """Return the report that names the cause: the earliest that is no echo, or the loss of its node."""
-    ordered = sorted(incident.reports, key=lambda report: report.at_s)
-    roots = [report for report in ordered if not is_echo(report, incident)] or ordered
+    roots = root_reports(incident)
     if not roots:
         return None
     first = roots[0]

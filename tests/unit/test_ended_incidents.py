@@ -20,8 +20,9 @@ TOKEN = new_token(job="demo")
 def incident(number: int, outcome: Outcome, *rungs: Rung) -> Incident:
     """Return an incident of a rank that has ended."""
     report = FaultReport(FaultKind.EXIT, 10.0, "agent/node0", "signal 9", rank=1, node="node0")
+    waits = FaultReport(FaultKind.COMMUNICATION, 9.9, "rank/2", "reset by peer", rank=2, node="node1")
     decisions = tuple(Decision(rung, "why") for rung in rungs)
-    return Incident(number, 10.0, (report, report), decisions, resumed_step=4, resumed_s=10.5, outcome=outcome)
+    return Incident(number, 10.0, (waits, report, report), decisions, resumed_step=4, resumed_s=10.5, outcome=outcome)
 
 
 async def told() -> tuple[EndedIncident, ...]:
@@ -37,7 +38,7 @@ HAD = (
 )
 
 
-def test_incidents_that_are_over_are_told_in_a_line_with_their_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incidents_that_are_over_are_told_in_a_line_with_the_nodes_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, Role]] = []
 
     def ask(job: JobElsewhere, request: Request, timeout_s: float) -> Reply:
