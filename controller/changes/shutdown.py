@@ -107,7 +107,15 @@ def _all_is_on_disk(state: JobState, survivors: list[Holder]) -> bool:
 
 
 def _is_survivor(state: JobState, holder: Holder) -> bool:
-    return holder.resilient and holder.state not in GONE and state.incident.verdict(holder.rank) is not Verdict.CULPRIT
+    return holder.resilient and holder.state not in GONE and not _is_at_fault(state, holder)
+
+
+def _is_at_fault(state: JobState, holder: Holder) -> bool:
+    """Whether the process that holds a rank now is at fault: not for a fault of the one that it has replaced."""
+    case = state.incident.cases.get(holder.rank)
+    if case is None or case.verdict is not Verdict.CULPRIT:
+        return False
+    return not case.report.incarnation or case.report.incarnation == holder.incarnation
 
 
 def all_parked(state: JobState) -> bool:
@@ -129,7 +137,9 @@ def save(state: JobState, now: float, remark: str = "") -> None:
 
 def _not_parked(state: JobState) -> set[int]:
     """Return the survivors that have yet to stop; a rank at fault is not asked to."""
-    return state.world.ranks(RankState.QUIESCING) - state.incident.culprits.keys()
+    holders = state.world.holders
+    at_fault = {rank for rank in state.incident.cases if _is_at_fault(state, holders[rank])}
+    return state.world.ranks(RankState.QUIESCING) - at_fault
 
 
 def start_saving(state: JobState) -> str | None:

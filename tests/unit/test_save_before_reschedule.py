@@ -14,11 +14,12 @@ from midstep.protocol.messages import (
     DeleteNode,
     NodeLost,
     NodeRefused,
+    Quiesce,
     RankQuiesced,
     SaveCheckpoint,
     StartProcess,
 )
-from midstep.protocol.types import RestoreSource, Rung, ShardHold
+from midstep.protocol.types import FaultKind, RestoreSource, Rung, ShardHold
 
 from ..fakes.cluster import FakeCluster, job, only
 from .test_scaling import resume
@@ -138,6 +139,23 @@ def test_a_world_on_its_way_back_is_saved_though_it_has_not_trained_since() -> N
     cluster.expect(Phase.REJOINING)
     cluster.feed(cluster.exited(1))
     assert [save.step for save in only(park(cluster, 0, 2, 3), SaveCheckpoint)] == [5, 5]
+
+
+def test_who_has_replaced_a_process_at_fault_saves_with_the_others_where_no_links_come_up() -> None:
+    """The rung after that ends all of them for the fault of a process that is gone already."""
+    rungs = (RungPolicy(Rung.RECOVER_IN_PLACE, attempts=1), RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP))
+    cluster = FakeCluster(job(spares=0), Policy(ladder=rungs)).start()
+    cluster.feed(cluster.exited(1))
+    park(cluster, 0, 2, 3)
+    cluster.feed(cluster.joined(1, own=5))
+    asked: list[Quiesce] = []
+    while cluster.machine.phase is not Phase.SAVING:
+        cluster.feed(*(cluster.fault(rank, FaultKind.LINK_UP) for rank in range(4)))
+        asked = only(cluster.overdue(), Quiesce)
+        if cluster.machine.phase is Phase.QUIESCING:
+            park(cluster, *range(4))
+    assert [quiesce.rank for quiesce in asked] == [0, 1, 2, 3]
+    assert {save.step for save in only(park(cluster, *range(4)), SaveCheckpoint)} == {5}
 
 
 def test_no_healthy_process_is_a_reason_that_the_report_gives() -> None:
