@@ -69,8 +69,12 @@ class AllowedDeviations:
         )
 
     def given_up(self, process: "Process") -> bool:
-        """Whether a process was given up with its node, rightly, although only the controller was cut off from it."""
-        return process.pid in self._given_up
+        """Whether a process was given up, rightly, although only the controller was cut off from it.
+
+        With its node, or because its agent did not say in time, by the deadline that passes now, what its ranks do.
+        """
+        silent = self._silent.get(self._world.timeline.now, frozenset())
+        return process.pid in self._given_up or node_address(process.agent.name) in silent
 
     def _is_for_silence(self, name: str) -> bool:
         """Whether the controller is cut off from a node, and not from so many that it holds their silence."""

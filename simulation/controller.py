@@ -133,6 +133,7 @@ class Controller:
         acts, self.crash_next = self.crash_next, None
         if acts == 0:
             world.log(f"recorded, and not acted on: {event}")
+            world.controller_watch.recorded(now)
             self.crash()
             return False
         before = self.machine.phase

@@ -40,6 +40,11 @@ class ControllerWatch:
         self._taken: list[tuple[Rung, float]] = []
         self._charged: list[tuple[Rung, float]] = []  # those that --max-restarts does not pay for
         self._attempt: set[Rung] = set()
+        self._decided_s: float | None = None  # when what the next controller takes over was decided; None: by itself
+
+    def recorded(self, now: float) -> None:
+        """An event is recorded, and its controller dies: what follows from it counts from now on, whoever does it."""
+        self._decided_s = now
 
     def handled(self, event: Event, before: Phase, actions: list[Action]) -> None:
         """Check what can be seen after each event."""
@@ -50,6 +55,7 @@ class ControllerWatch:
         self._waits_have_a_deadline()
         if self._reasons_are_given(before):
             self._budgets_hold()
+        self._decided_s = None
         orders = [action.body for action in actions if isinstance(action, Send)]
         self._no_healthy_process_is_replaced([each for each in orders if isinstance(each, StartProcess | StopProcess)])
         world.allowed.handled(actions)
@@ -176,7 +182,8 @@ class ControllerWatch:
         if before is not Phase.QUIESCING:
             self._attempt.clear()
         if decision.rung not in self._attempt and (not decision.roles or decision.rung in WORLD_RESTARTS):
-            self._taken.append((decision.rung, self._world.timeline.now))
+            now = self._world.timeline.now
+            self._taken.append((decision.rung, now if self._decided_s is None else self._decided_s))
             if self._world.machine.state.ever_resilient and not free:
                 self._charged.append(self._taken[-1])
         self._attempt.add(decision.rung)

@@ -169,3 +169,23 @@ def test_what_a_world_that_was_given_up_still_writes_is_not_asked_of_the_next_on
     world.run()
     assert 15 in world.disk.steps
     assert world.controller_watch.scaling.sizes == [2]
+
+
+def test_a_world_starts_anew_without_what_an_agent_has_not_said_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut off while the clocks are read, so its rank counts as stalled."""
+    SimulatedWorld(60013684).run()
+    strict = SimulatedWorld(60013684)
+    monkeypatch.setattr(strict.allowed, "given_up", lambda process: False)
+    with pytest.raises(InvariantBroken, match=r"step 13 is whole on ranks .* not on disk"):
+        strict.run()
+
+
+def test_a_rung_counts_from_when_it_was_decided_although_the_next_controller_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a budget of three in ten seconds: the controller dies over the first, and is away for 40 seconds."""
+    SimulatedWorld(60009805).run()
+    strict = SimulatedWorld(60009805)
+    monkeypatch.setattr(strict.controller_watch, "recorded", lambda now: None)
+    with pytest.raises(InvariantBroken, match="recover_in_place was taken 4 times, 3 are allowed"):
+        strict.run()
