@@ -33,7 +33,7 @@ async def run(api: Api, job: str, objects: Sequence[dict[str, Any]], *, follow: 
     Ctrl-C ends the following, not the job, as it does with `kubectl logs -f`.
     """
     try:
-        await make(api, job, objects)
+        await make(api, job, objects, say)
         say(f"job {job} in the namespace {api.namespace}; `kubectl delete deployment {names.of_job(job)}` ends it")
         if not follow:
             return 0
@@ -47,15 +47,15 @@ async def run(api: Api, job: str, objects: Sequence[dict[str, Any]], *, follow: 
             say("the job continues without being followed")
             return INTERRUPTED
         except PlatformError:  # it cannot begin
-            await remove(api, job, objects)
+            await remove(api, job, objects, say)
             raise
-        await remove(api, job, objects)
+        await remove(api, job, objects, say)
         return code
     finally:
         await api.close()
 
 
-async def make(api: Api, job: str, objects: Sequence[dict[str, Any]]) -> None:
+async def make(api: Api, job: str, objects: Sequence[dict[str, Any]], say: Say) -> None:
     """Make a job's objects: the Deployment, which owns all others. Raises PlatformError, and leaves none then."""
     deployment, *others = objects
     made = await _answered(partial(api.create, deployment))
@@ -72,22 +72,30 @@ async def make(api: Api, job: str, objects: Sequence[dict[str, Any]]) -> None:
             if await _answered(partial(api.create, {**each, "metadata": metadata})) is None and owned:
                 raise PlatformError(f"{each['kind']} {metadata['name']} is there already: what was it left by?")
     except PlatformError:
-        await remove(api, job, objects)
+        await remove(api, job, objects, say)
         raise
 
 
-async def remove(api: Api, job: str, objects: Sequence[dict[str, Any]]) -> None:
-    """Remove all objects of a job, and wait until they are gone. Raises PlatformError."""
-    name = names.of_job(job)
+async def remove(api: Api, job: str, objects: Sequence[dict[str, Any]], say: Say) -> None:
+    """Remove all objects of a job, and wait until they are gone, the agents' pods too. Raises PlatformError.
+
+    A pod whose machine is off stays until its machine is back: that is said, and is no error.
+    """
+    name, agents = names.of_job(job), names.selected(job, names.AGENT)
+    left: list[str] | None = None
     for each in objects:
         if not _can_be_owned(each, objects[0]):
             await _answered(partial(api.delete_unowned, each))
     for _ in range(int(GONE_S / LOOK_S)):
         with contextlib.suppress(Unavailable):
             if not await api.delete_deployment(name):
-                return
+                left = [pod["metadata"]["name"] for pod in (await api.pods(agents))[0]]
+                if not left:
+                    return
         await asyncio.sleep(LOOK_S)
-    raise PlatformError(f"the Deployment {name} is not gone after {GONE_S:g} s: look what holds it.")
+    if left is None:
+        raise PlatformError(f"the Deployment {name} is not gone after {GONE_S:g} s: look what holds it.")
+    say(f"not gone after {GONE_S:g} s: {', '.join(left)}; where the machine is lost: `kubectl delete pod NAME --force`")
 
 
 def _can_be_owned(manifest: dict[str, Any], deployment: dict[str, Any]) -> bool:

@@ -104,7 +104,7 @@ class Api:
         return True
 
     async def delete_deployment(self, name: str) -> bool:
-        """Delete a Deployment with all that belongs to it, which is gone when the Deployment is; False: none."""
+        """Delete a Deployment with all that belongs to it; False: there is none. Pods may outlive it for a moment."""
         try:
             await self._client.delete(Deployment, name, cascade=CascadeType.FOREGROUND)
         except _FAILURES as error:

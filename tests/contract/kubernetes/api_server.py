@@ -31,6 +31,7 @@ class ApiServer:
         self.asked: list[str] = []
         self.failures: list[int] = []
         self.most_pods = 1000
+        self.on_lost_machines: set[str] = set()  # pods that stay when they are deleted
         self.forbidden: set[tuple[str, str, str]] = set()  # verb, resource, and the name of an object or ""
         self.printed: dict[str, list[str]] = {}  # what each pod has printed, in seconds one after the other
         self._version = 0
@@ -45,12 +46,17 @@ class ApiServer:
         self._tell(plural, operation, found)
 
     def remove(self, plural: str, name: str) -> None:
-        """Take an object away."""
+        """Take an object away, and what it owns, except for pods whose machine is off."""
         found = self.objects.pop((plural, name), None)
-        if found is not None:
-            self._version += 1
-            metadata = {**found["metadata"], "resourceVersion": str(self._version)}
-            self._tell(plural, "DELETED", {**found, "metadata": metadata})
+        if found is None:
+            return
+        self._version += 1
+        metadata = {**found["metadata"], "resourceVersion": str(self._version)}
+        self._tell(plural, "DELETED", {**found, "metadata": metadata})
+        for (kind, other), each in list(self.objects.items()):
+            owners = {owner["name"] for owner in each["metadata"].get("ownerReferences", ())}
+            if name in owners and other not in self.on_lost_machines:
+                self.remove(kind, other)
 
     def print(self, pod: str, line: str) -> None:
         """Have a pod print a line, and show it to who follows that."""

@@ -9,6 +9,7 @@ import pytest
 
 from midstep.cli.kubernetes import following
 from midstep.platforms.kubernetes.api import Api
+from midstep.platforms.kubernetes.names import owner_reference
 from midstep.platforms.kubernetes.objects import Submission, manifests
 from midstep.platforms.kubernetes.settings import Settings
 from midstep.protocol.errors import PlatformError
@@ -19,6 +20,7 @@ from .api_server import ApiServer, served
 
 NAME = "midstep-demo"
 KEY = ("deployments", NAME)
+OWNER = owner_reference("Deployment", "apps/v1", NAME, f"uid-{NAME}")
 LIMIT_S = 60.0
 T = TypeVar("T")
 
@@ -60,13 +62,43 @@ def test_a_job_is_followed_to_its_end_and_its_exit_code_is_that_of_the_command(
         server.put("deployments", {**found, "metadata": {**found["metadata"], "annotations": annotations}})
         code = await running
         assert KEY not in server.objects
-        left = {each["metadata"].get("namespace") for each in server.objects.values()}
-        assert left == {"default"}  # which go with the Deployment
+        assert server.objects == {}
         return code, told
 
     code, told = with_api(tmp_path, monkeypatch, scenario)
     assert code == 3
     assert told[-1] == "it was enough (exit code 3)"
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_command_waits_for_pods_that_outlive_the_job_and_names_those_that_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    """Their machine is off: it comes back, or it does not, which changes no exit code."""
+    monkeypatch.setattr(following, "GONE_S", LIMIT_S / 2 if comes_back else 0.1)
+
+    async def scenario(server: ApiServer, api: Api, told: list[str]) -> tuple[int, list[str]]:
+        labels = {"midstep.io/job": "demo", "midstep.io/role": "agent", "midstep.io/node": "node0"}
+        metadata = {"name": "a-0", "labels": labels, "ownerReferences": [OWNER]}
+        server.put("pods", {"metadata": metadata, "status": {"phase": "Running"}})
+        server.on_lost_machines.add("a-0")
+        running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
+        while len(server.objects) <= len(objects()):
+            await asyncio.sleep(0.01)
+        annotations = {"midstep.io/exit-code": "0", "midstep.io/reason": "done"}
+        found = server.objects[KEY]
+        server.put("deployments", {**found, "metadata": {**found["metadata"], "annotations": annotations}})
+        while KEY in server.objects:
+            await asyncio.sleep(0.01)
+        if comes_back:
+            await asyncio.sleep(0.1)
+            assert not running.done()
+            server.remove("pods", "a-0")
+        return await running, told
+
+    code, told = with_api(tmp_path, monkeypatch, scenario)
+    assert code == 0
+    assert ("a-0" in told[-1]) is not comes_back
 
 
 def test_a_job_that_somebody_deletes_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +142,8 @@ def test_a_job_that_cannot_begin_ends_the_command_with_what_was_said(
         labels = {"midstep.io/job": "demo", "midstep.io/role": "controller"}
         ended = {"terminated": {"exitCode": 1}}
         statuses = [{"name": container, "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": ended}]
-        pod = {"metadata": {"name": "c-1", "labels": labels}, "status": {"initContainerStatuses": statuses}}
+        metadata = {"name": "c-1", "labels": labels, "ownerReferences": [OWNER]}
+        pod = {"metadata": metadata, "status": {"initContainerStatuses": statuses}}
         server.put("pods", pod)
         with pytest.raises(PlatformError, match="cannot begin"):
             await following.run(api, "demo", objects(), follow=True, say=told.append)
@@ -124,7 +157,8 @@ def test_each_line_of_a_pod_is_shown_once_however_often_the_connection_is_lost(
 ) -> None:
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
         labels = {"midstep.io/job": "demo", "midstep.io/role": "agent", "midstep.io/node": "node0"}
-        pod: dict[str, Any] = {"metadata": {"name": "a-0", "labels": labels}, "status": {"phase": "Running"}}
+        metadata = {"name": "a-0", "labels": labels, "ownerReferences": [OWNER]}
+        pod: dict[str, Any] = {"metadata": metadata, "status": {"phase": "Running"}}
         server.put("pods", pod)
         running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
         shown = ""
