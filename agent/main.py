@@ -219,7 +219,11 @@ class Agent:
         self._begin_end(f"no controller has been there for {self._settings.leave_s:.0f} s (agent.leave_s)")
 
     def _leave_as_spare(self) -> None:
-        self._say_lost(reason := f"it has waited as a spare for {self._settings.spare_s:g} s (agent.spare_s)")
+        if self._spare_time.ends_soon:
+            reason = "it was asked to leave (SIGUSR1), and has no rank any more"
+        else:
+            reason = f"it has waited as a spare for {self._settings.spare_s:g} s (agent.spare_s)"
+        self._say_lost(reason)
         self._begin_end(reason)
 
     # --- shutdown ------------------------------------------------------------------------------------------------
@@ -228,6 +232,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGUSR1, self._asked_to_leave)
         if self._options.life_fd is not None:
             os.set_blocking(self._options.life_fd, False)
             os.set_inheritable(self._options.life_fd, False)
@@ -255,6 +260,11 @@ class Agent:
             self._say_lost(f"its agent received {number.name}")
             self._exit_code = 128 + number
         self._begin_end(f"signal {number.name}")
+
+    def _asked_to_leave(self) -> None:
+        """The machine is to go, and there is time: leave when its ranks have moved, or at once without any."""
+        if self._options.endpoints:
+            self._spare_time.ends_soon = True
 
     def _say_lost(self, reason: str) -> None:
         """Say so before the ranks end: their ends would be answered by starting them here again."""

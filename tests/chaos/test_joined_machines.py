@@ -175,9 +175,13 @@ def test_a_machine_that_is_asked_to_leave_says_so_and_its_ranks_go_to_the_spare(
 
 
 @pytest.mark.soak
-def test_a_machine_that_waits_as_a_spare_for_too_long_leaves_and_disturbs_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("because", ["agent.spare_s", "SIGUSR1"])
+def test_a_spare_that_waits_for_too_long_or_is_asked_to_leaves_and_disturbs_nobody(
+    tmp_path: Path, because: str
+) -> None:
     """With exit code 0: its launcher has nothing more to do."""
-    waiting = {"deadlines": {"nodes_s": SPARE_S - 1}, "agent": {"spare_s": SPARE_S}}
+    agent = {"spare_s": SPARE_S} if because == "agent.spare_s" else {}
+    waiting = {"deadlines": {"nodes_s": SPARE_S - 1}, "agent": agent}
     job = JoinedJob(tmp_path, ranks_per_node=1, policy=waiting)
     try:
         job.gate(5).touch()
@@ -186,8 +190,12 @@ def test_a_machine_that_waits_as_a_spare_for_too_long_leaves_and_disturbs_nobody
         pids = {rank.rank: rank.pid for rank in job.held_at(5).ranks}
         spare = job.start("--node", "c")
         job.until(lambda status: len(status.nodes) == 3, "the spare machine")
+        if because == "SIGUSR1":
+            for each in job.left():
+                if "midstep.cli.agent" in each.cmdline():
+                    each.send_signal(signal.SIGUSR1)  # the others have ranks, and stay
         assert job.wait(spare) == 0
-        assert "agent.spare_s" in job.output(spare).read_text()
+        assert because in job.output(spare).read_text()
         status = job.until(lambda status: [node.state for node in status.nodes].count("lost") == 1, "its loss")
         assert {rank.rank: rank.pid for rank in status.ranks} == pids
         job.gate(5).unlink()

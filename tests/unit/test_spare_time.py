@@ -42,6 +42,32 @@ def test_a_node_leaves_once_when_it_had_no_rank_for_too_long(quick: None) -> Non
     assert asyncio.run(run()) == ["stayed with a rank", "0 looks after it"]
 
 
+def test_a_node_that_is_to_go_leaves_as_soon_as_its_ranks_have_moved(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it could have waited."""
+    monkeypatch.setattr(spare_time, "SOON_S", 0.0)
+
+    async def run() -> bool:
+        looks, ranks, left = [0], [True], asyncio.Event()
+
+        def hosts_ranks() -> bool:
+            looks[0] += 1
+            return ranks[0]
+
+        watch = SpareTime(hosts_ranks, left.set)
+        watch.limit_s, watch.ends_soon = 3600.0, True
+        while looks[0] < 5:
+            await asyncio.sleep(0)
+        stayed = not left.is_set()
+        ranks[0] = False
+        await within(20, left.wait())
+        watch.close()
+        return stayed
+
+    assert asyncio.run(run())
+
+
 def test_without_a_limit_a_node_waits_for_ever(quick: None) -> None:
     async def run() -> bool:
         looks, left = [0], asyncio.Event()
