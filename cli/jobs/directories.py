@@ -111,7 +111,7 @@ def _what_is_wrong(path: Path, name: str, beginning: list[Path]) -> str:
         return f"{len(beginning)} jobs begin with {name!r}"
     if path.is_dir():
         return f"{path} is not a job directory: it has no {JOURNAL_FILE}"
-    return f"there is no job {name!r}"
+    return f"there is no job {name!r} (of one that was started with --job-dir, name that directory)"
 
 
 def _listing(base: Path) -> str:

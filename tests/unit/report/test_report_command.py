@@ -95,7 +95,10 @@ def test_a_job_is_found_by_path_journal_name_and_beginning(base: Path) -> None:
 
 
 def test_an_unknown_job_is_refused_with_those_that_there_are(base: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"there is no job 'absent'; jobs in .*: gpt-b, other, gpt-a"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"there is no job 'absent' \(.*--job-dir, name that directory\); jobs in .*: gpt-b, other, gpt-a",
+    ):
         find_job("absent")
 
 
