@@ -12,7 +12,7 @@ SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Modules stay compiled, whatever the environment says: a test run starts hundreds of Pythons that import midstep.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-megatron test pytest test-machines test-etcd test-kubernetes test-mindspore test-ray test-versions lint style types \
+.PHONY: demo demo-megatron test pytest test-machines test-etcd test-kubernetes test-mindspore test-ray test-engines test-versions lint style types \
 	imports sim mutants chaos soak attack prove nightly-megatron nightly-machines bench peers docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
@@ -44,6 +44,8 @@ test-mindspore: $(INSTALLED)  ## real MindSpore on the CPU, killed in every mode
 
 test-ray: $(INSTALLED)  ## jobs on a real Ray, whose raylets are on machines of namespaces (root, or user namespaces): 2 GB
 	MIDSTEP_REQUIRE_RAY=1 $$($(BIN)/python -m tests.ray.environment)/python -m pytest tests/ray $(TESTS)
+
+test-engines: test-kubernetes test-ray  ## both engines, as above
 
 test-versions: $(INSTALLED)  ## contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one
 	$(BIN)/python -m tests.versions.run $(VERSIONS)
