@@ -103,8 +103,9 @@ def _agent(settings: Settings, node: str, controllers: Sequence[str]) -> dict[st
         "env": [*environment, *({"name": name, "value": value} for name, value in settings.environment.items())],
         "resources": {"limits": dict(settings.resources)} if settings.resources else {},
         "volumeMounts": [*mounts(settings), {"name": "shm", "mountPath": "/dev/shm"}],
-        # A pod that is deleted keeps its ranks until they have moved at a step boundary: SIGTERM comes after this.
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(GRACE_S - LEAVE_S)]}}},
+        # A pod that is deleted keeps its ranks until they have moved at a step boundary, and ends then; SIGTERM comes
+        # after this.
+        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", f"kill -USR1 1; exec sleep {GRACE_S - LEAVE_S}"]}}},
     }
 
 
