@@ -15,6 +15,7 @@ from ...platforms.kubernetes.objects import Submission, default_directory, lease
 from ...platforms.kubernetes.settings import (
     LEASE_SCHEME,
     Settings,
+    checked_condition,
     checked_controllers,
     checked_job,
     parse_resource,
@@ -68,7 +69,8 @@ def settings_of(start: Start, flags: PodFlags) -> Settings:
         environment=start.environment,
         agent=_template(flags.pod_template),
         controller=_template(flags.controller_template),
-        watch_nodes=flags.watch_nodes,
+        watch_nodes=flags.watch_nodes or bool(flags.node_conditions),
+        node_conditions=tuple(map(checked_condition, dict.fromkeys(flags.node_conditions))),
         controllers=checked_controllers(flags.controllers, store, shared),
         store=store,
         config_maps=tuple(dict.fromkeys(flags.config_maps)),

@@ -24,6 +24,7 @@ class PodFlags(msgspec.Struct, frozen=True):
     pod_template: Path | None = None
     controller_template: Path | None = None
     watch_nodes: bool = False
+    node_conditions: tuple[str, ...] = ()
     controllers: int = 1
     store: str | None = None
     acjob: str | None = None
@@ -95,5 +96,13 @@ KUBERNETES: tuple[Decorator, ...] = (
         "--watch-nodes",
         is_flag=True,
         help="Kubernetes: leave hosts that are cordoned or tainted before their pods are evicted. Takes a ClusterRole.",
+    ),
+    click.option(
+        "--node-condition",
+        "node_conditions",
+        multiple=True,
+        metavar="TYPE",
+        help="Kubernetes: a condition of hosts, as node-problem-detector's KernelDeadlock, that while it is True is a "
+        "reason to leave them, as a taint is. Implies --watch-nodes. Repeatable.",
     ),
 )

@@ -49,6 +49,7 @@ class KubernetesPlatform:
         name = f"{names.of_job(settings.job)}.{api.namespace}.svc"
         self._controllers = [f"{host}:{settings.port}" for host in (address, name) if host]
         self._fleet = PodFleet()
+        self._read_host = partial(read_host, conditions=settings.node_conditions)
         self._own = OwnDeployment(api, names.of_job(settings.job))
         self._events = IncidentEvents(api, self._own, context.incidents, self._fleet.pod)
         self._end: EndJob | None = None
@@ -132,11 +133,11 @@ class KubernetesPlatform:
         self._tell(take(reading, time.time()))
 
     def _take_hosts(self, hosts: list[dict[str, Any]]) -> None:
-        self._tell(self._fleet.take_hosts(map(read_host, hosts)))
+        self._tell(self._fleet.take_hosts(map(self._read_host, hosts)))
 
     def _take_host(self, operation: str, host: dict[str, Any]) -> None:
         if operation != "DELETED":  # whether its pods live, their agents say
-            self._tell(self._fleet.take_host(read_host(host)))
+            self._tell(self._fleet.take_host(self._read_host(host)))
 
     def _tell(self, words: list[Word]) -> None:
         for word in words:

@@ -1,6 +1,6 @@
 """What a pod or a host is right now, read from its object in the API. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -64,14 +64,19 @@ def read_pod(pod: Mapping[str, Any]) -> PodReading:
     )
 
 
-def read_host(node: Mapping[str, Any]) -> HostReading:
-    """Return what a Node object of the API says of pods that are there."""
+def read_host(node: Mapping[str, Any], conditions: Collection[str] = ()) -> HostReading:
+    """Return what a Node object of the API says of pods that are there. `conditions`: those that end their stay."""
     name, spec = node["metadata"]["name"], node.get("spec") or {}
     taints = [taint for taint in spec.get("taints") or () if taint["key"] not in _NOT_A_REMOVAL]
-    leaving = next((f"has the taint {taint['key']}" for taint in taints if _removes(taint)), "")
+    reasons = [f"has the taint {taint['key']}" for taint in taints if _removes(taint)]
+    reasons += [
+        f"has the condition {each['type']}: {each.get('message') or each.get('reason') or 'no message'}"
+        for each in (node.get("status") or {}).get("conditions") or ()
+        if each["type"] in conditions and each.get("status") == "True"
+    ]
     if spec.get("unschedulable"):
         return HostReading(name, f"{name} is cordoned")
-    return HostReading(name, f"{name} {leaving}" if leaving else "")
+    return HostReading(name, f"{name} {reasons[0]}" if reasons else "")
 
 
 def _removes(taint: Mapping[str, Any]) -> bool:

@@ -42,8 +42,8 @@ LEASE_RIGHTS = (
 
 # A Role cannot give these; `--watch-nodes` has them in a ClusterRole.
 CLUSTER_RIGHTS = (
-    ApiRight("", "nodes", "list", "hosts that are cordoned or tainted, at the start"),
-    ApiRight("", "nodes", "watch", "hosts that are cordoned or tainted from then on"),
+    ApiRight("", "nodes", "list", "hosts that are cordoned or tainted, or have a condition, at the start"),
+    ApiRight("", "nodes", "watch", "hosts that are cordoned or tainted, or have a condition, from then on"),
 )
 
 # In each namespace that `--config-maps` names.

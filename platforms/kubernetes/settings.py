@@ -11,6 +11,7 @@ from ...protocol.errors import ConfigurationError
 PORT = 29_400
 LEASE_SCHEME = "kubernetes://"  # of a store
 LONGEST_JOB_NAME = 40  # with what is added to it, it is the name of a pod, a host and a label: 63
+_WELL_WHEN_TRUE = frozenset({"Ready"})
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -37,7 +38,8 @@ class Settings(msgspec.Struct, frozen=True):
     agent: dict[str, Any] = {}
     controller: dict[str, Any] = {}
     port: int = PORT
-    watch_nodes: bool = False  # cordons and taints; takes a ClusterRole
+    watch_nodes: bool = False  # cordons, taints and conditions; takes a ClusterRole
+    node_conditions: tuple[str, ...] = ()  # those that are a reason to leave a host while they are True
     controllers: int = 1  # pods, of which one leads. Several take a store
     store: str = ""  # what keeps the job: an etcd, or a folder with a Lease; else the journal of one controller
     config_maps: tuple[str, ...] = ()  # namespaces whose ConfigMaps tell of faults; takes a Role in each
@@ -66,6 +68,16 @@ def checked_controllers(controllers: int, store: str, volumes: tuple[Volume, ...
             "(ReadWriteMany) and in which they keep the job, or --store etcd://HOST:PORT."
         )
     return controllers
+
+
+def checked_condition(kind: str) -> str:
+    """Return the type of a condition that can be a reason to leave a host. Raises ConfigurationError."""
+    if kind in _WELL_WHEN_TRUE:
+        raise ConfigurationError(
+            f"--node-condition {kind} is True of every host that is well. Name one that says what is wrong, as "
+            "node-problem-detector's KernelDeadlock or ReadonlyFilesystem."
+        )
+    return kind
 
 
 def parse_volume(text: str) -> Volume:

@@ -1,16 +1,22 @@
 """What operators and Kubernetes do to hosts: drains, taints, a kubelet that stops; and two jobs beside each other."""
 
+from typing import Any
+
 import pytest
 
 from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import Record
+from .cluster.cluster import RESOURCE
+from .cluster.image import IMAGE
 from .conftest import RANKS, STEPS, StartManaged
 from .managed import ManagedJob, pid_on, victim
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
-EVICTED, TAINTED, KILLED, END = 30, 70, 40, STEPS - 1
+EVICTED, TAINTED, ILL, KILLED, END = 30, 70, 110, 40, STEPS - 1
 TAINT = "midstep.test/maintenance"
+CONDITION = "KernelDeadlock"
+URGENT = "urgent"
 
 
 def left(job: ManagedJob, node: str) -> None:
@@ -18,10 +24,11 @@ def left(job: ManagedJob, node: str) -> None:
     job.until(lambda status: all(rank["node"] != node for rank in status["ranks"]), f"the ranks to leave {node}")
 
 
-def test_a_drain_and_a_taint_move_ranks_between_two_steps_and_no_step_is_repeated(
+def test_a_drain_a_taint_and_a_condition_move_ranks_between_two_steps_and_no_step_is_repeated(
     start_managed: StartManaged, undisturbed: Record
 ) -> None:
-    job = start_managed("moved", spares=1, step_s=0.05, gates=(EVICTED, TAINTED, END), options=("--watch-nodes",))
+    options = ("--watch-nodes", "--node-condition", CONDITION)
+    job = start_managed("moved", spares=1, step_s=0.05, gates=(EVICTED, TAINTED, ILL, END), options=options)
     cluster = job.cluster
 
     node, _ = victim(job, job.held_at(EVICTED))
@@ -42,14 +49,58 @@ def test_a_drain_and_a_taint_move_ranks_between_two_steps_and_no_step_is_repeate
     job.until_pausing()
     job.open_gate(TAINTED)
     left(job, node)
-    job.held_at(END)
+    status = job.held_at(ILL)
     cluster.kubectl("taint", "nodes", host, f"{TAINT}-")
+    job.until_spare()
+
+    node, _ = victim(job, status)
+    host = cluster.machine_of(job.pod_of(node)).name
+    cluster.set_condition(host, CONDITION, holds=True)
+    job.until_pausing()
+    job.open_gate(ILL)
+    left(job, node)
+    job.held_at(END)
+    cluster.set_condition(host, CONDITION, holds=False)
     job.open_gate(END)
 
     incidents = job.finish()["incidents"]
-    assert len(incidents) == 2, incidents
+    assert len(incidents) == 3, incidents
     assert all(each["steps_lost"] == 0 and each["healthy_pids_kept"] for each in incidents), incidents
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+
+
+def test_a_pod_of_more_importance_gets_the_place_as_soon_as_the_ranks_have_moved(
+    start_managed: StartManaged, undisturbed: Record
+) -> None:
+    """It is preempted: its agent leaves when it has no rank any more, long before its time of grace is over."""
+    job = start_managed("preempted", spares=1, step_s=0.05, gates=(EVICTED, END))
+    cluster = job.cluster
+    node, _ = victim(job, job.held_at(EVICTED))
+    job.until_spare()
+    cluster.apply(*urgent_pod(cluster.machine_of(job.pod_of(node)).name))
+    try:
+        job.until_pausing()
+        job.open_gate(EVICTED)
+        left(job, node)
+        cluster.until(lambda: f"the agent of {node} ends: it was asked to leave" in job.output.read_text(), "its agent")
+        job.held_at(END)
+        cluster.until(lambda: cluster.get("pod", URGENT)["status"]["phase"] == "Running", "the other pod to run")
+        job.open_gate(END)
+        (incident,) = job.finish()["incidents"]
+    finally:
+        cluster.kubectl("delete", f"pod/{URGENT}", f"priorityclass/{URGENT}", "--grace-period=0", "--force")
+    assert incident["steps_lost"] == 0
+    assert incident["healthy_pids_kept"]
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+
+
+def urgent_pod(host: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a pod that needs all devices of a host, and its priority."""
+    container = {"name": "it", "image": IMAGE, "command": ["sleep", "600"], "resources": {"limits": {RESOURCE: "8"}}}
+    spec = {"priorityClassName": URGENT, "nodeSelector": {"kubernetes.io/hostname": host}, "containers": [container]}
+    priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": URGENT}, "spec": spec}
+    return {**priority, "metadata": {"name": URGENT}}, pod
 
 
 def test_training_and_the_recovery_of_a_process_need_no_kubelet(

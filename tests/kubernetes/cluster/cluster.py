@@ -190,10 +190,18 @@ class Cluster:
 
     def _give_npus(self, node: str) -> None:
         path = f"/status/capacity/{RESOURCE.replace('/', '~1')}"
-        patch = [{"op": "add", "path": path, "value": str(NPUS)}]
+        self._patch_status(node, [{"op": "add", "path": path, "value": str(NPUS)}], "json")
+
+    def set_condition(self, node: str, kind: str, *, holds: bool) -> None:
+        """Say of a node that it has a condition, or not any more, as node-problem-detector does."""
+        said = {"type": kind, "status": str(holds), "reason": "Test", "message": "of the test"}
+        self._patch_status(node, {"status": {"conditions": [said]}}, "strategic-merge")
+
+    def _patch_status(self, node: str, patch: Any, how: str) -> None:
+        """Patch what kubectl of this version cannot."""
         token = "Authorization: Bearer of-the-tests"
         url = f"https://{self.machines[0].address}/api/v1/nodes/{node}/status"
-        kind = "Content-Type: application/json-patch+json"
+        kind = f"Content-Type: application/{how}-patch+json"
         self.machines[0].run("curl", "-skf", "-X", "PATCH", "-H", token, "-H", kind, url, "-d", json.dumps(patch))
 
     def _write_specification(self) -> None:

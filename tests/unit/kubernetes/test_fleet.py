@@ -6,7 +6,7 @@ import pytest
 
 from midstep.platforms.kubernetes import names
 from midstep.platforms.kubernetes.fleet import PodFleet
-from midstep.platforms.kubernetes.readings import PodPhase, PodReading, read_host, read_pod
+from midstep.platforms.kubernetes.readings import HostReading, PodPhase, PodReading, read_host, read_pod
 from midstep.platforms.kubernetes.trouble import troubles
 from midstep.protocol.messages import NodeGoing, NodeLost, NodeStaying
 
@@ -139,6 +139,18 @@ def test_nodes_leave_a_host_that_is_emptied_and_stay_when_it_is_not_after_all(
 )
 def test_what_kubernetes_has_not_heard_of_a_host_moves_nothing(fleet: PodFleet, taints: list[dict[str, str]]) -> None:
     assert fleet.take_host(read_host(host(taints=taints))) == []
+
+
+def test_nodes_leave_a_host_with_a_condition_that_was_named_and_with_no_other(fleet: PodFleet) -> None:
+    def well_but_for(status: str) -> HostReading:
+        deadlock = {"type": "KernelDeadlock", "status": status, "message": "task blocked for more than 120 seconds"}
+        others = [{"type": "Ready", "status": "True"}, {"type": "ReadonlyFilesystem", "status": "True"}]
+        return read_host({**host(), "status": {"conditions": [*others, deadlock]}}, ["KernelDeadlock"])
+
+    why = "m1 has the condition KernelDeadlock: task blocked for more than 120 seconds"
+    assert fleet.take_host(well_but_for("True")) == [NodeGoing("node0", why, None)]
+    assert fleet.take_host(well_but_for("False")) == [NodeStaying("node0")]
+    assert fleet.take_host(well_but_for("Unknown")) == []
 
 
 def test_a_node_that_starts_on_a_host_that_is_emptied_goes_at_once(fleet: PodFleet) -> None:

@@ -364,9 +364,10 @@ def test_two_runs_of_a_job_have_places_of_their_own_in_the_etcd() -> None:
         (("--controllers", "2"), "--controllers 2 needs --volume"),
         (("--controllers", "2", "--store", "kubernetes:///a?journal=/b"), "is what --controllers chooses"),
         (("--store", "http://s"), "not the address of an etcd"),
+        (("--node-condition", "Ready"), "is True of every host that is well"),
     ],
 )
-def test_controllers_that_cannot_know_of_each_other_are_refused(words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_work_is_refused_before_anything_is_made(words: tuple[str, ...], said: str) -> None:
     result = CliRunner().invoke(run.command, [*TYPED, "--dry-run", *words, "t.py"])
 
     assert result.exit_code == 1
