@@ -91,8 +91,8 @@ class ManagedJob:
         return status
 
     def ask_through_runtime(self) -> None:
-        """Ask its only controller through the container runtime from now on, which takes no API server."""
-        (pod,) = self.controller_pods()
+        """Ask the controller that leads through the container runtime from now on, which takes no API server."""
+        pod = self.leading_pod()
         (container,) = (each for each in pod["status"]["containerStatuses"] if each["name"] == "controller")
         self._runtime = (self.cluster.machine_of(pod["metadata"]["name"]), container["containerID"].split("//")[1])
 
@@ -166,9 +166,19 @@ class ManagedJob:
         ]
 
     def controller_host(self) -> str:
-        """Return the name of the machine on which its controller is."""
-        (pod,) = self.controller_pods()
-        return str(pod["spec"]["nodeName"])
+        """Return the name of the machine on which the controller that leads is."""
+        return str(self.leading_pod()["spec"]["nodeName"])
+
+    def leading_pod(self) -> dict[str, Any]:
+        """Return the pod of the controller that leads."""
+        pods = {pod["metadata"]["name"]: pod for pod in self.controller_pods()}
+        if len(pods) > 1:
+            status = self.until(
+                lambda status: any(each["phase"] == "hot" for each in status["controllers"]), "a leader"
+            )
+            pods = {each["name"]: pods[each["name"]] for each in status["controllers"] if each["phase"] == "hot"}
+        (pod,) = pods.values()
+        return pod
 
     def report_of_controller(self) -> dict[str, Any]:
         """Return what `midstep report --json` says beside a controller."""

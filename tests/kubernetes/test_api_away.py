@@ -19,8 +19,12 @@ AWAY_S = float(os.environ.get("MIDSTEP_API_AWAY_S", "10"))
 def test_a_killed_rank_and_a_lost_machine_are_recovered_from_without_an_api_server(
     start_managed: StartManaged, undisturbed: Record
 ) -> None:
-    """The spare takes over. When the API server is back, another spare is made, and the job is followed to its end."""
-    job = start_managed("apiless", spares=1, step_s=0.05, gates=(KILLED, OFF, BACK, END))
+    """The spare takes over. When the API server is back, another spare is made, and the job is followed to its end.
+
+    Two controllers are elected by a Lease, which cannot be renewed meanwhile: the one that leads continues to.
+    """
+    gates, two = (KILLED, OFF, BACK, END), ("--controllers", "2")
+    job = start_managed("apiless", spares=1, step_s=0.05, gates=gates, options=two)
     cluster, hit = job.cluster, []
     status = job.held_at(KILLED)
     job.until_spare()

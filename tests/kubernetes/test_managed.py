@@ -98,3 +98,25 @@ def test_ctrl_c_ends_the_following_and_not_the_job(start_managed: StartManaged) 
 
     assert job.process.returncode == 130
     assert len(job.pods()) == 2
+
+
+def test_what_a_budget_has_paid_stays_paid_when_the_controllers_pod_is_deleted(start_managed: StartManaged) -> None:
+    """The first rank is restarted in place, which the policy allows once; the next one moves, with its node."""
+    once = {"rung": "recover_in_place", "budget": {"per_job": 1}}
+    policy = {"ladder": [once, {"rung": "recover"}, {"rung": "stop"}]}
+    job = start_managed("counted", spares=1, step_s=0.05, gates=(KILLED, FORCED), policy=policy)
+    for gate in (KILLED, FORCED):
+        status = job.held_at(gate)
+        job.until_spare()
+        node, (rank, *_) = victim(job, status)
+        job.execute(node, "kill", "-9", str(status["ranks"][rank]["pid"]))
+        job.open_gate(gate)
+        if gate == KILLED:
+            job.held_at(FORCED)
+            (pod,) = job.controller_pods()
+            job.cluster.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1")
+
+    in_place, moved = job.finish()["incidents"]
+    assert in_place["rung"] == "recover_in_place"
+    assert moved["rung"] == "recover"
+    assert "per_job" in str(moved["decisions"])
