@@ -1,7 +1,8 @@
 """Answer for names of pods and services, as CoreDNS does, from the endpoints that the API has: ADDRESS API TOKEN.
 
 `HOST.SERVICE.NAMESPACE.svc.cluster.local` is the pod of that hostname, and without HOST all pods of the service. For
-tests only: addresses of version 4, over UDP, and the API is asked for each question.
+tests only: addresses of version 4, over UDP, and the API is asked for each question. While it is away the last answer
+stands, as CoreDNS's does.
 """
 
 import json
@@ -44,8 +45,8 @@ def find(name: tuple[str, ...], api: str, token: str) -> list[str] | None:
     return chosen or (None if host else [])
 
 
-def answer(asked: bytes, api: str, token: str) -> bytes:
-    """Return the answer to one question."""
+def answer(asked: bytes, api: str, token: str, last: dict[tuple[str, ...], list[str] | None]) -> bytes:
+    """Return the answer to one question. `last`: the answers before it, by name; this one is added."""
     number, *_ = _HEADER.unpack_from(asked)
     name: list[str] = []
     at = _HEADER.size
@@ -57,11 +58,12 @@ def answer(asked: bytes, api: str, token: str) -> bytes:
     question = asked[_HEADER.size : at + _OF_QUESTION.size]
     code = 0
     try:
-        found = find(tuple(name), api, token)
+        found = last[tuple(name)] = find(tuple(name), api, token)
         code = _NO_SUCH_NAME if found is None else 0
     except OSError as error:
         print(f"{'.'.join(name)}: {error}", flush=True)
-        found, code = None, _FAILED
+        found = last.get(tuple(name))
+        code = _FAILED if found is None else 0
     addresses = found if found and kind == _ADDRESS else []
     records = b"".join(
         struct.pack("!3HIH", _TO_THE_NAME, _ADDRESS, _INTERNET, 0, 4) + socket.inet_aton(address)
@@ -72,12 +74,13 @@ def answer(asked: bytes, api: str, token: str) -> bytes:
 
 def main(address: str, api: str, token: str) -> None:
     """Answer, for ever."""
+    last: dict[tuple[str, ...], list[str] | None] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
         listening.bind((address, _PORT))
         while True:
             asked, asker = listening.recvfrom(_LONGEST_BYTES)
             try:
-                listening.sendto(answer(asked, api, token), asker)
+                listening.sendto(answer(asked, api, token, last), asker)
             except (IndexError, struct.error, UnicodeDecodeError) as error:
                 print(f"not a question: {error}", flush=True)
 
