@@ -53,6 +53,10 @@ class Life:
         """When the script began."""
         return min(self.marks.values())
 
+    def took_over(self, killed_s: float) -> bool:
+        """Whether it trained after the kill and not before. It may have begun before that, and waited."""
+        return bool(self.steps) and self.steps[0][1] > killed_s
+
 
 @dataclass(frozen=True)
 class Recovery:
@@ -98,7 +102,7 @@ def recovery(directory: Path, ranks: int, killed_step: int) -> Recovery:
     lives = read_lives(directory)
     again_s = _complete(lives, ranks, lambda at_s: at_s > killed_s)
     before_s = _complete(lives, ranks, lambda at_s: True)
-    new = [life for life in lives if life.began_s > killed_s]
+    new = [life for life in lives if life.took_over(killed_s)]
     if not again_s or killed_step not in again_s or not new:
         raise ValueError("the ranks did not all come back")
     first_s = min(again_s.values())
@@ -138,7 +142,8 @@ def _newcomer(lives: list[Life], killed_s: float, first_s: float) -> dict[str, f
     latest: dict[str, float] = {}
     for life in lives:
         for name, at_s in life.marks.items():
-            latest[name] = max(at_s, latest.get(name, 0.0))
+            if at_s > killed_s:
+                latest[name] = max(at_s, latest.get(name, 0.0))
     phases, last_s = {}, killed_s
     for name, at_s in sorted(latest.items(), key=lambda item: item[1]):
         phases[name], last_s = at_s - last_s, at_s

@@ -1,7 +1,8 @@
 """How long training stands still when a rank is killed: midstep beside torchrun, same script, same run.
 
-Both are measured by what the job's processes write down themselves, step by step (`records.py`); what midstep reports
-of itself is used for the phases only.
+midstep is measured twice: as it comes, and with each rank's next process built ahead. All are measured by what the
+job's processes write down themselves, step by step (`records.py`); what midstep reports of itself is used for the
+phases only.
 """
 
 import dataclasses
@@ -23,7 +24,8 @@ from midstep.cli.views.incident_data import incident_json
 from midstep.protocol.types import InjectionPoint
 
 SCRIPT = "recovery_job.py"
-SYSTEMS = ("midstep", "torchrun")
+MIDSTEP, BUILT, TORCHRUN = SYSTEMS = ("midstep", "midstep built", "torchrun")
+POLICIES = {MIDSTEP: None, BUILT: Path(__file__).with_name("built.yaml")}
 MAX_RESTARTS = 3
 LIMIT_S = 240.0
 
@@ -49,11 +51,13 @@ def one_run(system: str, ranks: int, steps: int, killed_step: int) -> Run:
         notes, job_directory = Path(folder) / "notes", Path(folder) / "job"
         notes.mkdir()
         arguments = [str(notes), str(steps), str(killed_step)]
-        if system == "torchrun":
+        if system == TORCHRUN:
             launching.torchrun(SCRIPT, arguments, ranks=ranks, max_restarts=MAX_RESTARTS, limit_s=LIMIT_S)
             recovery = records.recovery(notes, ranks, killed_step)
             return Run(recovery, foreign, recovery.newcomer, {})
-        launching.midstep(SCRIPT, arguments, ranks=ranks, job_directory=job_directory, limit_s=LIMIT_S)
+        launching.midstep(
+            SCRIPT, arguments, ranks=ranks, job_directory=job_directory, limit_s=LIMIT_S, policy=POLICIES[system]
+        )
         recovery = records.recovery(notes, ranks, killed_step)
         incident = incident_json(load_status(job_directory).incidents[0])
         slowest = incident["slowest_rank_phases"]
@@ -142,7 +146,7 @@ def phases(result: dict[str, Any]) -> Table:
         view.add_column(column)
     for system in SYSTEMS:
         for ranks, found in result.get(system, {}).items():
-            for name in ("phases", "slowest_rank_phases", "newcomer") if system == "midstep" else ("newcomer",):
+            for name in ("phases", "slowest_rank_phases", "newcomer") if system != TORCHRUN else ("newcomer",):
                 parts = ", ".join(f"{phase} {1000 * seconds:.0f}" for phase, seconds in found[name].items())
                 view.add_row(ranks, f"{system} {name.replace('_', ' ')}", parts)
     return view
@@ -171,7 +175,7 @@ def ranks_of(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
 )
 @click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="Recoveries of each kind.")
 @click.option("--steps", type=click.IntRange(min=12), default=20, show_default=True, help="Steps of each job.")
-@click.option("--only", type=click.Choice(SYSTEMS), help="Measure one of the two.")
+@click.option("--only", type=click.Choice(SYSTEMS), help="Measure one of them.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to FILE.")
 def main(sizes: tuple[int, ...], repeat: int, steps: int, only: str | None, file: Path | None) -> None:
     """Measure how long a killed rank holds up training: midstep beside torchrun, in the same run.
@@ -193,7 +197,7 @@ def main(sizes: tuple[int, ...], repeat: int, steps: int, only: str | None, file
     }
     out = Console(width=None if console.is_terminal else 120, highlight=False)
     out.print(table(result), phases(result))
-    for ranks, found in result.get("midstep", {}).items():
+    for ranks, found in result.get(MIDSTEP, {}).items():
         repair, transport = (found[f"{name}_bytes_per_s"] for name in ("repair", "transport"))
         share = repair["median"] / transport["median"]
         out.print(

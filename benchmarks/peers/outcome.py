@@ -60,9 +60,15 @@ def recovered(processes: Sequence[Process], ranks: int, fault_s: float, fault_st
                 excess_s=first_s - fault_s - usual_s,
                 wall_lost_s=again[fault_step] - before[fault_step - 1] - usual_s,
                 steps_repeated=fault_step - min(again),
-                processes_restarted=sum(process.began_s > fault_s for process in processes),
+                processes_restarted=sum(_takes_over(process, fault_s) for process in processes),
             )
     raise NoRecovery(f"no world of {ranks} or {ranks - 1} ranks trained to the end after the fault")
+
+
+def _takes_over(process: Process, fault_s: float) -> bool:
+    """Whether a process trained after the fault and not before it; when it was begun does not matter."""
+    steps = [note.at_s for note in process.notes if isinstance(note, Stepped)]
+    return bool(steps) and min(steps) > fault_s
 
 
 def finished(processes: Iterable[Process]) -> int:

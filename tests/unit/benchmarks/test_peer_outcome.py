@@ -50,6 +50,16 @@ def test_a_survivor_and_one_newcomer_repeat_the_step() -> None:
     assert (outcome.steps_repeated, outcome.processes_restarted, outcome.world) == (0, 1, 2)
 
 
+def test_a_process_that_was_built_ahead_is_a_newcomer_and_those_that_go_on_waiting_are_none() -> None:
+    survivor = process(1, {**even(range(15)), **even(range(15, 20), later_s=0.7)})
+    lost = process(2, even(range(15)), digest=None)
+    newcomer = process(3, even(range(15, 20), later_s=0.75), began_s=2.0)
+    waiting = [process(4, {}, began_s=2.1, digest=None), process(5, {}, began_s=16.0, digest=None)]
+    outcome = recovered([survivor, lost, newcomer, *waiting], 2, FAULT_S, FAULT_STEP)
+    assert outcome.excess_s == pytest.approx(0.25)
+    assert outcome.processes_restarted == 1
+
+
 def test_all_are_restarted_from_a_checkpoint() -> None:
     """As torchrun recovers: five steps are done again, and the lost time counts them."""
     old = [process(pid, even(range(15)), digest=None) for pid in (1, 2)]
