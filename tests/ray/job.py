@@ -23,7 +23,7 @@ from ..machines.machines import Machine
 from .cluster import CONTROLLER, RayCluster
 
 # A gate is no stall, and a busy computer takes its time to start processes.
-_ROOMY: dict[str, Any] = {
+ROOMY: dict[str, Any] = {
     "checkpoint": {"every_steps": 10},
     "stall": {"grace_s": PATIENCE_S},
     "deadlines": {"quiesce_s": 60.0, "start_s": 300.0, "rejoin_s": 300.0, "nodes_s": 300.0, "orders_s": 1200.0},
@@ -56,7 +56,7 @@ class RayJob(Job):
         self.records.mkdir(parents=True)
         for step in gates:
             self.gate(step).touch()
-        chosen = {**_ROOMY, **(policy or {})}
+        chosen = {**ROOMY, **(policy or {})}
         (root / "policy.yaml").write_text(yaml.safe_dump(chosen))
         options = {
             "command": [str(TRAINING), str(self.records), str(steps), str(step_s)],

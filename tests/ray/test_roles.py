@@ -1,0 +1,60 @@
+"""Roles with scripts of their own on Ray: one recovers at every moment, and the other goes on stepping."""
+
+from pathlib import Path
+
+import msgspec
+
+from midstep.protocol import environment as names
+from midstep.protocol.types import InjectionPoint
+
+from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
+from ..chaos.jobs import TRAINING, Record, inject
+from .cluster import RayCluster
+from .conftest import RANKS, STEPS
+from .roles_job import RolesOnRay
+
+ENDLESS = 100_000
+STEPS_MEANWHILE = 3
+# In the order of one job: each of them hits rank 1 in the life that the one before has given it.
+MOMENTS = (
+    (InjectionPoint.FORWARD, 8),
+    (InjectionPoint.COLLECTIVE, 24),
+    (InjectionPoint.BARRIER, 40),
+    (InjectionPoint.UPDATE, 56),
+    (InjectionPoint.BACKWARD, 72),
+)
+LADDER = [{"rung": "recover_in_place", "budget": {"per_rank": len(MOMENTS)}}, {"rung": "stop"}]
+
+
+def test_a_role_recovers_at_every_moment_while_the_other_makes_steps(
+    cluster: RayCluster, tmp_path: Path, undisturbed: Record
+) -> None:
+    """Each is a job of Ray with actors of its own; the job ends with the one, and stops the other."""
+    cluster.mend()
+    kills = [inject(1, point, step, life=life) for life, (point, step) in enumerate(MOMENTS, start=1)]
+    world = {"script": str(TRAINING), "ranks": RANKS, "nnodes": RANKS, "ladder": LADDER}
+    actor = {
+        **world,
+        "arguments": [str(tmp_path / "records-actor"), str(STEPS), "0.01"],
+        "env": {names.FAULTS: msgspec.json.encode(kills).decode()},
+    }
+    rollout = {**world, "arguments": [str(tmp_path / "records-rollout"), str(ENDLESS), "0.01"]}
+    job = RolesOnRay(cluster, tmp_path, {"actor": actor, "rollout": rollout}, until=["actor"])
+    try:
+        hit, other = job.role("actor"), job.role("rollout")
+        others = [rank.pid for rank in other.until(lambda status: status.phase == "running", "the other role").ranks]
+        for count in range(1, len(MOMENTS) + 1):
+            hit.until_incidents(count)
+            other.until_steps(other.steps_done() + STEPS_MEANWHILE)
+        assert [rank.pid for rank in other.answer().ranks] == others
+        assert job.launcher.wait(600) == 0, hit.said()
+
+        incidents = hit.report()["incidents"]
+        assert [incident["rung"] for incident in incidents] == ["recover_in_place"] * len(MOMENTS)
+        for incident in incidents:
+            assert_nobody_harmed(incident, {1}, ranks=RANKS)
+        assert_same_numbers(hit.record(), undisturbed, ranks=RANKS)
+        assert other.report()["incidents"] == []
+        hit.assert_nothing_left()
+    finally:
+        job.close()
