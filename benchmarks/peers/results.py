@@ -47,6 +47,7 @@ def load(path: Path | None, machine: dict[str, Any]) -> Results:
 def save(results: Results, path: Path | None) -> None:
     """Write all of it."""
     if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".new")
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
         draft.rename(path)
