@@ -43,7 +43,7 @@ class ControllerWatch:
         self._decided_s: float | None = None  # when what the next controller takes over was decided; None: by itself
 
     def recorded(self, now: float) -> None:
-        """An event is recorded, and its controller dies: what follows from it counts from now on, whoever does it."""
+        """An event is recorded, and its controller dies: what follows from it counts from now on."""
         self._decided_s = now
 
     def handled(self, event: Event, before: Phase, actions: list[Action]) -> None:
