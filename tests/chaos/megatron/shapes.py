@@ -106,15 +106,6 @@ NIGHTLY: dict[str, Shape] = {
 }
 
 
-def corrupts_its_heap(shape: Shape) -> bool:
-    """Whether training in this shape crashes by itself now and then, without a fault and without midstep's groups.
-
-    Seen with megatron-core 0.16.1 on a CPU and torch 2.13 under torchrun, on torch's own gloo: three of eight runs of
-    300 steps ended by "malloc(): unaligned tcache chunk detected". In the same night all other shapes passed.
-    """
-    return shape.virtual is not None and shape.distributed and shape.overlap and not shape.bf16 and shape.instances == 1
-
-
 class Kill(NamedTuple):
     """A kill, and the step at which all have to resume after it."""
 

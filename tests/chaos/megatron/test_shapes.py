@@ -13,26 +13,13 @@ import pytest
 from midstep.protocol.types import InjectionPoint
 
 from ..comparing import assert_nobody_harmed, assert_same_numbers
-from ..jobs import RANKS, Job
+from ..jobs import RANKS
 from .conftest import NODES, POLICY, StartMegatron, run_to_its_end
-from .shapes import (
-    DAILY,
-    EVERY_STEPS,
-    LATER,
-    NIGHTLY,
-    Kill,
-    a_few,
-    corrupts_its_heap,
-    every_rank_at_every_moment,
-    plan,
-    told,
-)
+from .shapes import DAILY, EVERY_STEPS, LATER, NIGHTLY, Kill, a_few, every_rank_at_every_moment, plan, told
 from .training import Shape
 
 pytestmark = pytest.mark.chaos
 
-TRIES = 6
-CRASHES = ("SIGABRT", "SIGSEGV")  # no test kills with these
 CHECKPOINTED = {**POLICY, "checkpoint": {"every_steps": EVERY_STEPS}}
 
 
@@ -51,28 +38,16 @@ def check(start_megatron: StartMegatron, shape: Shape, kills: Sequence[Kill], no
     """Run a shape with and without kills, and compare."""
     shape = msgspec.structs.replace(shape, steps=kills[-1].resumed_step + 2)
     # On one node, since an undisturbed run computes the same there, and starts sooner.
-    calm, incidents = run(start_megatron, shape, nodes=1)
-    assert not incidents, calm.said()
-    job, incidents = run(start_megatron, shape, kills, nodes=nodes)
+    calm = start_megatron(shape, policy=CHECKPOINTED, nodes=1, ranks_per_node=shape.world)
+    assert not run_to_its_end(calm)["incidents"], calm.said()
+    faults = tuple(kill.fault for kill in kills)
+    job = start_megatron(shape, faults, policy=CHECKPOINTED, nodes=nodes, ranks_per_node=shape.world // nodes)
+    incidents: list[dict[str, Any]] = run_to_its_end(job, incidents=len(kills))["incidents"]
     assert len(incidents) == len(kills), job.said()
     for incident, kill in zip(incidents, kills, strict=True):
         assert_nobody_harmed(incident, {kill.fault.rank}, ranks=shape.world)
         assert incident["resumed_step"] == kill.resumed_step, (kill, incident)
     assert_same_numbers(job.record(), calm.record(), ranks=shape.world)
-
-
-def run(
-    start_megatron: StartMegatron, shape: Shape, kills: Sequence[Kill] = (), *, nodes: int
-) -> tuple[Job, list[dict[str, Any]]]:
-    """Run a job to its end, and return it with its incidents; once more if the shape's own crash has come into it."""
-    faults = tuple(kill.fault for kill in kills)
-    for tries_left in reversed(range(TRIES if corrupts_its_heap(shape) else 1)):
-        job = start_megatron(shape, faults, policy=CHECKPOINTED, nodes=nodes, ranks_per_node=shape.world // nodes)
-        incidents: list[dict[str, Any]] = run_to_its_end(job, incidents=len(kills))["incidents"]
-        details = [report["detail"] for incident in incidents for report in incident["reports"]]
-        if not tries_left or not any(signal in detail for detail in details for signal in CRASHES):
-            break
-    return job, incidents
 
 
 @pytest.mark.timeout(1800)
