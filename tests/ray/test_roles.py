@@ -1,4 +1,4 @@
-"""Roles with scripts of their own on Ray: one recovers at every moment, and the other goes on stepping."""
+"""Roles with scripts of their own on Ray: one recovers at every moment, while the other makes steps."""
 
 from pathlib import Path
 
