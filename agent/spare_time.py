@@ -1,7 +1,7 @@
 """How long a node has been without a rank: a machine that is not needed is given back after a time.
 
-The time is only for nodes that have joined by themselves: a platform ends those that it makes. A machine that is about to
-be taken away is given back as soon as its ranks have moved.
+The time is only for nodes that have joined by themselves: a platform ends those that it makes. A machine that is about
+to be taken away is given back as soon as its ranks have moved.
 """
 
 import asyncio
