@@ -26,6 +26,10 @@ _WORLD = "world"
 # Before this torch, a gloo group keeps for its collectives the timeout that it was connected with.
 _TIMEOUT_CHANGES = Version(torch.__version__) >= Version("2.9")
 
+# Torch's default of 2 corrupts the heap: both write the name of the group's last collective, a std::string, without a
+# lock (runLoop in ProcessGroupGloo.cpp). Names of more than 15 letters, as of coalesced collectives, are freed twice.
+_THREADS = 1
+
 
 class Connections(NamedTuple):
     """What connects a process in one generation: backends by group name, and the sockets to its neighbours.
@@ -90,6 +94,7 @@ def connect_backend(
     """
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [links.device]
+    options._threads = _THREADS
     # Where it stays, a link-up that fails may last that long in its thread. The task is given up in time all the same.
     options._timeout = timedelta(seconds=link_up_s if _TIMEOUT_CHANGES else max(link_up_s, collective_s))
     gloo = dist.ProcessGroupGloo(store, group_rank, size, options)
