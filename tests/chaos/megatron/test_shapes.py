@@ -5,16 +5,18 @@ a few steps after the one before, in one job per shape.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
+from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import InjectionPoint
 
 from ..comparing import assert_nobody_harmed, assert_same_numbers
 from ..jobs import RANKS
-from .conftest import NODES, POLICY, StartMegatron, run_to_its_end
+from .conftest import NODES, PATIENCE_S, POLICY, StartMegatron, run_to_its_end
 from .shapes import DAILY, EVERY_STEPS, LATER, NIGHTLY, Kill, a_few, every_rank_at_every_moment, plan, told
 from .training import Shape
 
@@ -41,13 +43,23 @@ def check(start_megatron: StartMegatron, shape: Shape, kills: Sequence[Kill], no
     calm = start_megatron(shape, policy=CHECKPOINTED, nodes=1, ranks_per_node=shape.world)
     assert not run_to_its_end(calm)["incidents"], calm.said()
     faults = tuple(kill.fault for kill in kills)
-    job = start_megatron(shape, faults, policy=CHECKPOINTED, nodes=nodes, ranks_per_node=shape.world // nodes)
+    gates = [fault.step for fault in faults[1:]]
+    job = start_megatron(
+        shape, faults, policy=CHECKPOINTED, nodes=nodes, ranks_per_node=shape.world // nodes, gates=gates
+    )
+    for over, gate in enumerate(gates, start=1):  # steps are short, and two kills of one incident no case
+        job.until(partial(_are_over, over), f"the end of incident {over}", PATIENCE_S)
+        job.open_gate(gate)
     incidents: list[dict[str, Any]] = run_to_its_end(job, incidents=len(kills))["incidents"]
     assert len(incidents) == len(kills), job.said()
     for incident, kill in zip(incidents, kills, strict=True):
         assert_nobody_harmed(incident, {kill.fault.rank}, ranks=shape.world)
         assert incident["resumed_step"] == kill.resumed_step, (kill, incident)
     assert_same_numbers(job.record(), calm.record(), ranks=shape.world)
+
+
+def _are_over(incidents: int, status: JobStatus) -> bool:
+    return status.phase == "running" and len(status.incidents) == incidents
 
 
 @pytest.mark.timeout(1800)
