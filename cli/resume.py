@@ -10,7 +10,7 @@ from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
 from .jobs.continuation import continued
 from .jobs.directories import find_job_or_group
-from .roles.group_files import is_group
+from .roles.group_files import is_group, read_founding
 from .run import launch
 
 
@@ -31,6 +31,10 @@ def command(*, job: str | None, quiet: bool) -> None:
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
     try:
         directory = find_job_or_group(job)
+        if is_group(directory) and read_founding(directory).platform == "kubernetes":
+            from .kubernetes.role_group import run_in_pod
+
+            sys.exit(run_in_pod(directory, quiet=quiet))
         if is_group(directory):
             from .roles.opening import reopened_group
             from .roles.running import launch_roles

@@ -10,7 +10,7 @@ from ..policies.schema import Policy
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import JobSpec
 from .display.plain import echo
-from .job_options import POLICY, PROGRAM, SCRIPT, SHAPE, asked_for, options
+from .job_options import POLICY, PROGRAM, ROLES, SCRIPT_OR_ROLES, SHAPE, asked_for, options
 from .jobs.directories import base_directory, checked_name, is_job
 from .jobs.founding import found_in_directory
 from .jobs.start import new_name, policy_of, spec_of
@@ -34,9 +34,10 @@ from .store import store_option
     help="The platform that makes the job's nodes (`midstep platform`).  [default: they join by themselves]",
 )
 @click.option("--if-absent", is_flag=True, help="Do nothing where there is a job of this name already.")
-@options(SHAPE, POLICY, PROGRAM, SCRIPT)
+@options(SHAPE, ROLES, POLICY, PROGRAM, SCRIPT_OR_ROLES)
 def command(
     *,
+    roles_file: Path | None,
     store: str | None,
     job: str | None,
     job_directory: Path | None,
@@ -49,8 +50,15 @@ def command(
     Then start `midstep controller --store ... --standby` on some machines, any number, or one `midstep controller
     --job-dir ...`, and `midstep agent` on each node. SCRIPT and the present directory have to be there on the nodes,
     under the same names.
+
+    With --roles FILE it is a job of several roles on Kubernetes, which the launcher in its pod takes from JOB-DIR.
     """
     try:
+        if roles_file is not None:
+            echo(_submit_roles(roles_file, store, job, job_directory, platform, if_absent=if_absent))
+            return
+        if chosen["script"] is None:
+            raise click.UsageError("Missing argument 'SCRIPT', or --roles FILE.")
         name = checked_name(job) if job is not None else new_name()
         start = asked_for(**chosen)
         policy = policy_of(start)
@@ -68,6 +76,23 @@ def command(
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
     echo(f"{name}: {'submitted to' if is_new else 'is already at'} {place}")
+
+
+def _submit_roles(
+    file: Path, store: str | None, job: str | None, job_directory: Path | None, platform: str, *, if_absent: bool
+) -> str:
+    """Put a job of roles into its directory, and say where it is. Raises ConfigurationError."""
+    from .roles.group_files import is_group
+    from .roles.opening import submit_group
+
+    if platform != "kubernetes" or store is not None or job is None or job_directory is None:
+        raise ConfigurationError(
+            "--roles: a job of roles is submitted in a pod of it, with --platform kubernetes, --job and --job-dir, and "
+            "without --store. Elsewhere `midstep run --roles` runs it."
+        )
+    if if_absent and is_group(job_directory):
+        return f"{job}: is already at {job_directory}"
+    return f"{job}: submitted to {submit_group(file, job=job, job_directory=job_directory, platform=platform)}"
 
 
 def _into_store(store: str, spec: JobSpec, policy: Policy, platform: str) -> tuple[str, bool]:

@@ -144,10 +144,17 @@ def begin(rules: GroupRules) -> Turn:
     return group, _starts(group)
 
 
-def reopen(group: RoleGroup, rules: GroupRules) -> Turn:
-    """Return a job of roles whose launcher was lost, and with it every process of every role."""
+def reopen(group: RoleGroup, rules: GroupRules, *, roles_live: bool) -> Turn:
+    """Return a job of roles whose launcher was lost, and with it the store that the roles share.
+
+    `roles_live`: an engine keeps the processes of the roles alive; else all of them were lost, too. Those that live
+    have worked with what lay in the store, so all begin again, each from a checkpoint of its last committed step. It
+    costs no budget, as no role has failed.
+    """
     if group.phase is GroupPhase.ENDED:
         return group, ()
+    if roles_live:
+        return _begun_again(group, rules)
     if group.phase is GroupPhase.RUNNING:
         return group, _starts(group)
     ended = [_ended(standing, None, "it ended with its launcher") for standing in group.standings]
@@ -188,6 +195,8 @@ def used(group: RoleGroup, budget: Budget, now_s: float, role: str | None = None
 def _role_ended(group: RoleGroup, rules: GroupRules, standing: RoleStanding, event: RoleEnded, now_s: float) -> Turn:
     reason = event.reason[:_MAX_REASON]
     group = _with(group, _ended(standing, event.exit_code, reason))
+    if group.phase is GroupPhase.RESTARTING and all(group.of(role).finished for role in rules.until):
+        return _role_finished(group, rules)  # the last of them had finished before it could be stopped
     if group.phase is not GroupPhase.RUNNING:
         return _settled(group, rules)
     if event.exit_code == 0:
@@ -260,6 +269,19 @@ def _stopped(group: RoleGroup, rules: GroupRules) -> Turn:
         group = _with(group, msgspec.structs.replace(standing, state=RoleState.STOPPING))
     group, actions = _settled(group, rules)
     return group, (*(StopRole(standing.role, standing.attempt) for standing in running), *actions)
+
+
+def _begun_again(group: RoleGroup, rules: GroupRules) -> Turn:
+    """Follow the roles that live, and ask them to end: to begin again, unless the job was about to end."""
+    if group.phase is GroupPhase.RUNNING:
+        group = msgspec.structs.replace(group, phase=GroupPhase.RESTARTING)
+    alive = [standing for standing in group.standings if standing.state is not RoleState.ENDED]
+    for standing in alive:
+        group = _with(group, msgspec.structs.replace(standing, state=RoleState.STOPPING))
+    group, actions = _settled(group, rules)
+    followed = [StartRole(standing.role, standing.attempt) for standing in alive]
+    stopped = [StopRole(standing.role, standing.attempt) for standing in alive]
+    return group, (*followed, *stopped, *actions)
 
 
 def _settled(group: RoleGroup, rules: GroupRules) -> Turn:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from ...platforms.kubernetes import names
 from ...platforms.kubernetes.api import Api, Unavailable
 from ...platforms.kubernetes.readings import PodPhase, read_pod
@@ -25,24 +27,41 @@ LAST_LINES_S = 3.0
 BEFORE = frozenset({names.CHECK, names.SUBMIT})  # containers that end before a job begins
 
 Say = Callable[[str], None]
+Manifests = Sequence[dict[str, Any]]
 
 
-async def run(api: Api, job: str, objects: Sequence[dict[str, Any]], *, follow: bool, say: Say) -> int:
+class End(msgspec.Struct, frozen=True):
+    """How a job has ended. `of_job`: it has said so itself; else it was taken away."""
+
+    exit_code: int
+    reason: str
+    of_job: bool
+
+
+async def run(
+    api: Api,
+    job: str,
+    objects: Manifests,
+    *,
+    follow: bool,
+    say: Say,
+    shown: str = names.AGENT,
+) -> int:
     """Make the objects, follow the job to its end and remove them; return its exit code. Raises PlatformError.
 
-    Ctrl-C ends the following, not the job, as it does with `kubectl logs -f`.
+    Ctrl-C ends the following, not the job, as it does with `kubectl logs -f`. `shown`: as of `Following`.
     """
     try:
         await make(api, job, objects, say)
         say(f"job {job} in the namespace {api.namespace}; `kubectl delete deployment {names.of_job(job)}` ends it")
         if not follow:
             return 0
-        following = asyncio.create_task(Following(api, job, say).result())
+        following = asyncio.create_task(Following(api, job, say, shown=shown).result())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, following.cancel)
         try:
-            code = await following
+            code = (await following).exit_code
         except asyncio.CancelledError:
             say("the job continues without being followed")
             return INTERRUPTED
@@ -55,28 +74,37 @@ async def run(api: Api, job: str, objects: Sequence[dict[str, Any]], *, follow: 
         await api.close()
 
 
-async def make(api: Api, job: str, objects: Sequence[dict[str, Any]], say: Say) -> None:
-    """Make a job's objects: the Deployment, which owns all others. Raises PlatformError, and leaves none then."""
+async def make(api: Api, job: str, objects: Manifests, say: Say, *, owner: dict[str, Any] | None = None) -> None:
+    """Make a job's objects: the Deployment, which owns all others. Raises PlatformError, and leaves none then.
+
+    `owner`: of the Deployment, a reference. What such a job has already stays.
+    """
     deployment, *others = objects
-    made = await _answered(partial(api.create, deployment))
+    again = owner is not None
+    if owner is not None:
+        deployment = {**deployment, "metadata": {**deployment["metadata"], "ownerReferences": [owner]}}
+    made = await answered(partial(api.create, deployment))
+    if made is None and again:
+        made = await answered(partial(api.deployment, names.of_job(job)))
     if made is None:
         raise PlatformError(
             f"there is a job {job} in the namespace {api.namespace} already. Choose another --job, or end that one: "
             f"`kubectl delete deployment {names.of_job(job)}`."
         )
-    owner = names.owner_reference("Deployment", "apps/v1", names.of_job(job), made["metadata"]["uid"])
+    itself = names.owner_reference("Deployment", "apps/v1", names.of_job(job), made["metadata"]["uid"])
     try:
         for each in others:
             owned = _can_be_owned(each, deployment)
-            metadata = {**each["metadata"], "ownerReferences": [owner]} if owned else each["metadata"]
-            if await _answered(partial(api.create, {**each, "metadata": metadata})) is None and owned:
+            metadata = {**each["metadata"], "ownerReferences": [itself]} if owned else each["metadata"]
+            if await answered(partial(api.create, {**each, "metadata": metadata})) is None and owned and not again:
                 raise PlatformError(f"{each['kind']} {metadata['name']} is there already: what was it left by?")
     except PlatformError:
-        await remove(api, job, objects, say)
+        if not again:
+            await remove(api, job, objects, say)
         raise
 
 
-async def remove(api: Api, job: str, objects: Sequence[dict[str, Any]], say: Say) -> None:
+async def remove(api: Api, job: str, objects: Manifests, say: Say) -> None:
     """Remove all objects of a job, and wait until they are gone, the agents' pods too. Raises PlatformError.
 
     A pod whose machine is off stays until its machine is back: that is said, and is no error.
@@ -85,7 +113,7 @@ async def remove(api: Api, job: str, objects: Sequence[dict[str, Any]], say: Say
     left: list[str] | None = None
     for each in objects:
         if not _can_be_owned(each, objects[0]):
-            await _answered(partial(api.delete_unowned, each))
+            await answered(partial(api.delete_unowned, each))
     for _ in range(int(GONE_S / LOOK_S)):
         with contextlib.suppress(Unavailable):
             if not await api.delete_deployment(name):
@@ -104,22 +132,26 @@ def _can_be_owned(manifest: dict[str, Any], deployment: dict[str, Any]) -> bool:
 
 
 class Following:
-    """Shows a job, and finds out how it ends."""
+    """Shows a job, and finds out how it ends.
 
-    def __init__(self, api: Api, job: str, say: Say) -> None:
+    `shown`: AGENT or LAUNCHER: the pods whose output is shown with `show`, and their container.
+    """
+
+    def __init__(self, api: Api, job: str, say: Say, *, shown: str = names.AGENT, show: Say = echo) -> None:
         self._api = api
         self._job = job
         self._say = say
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._output = Output(api, names.AGENT, echo)
+        self._shown = shown
+        self._output = Output(api, shown, show)
         self._phases: dict[str, PodPhase] = {}
         self._told: set[Trouble] = set()
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def result(self) -> int:
-        """Return the job's exit code when it has ended. Raises PlatformError when it cannot begin."""
+    async def result(self) -> End:
+        """Return how the job has ended, once it has. Raises PlatformError when it cannot begin."""
         try:
-            for role in (names.AGENT, names.CONTROLLER):
+            for role in (self._shown, *((names.CONTROLLER,) if self._shown == names.AGENT else ())):
                 labels = names.selected(self._job, role)
                 listing, events = partial(self._api.pods, labels), partial(self._api.watch_pods, labels)
                 on_all, on_event = partial(self._take_all, role), partial(self._take_one, role)
@@ -131,7 +163,7 @@ class Following:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             await self._output.close()
 
-    async def _ended(self) -> int:
+    async def _ended(self) -> End:
         while True:
             if self._failed.done():
                 raise PlatformError(self._failed.result())
@@ -141,17 +173,17 @@ class Following:
                 deployment = {}
             if deployment is None:
                 self._say("its Deployment was deleted, and so the job was ended")
-                return FAILED
+                return End(FAILED, "its Deployment was deleted", of_job=False)
             annotations = deployment.get("metadata", {}).get("annotations") or {}
             if names.EXIT_CODE in annotations:
                 await self._output.last_lines(LAST_LINES_S)
-                code = int(annotations[names.EXIT_CODE])
-                self._say(f"{annotations.get(names.REASON, '')} (exit code {code})")
-                return code
+                end = End(int(annotations[names.EXIT_CODE]), annotations.get(names.REASON, ""), of_job=True)
+                self._say(f"{end.reason} (exit code {end.exit_code})")
+                return end
             await asyncio.sleep(LOOK_S)
 
     def _take_all(self, role: str, pods: list[dict[str, Any]]) -> None:
-        if role == names.AGENT:
+        if role == self._shown:
             self._output.keep({pod["metadata"]["name"] for pod in pods})
         for pod in pods:
             self._take_one(role, "ADDED", pod)
@@ -160,16 +192,17 @@ class Following:
         if operation == "DELETED":
             self._output.drop(pod["metadata"]["name"])
             return
-        if role == names.AGENT:
-            self._take_agent(pod)
+        if role == self._shown:
+            self._take_shown(pod)
         self._tell(pod)
 
-    def _take_agent(self, pod: dict[str, Any]) -> None:
+    def _take_shown(self, pod: dict[str, Any]) -> None:
         reading = read_pod(pod)
-        if self._phases.get(reading.node) is not reading.phase:
-            self._phases[reading.node] = reading.phase
+        name = reading.node or reading.name
+        if self._phases.get(name) is not reading.phase:
+            self._phases[name] = reading.phase
             where = f" on {reading.host}" if reading.host else ""
-            self._say(f"{reading.node}: {reading.phase.lower()}{where}{': ' + reading.end if reading.end else ''}")
+            self._say(f"{name}: {reading.phase.lower()}{where}{': ' + reading.end if reading.end else ''}")
         if reading.phase is PodPhase.RUNNING:
             self._output.begin(reading.name)
         else:
@@ -196,7 +229,7 @@ class Following:
         self._tasks[name] = asyncio.create_task(work)
 
 
-async def _answered(request: Callable[[], Any]) -> Any:
+async def answered(request: Callable[[], Any]) -> Any:
     """Ask until the API answers, for a while. Raises PlatformError."""
     loop = asyncio.get_running_loop()
     deadline, failures = loop.time() + PATIENCE_S, 0

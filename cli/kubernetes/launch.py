@@ -22,6 +22,7 @@ from ...platforms.kubernetes.settings import (
     parse_volume,
 )
 from ...policies.acjob.translation import Translation
+from ...policies.files import render
 from ...protocol.errors import ConfigurationError
 from ...protocol.secret_files import read_token
 from ...protocol.token import FullToken, full, new_token
@@ -31,7 +32,7 @@ from ..jobs.start import Start, new_name, policy_of
 from .options import PodFlags
 
 _log = logging.getLogger(__name__)
-_DEFAULT_NAMESPACE = "default"
+DEFAULT_NAMESPACE = "default"
 _RUN_BYTES = 4
 
 
@@ -39,9 +40,9 @@ def launch(start: Start, flags: PodFlags, token_file: Path | None) -> int:
     """Make a job's objects and follow it to its end, or print them; return the exit code. Raises MidstepError."""
     settings = settings_of(start, flags)
     submission = submission_of(start, settings, _translated(start, flags))
-    token = _token(token_file, settings.job)
+    token = token_of(token_file, settings.job)
     if flags.dry_run:
-        objects = manifests(settings, submission, token, flags.namespace or _DEFAULT_NAMESPACE)
+        objects = manifests(settings, submission, token, flags.namespace or DEFAULT_NAMESPACE)
         yaml.safe_dump_all(objects, sys.stdout, sort_keys=False)
         return 0
     from ...platforms.kubernetes.api import Api
@@ -49,13 +50,15 @@ def launch(start: Start, flags: PodFlags, token_file: Path | None) -> int:
 
     api = Api(flags.namespace)
     objects = manifests(settings, submission, token, api.namespace)
-    return asyncio.run(run(api, settings.job, objects, follow=not flags.detach, say=_say))
+    return asyncio.run(run(api, settings.job, objects, follow=not flags.detach, say=say))
 
 
-def settings_of(start: Start, flags: PodFlags) -> Settings:
+def settings_of(start: Start, flags: PodFlags, *, has_roles: bool = False) -> Settings:
     """Return what the job's pods are like. Raises ConfigurationError."""
     if flags.image is None:
         raise ConfigurationError("--platform kubernetes needs --image: one with midstep and the script in it.")
+    if flags.launcher_template is not None and not has_roles:
+        raise ConfigurationError("--launcher-template goes with --roles: other jobs have no launcher in a pod.")
     if start.fault_sources or start.fixed_nodes:
         raise ConfigurationError(
             "--fault-source and --fixed-nodes are for nodes on this machine; see --config-maps for faults of hardware."
@@ -69,11 +72,13 @@ def settings_of(start: Start, flags: PodFlags) -> Settings:
         environment=start.environment,
         agent=_template(flags.pod_template),
         controller=_template(flags.controller_template),
+        launcher=_template(flags.launcher_template),
         watch_nodes=flags.watch_nodes or bool(flags.node_conditions),
         node_conditions=tuple(map(checked_condition, dict.fromkeys(flags.node_conditions))),
         controllers=checked_controllers(flags.controllers, store, shared),
         store=store,
         config_maps=tuple(dict.fromkeys(flags.config_maps)),
+        has_roles=has_roles,
     )
     if not settings.volumes and start.job_directory is None:
         lost = "checkpoints are" if settings.store else "journal and its checkpoints are"
@@ -101,7 +106,7 @@ def submission_of(start: Start, settings: Settings, translated: Translation | No
         nodes=start.nodes if start.least_nodes is None else start.least_nodes,
         spares=start.spare_nodes,
         directory=default_directory(settings) if start.job_directory is None else str(start.job_directory),
-        policy=translated.text if translated is not None else _text(start.policy_file),
+        policy=translated.text if translated is not None else _policy_text(start),
     )
 
 
@@ -119,8 +124,10 @@ def _translated(start: Start, flags: PodFlags) -> Translation | None:
     return translated
 
 
-def _text(file: Path | None) -> str | None:
-    return None if file is None else file.read_text()
+def _policy_text(start: Start) -> str | None:
+    if start.policy_file is not None:
+        return start.policy_file.read_text()
+    return None if start.policy is None else render(start.policy)
 
 
 def _store(given: str | None) -> str:
@@ -137,7 +144,8 @@ def _store(given: str | None) -> str:
     return str(parse_place(given, secrets.token_hex(_RUN_BYTES)))
 
 
-def _token(file: Path | None, job: str) -> FullToken:
+def token_of(file: Path | None, job: str) -> FullToken:
+    """Return the token of a file or of the environment, or a new one. Raises ConfigurationError."""
     token = read_token(file, os.environ)
     return new_token(job=job) if token is None else full(token)
 
@@ -157,5 +165,5 @@ def _template(file: Path | None) -> dict[str, Any]:
     return template
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     echo(f"midstep: {text}", err=True)

@@ -23,6 +23,7 @@ class PodFlags(msgspec.Struct, frozen=True):
     volumes: tuple[str, ...] = ()
     pod_template: Path | None = None
     controller_template: Path | None = None
+    launcher_template: Path | None = None
     watch_nodes: bool = False
     node_conditions: tuple[str, ...] = ()
     controllers: int = 1
@@ -62,6 +63,12 @@ KUBERNETES: tuple[Decorator, ...] = (
     ),
     click.option(
         "--controller-template", type=_FILE, metavar="FILE", help="Kubernetes: the same for the controller's pod."
+    ),
+    click.option(
+        "--launcher-template",
+        type=_FILE,
+        metavar="FILE",
+        help="Kubernetes: with --roles, the same for the pod of the launcher of all roles.",
     ),
     click.option(
         "--controllers",

@@ -131,6 +131,10 @@ class RunningJob:
                 raise PlatformError(f"the actor {self._name} does not end; `ray list actors` shows it")
             time.sleep(_LOOK_S)
 
+    def stop(self) -> None:
+        """Have the job stopped, with a checkpoint where that is possible."""
+        self._controller.stop.remote()
+
     def result(self) -> JobResult:
         """Wait for the end of the job, and return how it ended. Ctrl-C stops it, a second one is raised."""
         stopping = False
@@ -142,7 +146,7 @@ class RunningJob:
                     raise
                 stopping = True
                 _log.warning("asking the job to stop; again to wait no longer for that")
-                self._controller.stop.remote()
+                self.stop()
                 continue
             if result is not None:
                 return result

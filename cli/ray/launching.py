@@ -12,10 +12,19 @@ from ..jobs.start import Start, new_name
 from .job import Reserved, RunningJob
 
 
-def launch(start: Start, *, quiet: bool, reserved: Reserved | None = None, role: str = "", again: bool = False) -> int:
+def launch(
+    start: Start,
+    *,
+    quiet: bool,
+    reserved: Reserved | None = None,
+    role: str = "",
+    again: bool = False,
+    stop: bool = False,
+) -> int:
     """Run a job on Ray to its end, and return its exit code. Raises ConfigurationError.
 
-    `role`: what it is in a job of several roles. `again`: it was founded before, and may run.
+    `role`: what it is in a job of several roles. `again`: it was founded before, and may run. `stop`: it is only to be
+    ended.
     """
     if start.fault_sources or start.fixed_nodes:
         raise ConfigurationError("--fault-source and --fixed-nodes are for nodes on this machine.")
@@ -28,6 +37,8 @@ def launch(start: Start, *, quiet: bool, reserved: Reserved | None = None, role:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has taken it for an error since it began here
         shown = stack.enter_context(Display(running.directory, running.directory, quiet=quiet, role=role))
         shown.say(f"job {name} in {running.directory}", "dim")
+        if stop:
+            running.stop()
         result = running.result()
         shown.drain()
         shown.say(f"{result.reason} (exit code {result.exit_code})", "green" if result.exit_code == 0 else "red")

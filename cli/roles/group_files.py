@@ -17,6 +17,7 @@ from ...protocol.private_files import make_private_directory, replace_file
 from ...protocol.role_store import ROLE_STORE_NAME
 
 ROLES_NAME, GROUP_NAME = "roles.json", "group.json"
+HIGHEST_ATTEMPT = 9999  # names of jobs have to have room for it
 _FOLDER = "roles"  # of the roles' job directories
 _Form = TypeVar("_Form", bound=msgspec.Struct)
 
@@ -31,6 +32,11 @@ class GroupFounding(msgspec.Struct, frozen=True):
     platform: str
     fixed_nodes: bool
     secret: str  # of the store
+
+    @property
+    def roles_outlive_launcher(self) -> bool:
+        """Whether the roles' jobs are kept alive by an engine; else they die with the launcher of the whole job."""
+        return self.platform != "local"
 
     @property
     def rules(self) -> GroupRules:
@@ -84,8 +90,10 @@ def role_directory(directory: Path, role: str, attempt: int) -> Path:
     return directory / _FOLDER / f"{role}.{attempt}"
 
 
-def role_job(job: str, role: str, attempt: int) -> str:
-    """Return the name of the job that a role is in one attempt."""
+def role_job(platform: str, job: str, role: str, attempt: int) -> str:
+    """Return the name of the job that a role is in one attempt. On Kubernetes it names objects."""
+    if platform == "kubernetes":
+        return f"{job}-{role.replace('_', '-').lower()}-{attempt}"
     return f"{job}.{role}.{attempt}"
 
 

@@ -18,7 +18,9 @@ from ...controller.role_group import (
     GroupPhase,
     GroupStopAsked,
     RoleEnded,
+    RoleGroup,
     RoleLauncherLost,
+    RoleState,
     StartRole,
     StopRole,
     Turn,
@@ -81,7 +83,12 @@ class RolesLauncher:
 
     async def _decide(self) -> JobResult:
         before = self._opened.group
-        turn = begin(self._rules) if before is None else reopen(before, self._rules)
+        turn = begin(self._rules)
+        if before is not None:
+            live = self._founding.roles_outlive_launcher
+            turn = reopen(before, self._rules, roles_live=live)
+            if live:
+                _log.warning("the launcher was lost, and the store with it: all roles begin again from checkpoints")
         while True:
             await self._carry_out(turn)
             if self._result is not None:
@@ -95,12 +102,12 @@ class RolesLauncher:
         group, actions = turn
         await self._write(GroupRecord(str(self._opened.held.path), group))
         for action in actions:
-            self._act(action)
+            self._act(action, group)
 
-    def _act(self, action: GroupAction) -> None:
+    def _act(self, action: GroupAction, group: RoleGroup) -> None:
         match action:
             case StartRole():
-                self._start(action)
+                self._start(action, outlived=group.of(action.role).state is RoleState.STOPPING)
             case StopRole():
                 self._processes[action.role].stop()
             case EndGroup():
@@ -127,7 +134,7 @@ class RolesLauncher:
 
     # --- the roles --------------------------------------------------------------------------------------------------
 
-    def _start(self, action: StartRole) -> None:
+    def _start(self, action: StartRole, *, outlived: bool) -> None:
         role = self._founding.plan.role(action.role)
         assert role is not None, "only roles of the file are started"
         assert self._store is not None
@@ -138,6 +145,7 @@ class RolesLauncher:
             action.role,
             action.attempt,
             quiet=self._quiet,
+            outlived=outlived,
             stop_s=limits.quiesce_s + limits.save_s + limits.stop_grace_s + STOP_MARGIN_S,
         )
         self._processes[action.role] = process

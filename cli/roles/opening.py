@@ -16,6 +16,7 @@ from ..jobs.directories import MAX_NAME, base_directory, checked_name, is_job
 from ..jobs.run_directory import claim_run_directory, place_for
 from ..jobs.start import Start, new_name, policy_of, require_script
 from .group_files import (
+    HIGHEST_ATTEMPT,
     GroupFounding,
     found_group,
     is_group,
@@ -27,7 +28,6 @@ from .group_files import (
 )
 
 _SECRET_BYTES = 32
-_HIGHEST_ATTEMPT = 9999  # names of jobs have to have room for it
 
 
 class OpenedGroup(msgspec.Struct, frozen=True):
@@ -49,6 +49,44 @@ def create_group(
     fixed_nodes: bool,
 ) -> OpenedGroup:
     """Check all that can be checked, and make the directory of a new job. Raises ConfigurationError; nothing ran."""
+    directory, founding = _checked(
+        file,
+        job=job,
+        job_directory=job_directory,
+        environment=environment,
+        platform=platform,
+        fixed_nodes=fixed_nodes,
+    )
+    held = claim_run_directory(founding.job)
+    try:
+        found_group(directory, founding)
+    except BaseException:
+        held.remove()
+        raise
+    return OpenedGroup(directory, founding, held)
+
+
+def submit_group(file: Path, *, job: str | None, job_directory: Path | None, platform: str) -> Path:
+    """Check all that can be checked, and make the directory of a job that another process will run.
+
+    Raises ConfigurationError.
+    """
+    directory, founding = _checked(
+        file, job=job, job_directory=job_directory, environment={}, platform=platform, fixed_nodes=False
+    )
+    found_group(directory, founding)
+    return directory
+
+
+def _checked(
+    file: Path,
+    *,
+    job: str | None,
+    job_directory: Path | None,
+    environment: dict[str, str],
+    platform: str,
+    fixed_nodes: bool,
+) -> tuple[Path, GroupFounding]:
     plan = load_roles(file)
     name = checked_name(job) if job is not None else new_name()
     directory = (job_directory or base_directory() / name).absolute()
@@ -59,13 +97,7 @@ def create_group(
     )
     for role in plan.roles:
         _check(file, founding, directory, role)
-    held = claim_run_directory(name)
-    try:
-        found_group(directory, founding)
-    except BaseException:
-        held.remove()
-        raise
-    return OpenedGroup(directory, founding, held)
+    return directory, founding
 
 
 def reopened_group(directory: Path) -> OpenedGroup:
@@ -107,13 +139,13 @@ def start_of(founding: GroupFounding, directory: Path, role: PlannedRole, attemp
         max_restarts=given.max_restarts,
         policy=msgspec.structs.replace(policy, checkpoint=checkpoint),
         job_directory=role_directory(directory, role.name, attempt),
-        job=role_job(founding.job, role.name, attempt),
+        job=role_job(founding.platform, founding.job, role.name, attempt),
         environment={**founding.environment, **given.env, **known},
     )
 
 
 def _check(file: Path, founding: GroupFounding, directory: Path, role: PlannedRole) -> None:
-    start = start_of(founding, directory, role, _HIGHEST_ATTEMPT)
+    start = start_of(founding, directory, role, HIGHEST_ATTEMPT)
     assert start.job is not None
     if len(start.job) > MAX_NAME:
         raise ConfigurationError(

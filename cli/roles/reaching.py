@@ -16,7 +16,7 @@ from ..jobs.directories import find_job_or_group, is_job
 from ..jobs.run_directory import launcher_of
 from ..reaching import CONTROLLER_VARIABLE, HereJob
 from ..status import look
-from .group_files import is_group, read_founding, read_group, role_directory
+from .group_files import is_group, read_founding, read_group, role_directory, role_job
 
 NOT_BEGUN = "not begun"
 
@@ -67,7 +67,10 @@ def look_at_group(directory: Path) -> GroupLook:
     roles = []
     for standing in group.standings:
         place = role_directory(directory, standing.role, standing.attempt)
+        job = role_job(founding.platform, founding.job, standing.role, standing.attempt)
         status, note = _look_at(place)
+        if founding.platform == "kubernetes":
+            note = f"`kubectl exec deploy/midstep-{job} -c controller -- midstep status` asks its controller"
         roles.append(
             RoleLook(
                 standing.role,

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from ...policies.scripted_roles import PlannedRole
-from ...protocol.errors import MidstepError
+from ...protocol.errors import ConfigurationError, MidstepError
 from ..display.plain import echo, log_to_stderr
 from ..display.tolerant_output import hold_standard_descriptors
 from ..jobs.continuation import continued
 from ..jobs.directories import is_job
-from ..jobs.start import Start, create_job
+from ..jobs.start import create_job
 from ..run import PlatformName, launch
-from .group_files import read_founding
+from .group_files import GroupFounding, read_founding
+from .launched_role import STOP, LaunchedRole
 from .opening import start_of
 
 EXIT_NOT_RUN = 2  # nothing of the job has been changed
@@ -34,24 +34,37 @@ def main(arguments: list[str]) -> int:
         role = founding.plan.role(name)
         assert role is not None, "the launcher starts roles of the file"
         start = start_of(founding, directory, role, attempt)
-        return _run(start, role, PlatformName(founding.platform), quiet="--quiet" in arguments[3:])
+        how = LaunchedRole(start, role, attempt, quiet="--quiet" in arguments[3:], stop=STOP in arguments[3:])
+        return _run(founding, how)
     except MidstepError as error:
         echo(f"midstep[{name}]: {error}", err=True)
         return EXIT_NOT_RUN
 
 
-def _run(start: Start, role: PlannedRole, platform: PlatformName, *, quiet: bool) -> int:
+def _run(founding: GroupFounding, launched: LaunchedRole) -> int:
+    start, role = launched.start, launched.role
     directory = start.job_directory
     assert directory is not None
-    if platform is PlatformName.RAY:
+    if founding.platform == PlatformName.KUBERNETES:
+        from ..kubernetes.role import run_role
+
+        return run_role(founding.job, launched)
+    if launched.stop and not is_job(directory):
+        raise ConfigurationError(f"its job {start.job} has not begun, so there is nothing to stop.")
+    if founding.platform == PlatformName.RAY:
         from ..ray.job import Reserved
         from ..ray.launching import launch as launch_on_ray
 
-        start = msgspec.structs.replace(start, fixed_nodes=False)
-        reserved = Reserved(role.given.resources or None)
-        return launch_on_ray(start, quiet=quiet, reserved=reserved, role=role.name, again=is_job(directory))
+        return launch_on_ray(
+            msgspec.structs.replace(start, fixed_nodes=False),
+            quiet=launched.quiet,
+            reserved=Reserved(role.given.resources or None),
+            role=role.name,
+            again=is_job(directory),
+            stop=launched.stop,
+        )
     job = continued(directory) if is_job(directory) else create_job(start)
-    return launch(job, quiet=quiet, role=role.name)
+    return launch(job, quiet=launched.quiet, role=role.name)
 
 
 if __name__ == "__main__":

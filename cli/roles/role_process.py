@@ -18,20 +18,27 @@ from ...protocol.time_limit import within
 from ..jobs.directories import is_job
 from ..jobs.journals import read_status
 from .group_files import role_directory
+from .launched_role import STOP
 
 ROLE_LAUNCHER = (sys.executable, "-m", "midstep.cli.roles.role_launcher")
 KILLED_S = 10.0
 
 
 class RoleProcess:
-    """One try to run a role in one attempt. `stop_s`: how long the role may take to end in order."""
+    """One try to run a role in one attempt. `stop_s`: how long the role may take to end in order.
 
-    def __init__(self, directory: Path, role: str, attempt: int, *, quiet: bool, stop_s: float) -> None:
+    `outlived`: its job may live without a launcher, and is only followed to be stopped.
+    """
+
+    def __init__(
+        self, directory: Path, role: str, attempt: int, *, quiet: bool, stop_s: float, outlived: bool = False
+    ) -> None:
         self.role, self.attempt = role, attempt
         self._directory = directory
         self._job_directory = role_directory(directory, role, attempt)
         self._quiet = quiet
         self._stop_s = stop_s
+        self._outlived = outlived
         self._stopping = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
 
@@ -42,14 +49,14 @@ class RoleProcess:
             return self._ended(result)
         with contextlib.suppress(TimeoutError):
             await within(max(delay_s, 0.0), self._stopping.wait())
-        if self._stopping.is_set():
+        if self._stopping.is_set() and not self._outlived:
             return RoleLauncherLost(self.role, self.attempt, "was not started, as its role was to end", 0.0)
         began_s = time.monotonic()
         try:
             self._process = await self._spawn(working_directory)
         except OSError as error:  # no process, no memory, no descriptor is left
             return RoleLauncherLost(self.role, self.attempt, f"could not be started: {error}", 0.0)
-        if self._stopping.is_set():
+        if self._stopping.is_set() and not self._outlived:
             self._signal(signal.SIGINT)
         status = await self._wait()
         lived_s = time.monotonic() - began_s
@@ -77,9 +84,9 @@ class RoleProcess:
 
     async def _spawn(self, working_directory: str) -> asyncio.subprocess.Process:
         """Start the process: what it shows goes where this one's output goes; Ctrl-C reaches it from here only."""
-        quiet = ["--quiet"] if self._quiet else []
+        flags = [*(["--quiet"] if self._quiet else []), *([STOP] if self._outlived else [])]
         return await asyncio.create_subprocess_exec(
-            *(*ROLE_LAUNCHER, str(self._directory), self.role, str(self.attempt), *quiet),
+            *(*ROLE_LAUNCHER, str(self._directory), self.role, str(self.attempt), *flags),
             stdin=subprocess.DEVNULL,
             cwd=working_directory,
             start_new_session=True,

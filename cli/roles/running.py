@@ -9,12 +9,14 @@ from click.core import ParameterSource
 from ...protocol.errors import ConfigurationError
 from ..display.display import Display
 from ..jobs.rank_variables import named_variables, variables_of_files
+from ..kubernetes.options import PodFlags
 from .launcher import RolesLauncher
 from .opening import OpenedGroup, create_group
 
 GO_WITH_ROLES = frozenset(
     {"roles_file", "platform", "fixed_nodes", "job", "job_directory", "quiet", "environment", "environment_files"}
 )
+IN_PODS = frozenset({*PodFlags.__struct_fields__, "token_file"})
 
 
 def run_roles(file: Path, context: click.Context) -> int:
@@ -22,11 +24,21 @@ def run_roles(file: Path, context: click.Context) -> int:
 
     `context`: of `midstep run`, whose options it goes by.
     """
-    _refuse_what_is_of_one_script(context)
     given = context.params
     platform, job_directory, fixed_nodes = given["platform"], given["job_directory"], given["fixed_nodes"]
+    _refuse_what_is_of_one_script(context, IN_PODS if platform == "kubernetes" else frozenset())
+    environment = {**variables_of_files(given["environment_files"]), **named_variables(given["environment"])}
     if platform == "kubernetes":
-        raise ConfigurationError("--roles: not on --platform kubernetes yet; local and ray have it (docs/roles.md).")
+        from ..kubernetes.roles import launch
+
+        return launch(
+            file,
+            PodFlags(**{name: given[name] for name in PodFlags.__struct_fields__}),
+            job=given["job"],
+            job_directory=job_directory,
+            environment=environment,
+            token_file=given["token_file"],
+        )
     if platform == "ray" and (job_directory is None or fixed_nodes):
         raise ConfigurationError(
             "--roles with --platform ray: needs --job-dir, a directory that all machines of the cluster see, and takes "
@@ -36,7 +48,7 @@ def run_roles(file: Path, context: click.Context) -> int:
         file,
         job=given["job"],
         job_directory=job_directory,
-        environment={**variables_of_files(given["environment_files"]), **named_variables(given["environment"])},
+        environment=environment,
         platform=platform,
         fixed_nodes=fixed_nodes,
     )
@@ -58,12 +70,12 @@ def launch_roles(opened: OpenedGroup, *, quiet: bool) -> int:
     return result.exit_code
 
 
-def _refuse_what_is_of_one_script(context: click.Context) -> None:
-    """Refuse options that each role has in the file. Raises ConfigurationError."""
+def _refuse_what_is_of_one_script(context: click.Context, further: frozenset[str]) -> None:
+    """Refuse options that each role has in the file. `further`: others that go with it. Raises ConfigurationError."""
     for parameter in context.command.params:
         name = parameter.name or ""
         typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if not typed or name in GO_WITH_ROLES or not context.params.get(name):
+        if not typed or name in GO_WITH_ROLES | further or not context.params.get(name):
             continue
         what = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
         raise ConfigurationError(

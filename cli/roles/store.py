@@ -52,6 +52,10 @@ class SharedStore:
 
 def _host(founding: GroupFounding) -> str:
     """Return the address of this machine for those of the roles' nodes. Raises ConfigurationError."""
+    if founding.platform == "kubernetes":
+        from ...platforms.kubernetes.names import POD_IP
+
+        return os.environ[POD_IP]
     if founding.platform != "ray":
         return LOOPBACK
     cluster, _, port = os.environ.get("RAY_ADDRESS", "").rpartition(":")

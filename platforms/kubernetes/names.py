@@ -5,11 +5,12 @@ from typing import Any
 PREFIX = "midstep.io"
 JOB = f"{PREFIX}/job"
 NODE = f"{PREFIX}/node"
-ROLE = f"{PREFIX}/role"  # of a pod: AGENT or CONTROLLER
+ROLE = f"{PREFIX}/role"  # of a pod: AGENT, CONTROLLER or LAUNCHER
 AGENT = "agent"
 CONTROLLER = "controller"
 PLATFORM = "platform"
 DETECTOR = "detector"
+LAUNCHER = "launcher"  # of a job of roles
 CHECK = "check"
 SUBMIT = "submit"
 
@@ -18,6 +19,8 @@ REASON = f"{PREFIX}/reason"
 AVOIDED = f"{PREFIX}/avoided-hosts"
 INCIDENTS = f"{PREFIX}/incidents"  # how many there have been, and the last one in a line
 LAST_INCIDENT = f"{PREFIX}/last-incident"
+
+POD_IP = "POD_IP"  # the variable that has the address of the own pod
 
 HOST_LABEL = "kubernetes.io/hostname"
 

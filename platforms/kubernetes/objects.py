@@ -3,7 +3,7 @@
 The Deployment of the controller owns the pods of the agents: they go with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -23,7 +23,7 @@ OWN_FOLDER = "/var/lib/midstep"  # of the controller's pod, where the job has no
 _MOVES_AFTER_S = 5  # that the controller's machine does not answer
 _APART = 100  # the most that the scheduler can weigh
 # SIGTERM would stop the job, and the pod may only be on its way to another host. The journal takes a kill.
-_KILLED_BY_TERM = 'trap "kill -9 \\$!" TERM; "$@" & wait $!'
+KILLED_BY_TERM = 'trap "kill -9 \\$!" TERM; "$@" & wait $!'
 _SETTINGS = ("--option", f"settings={FILES}/{SETTINGS_FILE}")
 
 
@@ -52,47 +52,48 @@ def manifests(settings: Settings, submission: Submission, token: FullToken, name
     """Return the objects of a job, the Deployment first: it owns the others when `midstep run` makes them."""
     objects = [
         deployment(settings, submission),
-        _object(settings, "ServiceAccount"),
-        rules.role(settings),
-        rules.binding(settings),
+        *([] if settings.group else account(settings, namespace)),
         secret(settings, token),
-        config_map(settings, submission),
-        service(settings),
+        config_map(settings, {POLICY_FILE: submission.policy}),
+        service(settings, names.CONTROLLER),
+        disruption_budget(settings, submission),
     ]
-    if settings.watch_nodes:
-        objects += [rules.cluster_role(settings, namespace), rules.cluster_binding(settings, namespace)]
-    objects += rules.config_map_roles(settings, namespace)
-    objects.append(disruption_budget(settings, submission))
     if settings.controllers > 1:
         objects.append(controllers_budget(settings))
     if settings.has_lease:
-        objects.append({**_object(settings, "Lease", "coordination.k8s.io/v1"), "spec": {}})
-    return [_in_namespace(each, namespace) for each in objects]
+        objects.append({**named_object(settings, "Lease", "coordination.k8s.io/v1"), "spec": {}})
+    return [in_namespace(each, namespace) for each in objects]
+
+
+def account(settings: Settings, namespace: str) -> list[dict[str, Any]]:
+    """Return the account of a job, and what it may do in each namespace and in the cluster."""
+    objects = [named_object(settings, "ServiceAccount"), rules.role(settings), rules.binding(settings)]
+    if settings.watch_nodes:
+        objects += [rules.cluster_role(settings, namespace), rules.cluster_binding(settings, namespace)]
+    return objects + rules.config_map_roles(settings, namespace)
 
 
 def secret(settings: Settings, token: FullToken) -> dict[str, Any]:
     """Return the job's token, and the one with which agents can join and do nothing else."""
     texts = {FULL_KEY: token_text(token), "join": token_text(token.for_joining(settings.job))}
-    return {**_object(settings, "Secret"), "type": "Opaque", "stringData": texts}
+    return {**named_object(settings, "Secret"), "type": "Opaque", "stringData": texts}
 
 
-def config_map(settings: Settings, submission: Submission) -> dict[str, Any]:
-    """Return the files that the controller's pod reads."""
-    files = {SETTINGS_FILE: encode(settings)}
-    if submission.policy is not None:
-        files[POLICY_FILE] = submission.policy
-    return {**_object(settings, "ConfigMap"), "data": files}
+def config_map(settings: Settings, texts: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the files that the pod of the Deployment reads: the settings, and those of `texts` that there are."""
+    files = {SETTINGS_FILE: encode(settings), **{name: text for name, text in texts.items() if text is not None}}
+    return {**named_object(settings, "ConfigMap"), "data": files}
 
 
-def service(settings: Settings) -> dict[str, Any]:
-    """Return the name under which agents find the controller, wherever its pod is. It is without an own address."""
+def service(settings: Settings, role: str) -> dict[str, Any]:
+    """Return the name under which pods of a role are found, wherever they are. It is without an own address."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,  # agents try until it listens
-        "selector": names.selected(settings.job, names.CONTROLLER),
+        "selector": names.selected(settings.job, role),
         "ports": [{"name": "midstep", "port": settings.port}],
     }
-    return {**_object(settings, "Service"), "spec": spec}
+    return {**named_object(settings, "Service"), "spec": spec}
 
 
 def disruption_budget(settings: Settings, submission: Submission) -> dict[str, Any]:
@@ -103,12 +104,12 @@ def disruption_budget(settings: Settings, submission: Submission) -> dict[str, A
     one = not submission.spares and not settings.watch_nodes
     least = submission.nodes - 1 if one else submission.nodes
     spec = {"minAvailable": least, "selector": {"matchLabels": names.selected(settings.job, names.AGENT)}}
-    return {**_object(settings, "PodDisruptionBudget", "policy/v1"), "spec": spec}
+    return {**named_object(settings, "PodDisruptionBudget", "policy/v1"), "spec": spec}
 
 
 def controllers_budget(settings: Settings) -> dict[str, Any]:
     """Return what keeps evictions from taking all controllers at once."""
-    budget = _object(settings, "PodDisruptionBudget", "policy/v1")
+    budget = named_object(settings, "PodDisruptionBudget", "policy/v1")
     metadata = {**budget["metadata"], "name": f"{names.of_job(settings.job)}-controllers"}
     selected = {"matchLabels": names.selected(settings.job, names.CONTROLLER)}
     return {**budget, "metadata": metadata, "spec": {"maxUnavailable": 1, "selector": selected}}
@@ -116,17 +117,32 @@ def controllers_budget(settings: Settings) -> dict[str, Any]:
 
 def deployment(settings: Settings, submission: Submission) -> dict[str, Any]:
     """Return what keeps the controllers running, and a platform beside each, which serves while that one leads."""
-    pod: dict[str, Any] = {
-        "metadata": {"labels": names.labels(settings.job, role=names.CONTROLLER)},
+    first = [check(settings), _submit(settings, submission)]
+    pod = movable_pod(settings, names.CONTROLLER, first, [_controller(settings, submission), *_beside(settings)])
+    if settings.controllers > 1:
+        same = {"labelSelector": {"matchLabels": names.selected(settings.job, names.CONTROLLER)}}
+        apart = {"weight": _APART, "podAffinityTerm": {**same, "topologyKey": names.HOST_LABEL}}
+        pod["spec"]["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    template = laid_over(pod, settings.controller)
+    # Of one journal on a volume, two at once would only wait for each other.
+    return kept_running(settings, names.CONTROLLER, template, settings.controllers, overlap=bool(settings.store))
+
+
+def movable_pod(
+    settings: Settings, role: str, first: list[dict[str, Any]], containers: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the template of a pod that asks the API, has the job's token, and leaves a host that does not answer."""
+    return {
+        "metadata": {"labels": names.labels(settings.job, role=role)},
         "spec": {
-            "serviceAccountName": names.of_job(settings.job),
+            "serviceAccountName": names.of_job(settings.group or settings.job),
             "terminationGracePeriodSeconds": 5,
             "tolerations": [
                 {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _MOVES_AFTER_S}
                 for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
             ],
-            "initContainers": [_check(settings), _submit(settings, submission)],
-            "containers": [_controller(settings, submission), *_beside(settings)],
+            "initContainers": first,
+            "containers": containers,
             "volumes": [
                 secret_volume(settings.job, FULL_KEY),
                 {"name": "midstep-files", "configMap": {"name": names.of_job(settings.job)}},
@@ -135,27 +151,28 @@ def deployment(settings: Settings, submission: Submission) -> dict[str, Any]:
             ],
         },
     }
-    if settings.controllers > 1:
-        same = {"labelSelector": {"matchLabels": names.selected(settings.job, names.CONTROLLER)}}
-        apart = {"weight": _APART, "podAffinityTerm": {**same, "topologyKey": names.HOST_LABEL}}
-        pod["spec"]["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}}
+
+
+def kept_running(
+    settings: Settings, role: str, template: dict[str, Any], replicas: int, *, overlap: bool
+) -> dict[str, Any]:
+    """Return the Deployment that keeps pods of a template running. `overlap`: of an old one and a new one."""
     spec = {
-        "replicas": settings.controllers,
-        # Of one journal on a volume, two at once would only wait for each other.
-        "strategy": {"type": "RollingUpdate" if settings.store else "Recreate"},
-        "selector": {"matchLabels": names.selected(settings.job, names.CONTROLLER)},
-        "template": laid_over(pod, settings.controller),
+        "replicas": replicas,
+        "strategy": {"type": "RollingUpdate" if overlap else "Recreate"},
+        "selector": {"matchLabels": names.selected(settings.job, role)},
+        "template": template,
     }
-    return {**_object(settings, "Deployment", "apps/v1"), "spec": spec}
+    return {**named_object(settings, "Deployment", "apps/v1"), "spec": spec}
 
 
 # --- the containers of the controller's pod -------------------------------------------------------------------------
 
 
-def _check(settings: Settings) -> dict[str, Any]:
+def check(settings: Settings) -> dict[str, Any]:
     """Say what the account lacks, before anything is founded."""
     words = ["midstep", "platform", "kubernetes", "--check", "--token-file", f"{TOKEN_FOLDER}/token"]
-    return _container(settings, names.CHECK, [*words, *_SETTINGS])
+    return container_of(settings, names.CHECK, [*words, *_SETTINGS])
 
 
 def _submit(settings: Settings, submission: Submission) -> dict[str, Any]:
@@ -163,7 +180,7 @@ def _submit(settings: Settings, submission: Submission) -> dict[str, Any]:
     policy = [] if submission.policy is None else ["--policy", f"{FILES}/{POLICY_FILE}"]
     where = ["--job", settings.job, "--job-dir", submission.directory, "--platform", "kubernetes", "--if-absent"]
     store = ["--store", settings.store] if settings.store else []
-    return _container(settings, names.SUBMIT, ["midstep", "submit", *store, *where, *policy, *submission.words])
+    return container_of(settings, names.SUBMIT, ["midstep", "submit", *store, *where, *policy, *submission.words])
 
 
 def _controller(settings: Settings, submission: Submission) -> dict[str, Any]:
@@ -178,7 +195,7 @@ def _controller(settings: Settings, submission: Submission) -> dict[str, Any]:
         # The last one's lock is free when its host is known to be gone, which a lease of the file system may delay.
         words += ["--job-dir", submission.directory, "--wait", "60"]
         named, leader = [], "127.0.0.1"  # no name server is needed
-    container = _container(settings, names.CONTROLLER, ["sh", "-c", _KILLED_BY_TERM, "sh", *words])
+    container = container_of(settings, names.CONTROLLER, ["sh", "-c", KILLED_BY_TERM, "sh", *words])
     container["env"] += [
         *named,
         # So that operators' commands that are typed here reach the controller that leads.
@@ -199,7 +216,7 @@ def _detector(settings: Settings) -> dict[str, Any]:
     words += ["--name", names.DETECTOR]
     for namespace in settings.config_maps:
         words += ["--config-maps", namespace]
-    return _container(settings, names.DETECTOR, words)
+    return container_of(settings, names.DETECTOR, words)
 
 
 def _own_controller(settings: Settings) -> tuple[str, ...]:
@@ -208,12 +225,12 @@ def _own_controller(settings: Settings) -> tuple[str, ...]:
 
 def _platform(settings: Settings) -> dict[str, Any]:
     words = ["midstep", "platform", "kubernetes", "--job", settings.job, *_own_controller(settings)]
-    words += [*_SETTINGS, "--option", "address=$(POD_IP)", *(["--standby"] if settings.store else [])]
-    container = _container(settings, names.PLATFORM, words)
-    return {**container, "env": [*container["env"], from_field("POD_IP", "status.podIP")]}
+    words += [*_SETTINGS, "--option", f"address=$({names.POD_IP})", *(["--standby"] if settings.store else [])]
+    container = container_of(settings, names.PLATFORM, words)
+    return {**container, "env": [*container["env"], from_field(names.POD_IP, "status.podIP")]}
 
 
-def _container(settings: Settings, name: str, command: Sequence[str]) -> dict[str, Any]:
+def container_of(settings: Settings, name: str, command: Sequence[str]) -> dict[str, Any]:
     own = [
         {"name": "midstep-files", "mountPath": FILES, "readOnly": True},
         {"name": "midstep-own", "mountPath": OWN_FOLDER},
@@ -227,12 +244,12 @@ def _container(settings: Settings, name: str, command: Sequence[str]) -> dict[st
     }
 
 
-def _object(settings: Settings, kind: str, api: str = "v1") -> dict[str, Any]:
+def named_object(settings: Settings, kind: str, api: str = "v1") -> dict[str, Any]:
     metadata = {"name": names.of_job(settings.job), "labels": names.labels(settings.job)}
     return {"apiVersion": api, "kind": kind, "metadata": metadata}
 
 
-def _in_namespace(manifest: dict[str, Any], namespace: str) -> dict[str, Any]:
+def in_namespace(manifest: dict[str, Any], namespace: str) -> dict[str, Any]:
     if manifest["kind"].startswith("Cluster"):
         return manifest
     where = manifest["metadata"].get("namespace", namespace)

@@ -90,12 +90,12 @@ def _agent(settings: Settings, node: str, controllers: Sequence[str]) -> dict[st
         "--job": settings.job,
         "--node": node,
         "--controller": ",".join(controllers),
-        "--host": "$(POD_IP)",
+        "--host": f"$({names.POD_IP})",
         "--failure-domain": "$(HOST_NAME)",
         "--token-file": f"{TOKEN_FOLDER}/token",
         "--log-dir": "/tmp/midstep",
     }
-    environment = [from_field("POD_IP", "status.podIP"), from_field("HOST_NAME", "spec.nodeName")]
+    environment = [from_field(names.POD_IP, "status.podIP"), from_field("HOST_NAME", "spec.nodeName")]
     return {
         "name": names.AGENT,
         "image": settings.image,

@@ -42,8 +42,9 @@ async def check_rights(context: PlatformContext, settings: Settings) -> None:
     if missing:
         where = ", ".join(dict.fromkeys(namespace for namespace, _ in missing))
         lacking = "\n".join(f"  {right.verb} {right.resource}: {right.why}" for _, right in missing)
+        account = names.of_job(settings.group or context.job)
         raise ConfigurationError(
-            f"the service account {names.of_job(context.job)} lacks rights in the namespace {where}:\n{lacking}\n"
+            f"the service account {account} lacks rights in the namespace {where}:\n{lacking}\n"
             "Its Role has them as `midstep run --platform kubernetes --dry-run` prints it: apply that one."
         )
 

@@ -46,6 +46,20 @@ CLUSTER_RIGHTS = (
     ApiRight("", "nodes", "watch", "hosts that are cordoned or tainted, or have a condition, from then on"),
 )
 
+# Of a job of roles, whose launcher makes a job of each. Their names are not known before, as attempts are numbered.
+ROLES_RIGHTS = (
+    *(ApiRight("", kind, "create", "the jobs of the roles are made") for kind in ("services", "secrets", "configmaps")),
+    ApiRight("policy", "poddisruptionbudgets", "create", "the jobs of the roles are made"),
+    ApiRight("apps", "deployments", "create", "the jobs of the roles are made"),
+    ApiRight("apps", "deployments", "get", "how the jobs of the roles end, and this one; owners of pods"),
+    ApiRight("apps", "deployments", "patch", "how the jobs of the roles have ended, and this one"),
+    ApiRight("apps", "deployments", "delete", "jobs of roles that have ended are taken away"),
+    ApiRight("", "pods/log", "get", "what the ranks print is shown"),
+    ApiRight("coordination.k8s.io", "leases", "create", "the jobs of the roles are made"),
+    ApiRight("coordination.k8s.io", "leases", "get", "which of the controllers of a role leads"),
+    ApiRight("coordination.k8s.io", "leases", "update", "the controller that leads shows that it lives"),
+)
+
 # In each namespace that `--config-maps` names.
 CONFIG_MAP_RIGHTS = (
     ApiRight("", "configmaps", "list", "faults of hardware that stand, at the start and after a watch was interrupted"),
@@ -65,6 +79,8 @@ def role(settings: Settings) -> dict[str, Any]:
 
 def own_rights(settings: Settings) -> tuple[ApiRight, ...]:
     """Return the rights of a job's account in its own namespace."""
+    if settings.has_roles or settings.group:
+        return (*(right for right in RIGHTS if not right.named), *ROLES_RIGHTS)
     return (*RIGHTS, *(LEASE_RIGHTS if settings.has_lease else ()))
 
 

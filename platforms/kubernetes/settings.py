@@ -28,7 +28,7 @@ class Volume(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """A job's pods. `agent` and `controller`: parts of a Pod's manifest that are laid over midstep's own."""
+    """A job's pods. `agent`, `controller`, `launcher`: parts of a Pod's manifest that are laid over midstep's own."""
 
     job: str
     image: str
@@ -37,12 +37,15 @@ class Settings(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}  # of the agents, and so of the ranks
     agent: dict[str, Any] = {}
     controller: dict[str, Any] = {}
+    launcher: dict[str, Any] = {}  # of a job of roles
     port: int = PORT
     watch_nodes: bool = False  # cordons, taints and conditions; takes a ClusterRole
     node_conditions: tuple[str, ...] = ()  # those that are a reason to leave a host while they are True
     controllers: int = 1  # pods, of which one leads. Several take a store
     store: str = ""  # what keeps the job: an etcd, or a folder with a Lease; else the journal of one controller
     config_maps: tuple[str, ...] = ()  # namespaces whose ConfigMaps tell of faults; takes a Role in each
+    group: str = ""  # the job of roles of which this is one: its account is used
+    has_roles: bool = False  # it is such a job: its pod makes the objects of the roles' jobs
 
     @property
     def has_lease(self) -> bool:

@@ -15,6 +15,8 @@ from .cluster.cluster import PATIENCE_S, RESOURCE, Cluster
 from .cluster.image import IMAGE
 
 MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
+NEEDED: dict[str, Any] = {"checkpoint": {"every_steps": 50}, "stall": {"grace_s": PATIENCE_S}}
+FIRST = ("check", "submit")
 _ASK_S = 60.0
 
 
@@ -45,16 +47,9 @@ class ManagedJob:
         self.directory = root / f"midstep-{name}"
         for step in gates:
             self._gate(step).touch()
-        policy_file, agent, controller = root / "policy.yaml", root / "agent.yaml", root / "controller.yaml"
-        needed = {"checkpoint": {"every_steps": 50}, "stall": {"grace_s": PATIENCE_S}}
-        policy_file.write_text(yaml.safe_dump({**(policy or {}), **needed}))
-        path = {"name": "PATH", "value": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
-        environment = [path, {"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "HOME", "value": "/tmp"}]
-        agent.write_text(yaml.safe_dump({"spec": _with("containers", environment, "agent")}))
+        policy_file = root / "policy.yaml"
+        policy_file.write_text(yaml.safe_dump({**(policy or {}), **NEEDED}))
         detector = ("detector",) if "--config-maps" in options else ()
-        own = _with("containers", environment, "controller", "platform", *detector)
-        first = _with("initContainers", environment, "check", "submit")
-        controller.write_text(yaml.safe_dump({"spec": {**own, **first}}))
         shape = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node), "--spares", str(spares))
         words: tuple[str, ...] = (
             *shape,
@@ -68,7 +63,8 @@ class ManagedJob:
             f"{RESOURCE}=8",
         )
         words += ("--volume", f"{root}:{root}", "--policy", str(policy_file))
-        words += ("--pod-template", str(agent), "--controller-template", str(controller), *options)
+        words += ("--pod-template", template(root, "agent"))
+        words += ("--controller-template", template(root, "controller", "platform", *detector, first=FIRST), *options)
         training = (str(TRAINING), str(self._records), str(steps), str(step_s))
         self.output = root / "output.txt"
         environment_of_it = {**cluster.environment(), "HOME": "/tmp"}
@@ -246,8 +242,15 @@ class ManagedJob:
         self.cluster.kubectl("delete", "deployment", f"midstep-{self.name}", "--ignore-not-found", "--wait=false")
 
 
-def _with(kind: str, environment: list[dict[str, str]], *containers: str) -> dict[str, Any]:
-    return {kind: [{"name": name, "env": environment} for name in containers]}
+def template(root: Path, *containers: str, first: Sequence[str] = ()) -> str:
+    """Write a template with what containers in the image of the tests need, and return its path."""
+    path = {"name": "PATH", "value": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    environment = [path, {"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "HOME", "value": "/tmp"}]
+    kinds = {"containers": containers, "initContainers": first}
+    spec = {kind: [{"name": name, "env": environment} for name in names] for kind, names in kinds.items()}
+    file = root / f"{containers[0]}.yaml"
+    file.write_text(yaml.safe_dump(json.loads(json.dumps({"spec": spec}))))  # without aliases
+    return str(file)
 
 
 def victim(job: ManagedJob, status: dict[str, Any]) -> tuple[str, set[int]]:

@@ -199,9 +199,47 @@ def test_a_launcher_that_was_lost_with_all_roles_goes_on_where_it_was(
     """Roles that have ended are not started again, and what was spent stays spent."""
     group, _ = after(*events)
     read = msgspec.json.decode(msgspec.json.encode(group), type=RoleGroup)
-    again, owed = reopen(read, RULES)
+    again, owed = reopen(read, RULES, roles_live=False)
     assert list(owed) == actions
     assert again.restarts == group.restarts
+
+
+@pytest.mark.parametrize(
+    ("events", "actions"),
+    [
+        ([], [*[StartRole(role, 1) for role in RULES.roles], *[StopRole(role, 1) for role in RULES.roles]]),
+        ([ended("rollout", FINISHED)], [StartRole("actor", 1), StopRole("actor", 1)]),
+        ([ended("rollout", FAILED)], [StartRole("actor", 1), StopRole("actor", 1)]),
+        ([GroupStopAsked("enough"), ended("actor", EXIT_STOPPED)], [StartRole("rollout", 1), StopRole("rollout", 1)]),
+        (
+            [ended("rollout", FAILED), ended("actor", EXIT_STOPPED)],
+            [StartRole("actor", 2), StartRole("rollout", 2), StopRole("actor", 2), StopRole("rollout", 2)],
+        ),
+    ],
+)
+def test_roles_that_have_outlived_the_launcher_are_followed_and_asked_to_end(
+    events: list[GroupEvent], actions: list[GroupAction]
+) -> None:
+    """What they had in the store is lost: all begin again, unless the job was to end. It spends nothing."""
+    group, _ = after(*events)
+    again, owed = reopen(group, RULES, roles_live=True)
+    assert list(owed) == actions
+    assert again.restarts == group.restarts
+    for role in {action.role for action in owed if isinstance(action, StopRole)}:
+        again, owed = handle(again, RULES, ended(role, EXIT_STOPPED, again.of(role).attempt), 1.0)
+    if any(isinstance(event, GroupStopAsked) for event in events):
+        assert owed == (EndGroup(EXIT_STOPPED, "enough"),)
+    else:
+        attempt = group.of("actor").attempt + 1
+        assert owed == (StartRole("actor", attempt), StartRole("rollout", attempt))
+
+
+def test_a_job_that_has_finished_while_its_roles_were_being_stopped_does_not_begin_again() -> None:
+    group, _ = reopen(after()[0], RULES, roles_live=True)
+    group, actions = handle(group, RULES, ended("actor", FINISHED), 1.0)
+    assert actions == ()
+    group, actions = handle(group, RULES, ended("rollout", EXIT_STOPPED), 1.0)
+    assert actions == (EndGroup(0, "finished: actor"),)
 
 
 def test_whatever_happens_in_whatever_order_the_job_ends_and_no_role_runs_then() -> None:

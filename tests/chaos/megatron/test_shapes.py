@@ -43,7 +43,7 @@ def check(start_megatron: StartMegatron, shape: Shape, kills: Sequence[Kill], no
     calm = start_megatron(shape, policy=CHECKPOINTED, nodes=1, ranks_per_node=shape.world)
     assert not run_to_its_end(calm)["incidents"], calm.said()
     faults = tuple(kill.fault for kill in kills)
-    gates = [fault.step for fault in faults[1:]]
+    gates = [fault.step for fault in faults[1:] if fault.step is not None]
     job = start_megatron(
         shape, faults, policy=CHECKPOINTED, nodes=nodes, ranks_per_node=shape.world // nodes, gates=gates
     )
