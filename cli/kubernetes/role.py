@@ -37,16 +37,16 @@ _RANK = "[rank "
 _log = logging.getLogger(__name__)
 
 
-def run_role(group: str, launched: LaunchedRole) -> int:
+def run_role(launched: LaunchedRole) -> int:
     """Run the job of a role to its end, or find it again, or only stop it. Returns its exit code.
 
-    `group`: the job of all roles, whose Deployment owns what is made. SIGINT and SIGTERM stop the job, with a
-    checkpoint where that is possible. Raises MidstepError.
+    What is made is owned by the Deployment of the whole job. SIGINT and SIGTERM stop the role's job, with a checkpoint
+    where that is possible. Raises MidstepError.
     """
     whole = read_settings(Path(FILES) / SETTINGS_FILE)
     token = read_token(Path(TOKEN_FOLDER) / "token", {})
     assert token is not None, "the pod has the job's token"
-    return asyncio.run(_Role(group, launched, whole, full(token)).run())
+    return asyncio.run(_RoleInPods(launched, whole, full(token)).run())
 
 
 def settings_of_role(whole: Settings, launched: LaunchedRole) -> Settings:
@@ -67,9 +67,11 @@ def settings_of_role(whole: Settings, launched: LaunchedRole) -> Settings:
     return msgspec.structs.replace(settings, store=lease_store(settings, str(start.job_directory)))
 
 
-class _Role:
-    def __init__(self, group: str, launched: LaunchedRole, whole: Settings, token: FullToken) -> None:
-        self._group, self._launched = group, launched
+class _RoleInPods:
+    """One try to run a role, in this process: it may have been run before, by another."""
+
+    def __init__(self, launched: LaunchedRole, whole: Settings, token: FullToken) -> None:
+        self._group, self._launched = whole.job, launched
         self._name = launched.role.name
         self._settings = settings_of_role(whole, launched)
         self._job = self._settings.job

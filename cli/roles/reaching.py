@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...controller.role_group import GroupPhase, GroupRestart
+from ...controller.role_group import GroupPhase, GroupRestart, RoleStanding
 from ...protocol.errors import ConfigurationError, MidstepError
 from ...protocol.incidents import JobStatus
 from ...protocol.run_directories import is_held
@@ -16,7 +16,7 @@ from ..jobs.directories import find_job_or_group, is_job
 from ..jobs.run_directory import launcher_of
 from ..reaching import CONTROLLER_VARIABLE, HereJob
 from ..status import look
-from .group_files import is_group, read_founding, read_group, role_directory, role_job
+from .group_files import GroupFounding, is_group, read_founding, read_group, role_directory, role_job
 
 NOT_BEGUN = "not begun"
 
@@ -67,10 +67,7 @@ def look_at_group(directory: Path) -> GroupLook:
     roles = []
     for standing in group.standings:
         place = role_directory(directory, standing.role, standing.attempt)
-        job = role_job(founding.platform, founding.job, standing.role, standing.attempt)
-        status, note = _look_at(place)
-        if founding.platform == "kubernetes":
-            note = f"`kubectl exec deploy/midstep-{job} -c controller -- midstep status` asks its controller"
+        status, note = _look_at(place) if founding.platform != "kubernetes" else (None, _elsewhere(founding, standing))
         roles.append(
             RoleLook(
                 standing.role,
@@ -111,6 +108,11 @@ def stop_group(directory: Path) -> str:
     with contextlib.suppress(ProcessLookupError):
         os.kill(launcher, signal.SIGTERM)
     return f"{founding.job}: all roles are being stopped, with checkpoints where that is possible"
+
+
+def _elsewhere(founding: GroupFounding, standing: RoleStanding) -> str:
+    job = role_job(founding.platform, founding.job, standing.role, standing.attempt)
+    return f"ask its controller: `kubectl exec deploy/midstep-{job} -c controller -- midstep status`"
 
 
 def _look_at(place: Path) -> tuple[JobStatus | None, str]:

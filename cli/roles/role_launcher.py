@@ -48,7 +48,7 @@ def _run(founding: GroupFounding, launched: LaunchedRole) -> int:
     if founding.platform == PlatformName.KUBERNETES:
         from ..kubernetes.role import run_role
 
-        return run_role(founding.job, launched)
+        return run_role(launched)
     if launched.stop and not is_job(directory):
         raise ConfigurationError(f"its job {start.job} has not begun, so there is nothing to stop.")
     if founding.platform == PlatformName.RAY:

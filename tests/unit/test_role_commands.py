@@ -114,3 +114,13 @@ def test_what_a_role_is_started_with(tmp_path: Path) -> None:
     assert rollout.policy is not None
     assert actor.policy.checkpoint.directory == str(tmp_path / "checkpoints" / "actor")
     assert rollout.policy.checkpoint.directory == str(tmp_path / "kept" / "rollout")
+
+
+def test_of_a_role_in_pods_it_is_said_where_to_ask(tmp_path: Path) -> None:
+    """Its journal is in no file of the job's directory; and its job is continued by no command that is typed here."""
+    founding = msgspec.structs.replace(FOUNDING, platform="kubernetes")
+    found_group(tmp_path / "rl", founding)
+    group, _ = begin(founding.rules)
+    write_group(tmp_path / "rl", GroupRecord("/nowhere", group))
+    assert "deploy/midstep-rl-actor-1 -c controller" in look_at_group(tmp_path / "rl").roles[0].note
+    assert "is continued by its Deployment" in run("resume", str(tmp_path / "rl"))
