@@ -82,8 +82,8 @@ def _submit_roles(
     file: Path, store: str | None, job: str | None, job_directory: Path | None, platform: str, *, if_absent: bool
 ) -> str:
     """Put a job of roles into its directory, and say where it is. Raises ConfigurationError."""
-    from .roles.group_files import is_group
-    from .roles.opening import submit_group
+    from .roles.group_files import found_group, is_group
+    from .roles.opening import new_group
 
     if platform != "kubernetes" or store is not None or job is None or job_directory is None:
         raise ConfigurationError(
@@ -92,7 +92,9 @@ def _submit_roles(
         )
     if if_absent and is_group(job_directory):
         return f"{job}: is already at {job_directory}"
-    return f"{job}: submitted to {submit_group(file, job=job, job_directory=job_directory, platform=platform)}"
+    new = new_group(file, job=job, job_directory=job_directory, environment={}, platform=platform)
+    found_group(new.directory, new.founding)
+    return f"{job}: submitted to {new.directory}"
 
 
 def _into_store(store: str, spec: JobSpec, policy: Policy, platform: str) -> tuple[str, bool]:

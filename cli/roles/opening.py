@@ -39,54 +39,23 @@ class OpenedGroup(msgspec.Struct, frozen=True):
     group: RoleGroup | None = None
 
 
-def create_group(
+class NewGroup(msgspec.Struct, frozen=True):
+    """A job of roles that has been checked, and where its directory is to be."""
+
+    directory: Path
+    founding: GroupFounding
+
+
+def new_group(
     file: Path,
     *,
     job: str | None,
     job_directory: Path | None,
     environment: dict[str, str],
     platform: str,
-    fixed_nodes: bool,
-) -> OpenedGroup:
-    """Check all that can be checked, and make the directory of a new job. Raises ConfigurationError; nothing ran."""
-    directory, founding = _checked(
-        file,
-        job=job,
-        job_directory=job_directory,
-        environment=environment,
-        platform=platform,
-        fixed_nodes=fixed_nodes,
-    )
-    held = claim_run_directory(founding.job)
-    try:
-        found_group(directory, founding)
-    except BaseException:
-        held.remove()
-        raise
-    return OpenedGroup(directory, founding, held)
-
-
-def submit_group(file: Path, *, job: str | None, job_directory: Path | None, platform: str) -> Path:
-    """Check all that can be checked, and make the directory of a job that another process will run.
-
-    Raises ConfigurationError.
-    """
-    directory, founding = _checked(
-        file, job=job, job_directory=job_directory, environment={}, platform=platform, fixed_nodes=False
-    )
-    found_group(directory, founding)
-    return directory
-
-
-def _checked(
-    file: Path,
-    *,
-    job: str | None,
-    job_directory: Path | None,
-    environment: dict[str, str],
-    platform: str,
-    fixed_nodes: bool,
-) -> tuple[Path, GroupFounding]:
+    fixed_nodes: bool = False,
+) -> NewGroup:
+    """Check all that can be checked before anything is made. Raises ConfigurationError."""
     plan = load_roles(file)
     name = checked_name(job) if job is not None else new_name()
     directory = (job_directory or base_directory() / name).absolute()
@@ -97,7 +66,18 @@ def _checked(
     )
     for role in plan.roles:
         _check(file, founding, directory, role)
-    return directory, founding
+    return NewGroup(directory, founding)
+
+
+def create_group(new: NewGroup) -> OpenedGroup:
+    """Make the directory of a new job that this process will run. Raises ConfigurationError; nothing ran."""
+    held = claim_run_directory(new.founding.job)
+    try:
+        found_group(new.directory, new.founding)
+    except BaseException:
+        held.remove()
+        raise
+    return OpenedGroup(new.directory, new.founding, held)
 
 
 def reopened_group(directory: Path) -> OpenedGroup:

@@ -11,7 +11,7 @@ from ..display.display import Display
 from ..jobs.rank_variables import named_variables, variables_of_files
 from ..kubernetes.options import PodFlags
 from .launcher import RolesLauncher
-from .opening import OpenedGroup, create_group
+from .opening import OpenedGroup, create_group, new_group
 
 GO_WITH_ROLES = frozenset(
     {"roles_file", "platform", "fixed_nodes", "job", "job_directory", "quiet", "environment", "environment_files"}
@@ -44,7 +44,7 @@ def run_roles(file: Path, context: click.Context) -> int:
             "--roles with --platform ray: needs --job-dir, a directory that all machines of the cluster see, and takes "
             "no --fixed-nodes."
         )
-    opened = create_group(
+    new = new_group(
         file,
         job=given["job"],
         job_directory=job_directory,
@@ -52,7 +52,7 @@ def run_roles(file: Path, context: click.Context) -> int:
         platform=platform,
         fixed_nodes=fixed_nodes,
     )
-    return launch_roles(opened, quiet=given["quiet"])
+    return launch_roles(create_group(new), quiet=given["quiet"])
 
 
 def launch_roles(opened: OpenedGroup, *, quiet: bool) -> int:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from midstep.cli.jobs.directories import find_job, find_job_or_group, jobs
 from midstep.cli.main import main
 from midstep.cli.roles.group_files import GroupFounding, GroupRecord, found_group, role_directory, write_group
-from midstep.cli.roles.opening import create_group, start_of
+from midstep.cli.roles.opening import new_group, start_of
 from midstep.cli.roles.reaching import look_at_group
 from midstep.controller.role_group import GroupPhase, GroupRestart, RoleEnded, begin, handle
 from midstep.policies.scripted_roles import parse_roles
@@ -99,7 +99,7 @@ def test_no_second_job_is_made_in_the_same_directory(base: Path, tmp_path: Path)
     (tmp_path / "a.py").touch()
     (tmp_path / "b.py").touch()
     with pytest.raises(ConfigurationError, match="holds a job already"):
-        create_group(file, job="rl", job_directory=None, environment={}, platform="local", fixed_nodes=False)
+        new_group(file, job="rl", job_directory=None, environment={}, platform="local")
 
 
 def test_what_a_role_is_started_with(tmp_path: Path) -> None:

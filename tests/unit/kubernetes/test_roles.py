@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from midstep.cli import run
 from midstep.cli.kubernetes.role import settings_of_role
-from midstep.cli.roles.group_files import read_founding
+from midstep.cli.roles.group_files import found_group, read_founding
 from midstep.cli.roles.launched_role import LaunchedRole
-from midstep.cli.roles.opening import start_of, submit_group
+from midstep.cli.roles.opening import new_group, start_of
 from midstep.cli.submit import command as submit
 from midstep.platforms.kubernetes import rules
 from midstep.platforms.kubernetes.objects import Submission, manifests
@@ -44,7 +44,8 @@ def launched(tmp_path: Path, role: str) -> LaunchedRole:
     file.write_text(FILE.replace("/scripts", str(tmp_path)))
     directory = tmp_path / "job"
     if not directory.exists():
-        submit_group(file, job="rl", job_directory=directory, platform="kubernetes")
+        new = new_group(file, job="rl", job_directory=directory, environment={}, platform="kubernetes")
+        found_group(directory, new.founding)
     founding = read_founding(directory)
     planned = founding.plan.role(role)
     assert planned is not None
