@@ -17,12 +17,14 @@ _NAME = "ray.json"
 class Books(msgspec.Struct, frozen=True):
     """`session`: of the last platform. `nodes`: those that were asked for and are not lost, `placed`: that have begun.
 
-    `given_back`: machines that the job has left. `founded`: the first nodes have been asked for.
+    `bundles`: the reserved places that nodes were given. `given_back`: machines that the job has left. `founded`: the
+    first nodes have been asked for.
     """
 
     session: int = 0
     nodes: tuple[str, ...] = ()
     placed: tuple[str, ...] = ()
+    bundles: dict[str, int] = {}
     given_back: tuple[str, ...] = ()
     founded: bool = False
 
@@ -54,6 +56,10 @@ class BookKeeper:
         if node not in self.books.nodes:
             self._write(msgspec.structs.replace(self.books, nodes=(*self.books.nodes, node)))
 
+    def bind(self, node: str, bundle: int) -> None:
+        """A node was given a reserved place, whether it has a machine yet or not."""
+        self._write(msgspec.structs.replace(self.books, bundles={**self.books.bundles, node: bundle}))
+
     def place(self, node: str) -> None:
         """A node's agent has been started: if the node is not there any more, it is lost."""
         if node not in self.books.placed:
@@ -65,7 +71,8 @@ class BookKeeper:
             nodes, placed = (
                 tuple(each for each in names if each != node) for names in (self.books.nodes, self.books.placed)
             )
-            self._write(msgspec.structs.replace(self.books, nodes=nodes, placed=placed))
+            bundles = {name: bundle for name, bundle in self.books.bundles.items() if name != node}
+            self._write(msgspec.structs.replace(self.books, nodes=nodes, placed=placed, bundles=bundles))
 
     def give_back(self, machine: str) -> None:
         """The job has left a machine."""

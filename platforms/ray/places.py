@@ -29,12 +29,18 @@ Place = InBundle | Elsewhere
 
 
 def place_for(
-    bundles: Iterable[Bundle], *, alive: Collection[str], used: Collection[str], given_back: Collection[str]
-) -> Place:
-    """Return where the next node goes.
+    bundles: Iterable[Bundle],
+    *,
+    alive: Collection[str],
+    used: Collection[str],
+    given_back: Collection[str],
+    searching: bool = False,
+) -> Place | None:
+    """Return where the next node goes; None: that has to wait.
 
     `alive`: the machines of the cluster; `used`: those on which nodes of the job live; `given_back`: those that the job
-    has left. One of these is taken again only where there is no other.
+    has left. One of these is taken again only where there is no other. `searching`: a node was sent elsewhere and has
+    no machine yet. Another one is not sent there meanwhile: both could get the same machine, which Ray cannot exclude.
     """
     free = [bundle for bundle in bundles if not bundle.busy]
     for bundle in free:
@@ -42,5 +48,5 @@ def place_for(
             return InBundle(bundle.index)
     excluded = tuple(sorted({*used, *given_back}))
     if any(machine not in excluded for machine in alive) or not free:
-        return Elsewhere(excluded)
+        return None if searching else Elsewhere(excluded)
     return InBundle(free[0].index)

@@ -22,19 +22,19 @@ from ...protocol.messages import (
     DeleteNode,
     EndJob,
     KillNode,
-    NodeGoing,
     NodeLost,
     NodeRefused,
-    NodeStaying,
     PlatformJoined,
 )
 from ...protocol.time_limit import within
 from ...protocol.types import PLATFORM, node_address
 from ..peer import PlatformPeer
-from .agent_actor import NodeOrder, Placed
+from .agent_actor import NodeOrder
 from .books import BookKeeper
 from .cluster import RayClient
+from .drains import Drains
 from .library import library
+from .node import RayNode
 from .places import place_for
 
 LOOK_S = 0.5  # at where the controller listens
@@ -59,17 +59,6 @@ class RayOptions(msgspec.Struct, frozen=True):
     grace_s: float
 
 
-class _Node:
-    """A node of the job: its actor, where that is, and whether the controller wants it gone."""
-
-    def __init__(self, name: str, actor: Any) -> None:
-        self.name = name
-        self.actor = actor
-        self.placed: Placed | None = None
-        self.bundle: int | None = None
-        self.deleted = False
-
-
 class RayPlatform:
     """The platform. Construct it in the running loop, then `open` it; `close` ends all nodes."""
 
@@ -81,12 +70,13 @@ class RayPlatform:
         self._errors = library().exceptions
         self._books = BookKeeper(Path(options.job_directory))
         self._session = self._books.next_session()
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, RayNode] = {}
         self._ending = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._placing = asyncio.Lock()
+        self._moved = asyncio.Event()  # a node has got its machine, or is gone
         self._endpoint = _required_endpoint(Path(options.run_directory))
-        self._going: set[str] = set()
+        self._drains = Drains()
         self._peer = PlatformPeer(
             options.job,
             [self._endpoint],
@@ -145,6 +135,7 @@ class RayPlatform:
         node = self._nodes.get(command.node)
         if node is not None and not node.deleted:
             node.deleted = True
+            self._moved.set()  # it may wait for its turn
             self._books.remove(node.name)
             if node.placed is not None:
                 self._books.give_back(node.placed.machine)
@@ -164,24 +155,36 @@ class RayPlatform:
     # --- nodes ------------------------------------------------------------------------------------------------------
 
     def _begin(self, name: str) -> None:
-        node = self._nodes[name] = _Node(name, None)
+        node = self._nodes[name] = RayNode(name)
         self._do(self._create(node))
 
-    async def _create(self, node: _Node) -> None:
-        async with self._placing:  # one after the other: each sees where those before it went
-            if node.deleted:
-                del self._nodes[node.name]
-                return
-            try:
-                node.actor = await asyncio.to_thread(self._start, node)
-            except Exception as error:  # of Ray, whose kinds are many; the controller decides what follows
-                del self._nodes[node.name]
-                self._books.remove(node.name)
-                self._peer.post(NodeRefused(node=node.name, reason=_first_line(error)))
-                return
+    async def _create(self, node: RayNode) -> None:
+        while node.actor is None:
+            async with self._placing:  # one after the other: each sees where those before it went
+                self._moved.clear()
+                if node.deleted:
+                    del self._nodes[node.name]
+                    return
+                try:
+                    node.actor = await asyncio.to_thread(self._start, node)
+                except Exception as error:  # of Ray, whose kinds are many; the controller decides what follows
+                    del self._nodes[node.name]
+                    self._books.remove(node.name)
+                    self._peer.post(NodeRefused(node=node.name, reason=_first_line(error)))
+                    return
+            if node.actor is None:
+                await self._moved.wait()
+        if node.deleted:  # while Ray was asked
+            del self._nodes[node.name]
+            self._moved.set()
+            self._discard(node)
+            return
+        if node.bundle is not None:
+            self._books.bind(node.name, node.bundle)
         await self._watch(node)
 
-    def _start(self, node: _Node) -> Any:
+    def _start(self, node: RayNode) -> Any:
+        """Have Ray start the node's actor, and return it; None: that has to wait."""
         busy = {each.bundle for each in self._nodes.values() if each.bundle is not None}
         used = {each.placed.machine for each in self._nodes.values() if each.placed is not None}
         place = place_for(
@@ -189,7 +192,10 @@ class RayPlatform:
             alive=self._cluster.alive(),
             used=used,
             given_back={*self._books.books.given_back, *self._cluster.draining()},
+            searching=any(each.is_searching for each in self._nodes.values()),
         )
+        if place is None:
+            return None
         node.bundle = getattr(place, "index", None)
         options = self._options
         logs = str(Path(options.job_directory) / "logs")
@@ -197,28 +203,30 @@ class RayPlatform:
         return self._cluster.start(order, place)
 
     async def _adopt(self, name: str, actor: Any) -> None:
-        node = self._nodes[name] = _Node(name, actor)
+        node = self._nodes[name] = RayNode(name, actor, self._books.books.bundles.get(name))
         await self._watch(node)
 
-    async def _watch(self, node: _Node) -> None:
+    async def _watch(self, node: RayNode) -> None:
         """Have the agent started, and wait for its end."""
         try:
             JobKeys.add(self._options.keys, node_address(node.name))
             keys = JobKeys.load_client(self._options.keys, node_address(node.name))
             node.placed = await self._reached(lambda: node.actor.start.remote(keys, self._endpoint, self._session))
             node.bundle = node.placed.bundle
+            self._moved.set()
             self._books.place(node.name)
             _log.info("%s is on %s, machine %s", node.name, node.placed.address, node.placed.machine)
             reason = await self._reached(node.actor.ended.remote)
         except Exception as error:  # of Ray and of the actor; the node is lost whatever it is
             reason = _first_line(error)
         del self._nodes[node.name]
+        self._moved.set()
         self._books.remove(node.name)
         if not node.deleted:
             self._lost(node.name, reason)
             self._discard(node)
 
-    async def _delete(self, node: _Node) -> None:
+    async def _delete(self, node: RayNode) -> None:
         if node.actor is None:
             return  # it is not started any more
         try:
@@ -229,7 +237,7 @@ class RayPlatform:
             _log.warning("%s does not end in order: %s", node.name, _first_line(error))
         self._discard(node)
 
-    def _discard(self, node: _Node) -> None:
+    def _discard(self, node: RayNode) -> None:
         self._do(_in_thread(self._cluster.discard, node.actor))
 
     def _lost(self, name: str, reason: str) -> None:
@@ -262,18 +270,14 @@ class RayPlatform:
         """Tell the controller of nodes whose machines Ray will take away, and of those that stay after all."""
         while True:
             await asyncio.sleep(DRAINS_S)
-            draining = await asyncio.to_thread(self._cluster.draining)
-            now_s = time.time()
-            for node in list(self._nodes.values()):
-                ends_s = None if node.placed is None else draining.get(node.placed.machine)
-                if ends_s is not None and node.name not in self._going:
-                    self._going.add(node.name)
-                    within_s = max(0.0, ends_s - now_s) if ends_s else None
-                    self._peer.post(NodeGoing(node.name, "Ray drains its machine", within_s))
-                elif ends_s is None and node.name in self._going:
-                    self._going.discard(node.name)
-                    self._peer.post(NodeStaying(node.name))
-            self._going &= self._nodes.keys()
+            try:
+                draining = await asyncio.to_thread(self._cluster.draining)
+            except Exception as error:  # of Ray, whose control store may be away for a while
+                _log.info("Ray does not say which machines it drains: %s", _first_line(error))
+                continue
+            machines = {node.name: node.placed.machine for node in self._nodes.values() if node.placed is not None}
+            for change in self._drains.changes(machines, draining, time.time()):
+                self._peer.post(change)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

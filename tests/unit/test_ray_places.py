@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from midstep.platforms.ray.books import BookKeeper
+from midstep.platforms.ray.drains import Drains
 from midstep.platforms.ray.places import Bundle, Elsewhere, InBundle, place_for
 from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.messages import NodeGoing, NodeStaying
 
 
 def test_a_reserved_place_whose_machine_is_gone_is_taken_first() -> None:
@@ -65,3 +67,31 @@ def test_books_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ray.json").write_text("{")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         BookKeeper(tmp_path)
+
+
+def test_two_nodes_do_not_look_for_a_machine_elsewhere_at_once() -> None:
+    """Both could get the same one. A reserved place is taken all the same."""
+    bundles = (Bundle(0, "a", busy=True), Bundle(1, None, busy=False))
+    assert place_for(bundles[:1], alive={"a"}, used={"a"}, given_back=(), searching=True) is None
+    assert place_for(bundles, alive={"a"}, used={"a"}, given_back=(), searching=True) == InBundle(1)
+
+
+def test_a_reserved_place_is_remembered_until_its_node_is_gone(tmp_path: Path) -> None:
+    """Also where the node has no machine yet."""
+    keeper = BookKeeper(tmp_path)
+    keeper.found(("node0", "node1"))
+    keeper.bind("node0", 0)
+    keeper.bind("node1", 1)
+    keeper.remove("node0")
+    assert BookKeeper(tmp_path).books.bundles == {"node1": 1}
+
+
+def test_a_drained_machine_is_said_once_and_again_when_it_stays() -> None:
+    """A node that is gone is forgotten."""
+    drains = Drains()
+    machines = {"node0": "a", "node1": "b"}
+    assert drains.changes(machines, {"a": 110.0}, 100.0) == [NodeGoing("node0", "Ray drains its machine", 10.0)]
+    assert drains.changes(machines, {"a": 110.0}, 101.0) == []
+    assert drains.changes(machines, {}, 102.0) == [NodeStaying("node0")]
+    assert drains.changes(machines, {"b": 0}, 103.0) == [NodeGoing("node1", "Ray drains its machine", None)]
+    assert drains.changes({"node0": "a"}, {}, 104.0) == []
