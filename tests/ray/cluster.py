@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..machines.machines import Machine, Machines
@@ -17,7 +18,7 @@ MEMORY_BYTES = 80_000_000  # for objects, which these jobs do not have
 UP_S = 120.0
 CONTROLLER = "controller"  # a resource of the last machines, on one of which the controller is to be
 HOLDERS = 2
-_SETTINGS = {
+SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "RAY_AUTH_MODE": "disabled",
     "RAY_DISABLE_DASHBOARD": "1",
@@ -44,10 +45,14 @@ class RayCluster:
         self.machines = machines
         self._holders = range(len(machines) - HOLDERS, len(machines))
         self.address = f"{machines[0].address}:{PORT}"
-        head = ["--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false", "--disable-usage-stats"]
-        self._start(machines[0], *head)
+        self.start_head()
         for number in range(1, len(machines)):
             self.join(machines[number])
+
+    def start_head(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        """Start the head, which has no room for nodes, with more options and settings."""
+        head = ["--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false", "--disable-usage-stats"]
+        self._start(self.machines[0], *head, *options, environment=environment)
 
     def join(self, machine: Machine) -> None:
         """Start the raylet of a machine."""
@@ -89,7 +94,7 @@ class RayCluster:
     def environment(self) -> dict[str, str]:
         """Return the environment of a program that is to find the cluster."""
         path = f"{_BIN}{os.pathsep}{os.environ['PATH']}"
-        return {**_SETTINGS, "RAY_ADDRESS": self.address, "PATH": path}
+        return {**SETTINGS, "RAY_ADDRESS": self.address, "PATH": path}
 
     def ask(self, code: str, machine: int = 0) -> str:
         """Run a few lines of Python that know `ray`, connected to the cluster, and return what they print."""
@@ -103,11 +108,12 @@ class RayCluster:
             limit_s=UP_S,
         )
 
-    def _start(self, machine: Machine, *options: str) -> None:
+    def _start(self, machine: Machine, *options: str, environment: Mapping[str, str] | None = None) -> None:
         words = [str(_BIN / "ray"), "start", f"--node-ip-address={machine.address}", *options]
         words += [f"--object-store-memory={MEMORY_BYTES}"]
         log = Path(f"/proc/{machine.space.pid}/root/tmp/ray-start.log")
-        started = machine.start(words, environment={**_SETTINGS, "PATH": self.environment()["PATH"]}, output=log)
+        settings = {**SETTINGS, "PATH": self.environment()["PATH"], **(environment or {})}
+        started = machine.start(words, environment=settings, output=log)
         try:
             assert started.wait(UP_S) == 0, log.read_text()
         except subprocess.TimeoutExpired:

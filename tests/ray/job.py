@@ -121,6 +121,9 @@ class RayJob(Job):
                 found.append(int(pid))
         return found
 
+    def _actor_of(self, machine: Machine, node: str) -> int:
+        return _parent(machine, self.pids(machine, "midstep.cli.agent", f"--node {node} ", self.name)[0])
+
     def _controller_pids(self, machine: Machine) -> list[int]:
         return self.pids(machine, "midstep.cli.main controller", self.name)
 
@@ -137,9 +140,12 @@ class RayJob(Job):
     def kill_actor_of(self, node: str) -> None:
         """Kill the process of the actor in which a node's agent was started."""
         machine = self.machine_named(node)
-        agents = self.pids(machine, "midstep.cli.agent", f"--node {node} ", self.name)
-        actor = machine.run("ps", "-o", "ppid=", "-p", str(agents[0])).strip()
-        machine.run("kill", "-9", actor)
+        machine.run("kill", "-9", str(self._actor_of(machine, node)))
+
+    def kill_raylet_below(self, node: str) -> None:
+        """Kill the raylet that has started a node's actor, on a machine that may have others."""
+        machine = self.machine_named(node)
+        machine.run("kill", "-9", str(_parent(machine, self._actor_of(machine, node))))
 
     def kill_raylet_of(self, node: str) -> Machine:
         """Kill the raylet of a node's machine, and return the machine."""
@@ -151,8 +157,7 @@ class RayJob(Job):
         """Kill the process of the controller's actor; Ray starts it again."""
         machine = self.machine_of_controller()
         controller = self._controller_pids(machine)[0]
-        actor = machine.run("ps", "-o", "ppid=", "-p", str(controller)).strip()
-        machine.run("kill", "-9", actor)
+        machine.run("kill", "-9", str(_parent(machine, controller)))
 
     def _sockets(self) -> list[Path]:
         """Return where the controller may be asked: a machine that it has left may have an old socket."""
@@ -183,3 +188,7 @@ class RayJob(Job):
         if self.controller.poll() is None:
             os.killpg(self.controller.pid, signal.SIGKILL)
             self.cluster.clear()
+
+
+def _parent(machine: Machine, pid: int) -> int:
+    return int(machine.run("ps", "-o", "ppid=", "-p", str(pid)))

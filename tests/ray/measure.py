@@ -1,14 +1,19 @@
-"""Measures what a fault costs a job on Ray: the longest time in which no rank makes a step. Prints a table.
+"""Measures what a loss costs a job on Ray: the longest time in which not every rank makes a step. Prints a table.
 
-MIDSTEP_REQUIRE_RAY=1 $(python -m tests.ray.environment)/python -m tests.ray.measure [RUNS]
+MIDSTEP_REQUIRE_RAY=1 $(python -m tests.ray.environment)/python -m tests.ray.measure [RUNS [WORDS OF A LOSS]]
 """
 
+import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+
+from midstep.protocol.incidents import JobStatus
 
 from ..machines.conftest import REPOSITORY
 from ..machines.machines import Machines
@@ -18,8 +23,11 @@ from .job import RayJob
 
 STEPS = 1_000_000  # more than are made
 STEP_S = 0.02
-BEFORE, AFTER = 30, 60  # steps of a rank
+BEFORE, AFTER = 50, 50  # steps of a rank, before a loss and after what followed
 LOOK_S = 0.005
+SEEN = 5
+ASK_S = 0.1
+WARM_S = 8.0  # for the spare to have its processes ready, torch imported
 LIMIT_S = 300.0
 # Room for all runs in one job.
 MANY = {
@@ -27,85 +35,140 @@ MANY = {
     + [{"rung": "stop"}]
 }
 
-Fault = Callable[[RayJob], None]
+Loss = Callable[[RayJob, int], None]
+Over = Callable[[JobStatus, JobStatus, int], bool]
 
 
-def _kill_rank(job: RayJob) -> None:
-    job.kill_rank(1)
+def _kill_rank(job: RayJob, rank: int) -> None:
+    job.kill_rank(rank)
 
 
-def _kill_actor(job: RayJob) -> None:
-    job.kill_actor_of(job.answer().ranks[1].node)
+def _kill_actor(job: RayJob, rank: int) -> None:
+    job.kill_actor_of(job.answer().ranks[rank].node)
 
 
-def _kill_raylet(job: RayJob) -> None:
-    job.kill_raylet_of(job.answer().ranks[1].node)
+def _kill_raylet(job: RayJob, rank: int) -> None:
+    job.kill_raylet_of(job.answer().ranks[rank].node)
 
 
-def _power_off(job: RayJob) -> None:
-    job.machine_of(1).power_off()
+def _power_off(job: RayJob, rank: int) -> None:
+    job.machine_of(rank).power_off()
 
 
-def _kill_controller(job: RayJob) -> None:
+def _kill_controller(job: RayJob, rank: int) -> None:
     job.kill_controller_actor()
 
 
-FAULTS: dict[str, Fault] = {
-    "kill -9 of a rank": _kill_rank,
-    "kill -9 of the process of a node's actor": _kill_actor,
-    "kill -9 of a raylet": _kill_raylet,
-    "machine off": _power_off,
-    "kill -9 of the process of the controller's actor": _kill_controller,
+def _drain(job: RayJob, rank: int) -> None:
+    job.cluster.drain(job.machine_of(rank))
+
+
+def _replaced(before: JobStatus, now: JobStatus, rank: int) -> bool:
+    return now.phase == "running" and now.ranks[rank].incarnation > before.ranks[rank].incarnation
+
+
+def _succeeded(before: JobStatus, now: JobStatus, rank: int) -> bool:
+    return now.phase == "running" and now.term > before.term
+
+
+LOSSES: dict[str, tuple[Loss, Over]] = {
+    "`kill -9` of a rank": (_kill_rank, _replaced),
+    "`kill -9` of the process of a node's actor": (_kill_actor, _replaced),
+    "`kill -9` of a raylet": (_kill_raylet, _replaced),
+    "a machine powered off": (_power_off, _replaced),
+    "`kill -9` of the process of the controller's actor": (_kill_controller, _succeeded),
+    "a machine drained": (_drain, _replaced),
 }
 
 
-def main(runs: int) -> None:
-    """Make a cluster, and measure each fault so many times on it."""
+def main(runs: int, words: str) -> None:
+    """Make a cluster, and measure each loss so many times on it; only those whose names have the words."""
     with tempfile.TemporaryDirectory() as folder, Machines(MACHINES, (REPOSITORY, Path(folder))) as machines:
-        measure(RayCluster(machines), Path(folder), runs)
+        cluster = RayCluster(machines)
+        print("| lost | longest pause | each run |\n| --- | --- | --- |", flush=True)
+        for number, name in enumerate(name for name in LOSSES if words in name):
+            paused = measured(cluster, Path(folder) / str(number), runs, *LOSSES[name])
+            every = ", ".join(f"{pause_s:.2f}" for pause_s in paused)
+            print(f"| {name} | {statistics.median(paused):.2f} s | {every} |", flush=True)
+        print(f"load of the last minutes: {', '.join(f'{load:.1f}' for load in os.getloadavg())}", flush=True)
 
 
-def measure(cluster: RayCluster, folder: Path, runs: int) -> None:
-    """Print the medians."""
-    print("| fault | longest pause of training | each run |\n| --- | --- | --- |", flush=True)
-    for number, (name, cause) in enumerate(FAULTS.items()):
-        cluster.mend()
-        job = RayJob(cluster, folder / str(number), steps=STEPS, step_s=STEP_S, policy=MANY)
+def measured(cluster: RayCluster, folder: Path, runs: int, cause: Loss, over: Over) -> list[float]:
+    """Return the longest pause of each run, all of one job that gets its spare back before the next."""
+    cluster.mend()
+    job = RayJob(cluster, folder, steps=STEPS, step_s=STEP_S, policy=MANY)
+    try:
         paused = []
-        for run in range(1, runs + 1):
-            job.until_steps(BEFORE * run)
+        for _ in range(runs):
             job.until_there_is_a_spare()
-            paused.append(longest_pause(job, cause))
+            job.until(lambda now: now.committed > 0, "the first step")
+            time.sleep(WARM_S)
+            _until_more(job, BEFORE)
+            paused.append(longest_pause(job, cause, over))
             cluster.mend()
-        every = ", ".join(f"{pause_s:.2f}" for pause_s in paused)
-        print(f"| {name} | {statistics.median(paused):.2f} s | {every} |", flush=True)
         job.stop()
+        return paused
+    finally:
         job.close()
 
 
-def longest_pause(job: RayJob, cause: Fault) -> float:
-    """Cause a fault, and return the longest time without a step until all ranks have made some more."""
+def longest_pause(job: RayJob, cause: Loss, over: Over) -> float:
+    """Cause a loss, and return the longest time until each rank has made a step more, until some steps after it."""
+    before = job.answer()
+    controller = job.machine_of_controller()
+    # Not where the controller is: that is a loss of its own.
+    rank = next(each.rank for each in before.ranks if job.machine_named(each.node) is not controller)
+    leaving = job.machine_of(rank) if cause is _drain else None
+    watching = _Steps(job)
+    watching.start()
+    _until_more(job, SEEN)  # a pause has a step before it
+    began_s = time.time()
+    cause(job, rank)
+    job.until(lambda now: over(before, now, rank), "what follows the loss")
+    _until_more(job, AFTER)
+    paused_s = watching.stop(began_s)
+    if leaving is not None:
+        leaving.power_off()  # Ray takes no drained raylet back
+    return paused_s
+
+
+def _until_more(job: RayJob, steps: int) -> None:
+    """Wait until each rank has made so many steps more; counts lines, of which the last may be half written."""
     files = [job.records / f"steps.{rank}" for rank in range(job.ranks)]
-    sizes = [file.stat().st_size for file in files]
-    enough = [
-        size + size * AFTER // max(1, len(file.read_bytes().splitlines()))
-        for file, size in zip(files, sizes, strict=True)
-    ]
-    began_s = last_s = time.monotonic()
-    longest_s = 0.0
-    cause(job)
-    caused_s = time.monotonic()
-    while True:
-        now_s = time.monotonic()
-        assert now_s - began_s < LIMIT_S, job.said()
-        grown = [file.stat().st_size for file in files]
-        if min(now - before for now, before in zip(grown, sizes, strict=True)) > 0:
-            sizes, last_s = grown, now_s
-        longest_s = max(longest_s, now_s - max(last_s, caused_s))
-        if all(size >= limit for size, limit in zip(grown, enough, strict=True)) and longest_s > 0:
-            return longest_s
-        time.sleep(LOOK_S)
+    wanted = [file.read_bytes().count(b"\n") + steps for file in files]
+    deadline = time.monotonic() + LIMIT_S
+    while any(file.read_bytes().count(b"\n") < count for file, count in zip(files, wanted, strict=True)):
+        assert time.monotonic() < deadline, job.said()
+        time.sleep(ASK_S)
+
+
+class _Steps(threading.Thread):
+    """Notes when every rank has made a step more, from the files that they write; asks no controller.
+
+    By the times of the files: this process may look late, and a pause would then seem shorter than it was.
+    """
+
+    def __init__(self, job: RayJob) -> None:
+        super().__init__(name="steps", daemon=True)
+        self._files = [job.records / f"steps.{rank}" for rank in range(job.ranks)]
+        self._seen_s: list[float] = []
+        self._enough = threading.Event()
+
+    def run(self) -> None:
+        """Look until it is enough."""
+        sizes = [file.stat().st_size for file in self._files]
+        while not self._enough.wait(LOOK_S):
+            grown = [file.stat() for file in self._files]
+            if all(now.st_size > before for now, before in zip(grown, sizes, strict=True)):
+                sizes = [now.st_size for now in grown]
+                self._seen_s.append(max(now.st_mtime for now in grown))
+
+    def stop(self, since_s: float) -> float:
+        """Return the longest pause since then, also one that has begun just before."""
+        self._enough.set()
+        self.join()
+        return max(after - before for before, after in pairwise(self._seen_s) if after >= since_s)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3, sys.argv[2] if len(sys.argv) > 2 else "")

@@ -1,17 +1,14 @@
 """Where no platform is there, the nodes' own agents carry out what one would be told."""
 
-from collections.abc import Callable
-
 import pytest
 
 from midstep.protocol.exits import ANOTHER_NODE
 from midstep.protocol.messages import CreateNode, DeleteNode, KillNode, NodeJoined, NodeLost
 
-from .conftest import HostedPlatform, Joined, OrderingController, Scenario
+from .conftest import Joined
+from .ordering import HostedPlatform, OrderingController, Play
 
 pytestmark = pytest.mark.chaos
-
-Play = Callable[[Scenario], None]
 
 
 @pytest.mark.parametrize("play", [Joined], indirect=True, ids=["hosts"])
