@@ -90,6 +90,9 @@ def test_ray_starts_the_controller_again_and_training_goes_on(start_job: StartJo
     report = job.finish()
     assert report["incidents"][0]["rung"] == "recover_in_place"
     assert report["incidents"][-1]["rung"] == "recover_in_place"
+    in_place = [incident for incident in report["incidents"] if incident["rung"] == "recover_in_place"]
+    spent = {budget["name"]: budget["used"] for budget in report["budgets"]}
+    assert spent["recover_in_place per job"] == len(in_place), report["budgets"]
     assert all(incident["steps_lost"] == 0 for incident in report["incidents"])
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
     job.assert_nothing_left()
