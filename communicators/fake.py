@@ -6,6 +6,7 @@ up again, `abort_hccl_comm` drops it so that the next use builds another. The ot
 torch-npu's own Python calls on its backend.
 """
 
+import contextlib
 import random
 import threading
 import time
@@ -103,6 +104,14 @@ class FakeHcclGroup(dist.ProcessGroup):
         self.pairs: set[int] = set()  # peers with which it has a communicator of two
         self._cleared_s = 0.0  # when this rank last cleared what peers signal to it
         self.watchdog = 1
+
+    def __del__(self) -> None:
+        """Wait for nothing: a script drops its group while a collective is stuck, and gloo's would be waited for.
+
+        The group and its tasks refer to each other, so this runs in whichever thread collects garbage.
+        """
+        with contextlib.suppress(AttributeError, RuntimeError):  # never made; no thread starts while Python ends
+            self._leave_communicator()
 
     # --- what torch-npu's Python calls ------------------------------------------------------------------------------
 

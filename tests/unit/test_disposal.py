@@ -1,5 +1,6 @@
 """A gloo group in which something is stuck is destroyed beside the recovery, and never waited for."""
 
+import gc
 import threading
 import time
 from datetime import timedelta
@@ -51,5 +52,18 @@ def test_the_fake_device_resumes_and_drops_a_communicator_in_which_something_is_
     renew(group)  # type: ignore[operator]
     assert not destroyed.is_set()
     assert group._comm is None
+    ended.set()
+    assert destroyed.wait(LONG_S)
+
+
+def test_a_group_that_a_script_has_dropped_holds_up_no_collector_of_garbage() -> None:
+    """MindIO's scripts destroy their groups in a recovery, and the train thread collects what is left of them."""
+    options = SimpleNamespace(store=HashStore(), group_rank=0, group_size=1, timeout=timedelta(seconds=LONG_S))
+    group, comm = FakeHcclGroup(options), Stuck()
+    ended, destroyed = comm.ended, comm.destroyed
+    group._comm, group.given = comm, group  # as a task of its own refers to it
+    del comm, group
+    gc.collect()
+    assert not destroyed.is_set()
     ended.set()
     assert destroyed.wait(LONG_S)
