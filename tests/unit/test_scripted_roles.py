@@ -182,7 +182,7 @@ def test_policy_check_and_show_understand_the_file(tmp_path: Path) -> None:
         (["--nnodes", "2"], "--nnodes goes with one SCRIPT"),
         (["--policy", "p.yaml"], "--policy goes with one SCRIPT"),
         (["train.py"], "SCRIPT goes with one SCRIPT"),
-        (["--platform", "kubernetes"], "not on --platform kubernetes yet"),
+        (["--platform", "kubernetes"], "--platform kubernetes needs --image"),
         (["--platform", "ray"], "needs --job-dir"),
         (["--job", "x" * 60], "names have at most 64 characters"),
         ([], "roles.trainer: there is no script"),

@@ -126,10 +126,27 @@ def test_a_name_that_is_in_use_is_refused_and_that_job_is_left_alone(
 
 def test_what_cannot_be_made_whole_is_not_left_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
-        server.put("secrets", objects()[4])  # of somebody else
+        (secret,) = (each for each in objects() if each["kind"] == "Secret")
+        server.put("secrets", secret)  # of somebody else
         with pytest.raises(PlatformError, match="Secret"):
             await following.run(api, "demo", objects(), follow=False, say=told.append)
         assert KEY not in server.objects
+
+    with_api(tmp_path, monkeypatch, scenario)
+
+
+def test_the_job_of_a_role_is_found_again_as_far_as_it_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher that made it was lost in the middle; the Deployment of the whole job owns that of the role."""
+
+    async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
+        for made in (objects()[:3], objects()):
+            await following.make(api, "demo", made, told.append, owner=OWNER)
+        assert server.objects[KEY]["metadata"]["ownerReferences"] == [OWNER]
+        (secret,) = (each for each in server.objects.values() if each["kind"] == "Secret")
+        assert secret["metadata"]["ownerReferences"][0]["name"] == "midstep-demo"
+        await api.close()
 
     with_api(tmp_path, monkeypatch, scenario)
 
