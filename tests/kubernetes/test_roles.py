@@ -18,7 +18,7 @@ from .conftest import RANKS, STEPS
 from .managed import MIDSTEP
 from .roles_job import RolesInPods
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 StartRoles = Callable[..., RolesInPods]
 ENDLESS = 100_000
