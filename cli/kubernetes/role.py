@@ -14,12 +14,13 @@ from ...controller.endpoints.control_requests import Accepted, StopJobRequest
 from ...controller.endpoints.discovery_files import JobResult, write_result
 from ...platforms.kubernetes import names
 from ...platforms.kubernetes.api import Api
+from ...platforms.kubernetes.deployment import OwnDeployment
 from ...platforms.kubernetes.objects import FILES, SETTINGS_FILE, lease_store, manifests
 from ...platforms.kubernetes.pods import TOKEN_FOLDER
 from ...platforms.kubernetes.readings import PodPhase, read_pod
 from ...platforms.kubernetes.settings import Settings, read_settings
 from ...protocol.controller_addresses import endpoints
-from ...protocol.errors import MidstepError, PlatformError
+from ...protocol.errors import MidstepError
 from ...protocol.secret_files import read_token
 from ...protocol.token import FullToken, full, operating
 from ..display.plain import echo
@@ -110,14 +111,10 @@ class _RoleInPods:
         attempt = self._launched.attempt
         if attempt > 1:
             await remove(self._api, role_job("kubernetes", self._group, self._name, attempt - 1), (), self._say)
-        owner = await answered(partial(self._api.deployment, names.of_job(self._group)))
-        if owner is None:
-            raise PlatformError(f"the Deployment {names.of_job(self._group)} was deleted, and so the job is over.")
+        owner = await answered(OwnDeployment(self._api, names.of_job(self._group)).reference)
         submission = submission_of(self._launched.start, self._settings)
         objects: Manifests = manifests(self._settings, submission, self._token, self._api.namespace)
-        uid = owner["metadata"]["uid"]
-        reference = names.owner_reference("Deployment", "apps/v1", names.of_job(self._group), uid)
-        await make(self._api, self._job, objects, self._say, owner=reference)
+        await make(self._api, self._job, objects, self._say, owner=owner)
 
     def _begin_to_stop(self) -> None:
         if self._stopping is None:

@@ -12,7 +12,7 @@ from ...platforms.kubernetes.settings import read_settings
 from ...protocol.errors import ConfigurationError
 from ...protocol.messages import EndJob
 from ..display.plain import echo
-from ..roles.group_files import read_founding, read_group, role_job
+from ..roles.group_files import read_group, role_job
 from ..roles.opening import reopened_group
 from ..roles.running import launch_roles
 from .following import remove
@@ -41,7 +41,7 @@ async def _write_down(directory: Path, job: str, result: JobResult) -> None:
     record = read_group(directory)
     try:
         for standing in () if record is None else record.group.standings:
-            name = role_job(read_founding(directory).platform, job, standing.role, standing.attempt)
+            name = role_job("kubernetes", job, standing.role, standing.attempt)
             await remove(api, name, (), lambda text: echo(f"midstep: {text}", err=True))
         await OwnDeployment(api, names.of_job(job)).end(EndJob(result.exit_code, result.reason))
     finally:

@@ -55,7 +55,7 @@ def manifests(settings: Settings, submission: Submission, token: FullToken, name
         *([] if settings.group else account(settings, namespace)),
         secret(settings, token),
         config_map(settings, {POLICY_FILE: submission.policy}),
-        service(settings, names.CONTROLLER),
+        service(settings),
         disruption_budget(settings, submission),
     ]
     if settings.controllers > 1:
@@ -85,12 +85,12 @@ def config_map(settings: Settings, texts: Mapping[str, str | None]) -> dict[str,
     return {**named_object(settings, "ConfigMap"), "data": files}
 
 
-def service(settings: Settings, role: str) -> dict[str, Any]:
-    """Return the name under which pods of a role are found, wherever they are. It is without an own address."""
+def service(settings: Settings) -> dict[str, Any]:
+    """Return the name under which agents find the controller, wherever its pod is. It is without an own address."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,  # agents try until it listens
-        "selector": names.selected(settings.job, role),
+        "selector": names.selected(settings.job, names.CONTROLLER),
         "ports": [{"name": "midstep", "port": settings.port}],
     }
     return {**named_object(settings, "Service"), "spec": spec}
