@@ -27,6 +27,7 @@ def launch(
     job: str | None,
     job_directory: Path | None,
     environment: dict[str, str],
+    fixed_nodes: bool,
     token_file: Path | None,
 ) -> int:
     """Make the objects of a job of roles and follow it to its end, or print them; return the exit code.
@@ -35,7 +36,7 @@ def launch(
     """
     text = read_text(file)
     plan = parse_roles(text, str(file))
-    start = Start(command=(), job=job, job_directory=job_directory, environment=environment)
+    start = Start(command=(), job=job, job_directory=job_directory, environment=environment, fixed_nodes=fixed_nodes)
     # The roles' jobs have stores of their own; that of the launcher is files on the volume.
     settings = msgspec.structs.replace(settings_of(start, flags, has_roles=True), store="")
     _check(file, plan, settings, flags)

@@ -37,6 +37,7 @@ def run_roles(file: Path, context: click.Context) -> int:
             job=given["job"],
             job_directory=job_directory,
             environment=environment,
+            fixed_nodes=fixed_nodes,
             token_file=given["token_file"],
         )
     if platform == "ray" and (job_directory is None or fixed_nodes):
