@@ -17,6 +17,7 @@ from .cluster.image import IMAGE
 MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
 NEEDED: dict[str, Any] = {"checkpoint": {"every_steps": 50}, "stall": {"grace_s": PATIENCE_S}}
 FIRST = ("check", "submit")
+KINDS = "deployments,pods,services,secrets,configmaps,serviceaccounts,roles,rolebindings,leases,poddisruptionbudgets"
 _ASK_S = 60.0
 
 
@@ -233,9 +234,7 @@ class ManagedJob:
 
     def left(self) -> list[str]:
         """Return the names of all objects of the job that are there."""
-        kinds = "deployments,pods,services,secrets,configmaps,serviceaccounts,roles,rolebindings,leases"
-        kinds += ",poddisruptionbudgets"
-        return self.cluster.kubectl("get", kinds, "-l", f"midstep.io/job={self.name}", "-o", "name").split()
+        return self.cluster.kubectl("get", KINDS, "-l", f"midstep.io/job={self.name}", "-o", "name").split()
 
     def delete(self) -> None:
         """Delete what owns all that it is made of."""

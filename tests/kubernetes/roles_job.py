@@ -11,7 +11,7 @@ from midstep.cli.roles.group_files import role_directory, role_job
 
 from .cluster.cluster import RESOURCE, Cluster
 from .cluster.image import IMAGE
-from .managed import FIRST, MIDSTEP, NEEDED, ManagedJob, template
+from .managed import FIRST, KINDS, MIDSTEP, NEEDED, ManagedJob, template
 
 
 class RoleInPods(ManagedJob):
@@ -112,8 +112,7 @@ class RolesInPods:
 
     def left(self) -> list[str]:
         """Return the names of all objects of the job and of its roles that are there."""
-        kinds = "deployments,pods,services,secrets,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
-        found = self.cluster.kubectl("get", kinds, "-l", "app.kubernetes.io/name=midstep", "-o", "name").split()
+        found = self.cluster.kubectl("get", KINDS, "-l", "app.kubernetes.io/name=midstep", "-o", "name").split()
         return [each for each in found if each.split("/")[1].startswith(f"midstep-{self.name}")]
 
     def delete(self) -> None:
