@@ -88,9 +88,7 @@ class RolesLauncher:
             live = self._founding.roles_outlive_launcher
             turn = reopen(before, self._rules, roles_live=live)
             if live:
-                _log.warning(
-                    "the launcher was lost, and the store with it: what lives is stopped, with checkpoints"
-                )
+                _log.warning("the launcher was lost, and the store with it: what lives is stopped, with checkpoints")
         while True:
             await self._carry_out(turn)
             if self._result is not None:
