@@ -27,6 +27,7 @@ StartRoles = Callable[..., RolesJob]
 ENDLESS = 100_000
 STEPS_MEANWHILE = 5
 EARLY, LATE = 15, 40  # gates behind checkpoints
+BEFORE_THE_KILLS = 4
 LADDER = ROOMY["ladder"]
 # In the order of one job: each of them hits rank 1 in the life that the one before has given it.
 MOMENTS = (
@@ -93,10 +94,13 @@ def test_a_role_recovers_at_every_moment_while_the_other_makes_steps(
             "rollout": {"steps": ENDLESS, "ladder": LADDER},
         },
         until=["actor"],
+        gates={"actor": (BEFORE_THE_KILLS,)},
         deadlines={"quiesce_s": ROLES_PATIENCE_S, "orders_s": 1200.0},
     )
     actor, rollout = job.role("actor"), job.role("rollout")
-    survivor, others = psutil.Process(actor.pids()[0]), rollout.pids()
+    survivor = psutil.Process(actor.held_at(BEFORE_THE_KILLS).ranks[0].pid)
+    others = rollout.pids()
+    actor.open_gate(BEFORE_THE_KILLS)
     for point, _ in MOMENTS:
         job.wait_until(lambda: survivor.status() == psutil.STATUS_STOPPED, f"the recovery after a kill at {point}")
         before = actor.steps_done()
