@@ -2,27 +2,37 @@
 
 import logging
 import sys
+from pathlib import Path
 
 import click
 
-from ..protocol.errors import MidstepError
+from ..protocol.errors import ConfigurationError, MidstepError
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
 from .jobs.continuation import continued
 from .jobs.directories import find_job_or_group
+from .ray.founding import is_on_ray
 from .roles.group_files import is_group, read_founding
-from .run import launch
+from .run import PlatformName, launch
 
 
 @click.command("resume")
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")
-def command(*, job: str | None, quiet: bool) -> None:
+@click.option(
+    "--platform",
+    type=click.Choice([PlatformName.LOCAL.value, PlatformName.RAY.value]),
+    help="`local`: have all nodes of a job that began on Ray on this machine.  [default: where the job began]",
+)
+def command(*, job: str | None, quiet: bool, platform: str | None) -> None:
     """Continue a job whose launcher or machine was lost: from its journal and its newest checkpoint, budgets kept.
 
     Script, arguments, policy and shape are those that the job was started with; the script and the directory in which
     it was started have to be there. To continue on another machine, bring the whole job directory there, under the same
     path, and the checkpoints if they are elsewhere.
+
+    A job that began on Ray continues on the Ray cluster that this machine is part of, which may be another one. If it
+    still runs there, this command follows it.
 
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. A job of several
     roles continues with each of its roles from there. Exit codes are those of `midstep run`.
@@ -31,15 +41,28 @@ def command(*, job: str | None, quiet: bool) -> None:
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
     try:
         directory = find_job_or_group(job)
-        if is_group(directory) and read_founding(directory).platform == "kubernetes":
-            from .kubernetes.role_group import run_in_pod
-
-            sys.exit(run_in_pod(directory, quiet=quiet))
         if is_group(directory):
-            from .roles.opening import reopened_group
-            from .roles.running import launch_roles
+            if platform is not None:
+                raise ConfigurationError("--platform is for jobs of one script: roles continue where they began.")
+            sys.exit(_resume_roles(directory, quiet=quiet))
+        on_ray = is_on_ray(directory)
+        if platform == PlatformName.RAY and not on_ray:
+            raise ConfigurationError(f"{directory.name} did not begin on Ray: leave --platform out.")
+        if on_ray and platform != PlatformName.LOCAL:
+            from .ray.launching import launch_again
 
-            sys.exit(launch_roles(reopened_group(directory), quiet=quiet))
+            sys.exit(launch_again(directory, quiet=quiet))
         sys.exit(launch(continued(directory), quiet=quiet))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _resume_roles(directory: Path, *, quiet: bool) -> int:
+    if read_founding(directory).platform == PlatformName.KUBERNETES:
+        from .kubernetes.role_group import run_in_pod
+
+        return run_in_pod(directory, quiet=quiet)
+    from .roles.opening import reopened_group
+    from .roles.running import launch_roles
+
+    return launch_roles(reopened_group(directory), quiet=quiet)

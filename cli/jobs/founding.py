@@ -31,6 +31,11 @@ def found_in_directory(directory: Path, spec: JobSpec, policy: Policy, *, platfo
     Raises ConfigurationError, JournalError.
     """
     make_job_directory(directory, policy)
+    create_journal(directory, spec, policy, platform=platform)
+
+
+def create_journal(directory: Path, spec: JobSpec, policy: Policy, *, platform: str = "") -> None:
+    """Make the journal of a new job, with which it begins to exist. Raises ConfigurationError, JournalError."""
     try:
         Journal.create(journal_path(directory), spec, policy, platform=platform)
     except OSError as error:

@@ -53,6 +53,7 @@ class Start(msgspec.Struct, frozen=True):
     job_directory: Path | None = None
     job: str | None = None
     environment: dict[str, str] = {}
+    working_directory: Path | None = None  # None: this process's
     device: DeviceName | None = None  # instead of the policy's, with the communicator that goes with it
     listen: str | None = None  # where the controller of a job on several machines listens
     token: FullToken | None = None  # of such a job
@@ -157,7 +158,7 @@ def spec_of(start: Start, name: str, policy: Policy, directory: Path) -> JobSpec
         is_module=start.is_module,
         no_python=start.no_python,
         environment={**needed, **start.environment, **mindio_environment(start.mindio)},
-        working_directory=str(Path.cwd()),
+        working_directory=str(start.working_directory or Path.cwd()),
         job_directory=str(directory),
         world_size=start.nodes * start.ranks_per_node,
         ranks_per_node=start.ranks_per_node,

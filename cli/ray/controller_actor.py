@@ -11,7 +11,9 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -46,8 +48,34 @@ class RayJob(msgspec.Struct, frozen=True):
     job_directory: str
     nodes: int
     resources: dict[str, float]
+    controller_resources: dict[str, float]
     environment: dict[str, str]
     grace_s: float
+
+
+class Interruptible(Protocol):
+    """A controller's process, as far as it is stopped."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the one that leads the job, and hears signals."""
+
+    def interrupt(self) -> None:
+        """Ask it to stop the job."""
+
+
+class StopOnce:
+    """Has a controller stop the job, once it is the one that leads it: before that, a signal would end it alone."""
+
+    def __init__(self, controller: Interruptible, wanted: Callable[[], bool]) -> None:
+        self._controller, self._wanted = controller, wanted
+        self._asked = False
+
+    def __call__(self) -> None:
+        """Look whether it is time. Called a few times each second."""
+        if self._wanted() and self._controller.leads and not self._asked:
+            self._asked = True
+            self._controller.interrupt()
 
 
 class ControllerActor:
@@ -60,6 +88,7 @@ class ControllerActor:
         self._over = threading.Event()
         self._result: JobResult | None = None
         self._controller: ControllerProcess | None = None
+        self._stopping = False
         self._run_directory: Path | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._work, name="midstep-ray", daemon=True).start()
@@ -73,8 +102,8 @@ class ControllerActor:
         return self._result if self._over.wait(wait_s) else None
 
     def stop(self) -> None:
-        """Have the job stopped, with a checkpoint where that is possible."""
-        self._loop.call_soon_threadsafe(lambda: None if self._controller is None else self._controller.interrupt())
+        """Have the job stopped, with a checkpoint where that is possible; by the next controller if this one ends."""
+        self._stopping = True
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -139,7 +168,7 @@ class ControllerActor:
                 self._controller = await ControllerProcess.start(
                     command, log, hang_s=HANG_S, now=time.monotonic, on_serving=served.set
                 )
-            ended = await self._controller.ended(lambda: None)
+            ended = await self._controller.ended(StopOnce(self._controller, lambda: self._stopping))
             over = self._over_by(ended)
             if over is not None:
                 return over

@@ -1,7 +1,7 @@
-"""`midstep run --platform ray`: a job on a Ray cluster, shown as one on this machine is."""
+"""A job on a Ray cluster from the command line: begun or continued, and shown as one on this machine is."""
 
 import contextlib
-import signal
+from pathlib import Path
 
 import msgspec
 
@@ -9,34 +9,42 @@ from ...protocol.errors import ConfigurationError
 from ..display.display import Display
 from ..jobs.directories import checked_name
 from ..jobs.start import Start, new_name
-from .job import Reserved, RunningJob
+from .controller_actor import RayJob
+from .founding import Reserved, found, found_again
+from .job import RunningJob, connect
 
 
-def launch(
-    start: Start,
-    *,
-    quiet: bool,
-    reserved: Reserved | None = None,
-    role: str = "",
-    again: bool = False,
-    stop: bool = False,
-) -> int:
-    """Run a job on Ray to its end, and return its exit code. Raises ConfigurationError.
+def launch(start: Start, *, quiet: bool, reserved: Reserved | None = None, role: str = "") -> int:
+    """Run a new job on Ray to its end, and return its exit code. Raises ConfigurationError.
 
-    `role`: what it is in a job of several roles. `again`: it was founded before, and may run. `stop`: it is only to be
-    ended.
+    `role`: what it is in a job of several roles.
     """
     if start.fault_sources or start.fixed_nodes:
         raise ConfigurationError("--fault-source and --fixed-nodes are for nodes on this machine.")
     if start.job_directory is None:
         raise ConfigurationError("--platform ray needs --job-dir: a directory that all machines of the cluster see.")
     name = checked_name(start.job) if start.job is not None else new_name()
-    start = msgspec.structs.replace(start, job=name, job_directory=start.job_directory.absolute())
+    connect()
+    named = msgspec.structs.replace(start, job=name, job_directory=start.job_directory.absolute())
+    return _run(found(named, reserved or Reserved()), quiet=quiet, role=role)
+
+
+def launch_again(directory: Path, *, quiet: bool, role: str = "", stop: bool = False) -> int:
+    """Run a job that was founded before to its end, and return its exit code. Raises MidstepError.
+
+    It may still run on this cluster: it is followed then. Where its cluster is gone, this one starts it from its
+    journal and its newest checkpoint. `stop`: it is only to be ended.
+    """
+    job = found_again(directory.absolute())
+    connect()
+    return _run(job, quiet=quiet, role=role, again=True, stop=stop)
+
+
+def _run(job: RayJob, *, quiet: bool, role: str, again: bool = False, stop: bool = False) -> int:
     with contextlib.ExitStack() as stack:
-        running = stack.enter_context(RunningJob(start, reserved or Reserved(), again=again))
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has taken it for an error since it began here
+        running = stack.enter_context(RunningJob(job, again=again))
         shown = stack.enter_context(Display(running.directory, running.directory, quiet=quiet, role=role))
-        shown.say(f"job {name} in {running.directory}", "dim")
+        shown.say(f"job {job.job} in {running.directory}", "dim")
         if stop:
             running.stop()
         result = running.result()

@@ -52,17 +52,14 @@ def _run(founding: GroupFounding, launched: LaunchedRole) -> int:
     if launched.stop and not is_job(directory):
         raise ConfigurationError(f"its job {start.job} has not begun, so there is nothing to stop.")
     if founding.platform == PlatformName.RAY:
-        from ..ray.job import Reserved
+        from ..ray.founding import Reserved
         from ..ray.launching import launch as launch_on_ray
+        from ..ray.launching import launch_again
 
-        return launch_on_ray(
-            msgspec.structs.replace(start, fixed_nodes=False),
-            quiet=launched.quiet,
-            reserved=Reserved(role.given.resources or None),
-            role=role.name,
-            again=is_job(directory),
-            stop=launched.stop,
-        )
+        if is_job(directory):
+            return launch_again(directory, quiet=launched.quiet, role=role.name, stop=launched.stop)
+        on_ray = msgspec.structs.replace(start, fixed_nodes=False)
+        return launch_on_ray(on_ray, quiet=launched.quiet, reserved=Reserved(role.given.resources), role=role.name)
     job = continued(directory) if is_job(directory) else create_job(start)
     return launch(job, quiet=launched.quiet, role=role.name)
 

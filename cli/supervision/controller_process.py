@@ -55,6 +55,7 @@ class ControllerProcess:
         self._killed_s: float | None = None
         self._stopped_s: float | None = None
         self.stands_by = False  # another controller leads the job
+        self.leads = False  # and hears signals
         self.serving_s: float | None = None  # when its loop was first seen to turn
         os.set_blocking(pipe, False)
         asyncio.get_running_loop().add_reader(pipe, self._read)
@@ -155,7 +156,7 @@ class ControllerProcess:
             self._stop_reading()
             return
         self._beat_s = self._now()
-        self.stands_by = beats.endswith(STANDING_BY)
+        self.stands_by, self.leads = beats.endswith(STANDING_BY), beats.endswith(SERVING)
         if self.serving_s is None and (SERVING in beats or self.stands_by):
             self.serving_s = self._beat_s
             self._on_serving()

@@ -14,6 +14,8 @@ from .library import library
 from .places import Bundle, Elsewhere, InBundle, Place
 
 NAMESPACE = "midstep"
+# An actor of Ray Train hands its placement group down to the actors that it makes, unless they are given a strategy.
+OUTSIDE_OF_GROUPS = "DEFAULT"
 _NODE_ID_LABEL = "ray.io/node-id"
 _CPU, _GPU = "CPU", "GPU"
 

@@ -21,7 +21,6 @@ HOLDERS = 2
 SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "RAY_AUTH_MODE": "disabled",
-    "RAY_DISABLE_DASHBOARD": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # else what Ray starts, training as well, gives way to all else on the machine
     # A machine that is off is seen in seconds, as in a cluster that is set up for recovery.
@@ -40,9 +39,13 @@ _BIN = Path(sys.executable).parent
 class RayCluster:
     """The cluster. Closing the machines ends it."""
 
-    def __init__(self, machines: Machines) -> None:
-        """Start the head and then one raylet after the other: together they give up on a busy computer."""
+    def __init__(self, machines: Machines, *, takes_jobs: bool = False) -> None:
+        """Start the head and then one raylet after the other: together they give up on a busy computer.
+
+        `takes_jobs`: as `ray job submit` brings them, which needs Ray's dashboard.
+        """
         self.machines = machines
+        self._takes_jobs = takes_jobs
         self._holders = range(len(machines) - HOLDERS, len(machines))
         self.address = f"{machines[0].address}:{PORT}"
         self.start_head()
@@ -51,7 +54,8 @@ class RayCluster:
 
     def start_head(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
         """Start the head, which has no room for nodes, with more options and settings."""
-        head = ["--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false", "--disable-usage-stats"]
+        head = ["--head", f"--port={PORT}", "--num-cpus=0", "--disable-usage-stats"]
+        head.append(f"--include-dashboard={str(self._takes_jobs).lower()}")
         self._start(self.machines[0], *head, *options, environment=environment)
 
     def join(self, machine: Machine) -> None:

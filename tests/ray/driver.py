@@ -1,11 +1,19 @@
-"""What a user of Ray writes: one call, here with the options of a test. `driver.py OPTIONS`, a JSON object."""
+"""What a user of Ray writes: one call. `driver.py OPTIONS`: a JSON object, or a file with one."""
 
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 import midstep
+
+
+def read_options(argument: str) -> dict[str, Any]:
+    """Return the options of a test."""
+    text = argument if argument.startswith("{") else Path(argument).read_text()
+    options: dict[str, Any] = json.loads(text)
+    return options
 
 
 def main(options: dict[str, Any]) -> int:
@@ -18,4 +26,4 @@ def main(options: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    sys.exit(main(read_options(sys.argv[1])))

@@ -33,11 +33,11 @@ def make(version: str) -> str:
         raise NotHere(f"no Python {', '.join(PYTHONS)} is at hand")
     place = ROOT / ".versions" / f"ray-{version}"
     done = place / "installed"
-    wanted = f"{version}\n{(ROOT / 'pyproject.toml').read_text()}"
+    wishes = [f"ray[default,train]=={version}", "--editable", f"{ROOT}[torch,test,ray]"]  # default: `ray job submit`
+    wanted = "\n".join((*wishes, (ROOT / "pyproject.toml").read_text()))
     if not done.is_file() or done.read_text() != wanted:
         program = str(place / "bin" / "python")
         pip = [program, "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
-        wishes = [f"ray=={version}", "--editable", f"{ROOT}[torch,test,ray]"]
         for command in ([interpreter, "-m", "venv", str(place)], [*pip, *wishes]):
             ended = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
             if ended.returncode != 0:

@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from midstep.controller.endpoints.control_socket import SOCKET_NAME
+from midstep.platforms.ray.cluster import NAMESPACE
 from midstep.protocol import environment as names
 from midstep.protocol.types import ArmedFault
 
@@ -28,7 +29,7 @@ ROOMY: dict[str, Any] = {
     "stall": {"grace_s": PATIENCE_S},
     "deadlines": {"quiesce_s": 60.0, "start_s": 300.0, "rejoin_s": 300.0, "nodes_s": 300.0, "orders_s": 1200.0},
 }
-_DRIVER = Path(__file__).with_name("driver.py")
+DRIVER = Path(__file__).with_name("driver.py")
 _POLL_S = 0.05
 
 
@@ -58,7 +59,7 @@ class RayJob(Job):
             self.gate(step).touch()
         chosen = {**ROOMY, **(policy or {})}
         (root / "policy.yaml").write_text(yaml.safe_dump(chosen))
-        options = {
+        options: dict[str, Any] = {
             "command": [str(TRAINING), str(self.records), str(steps), str(step_s)],
             "nnodes": nodes,
             "ranks_per_node": 1,
@@ -70,9 +71,19 @@ class RayJob(Job):
             "controller_resources": {CONTROLLER: 1},
         }
         self.controller = self.machines[0].start(
-            (sys.executable, str(_DRIVER), json.dumps(options)),
-            environment=cluster.environment(),
-            output=root / "driver.log",
+            self.driver(options), environment=cluster.environment(), output=root / "driver.log"
+        )
+
+    def driver(self, options: dict[str, Any]) -> Sequence[str]:
+        """Return the command that runs the job, whose options these are, to its end."""
+        return sys.executable, str(DRIVER), json.dumps(options)
+
+    def resume(self) -> None:
+        """Continue it with `midstep resume`, typed on machine 0."""
+        self.controller = self.machines[0].start(
+            (sys.executable, "-m", "midstep.cli.main", "resume", str(self.directory)),
+            environment=self.cluster.environment(),
+            output=self.root / "driver.log",
         )
 
     @property
@@ -82,7 +93,9 @@ class RayJob(Job):
 
     def report(self) -> dict[str, Any]:
         """Return what `midstep report --json` says."""
-        (self.root / "job").symlink_to(self.directory)
+        linked = self.root / "job"
+        if not linked.is_symlink():
+            linked.symlink_to(self.directory)
         return super().report()
 
     def said(self) -> str:
@@ -159,6 +172,10 @@ class RayJob(Job):
         controller = self._controller_pids(machine)[0]
         machine.run("kill", "-9", str(_parent(machine, controller)))
 
+    def end_driver(self) -> None:
+        """Ask the program that waits for the job to end, by SIGTERM."""
+        self.machines[0].run("kill", "-TERM", *map(str, self.pids(self.machines[0], "driver.py")))
+
     def _sockets(self) -> list[Path]:
         """Return where the controller may be asked: a machine that it has left may have an old socket."""
         try:
@@ -173,15 +190,23 @@ class RayJob(Job):
 
     def assert_nothing_left(self) -> None:
         """No actor, no placement group and no process has outlived the job."""
-        left = self.cluster.ask(
-            "groups = ray.util.placement_group_table().values()\n"
-            "print(ray.util.list_named_actors(all_namespaces=True),"
-            " [group['name'] for group in groups if group['state'] != 'REMOVED'])"
-        )
-        assert left.split() == ["[]", "[]"], left
+        assert not self.left_in_ray()
         for machine in self.machines:
             if machine.is_on:
                 assert not self.pids(machine, self.name), machine.run("ps", "-A", "-o", "args=", "-ww")
+
+    def left_in_ray(self) -> list[str]:
+        """Return the actors and the placement groups of midstep's jobs. Ray Train has an actor that stays."""
+        left: list[str] = json.loads(
+            self.cluster.ask(
+                "import json\n"
+                "actors = ray.util.list_named_actors(all_namespaces=True)\n"
+                "groups = ray.util.placement_group_table().values()\n"
+                "left = [group['name'] for group in groups if group['name'] and group['state'] != 'REMOVED']\n"
+                f"print(json.dumps(left + [each['name'] for each in actors if each['namespace'] == '{NAMESPACE}']))"
+            )
+        )
+        return left
 
     def close(self) -> None:
         """End a job whose test failed: its driver, and what is in Ray."""

@@ -4,8 +4,9 @@ import time
 
 from midstep.protocol.types import FaultKind
 
-from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
+from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers, assert_same_steps
 from ..chaos.jobs import Record
+from ..machines.job import PATIENCE_S
 from .conftest import RANKS, STEPS, StartJob
 
 READY_S = 2.0
@@ -95,6 +96,22 @@ def test_ray_starts_the_controller_again_and_training_goes_on(start_job: StartJo
     assert spent["recover_in_place per job"] == len(in_place), report["budgets"]
     assert all(incident["steps_lost"] == 0 for incident in report["incidents"])
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+    job.assert_nothing_left()
+
+
+def test_a_stop_is_kept_while_ray_starts_the_controller_again(start_job: StartJob, undisturbed: Record) -> None:
+    """The next controller carries it out, with a checkpoint of the step that all ranks have made."""
+    job = start_job(gates=(KILLED,))
+    job.held_at(KILLED)
+    job.kill_controller_actor()
+    job.end_driver()
+    job.open_gate(KILLED)
+    assert job.controller.wait(PATIENCE_S) == 130, job.said()
+    report = job.report()
+    assert (report["exit_code"], report["incidents"]) == (130, [])
+    (steps,) = {len(steps) for steps in job.record().steps.values()}
+    assert (job.directory / "checkpoints" / f"step-{steps:08}").is_dir()
+    assert_same_steps(job.record(), undisturbed)
     job.assert_nothing_left()
 
 

@@ -1,4 +1,4 @@
-"""Ray's head is lost: training continues without it until Ray's raylets give up. What it has reached is kept."""
+"""Ray's head is lost: training continues until Ray's raylets give up, and then on the next cluster."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ..chaos.comparing import assert_nobody_harmed, assert_same_steps
+from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers, assert_same_steps
 from ..chaos.jobs import Record
 from ..machines.availability import require_machines
 from ..machines.conftest import REPOSITORY
@@ -25,10 +25,13 @@ OF_HEAD = ("gcs_server", "raylet/raylet ", "site-packages/ray/")
 _POLL_S = 0.2
 
 
-def test_training_continues_without_the_head_until_rays_patience_is_over_and_its_checkpoints_stay(
+def test_training_continues_without_the_head_until_rays_patience_is_over_and_later_on_another_cluster(
     tmp_path: Path, undisturbed: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that is killed meanwhile comes back, and no bit changes. What has started the job says why it ends."""
+    """A rank that is killed meanwhile comes back, and no bit changes. What has started the job says why it ends.
+
+    Another cluster continues the job then, from its newest checkpoint.
+    """
     require_ray(bool(os.environ.get(REQUIRED)))
     require_machines(why_not())
     monkeypatch.setitem(SETTINGS, RAYS_PATIENCE, str(RAYS_PATIENCE_S))
@@ -53,6 +56,17 @@ def test_training_continues_without_the_head_until_rays_patience_is_over_and_its
         assert incident["rung"] == "recover_in_place"
         assert_nobody_harmed(incident, {1}, ranks=RANKS)
         assert list((job.directory / "checkpoints").glob("step-*"))
+
+        for machine in machines:
+            machine.power_off()
+            machine.power_on()
+        job.cluster = RayCluster(machines)
+        job.resume()
+        report = job.finish()
+        first, begun_again = report["incidents"]
+        assert (first, begun_again["rung"], begun_again["steps_lost"]) == (incident, "reschedule_pod", None)
+        assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+        job.assert_nothing_left()
 
 
 def until_gone(job: RayJob) -> None:

@@ -74,6 +74,12 @@ async def a_node_that_ends_unasked_is_lost_once_and_one_that_was_deleted_is_not(
     lost = await controller.until(NodeLost, lambda each: each.node == "node2")
     assert "9" in lost.reason
 
+    controller.order(CreateNode("node3"))
+    controller.order(DeleteNode("node3"))  # it may be about to start
+    controller.order(CreateNode("node4"))
+    await has_joined(controller, "node4")
+    await eventually(lambda: platform.agent_of("node3") is None, "the end of the node that was hardly asked for")
+
     controller.end_job()
     await platform.ended()
     assert controller.lost() == ["node1", "node2"]
