@@ -148,7 +148,7 @@ def command(
         if platform == PlatformName.KUBERNETES:
             from .kubernetes.launch import launch as launch_in_kubernetes
 
-            sys.exit(launch_in_kubernetes(start, pods, token_file))
+            sys.exit(launch_in_kubernetes(start, pods, token_file, quiet=quiet))
         if pods != PodFlags():
             raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
         if platform == PlatformName.RAY:

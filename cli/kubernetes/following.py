@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +27,8 @@ GONE_S = 120.0
 LAST_LINES_S = 3.0
 BEFORE = frozenset({names.CHECK, names.SUBMIT})  # containers that end before a job begins
 
+_OF_A_RANK = re.compile(r"\[(\S+ )?rank \d+\] ")  # in a job of roles with the role's name
+
 Say = Callable[[str], None]
 Manifests = Sequence[dict[str, Any]]
 
@@ -46,17 +49,20 @@ async def run(
     follow: bool,
     say: Say,
     shown: str = names.AGENT,
+    quiet: bool = False,
 ) -> int:
     """Make the objects, follow the job to its end and remove them; return its exit code. Raises PlatformError.
 
-    Ctrl-C ends the following, not the job, as it does with `kubectl logs -f`. `shown`: as of `Following`.
+    Ctrl-C ends the following, not the job, as it does with `kubectl logs -f`. `shown`: as of `Following`. `quiet`: what
+    ranks print is not shown.
     """
+    show = _show_unless_of_a_rank if quiet else echo
     try:
         await make(api, job, objects, say)
         say(f"job {job} in the namespace {api.namespace}; `kubectl delete deployment {names.of_job(job)}` ends it")
         if not follow:
             return 0
-        following = asyncio.create_task(Following(api, job, say, shown=shown).result())
+        following = asyncio.create_task(Following(api, job, say, shown=shown, show=show).result())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, following.cancel)
@@ -227,6 +233,11 @@ class Following:
 
     def _start(self, name: str, work: Any) -> None:
         self._tasks[name] = asyncio.create_task(work)
+
+
+def _show_unless_of_a_rank(line: str) -> None:
+    if not _OF_A_RANK.match(line):
+        echo(line)
 
 
 async def answered(request: Callable[[], Any]) -> Any:

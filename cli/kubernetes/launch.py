@@ -36,7 +36,7 @@ DEFAULT_NAMESPACE = "default"
 _RUN_BYTES = 4
 
 
-def launch(start: Start, flags: PodFlags, token_file: Path | None) -> int:
+def launch(start: Start, flags: PodFlags, token_file: Path | None, *, quiet: bool) -> int:
     """Make a job's objects and follow it to its end, or print them; return the exit code. Raises MidstepError."""
     settings = settings_of(start, flags)
     submission = submission_of(start, settings, _translated(start, flags))
@@ -50,7 +50,7 @@ def launch(start: Start, flags: PodFlags, token_file: Path | None) -> int:
 
     api = Api(flags.namespace)
     objects = manifests(settings, submission, token, api.namespace)
-    return asyncio.run(run(api, settings.job, objects, follow=not flags.detach, say=say))
+    return asyncio.run(run(api, settings.job, objects, follow=not flags.detach, say=say, quiet=quiet))
 
 
 def settings_of(start: Start, flags: PodFlags, *, has_roles: bool = False) -> Settings:

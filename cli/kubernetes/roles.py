@@ -29,6 +29,7 @@ def launch(
     environment: dict[str, str],
     fixed_nodes: bool,
     token_file: Path | None,
+    quiet: bool,
 ) -> int:
     """Make the objects of a job of roles and follow it to its end, or print them; return the exit code.
 
@@ -51,7 +52,8 @@ def launch(
 
     api = Api(flags.namespace)
     objects = role_manifests(settings, text, directory, token, api.namespace)
-    return asyncio.run(run(api, settings.job, objects, follow=not flags.detach, say=say, shown=names.LAUNCHER))
+    following = run(api, settings.job, objects, follow=not flags.detach, say=say, shown=names.LAUNCHER, quiet=quiet)
+    return asyncio.run(following)
 
 
 def _check(file: Path, plan: JobOfRoles, settings: Settings, flags: PodFlags) -> None:

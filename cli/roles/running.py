@@ -39,6 +39,7 @@ def run_roles(file: Path, context: click.Context) -> int:
             environment=environment,
             fixed_nodes=fixed_nodes,
             token_file=given["token_file"],
+            quiet=given["quiet"],
         )
     if platform == "ray" and (job_directory is None or fixed_nodes):
         raise ConfigurationError(

@@ -16,9 +16,17 @@ from .managed import ManagedJob
 StartJoined = Callable[..., JoinedJob]
 StartManaged = Callable[..., ManagedJob]
 Kubectl = Callable[..., str]
+HERE = Path(__file__).parent
 NODES = 4
 STEPS = 200
 RANKS = 4
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder; the hook gets those of all folders."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("kubernetes")
 
 
 @pytest.fixture(scope="session")

@@ -52,9 +52,13 @@ class RolesInPods:
         roles: Mapping[str, Mapping[str, Any]],
         *,
         gates: Mapping[str, Sequence[int]] = {},
+        options: Sequence[str] = (),
         **more: Any,
     ) -> None:
-        """`gates`: steps in front of which the ranks of a role are held. `more`: keys of the file beside the roles."""
+        """`gates`: steps in front of which the ranks of a role are held. `more`: keys of the file beside the roles.
+
+        `options`: more of `midstep run`.
+        """
         self.cluster, self.root, self.name = cluster, root, name
         self.ranks = {role: int(says["ranks"]) for role, says in roles.items()}
         for role in roles:
@@ -75,7 +79,7 @@ class RolesInPods:
             template(root, "agent"),
         ]
         words += ["--controller-template", template(root, "controller", "platform", first=FIRST)]
-        words += ["--launcher-template", template(root, "launcher", first=FIRST)]
+        words += ["--launcher-template", template(root, "launcher", first=FIRST), *options]
         self.process = cluster.machines[0].start(
             (*MIDSTEP, "run", *words), environment={**cluster.environment(), "HOME": "/tmp"}, output=self.output
         )

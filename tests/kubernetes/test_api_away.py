@@ -10,7 +10,7 @@ from ..chaos.jobs import Record
 from .conftest import RANKS, STEPS, StartManaged
 from .managed import pid_on, victim
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 KILLED, OFF, BACK, END = 20, 60, 100, STEPS - 1
 AWAY_S = float(os.environ.get("MIDSTEP_API_AWAY_S", "10"))

@@ -1,29 +1,16 @@
 """Several controllers of a job in Kubernetes, in an etcd or by a Lease: one leads, and another one takes over."""
 
-from typing import Any
-
 import pytest
 
 from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import Record
 from .cluster.cluster import PATIENCE_S, Cluster
 from .conftest import RANKS, STEPS, StartManaged
-from .managed import ManagedJob
+from .operations import leader
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 KILLED, OFF, ROLLED, HIT = 20, 80, STEPS - 1, 1
-
-
-def leader(job: ManagedJob, *terms: int) -> str:
-    """Wait until a controller leads in one of the terms and the other stands by; return its name: its pod's."""
-
-    def both(status: dict[str, Any]) -> bool:
-        phases = sorted(each["phase"] for each in status["controllers"])
-        return status["term"] in terms and phases == ["cold", "hot"]
-
-    status = job.until(both, f"a leader in term {terms}, and one that stands by")
-    return str(next(each["name"] for each in status["controllers"] if each["phase"] == "hot"))
 
 
 @pytest.mark.parametrize("kept", ["on the volume", "in an etcd"])

@@ -9,7 +9,7 @@ from midstep.protocol.exits import ANOTHER_NODE, RESTART_HERE
 from .conftest import StartJoined
 from .joined import MIDSTEP, JoinedJob
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 HELD = 5
 LEAVE_S = 5.0

@@ -1,6 +1,5 @@
 """A fault that is put into a ConfigMap of MindCluster by hand: the rank on that device of that host moves."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,12 @@ from ..chaos.jobs import Record
 from .cluster.cluster import Cluster
 from .conftest import RANKS, STEPS, StartManaged
 from .managed import MIDSTEP, victim
+from .operations import DEVICE, DEVICE_INFO, SEPARATED, write
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 ACJOB = Path(__file__).parents[2] / "examples" / "acjob.yaml"
 FAULTY, END = 40, STEPS - 1
-NAMESPACE = "kube-system"
-DEVICE = 1
-
-
-def write(cluster: Cluster, host: str, *faults: dict[str, str]) -> None:
-    """Say which faults the devices of a host have, as its device plugin does."""
-    document = {"DeviceInfo": {"DeviceList": {"huawei.com/npu-Fault": json.dumps(faults)}, "UpdateTime": 0}}
-    cluster.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": f"mindx-dl-deviceinfo-{host}", "namespace": NAMESPACE},
-            "data": {"DeviceInfoCfg": json.dumps(document)},
-        }
-    )
 
 
 def policy_of_acjob(cluster: Cluster) -> dict[str, Any]:
@@ -68,14 +53,14 @@ def test_a_device_that_is_separated_loses_its_rank_to_a_spare(
     """As the annotations of an AscendJob in the cluster allow it."""
     policy = policy_of_acjob(cluster)
     assert "recover" in [each["rung"] for each in policy["ladder"]]
-    options = ("--device", "cpu", "--config-maps", NAMESPACE)
+    options = ("--device", "cpu", "--config-maps", DEVICE_INFO)
     job = start_managed("faulty", spares=1, step_s=0.05, gates=(FAULTY, END), policy=policy, options=options)
     status = job.held_at(FAULTY)
     job.until_spare()
     node, ranks = victim(job, status)
     host = job.cluster.machine_of(job.pod_of(node)).name
     write(job.cluster, host)
-    write(job.cluster, host, {"npu_name": f"npu-{DEVICE}", "fault_code": "80818C00", "fault_level": "SeparateNPU"})
+    write(job.cluster, host, SEPARATED)
     job.until(lambda now: bool(now["incidents"]), "the fault to be answered")
     job.open_gate(FAULTY)
     job.held_at(END)
@@ -87,4 +72,4 @@ def test_a_device_that_is_separated_loses_its_rank_to_a_spare(
     assert f"rank {sorted(ranks)[DEVICE]}" in incident["cause"], incident["cause"]
     assert_nobody_harmed(incident, ranks, ranks=RANKS)
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
-    assert f"midstep-{job.name}" not in cluster.kubectl("get", "roles,rolebindings", "-n", NAMESPACE, "-o", "name")
+    assert f"midstep-{job.name}" not in cluster.kubectl("get", "roles,rolebindings", "-n", DEVICE_INFO, "-o", "name")

@@ -10,18 +10,14 @@ from .cluster.cluster import RESOURCE
 from .cluster.image import IMAGE
 from .conftest import RANKS, STEPS, StartManaged
 from .managed import ManagedJob, pid_on, victim
+from .operations import drain, left
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 EVICTED, TAINTED, ILL, KILLED, END = 30, 70, 110, 40, STEPS - 1
 TAINT = "midstep.test/maintenance"
 CONDITION = "KernelDeadlock"
 URGENT = "urgent"
-
-
-def left(job: ManagedJob, node: str) -> None:
-    """Wait until no rank is on a node."""
-    job.until(lambda status: all(rank["node"] != node for rank in status["ranks"]), f"the ranks to leave {node}")
 
 
 def test_a_drain_a_taint_and_a_condition_move_ranks_between_two_steps_and_no_step_is_repeated(
@@ -33,9 +29,7 @@ def test_a_drain_a_taint_and_a_condition_move_ranks_between_two_steps_and_no_ste
 
     node, _ = victim(job, job.held_at(EVICTED))
     job.until_spare()
-    host = cluster.machine_of(job.pod_of(node)).name
-    chosen = ("--pod-selector", f"midstep.io/job={job.name}", "--ignore-daemonsets", "--delete-emptydir-data")
-    cluster.kubectl("drain", host, *chosen, "--force", "--timeout=1s", check=False)
+    host = drain(job, node)
     job.until_pausing()
     job.open_gate(EVICTED)
     left(job, node)

@@ -9,7 +9,7 @@ from ..chaos.jobs import ROOMY, Record
 from .conftest import RANKS, STEPS, StartJoined
 from .joined import FIRST, JoinedJob
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 KILLED, CRASHED, DELETED, OFF, END = 20, 50, 80, 110, STEPS - 1
 

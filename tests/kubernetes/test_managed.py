@@ -7,7 +7,7 @@ from ..chaos.jobs import Record
 from .conftest import RANKS, STEPS, StartManaged
 from .managed import victim
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 KILLED, FORCED, OFF, DELETED, END = 20, 50, 80, 110, STEPS - 1
 

@@ -14,7 +14,7 @@ from ..unit.test_kubernetes_examples import FILES, documents, within
 from .availability import uses_given_cluster
 from .conftest import Kubectl
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 _NEWER = {"completionMode", "podFailurePolicy", "podReplacementPolicy", "successPolicy", "suspend"}
 _KNOWN = {"v1", "batch/v1"}

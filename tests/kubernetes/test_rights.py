@@ -11,7 +11,7 @@ from midstep.platforms.kubernetes.rules import LEASE_RIGHTS, RIGHTS, ApiRight
 from .cluster.cluster import Cluster
 from .managed import ManagedJob
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def without(role: dict[str, Any], right: ApiRight) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import TRAINING, Record, inject
 from .cluster.cluster import Cluster
 from .conftest import RANKS, STEPS
-from .managed import MIDSTEP
+from .managed import MIDSTEP, victim
+from .operations import DEVICE_INFO, SEPARATED, drain, leader, left, write
 from .roles_job import RolesInPods
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 StartRoles = Callable[..., RolesInPods]
 ENDLESS = 100_000
@@ -31,9 +32,13 @@ MOMENTS = (
     (InjectionPoint.UPDATE, 110),
     (InjectionPoint.BACKWARD, 140),
 )
-LADDER = [{"rung": "recover_in_place", "budget": {"per_rank": len(MOMENTS)}}, {"rung": "stop"}]
+LADDER = [
+    {"rung": "recover_in_place", "budget": {"per_rank": len(MOMENTS)}},
+    {"rung": "recover", "budget": {"per_job": 3}},
+    {"rung": "stop"},
+]
 SLOW_S = 0.2
-END = 190
+LED, DRAINED, FAULTY, END = 20, 70, 120, 190
 
 
 @pytest.fixture
@@ -42,7 +47,13 @@ def start_roles(cluster: Cluster, shared: Path) -> Iterator[StartRoles]:
     started: list[RolesInPods] = []
 
     def start(
-        name: str, *, step_s: float = 0.01, environment: dict[str, str] | None = None, gates: Sequence[int] = ()
+        name: str,
+        *,
+        step_s: float = 0.01,
+        environment: dict[str, str] | None = None,
+        gates: Sequence[int] = (),
+        spares: int = 0,
+        options: Sequence[str] = (),
     ) -> RolesInPods:
         root = shared / name
         actor: dict[str, Any] = {
@@ -50,14 +61,14 @@ def start_roles(cluster: Cluster, shared: Path) -> Iterator[StartRoles]:
             "arguments": [str(root / "records-actor"), str(STEPS), str(step_s)],
             "ranks": RANKS,
             "nnodes": 2,
+            "spares": spares,
             "ladder": LADDER,
             "env": environment or {},
         }
         rollout = {**actor, "arguments": [str(root / "records-rollout"), str(ENDLESS), str(step_s)], "env": {}}
-        rollout |= {"ranks": 2, "nnodes": 1}
-        job = RolesInPods(
-            cluster, root, name, {"actor": actor, "rollout": rollout}, until=["actor"], gates={"actor": gates}
-        )
+        rollout |= {"ranks": 2, "nnodes": 1, "spares": 0}
+        roles = {"actor": actor, "rollout": rollout}
+        job = RolesInPods(cluster, root, name, roles, until=["actor"], gates={"actor": gates}, options=options)
         started.append(job)
         return job
 
@@ -89,6 +100,48 @@ def test_a_role_recovers_at_every_moment_while_the_other_makes_steps(
         assert_nobody_harmed(incident, {1}, ranks=RANKS)
     assert_same_numbers(hit.record(), undisturbed, ranks=RANKS)
     assert of_other == []
+    assert job.left() == []
+
+
+def test_a_role_has_a_second_controller_and_leaves_hosts_that_are_drained_or_faulty(
+    start_roles: StartRoles, undisturbed: Record
+) -> None:
+    """Each of a role's jobs has what a job of one script has by these options; the other role notices nothing."""
+    options = ("--controllers", "2", "--watch-nodes", "--config-maps", DEVICE_INFO)
+    job = start_roles("several", step_s=0.02, gates=(LED, DRAINED, FAULTY, END), spares=1, options=options)
+    cluster, hit, other = job.cluster, job.role("actor"), job.role("rollout")
+    hit.held_at(LED)
+    others = other.until(lambda status: status["phase"] == "running", "the other role")["ranks"]
+    cluster.kubectl("delete", "pod", leader(hit, 1), "--grace-period=0", "--force", "--wait=false")
+    leader(hit, 2)
+    hit.open_gate(LED)
+
+    node, _ = victim(hit, hit.held_at(DRAINED))
+    hit.until_spare()
+    host = drain(hit, node)
+    hit.until_pausing()
+    hit.open_gate(DRAINED)
+    left(hit, node)
+    status = hit.held_at(FAULTY)
+    cluster.kubectl("uncordon", host)
+    hit.until_spare()
+
+    node, ranks = victim(hit, status)
+    host = cluster.machine_of(hit.pod_of(node)).name
+    write(cluster, host)
+    write(cluster, host, SEPARATED)
+    hit.until(lambda now: len(now["incidents"]) == 2, "the fault to be answered")
+    hit.open_gate(FAULTY)
+    left(hit, node)
+    hit.held_at(END)
+    moved, faulty = hit.report_of_controller()["incidents"]
+    now = other.until(lambda status: status["phase"] == "running", "the other role")
+    assert ([rank["pid"] for rank in now["ranks"]], now["incidents"]) == ([rank["pid"] for rank in others], [])
+    hit.open_gate(END)
+    assert job.exit_code() == 0, hit.said()
+    assert (moved["steps_lost"], moved["healthy_pids_kept"]) == (0, True), moved
+    assert_nobody_harmed(faulty, ranks, ranks=RANKS)
+    assert_same_numbers(hit.record(), undisturbed, ranks=RANKS)
     assert job.left() == []
 
 

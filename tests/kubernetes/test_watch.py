@@ -7,7 +7,7 @@ import pytest
 
 from .cluster.cluster import Cluster
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 _LIST = """
 import asyncio, json

@@ -7,7 +7,7 @@ from ..chaos.jobs import Record
 from .conftest import RANKS, STEPS, StartManaged
 from .managed import ManagedJob, victim
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 CRASHED, DELETED, OFF, END = 20, 60, 100, STEPS - 1
 

@@ -192,3 +192,24 @@ def test_each_line_of_a_pod_is_shown_once_however_often_the_connection_is_lost(
         assert (shown + capsys.readouterr().out).split() == ["first", "second", "third"]
 
     with_api(tmp_path, monkeypatch, scenario)
+
+
+def test_a_quiet_command_shows_what_midstep_says_and_nothing_that_ranks_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
+        labels = {"midstep.io/job": "demo", "midstep.io/role": "agent", "midstep.io/node": "node0"}
+        metadata = {"name": "a-0", "labels": labels, "ownerReferences": [OWNER]}
+        server.put("pods", {"metadata": metadata, "status": {"phase": "Running"}})
+        running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append, quiet=True))
+        for line in ("[rank 0] a loss", "[actor rank 11] another", "midstep: node0 joins"):
+            server.print("a-0", line)
+        shown = ""
+        while "joins" not in shown:
+            await asyncio.sleep(0.01)
+            shown += capsys.readouterr().out
+        server.remove(*KEY)
+        await running
+        assert shown == "midstep: node0 joins\n"
+
+    with_api(tmp_path, monkeypatch, scenario)
