@@ -58,6 +58,7 @@ class Incident(msgspec.Struct, frozen=True):
     repair_reasons: tuple[str, ...] = ()
     bytes_moved: int = 0
     committed_before: int = 0  # the highest number of updates that any rank is known to have committed
+    committed_is_known: bool = True  # False: all that knew how far training was are lost, and it may have been further
     resumed_step: int | None = None
     resumed_s: float | None = None
     median_step_s: float = 0.0
@@ -72,7 +73,7 @@ class Incident(msgspec.Struct, frozen=True):
 
     @property
     def steps_lost(self) -> int:
-        """Committed updates that have to be done again."""
+        """Committed updates that have to be done again; the fewest that it can be, if `committed_is_known` is False."""
         if self.resumed_step is None:
             return 0
         return max(0, self.committed_before - self.resumed_step)

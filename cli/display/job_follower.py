@@ -10,7 +10,7 @@ from ...controller.endpoints.control_socket import NoController, ask
 from ...protocol.errors import MidstepError
 from ...protocol.incidents import Incident, JobStatus, Outcome
 from ...protocol.types import Decision
-from ..views.wording import REASON_CHARACTERS, telling_line
+from ..views.wording import REASON_CHARACTERS, lost_text, telling_line
 
 ASK_S = 0.5
 
@@ -56,9 +56,11 @@ class JobFollower:
         self._closed.add(incident.number)
         line = Text(f"incident {incident.number}: ")
         if incident.outcome is Outcome.RESUMED:
+            lost = f"{incident.steps_lost} committed steps lost"
+            if not incident.committed_is_known:
+                lost = lost_text(incident.steps_lost, is_known=False)
             line.append("resumed", style="green").append(
-                f" at step {incident.resumed_step} after {incident.recovery_s or 0.0:.2f} s, {incident.steps_lost} "
-                "committed steps lost"
+                f" at step {incident.resumed_step} after {incident.recovery_s or 0.0:.2f} s, {lost}"
             )
         else:
             ended = telling_line(incident.ended_reason, REASON_CHARACTERS)

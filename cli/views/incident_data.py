@@ -16,7 +16,8 @@ def incident_json(incident: Incident, until_s: float | None = None) -> dict[str,
     `phases` are the controller's phases in seconds, over all attempts; of a resumed incident they add up to
     `recovery_s`. `rank_phases` are single ranks' phases, `slowest_rank_phases` the longest of each name.
     `steps_lost`, `healthy_pids_kept`, `recovery_s` and `excess_s` are null unless the job went on: there is nothing to
-    count them to. `until_s`: wall-clock seconds up to which the phase under way of an open incident is counted.
+    count them to. `steps_lost` is null, too, where all that knew how far training was are lost. `until_s`: wall-clock
+    seconds up to which the phase under way of an open incident is counted.
     """
     resumed = incident.outcome is Outcome.RESUMED
     return {
@@ -24,7 +25,7 @@ def incident_json(incident: Incident, until_s: float | None = None) -> dict[str,
         "outcome": str(incident.outcome),
         "rung": None if incident.rung is None else str(incident.rung),
         "cause": cause_line(incident),
-        "steps_lost": incident.steps_lost if resumed else None,
+        "steps_lost": incident.steps_lost if resumed and incident.committed_is_known else None,
         "healthy_pids_kept": incident.healthy_pids_kept if resumed else None,
         "recovery_s": incident.recovery_s,
         "excess_s": incident.excess_s,

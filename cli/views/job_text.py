@@ -10,7 +10,17 @@ from .causes import headline_cause
 from .incident_text import OUTCOME_STYLES, incident_view
 from .timeline import incident_end_s
 from .timeline_text import legend
-from .wording import ABSENT, cell, clock_text, count_text, date_text, duration_text, telling_line
+from .wording import (
+    ABSENT,
+    UNKNOWN,
+    cell,
+    clock_text,
+    count_text,
+    date_text,
+    duration_text,
+    lost_text,
+    telling_line,
+)
 
 BUDGET_BAR = 20
 OVERVIEW_ROWS = 20
@@ -58,9 +68,13 @@ def summary_line(status: JobStatus) -> Text:
         for outcome in Outcome
         if any(incident.outcome is outcome for incident in incidents)
     ]
-    lost = sum(incident.steps_lost for incident in incidents if incident.outcome is Outcome.RESUMED)
+    resumed = [incident for incident in incidents if incident.outcome is Outcome.RESUMED]
+    lost = lost_text(
+        sum(incident.steps_lost for incident in resumed),
+        is_known=all(incident.committed_is_known for incident in resumed),
+    )
     recovering = [incident.recovery_s for incident in incidents if incident.recovery_s is not None]
-    text = Text(f"{count_text(len(incidents), 'incident')} ({', '.join(counts)}), {count_text(lost, 'step')} lost")
+    text = Text(f"{count_text(len(incidents), 'incident')} ({', '.join(counts)}), {lost}")
     if recovering:
         text.append(f", {duration_text(sum(recovering))} spent recovering")
     return text
@@ -110,10 +124,14 @@ def overview(incidents: tuple[Incident, ...], until_s: float) -> Table:
             ABSENT if incident.rung is None else str(incident.rung),
             duration_text(incident_end_s(incident, until_s) - incident.began_s),
             duration_text(incident.excess_s),
-            str(incident.steps_lost) if resumed else ABSENT,
+            _lost_cell(incident) if resumed else ABSENT,
             headline_cause(incident),
         )
     return table
+
+
+def _lost_cell(incident: Incident) -> str:
+    return str(incident.steps_lost) if incident.committed_is_known else UNKNOWN
 
 
 def budget_table(status: JobStatus) -> RenderableType:

@@ -16,6 +16,7 @@ DETAIL_CHARACTERS = 200
 REASON_CHARACTERS = 400
 
 ABSENT = "-"
+UNKNOWN = "?"
 
 
 def duration_text(seconds: float | None) -> str:
@@ -80,6 +81,13 @@ def _utc(at_s: float) -> datetime | None:
 def count_text(count: int, noun: str) -> str:
     """Return a count with its noun: 1 step, 2 steps, no steps."""
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
+def lost_text(steps: int, *, is_known: bool) -> str:
+    """Return how many steps were lost. `is_known` False: it may be more."""
+    if not is_known and steps == 0:
+        return "an unknown number of steps lost"
+    return f"{'' if is_known else 'at least '}{count_text(steps, 'step')} lost"
 
 
 def numbers_text(numbers: Iterable[int]) -> str:

@@ -30,7 +30,7 @@ def on_progress_reported(state: JobState, event: ProgressReported, now: float) -
         holder = state.world.holder(clock.rank)
         if holder is not None and clock.incarnation == holder.incarnation:
             clocks.read[clock.rank] = clock
-        state.progress.committed = max(state.progress.committed, clock.step)
+        state.progress.heard(clock.step)
     clocks.complete = not clocks.awaited
 
 

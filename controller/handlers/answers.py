@@ -42,7 +42,7 @@ def on_rank_quiesced(state: JobState, event: RankQuiesced, now: float) -> None:
     state.world.take(holder, RankEvent.QUIESCED)
     holder.reported(event.report)
     holder.committed = max(holder.committed, event.report.committed)
-    state.progress.committed = max(state.progress.committed, event.report.committed)
+    state.progress.heard(event.report.committed)
     state.history.rank_phases(state.generation, event.rank, event.phases_s)
     if state.phase is Phase.PAUSING:
         begin_at_the_boundary(state, now)
@@ -101,7 +101,7 @@ def on_rank_finished(state: JobState, event: RankFinished, now: float) -> None:
         return
     state.world.take(holder, RankEvent.FINISHED)
     holder.committed = max(holder.committed, event.committed)
-    state.progress.committed = max(state.progress.committed, event.committed)
+    state.progress.heard(event.committed)
     state.progress.first_steps_at_s = max(state.progress.first_steps_at_s, now)
 
 

@@ -61,7 +61,8 @@ def _plan_repair(state: JobState, now: float) -> None:
     state.plan = plan
     remark, state.plans.remark = state.plans.remark, ""
     reasons = (remark, *plan.reasons) if remark else plan.reasons
-    state.history.planned(plan.restore, reasons, plan.target_step, state.progress.committed)
+    progress = state.progress
+    state.history.planned(plan.restore, reasons, plan.target_step, progress.committed, is_current=progress.is_current)
     for holder in world.holders:
         world.take(holder, RankEvent.REJOIN_ORDERED)
         state.send(rank_address(holder.rank), rejoin_command(state, holder))
@@ -115,7 +116,7 @@ def _resume(state: JobState, now: float) -> None:
     for each in state.world.holders:
         state.world.take(each, RankEvent.RESUME_ORDERED)
         state.send(rank_address(each.rank), Resume(each.rank, state.generation, step))
-    state.progress.committed = step
+    state.progress.committed, state.progress.is_current = step, False
     limit_s = _first_step_limit_s(state)
     state.progress.first_steps_at_s = state.progress.median_step_s = 0.0
     state.enter(now, limit_s)

@@ -133,7 +133,7 @@ def on_process_exited(state: JobState, event: ProcessExited, now: float) -> None
         state.ignore("exit of an earlier process")
         return
     if event.last is not None and event.last.incarnation == process.incarnation:
-        state.progress.committed = max(state.progress.committed, event.last.step)
+        state.progress.heard(event.last.step)
     parked_well = holder.state is RankState.RELEASED or not holder.resilient
     if event.status == 0 and parked_well:
         state.world.take(holder, RankEvent.EXITED)

@@ -89,11 +89,21 @@ class History:
         if self.open:
             self._rows += (RankPhase(generation, rank, name, duration) for name, duration in phases_s.items())
 
-    def planned(self, restore: RestoreSource, reasons: tuple[str, ...], target: int, committed: int) -> None:
-        """Remember where state comes from, and the step that will be repeated."""
+    def planned(
+        self, restore: RestoreSource, reasons: tuple[str, ...], target: int, committed: int, *, is_current: bool
+    ) -> None:
+        """Remember where state comes from, and the step that will be repeated.
+
+        `is_current`: `committed` is how far training was when it was interrupted, and not only what was last known.
+        """
         if self.open:
-            before = max(self.open.committed_before, committed)
-            self._change(restore=restore, repair_reasons=reasons, resumed_step=target, committed_before=before)
+            self._change(
+                restore=restore,
+                repair_reasons=reasons,
+                resumed_step=target,
+                committed_before=max(self.open.committed_before, committed),
+                committed_is_known=is_current,
+            )
 
     def moved(self, size_bytes: int) -> None:
         """Add bytes that a rank received."""

@@ -140,8 +140,14 @@ class Progress:
     """How far training is."""
 
     committed: int = 0  # the most steps that any rank is known to have committed
+    is_current: bool = False  # a process has said so since the last resume, by a report, its step clock or its end
     median_step_s: float = 0.0
     first_steps_at_s: float = 0.0  # when the last rank committed its first step after a resume
+
+    def heard(self, committed: int) -> None:
+        """Take note of how far a process is, or was at its end."""
+        self.committed = max(self.committed, committed)
+        self.is_current = True
 
 
 @dataclass

@@ -49,7 +49,7 @@ def test_a_phase_ends_where_the_next_begins(history: History) -> None:
 def test_a_resumed_incident_is_measured(history: History) -> None:
     """Recovery from the fault, excess beyond a step, steps lost, pids kept."""
     history.opened(2, [1])
-    history.planned(RestoreSource.REPLICA, ("why",), target=5, committed=7)
+    history.planned(RestoreSource.REPLICA, ("why",), target=5, committed=7, is_current=True)
     history.moved(1000)
     history.moved(0)
     history.moved(24)

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from midstep.cli.status import as_data
+from midstep.cli.views.incident_data import incident_json
 from midstep.cli.views.incident_text import incident_view
 from midstep.cli.views.job_text import job_view
 from midstep.cli.views.status_view import status_view
@@ -37,6 +38,17 @@ def test_first_line_of_an_incident_is_its_outcome_rung_cost_and_cause(status: Jo
     assert incident_text(status.incidents[1]).splitlines()[0].strip() == (
         "Incident 2: RESUMED after 267 ms by recover_in_place, no steps lost; process ended: rank 1 on node-0"
     )
+
+
+def test_a_loss_that_is_not_known_is_not_called_none(status: JobStatus) -> None:
+    """Neither the incident, nor the line that sums up, nor the data."""
+    unknown = msgspec.structs.replace(status.incidents[1], committed_is_known=False)
+    assert ", an unknown number of steps lost;" in incident_text(unknown).splitlines()[0]
+    job = msgspec.structs.replace(status, incidents=(unknown,))
+    assert "1 incident (1 resumed), an unknown number of steps lost" in plain(job_view(job, job.incidents, width=100))
+    job = msgspec.structs.replace(status, incidents=(*status.incidents[1:], unknown))
+    assert "at least 7 steps lost" in plain(job_view(job, job.incidents, width=100))
+    assert incident_json(unknown)["steps_lost"] is None
 
 
 def test_every_reason_is_shown(status: JobStatus) -> None:
