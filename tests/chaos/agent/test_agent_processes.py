@@ -1,5 +1,6 @@
 """Training processes: started warm or cold, watched, replaced and killed, as the controller says."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -8,7 +9,16 @@ from typing import Any
 import psutil
 import pytest
 
-from midstep.protocol.messages import ArmFault, FaultReported, ProcessExited, ProcessStarted, StopProcess
+from midstep.agent.last_words import EVERY_S
+from midstep.protocol.messages import (
+    ArmFault,
+    FaultReported,
+    NodeHeartbeat,
+    NodeWords,
+    ProcessExited,
+    ProcessStarted,
+    StopProcess,
+)
 from midstep.protocol.rank_logs import debug_log
 from midstep.protocol.types import ArmedFault, FaultAction, FaultKind, JobSettings
 
@@ -104,6 +114,32 @@ for number in range(100):
 sys.stdout.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def test_what_ranks_print_is_told_while_they_run_and_again_to_the_next_controller(play: Play) -> None:
+    """A machine that loses its power says nothing any more."""
+
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome("import time\nprint('at last\\n', '\\xff' * 9, flush=True)\ntime.sleep(600)\n")
+        site.start(0)
+
+        def told(words: NodeWords) -> bool:
+            return [each.text.splitlines()[0] for each in words.ranks] == ["at last"]
+
+        words = await site.controller.until(NodeWords, told)
+        assert (words.node, words.ranks[0].rank, words.ranks[0].incarnation) == ("node0", 0, 0)
+        site.controller.order(ArmFault(fault=ArmedFault(rank=1, action=FaultAction.KILL)))
+        words = await site.controller.until(NodeWords, lambda words: bool(words.agent))
+        assert words.agent == "WARNING cannot inject kill: rank 1 has no process on this node"
+        site.controller.restart()
+        await site.controller.until(NodeHeartbeat)  # so it is known how to reach the agent
+        site.welcome(SLEEP)
+        await site.controller.until(NodeWords, told)
+        await asyncio.sleep(2 * EVERY_S)
+        assert len([each for each in site.controller.all(NodeWords) if told(each)]) <= 2, "only what has changed"
+
+    play(scenario)
 
 
 def test_the_last_words_of_a_process_come_with_its_end_and_are_few(play: Play) -> None:
