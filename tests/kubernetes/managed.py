@@ -43,8 +43,8 @@ class ManagedJob:
         self.cluster, self.root, self.name = cluster, root, name
         self.ranks = nodes * ranks_per_node
         self._runtime: tuple[Machine, str] | None = None  # of the controller's container: asked in place of the API
-        self._records = root / "records"
-        self._records.mkdir(parents=True)
+        self.records = root / "records"
+        self.records.mkdir(parents=True)
         self.directory = root / f"midstep-{name}"
         for step in gates:
             self._gate(step).touch()
@@ -66,7 +66,7 @@ class ManagedJob:
         words += ("--volume", f"{root}:{root}", "--policy", str(policy_file))
         words += ("--pod-template", template(root, "agent"))
         words += ("--controller-template", template(root, "controller", "platform", *detector, first=FIRST), *options)
-        training = (str(TRAINING), str(self._records), str(steps), str(step_s))
+        training = (str(TRAINING), str(self.records), str(steps), str(step_s))
         self.output = root / "output.txt"
         environment_of_it = {**cluster.environment(), "HOME": "/tmp"}
         self.process = cluster.machines[0].start(
@@ -124,6 +124,10 @@ class ManagedJob:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{json.dumps(seen[-1:])}\n{self.said()}") from None
         return seen[-1]
+
+    def current(self) -> dict[str, Any]:
+        """Return the status, as soon as there is one."""
+        return self.until(lambda status: True, "a controller to answer")
 
     def held_at(self, step: int) -> dict[str, Any]:
         """Wait until all ranks stand at the gate of a step, with no incident open."""
@@ -193,7 +197,7 @@ class ManagedJob:
 
     def record(self) -> Record:
         """Return what the ranks wrote down."""
-        return read_record(self._records)
+        return read_record(self.records)
 
     def said(self) -> str:
         """Return what it is and has printed."""
@@ -212,7 +216,7 @@ class ManagedJob:
     # --- acting ---------------------------------------------------------------------------------------------------
 
     def _gate(self, step: int) -> Path:
-        return self._records / f"gate.{step}"
+        return self.records / f"gate.{step}"
 
     def open_gate(self, step: int) -> None:
         """Let the ranks go on into a step."""

@@ -23,7 +23,7 @@ class RoleInPods(ManagedJob):
         self.ranks = whole.ranks[role]
         self.directory = role_directory(whole.directory, role, attempt)
         self.output, self.process = whole.output, whole.process
-        self._runtime, self._records = None, whole.records(role)
+        self._runtime, self.records = None, whole.records(role)
 
     def until_steps(self, count: int) -> None:
         """Wait until every rank has come to a step."""
@@ -78,7 +78,8 @@ class RolesInPods:
             "--pod-template",
             template(root, "agent"),
         ]
-        words += ["--controller-template", template(root, "controller", "platform", first=FIRST)]
+        detector = ("detector",) if "--config-maps" in options else ()
+        words += ["--controller-template", template(root, "controller", "platform", *detector, first=FIRST)]
         words += ["--launcher-template", template(root, "launcher", first=FIRST), *options]
         self.process = cluster.machines[0].start(
             (*MIDSTEP, "run", *words), environment={**cluster.environment(), "HOME": "/tmp"}, output=self.output

@@ -7,16 +7,15 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 from midstep.protocol.incidents import JobStatus
 
 from ..machines.conftest import REPOSITORY
 from ..machines.machines import Machines
+from ..machines.pauses import Pauses, until_more
 from .cluster import RayCluster
 from .conftest import MACHINES
 from .job import RayJob
@@ -24,11 +23,8 @@ from .job import RayJob
 STEPS = 1_000_000  # more than are made
 STEP_S = 0.02
 BEFORE, AFTER = 50, 50  # steps of a rank, before a loss and after what followed
-LOOK_S = 0.005
 SEEN = 5
-ASK_S = 0.1
 WARM_S = 8.0  # for the spare to have its processes ready, torch imported
-LIMIT_S = 300.0
 # Room for all runs in one job.
 MANY = {
     "ladder": [{"rung": rung, "budget": {"per_job": 100}} for rung in ("retry_step", "recover_in_place", "recover")]
@@ -119,7 +115,7 @@ def longest_pause(job: RayJob, cause: Loss, over: Over) -> float:
     # Not where the controller is: that is a loss of its own.
     rank = next(each.rank for each in before.ranks if job.machine_named(each.node) is not controller)
     leaving = job.machine_of(rank) if cause is _drain else None
-    watching = _Steps(job)
+    watching = Pauses(job.records, job.ranks)
     watching.start()
     _until_more(job, SEEN)  # a pause has a step before it
     began_s = time.time()
@@ -133,41 +129,7 @@ def longest_pause(job: RayJob, cause: Loss, over: Over) -> float:
 
 
 def _until_more(job: RayJob, steps: int) -> None:
-    """Wait until each rank has made so many steps more; counts lines, of which the last may be half written."""
-    files = [job.records / f"steps.{rank}" for rank in range(job.ranks)]
-    wanted = [file.read_bytes().count(b"\n") + steps for file in files]
-    deadline = time.monotonic() + LIMIT_S
-    while any(file.read_bytes().count(b"\n") < count for file, count in zip(files, wanted, strict=True)):
-        assert time.monotonic() < deadline, job.said()
-        time.sleep(ASK_S)
-
-
-class _Steps(threading.Thread):
-    """Notes when every rank has made a step more, from the files that they write; asks no controller.
-
-    By the times of the files: this process may look late, and a pause would then seem shorter than it was.
-    """
-
-    def __init__(self, job: RayJob) -> None:
-        super().__init__(name="steps", daemon=True)
-        self._files = [job.records / f"steps.{rank}" for rank in range(job.ranks)]
-        self._seen_s: list[float] = []
-        self._enough = threading.Event()
-
-    def run(self) -> None:
-        """Look until it is enough."""
-        sizes = [file.stat().st_size for file in self._files]
-        while not self._enough.wait(LOOK_S):
-            grown = [file.stat() for file in self._files]
-            if all(now.st_size > before for now, before in zip(grown, sizes, strict=True)):
-                sizes = [now.st_size for now in grown]
-                self._seen_s.append(max(now.st_mtime for now in grown))
-
-    def stop(self, since_s: float) -> float:
-        """Return the longest pause since then, also one that has begun just before."""
-        self._enough.set()
-        self.join()
-        return max(after - before for before, after in pairwise(self._seen_s) if after >= since_s)
+    until_more(job.records, job.ranks, steps, job.said)
 
 
 if __name__ == "__main__":
