@@ -44,6 +44,7 @@ from ..protocol.transport import DealerSocket
 from ..protocol.types import FaultAction, JobSettings, JobSpec, node_address
 from ..protocol.visible_devices import visible_devices
 from .heartbeat import Heartbeat
+from .last_words import LastWords
 from .leftovers import kill_leftovers, remove_run_directory
 from .linux import adopt_orphans
 from .own_program import OwnProgram
@@ -118,6 +119,8 @@ class Agent:
         self._ranks = RankHost(options.node, router.endpoint, self._pool, post=self._link.post)
         self._relay = Relay(router, oldest_session=self._ranks.oldest_session, forward=self._link.forward)
         self._heartbeat = Heartbeat(options.node, self._ranks, post=self._link.post)
+        say = partial(self._link.post, reliable=False)
+        self._words = LastWords(options.node, self._ranks.logs, post=say, is_connected=lambda: self._link.connected)
         self._spare_time = SpareTime(lambda: bool(self._ranks.running()), self._leave_as_spare)
         router.attach(asyncio.get_running_loop(), self._relay.received)
 
@@ -131,6 +134,7 @@ class Agent:
         self._watch_for_end()
         self._link.post(self._joined())
         self._heartbeat.start(self._settings)
+        self._words.start()
         await self._end.wait()
         _log.info("the agent of %s ends: %s", self._options.node, self._ending)
         await self._shut_down()
@@ -195,6 +199,7 @@ class Agent:
 
     def _join(self) -> None:
         """Report what runs here to a controller that is new, or that had counted this node as lost."""
+        self._words.repeat()
         self._link.post(self._joined())
 
     def _joined(self) -> NodeJoined:
@@ -277,6 +282,7 @@ class Agent:
 
     async def _shut_down(self) -> None:
         self._heartbeat.close()
+        self._words.close()
         self._spare_time.close()
         if self._absence is not None:
             self._absence.close()

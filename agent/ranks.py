@@ -117,6 +117,10 @@ class RankHost:
             msgspec.structs.replace(clock, suspended=is_stopped(pid)) for pid, clock in clocks if clock is not None
         )
 
+    def logs(self) -> tuple[tuple[RunningProcess, Path], ...]:
+        """Return the processes that run now, each with the file that has what it prints."""
+        return tuple((process.running, process.log) for process in self._processes())
+
     def watch_memory(self) -> None:
         """Read whether the kernel's OOM killer has acted, on this node or, without cgroups, on this machine."""
         self._memory_kills.observe(self._counter.read(), time.monotonic())

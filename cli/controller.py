@@ -119,6 +119,7 @@ def command(
     from ..controller.keepalive import KeepAlive
     from ..controller.opening import Term
     from ..controller.service import serve
+    from .story import STORY_PROGRAM
 
     if in_memory and (stop is None or store is not None):
         raise click.UsageError("--in-memory is for stopping a job with a journal in a file: give --stop REASON, too.")
@@ -131,6 +132,7 @@ def command(
                 in_directories(stack, given) if store is None else in_store(stack, store, given),
                 term=Term(None if standby else wait_s, lease_s if standby else None, stop, in_memory, name),
                 alive=KeepAlive(keepalive_fd),
+                story_program=STORY_PROGRAM,
             )
     except MidstepError as error:
         echo(f"midstep controller: {error}", err=True)

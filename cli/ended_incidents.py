@@ -21,9 +21,9 @@ ASK_S = 10.0
 _Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
 
-def asked(job: JobElsewhere, request: Request, kind: type[_Answer]) -> _Answer:
+def asked(job: JobElsewhere, request: Request, kind: type[_Answer], limit_s: float = ASK_S) -> _Answer:
     """Ask a job's controller something, and return its answer of this kind. Raises MidstepError."""
-    reply = job.ask(request, ASK_S)
+    reply = job.ask(request, limit_s)
     if isinstance(reply, kind):
         return reply
     why = reply.reason if isinstance(reply, Refused) else "its controller gave another answer"

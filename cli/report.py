@@ -11,18 +11,19 @@ import click
 import msgspec
 from rich.console import RenderableType
 
-from ..controller.endpoints.control_requests import StatusReply, StatusRequest
+from ..controller.endpoints.control_requests import StatusReply, StatusRequest, StoryReply, StoryRequest
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import Incident, JobStatus
 from .display.plain import echo, echo_as_it_is, echo_json
 from .display.terminal import Terminal
 from .ended_incidents import asked, incidents_after
 from .jobs.directories import find_job
-from .reaching import HereJob, JobElsewhere, operator_options, reached
+from .reaching import HereJob, JobElsewhere, ReachedJob, operator_options, reached
 from .views.incident_data import report_json
 
 WIDTH = 100
 NARROWEST = 80  # tables of ranks do not fit on less
+STORY_S = 150.0  # the controller reads its journal first, and for others before
 
 
 @click.command("report")
@@ -59,7 +60,7 @@ def command(
     JOB_OR_DIRECTORY is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
     JOB/ROLE is one role of a job of several.
     Jobs are looked for in $MIDSTEP_HOME, or in ~/.midstep/jobs. With --controller it is the job's whole name, and the
-    controller of a job that runs is asked for its incidents; --story is only where the job's journal is.
+    controller of a job that runs is asked for its incidents, and for the story as far as one answer holds it.
 
     \b
     Examples:
@@ -80,8 +81,6 @@ def command(
             report_group(group)
             return
         target = reached(job, controller, token_file)
-        if story and not isinstance(target, HereJob):
-            raise click.UsageError("--story reads the job's journal: type it on the controller's machine.")
         status = load_status(target.directory) if isinstance(target, HereJob) else ask_for_status(target)
         incidents = choose(status, number)
         if picture is not None:
@@ -94,8 +93,8 @@ def command(
 
             write_text(trace, _json(trace_json(status, incidents)))
             echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
-        if story and isinstance(target, HereJob):
-            print_story(target.directory, number)
+        if story:
+            print_story(target, number)
         elif as_json:
             echo_json(_json(report_json(status, incidents)))
         else:
@@ -117,21 +116,49 @@ def ask_for_status(job: JobElsewhere) -> JobStatus:
     return msgspec.structs.replace(told, incidents=tuple(incidents_after(job, 0)), incidents_left_out=0)
 
 
-def print_story(job_directory: Path, number: int | None) -> None:
+def print_story(job: ReachedJob, number: int | None) -> None:
+    """Print what led to what, in the job or in one incident: from its journal, or as its controller tells it."""
+    if isinstance(job, HereJob):
+        print_read_story(job.directory, number)
+    else:
+        print_told_story(job, number)
+
+
+def print_read_story(job_directory: Path, number: int | None) -> None:
     """Print each event of the job, or of one incident, with what followed from it, as it is read."""
     from .jobs.journals import read_story
     from .views.story_text import story_lines
 
     first = True
     for turn in read_story(job_directory):
-        if first and turn.number > 1:
-            echo(
-                f"the events before number {turn.number} are not kept any more; the report has their incidents",
-                err=True,
-            )
+        if first:
+            say_not_kept(turn.number)
         first = False
         if number is None or number in turn.incidents:
             echo("\n".join(story_lines(turn)))
+
+
+def print_told_story(job: JobElsewhere, number: int | None) -> None:
+    """Print what a job's controller tells of its story. Raises MidstepError."""
+    from .views.wording import count_text
+
+    told = asked(job, StoryRequest(number), StoryReply, STORY_S)
+    say_not_kept(told.first)
+    where = "an answer holds no more; the controller's machine has all (`midstep report --story`)"
+    if told.earlier_left_out:
+        echo(
+            f"{count_text(told.earlier_left_out, 'earlier event')} left out: {where}, or ask for an incident", err=True
+        )
+    for event in told.told:
+        echo(event)
+    if told.later_left_out:
+        echo(f"{count_text(told.later_left_out, 'later event')} of the incident left out: {where}", err=True)
+
+
+def say_not_kept(first: int) -> None:
+    """Say that a story begins late, if it does. `first`: the number of the earliest event that is kept."""
+    if first > 1:
+        echo(f"the events before number {first} are not kept any more; the report has their incidents", err=True)
 
 
 def choose(status: JobStatus, number: int | None) -> tuple[Incident, ...]:

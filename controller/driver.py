@@ -15,20 +15,20 @@ from ..protocol.discovery import FOUND_S
 from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded, MidstepError
 from ..protocol.incidents import JobStatus
-from ..protocol.messages import FaultReported, NodeHeartbeat, NodeLost
+from ..protocol.messages import NEVER_JOURNALED, FaultReported, NodeHeartbeat, NodeLost, NodeWords
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Log, Send
-from .endpoints.control_requests import Reply
 from .endpoints.control_socket import ControlServer
 from .endpoints.discovery_files import JobResult, write_result
 from .endpoints.operator_requests import OperatorRequests
-from .endpoints.request_handler import RequestHandler
+from .endpoints.request_handler import RequestHandler, StoryRequests
 from .enrolment.enroller import Enroller
 from .events import ControllerStarted, DeadlinePassed, Event, NodeReturned, StopRequested
 from .journal.store import JournalEntry, JournalStore
 from .journal.trouble import JournalTrouble
 from .journal.upkeep import Upkeep
 from .keepalive import KeepAlive
+from .last_words import KeptWords
 from .learned import Learned
 from .live_status import LiveStatus
 from .liveness import Liveness
@@ -73,10 +73,11 @@ class Driver:
         alive: KeepAlive | None = None,
         stop: str | None = None,
         switchover: Switchover | None = None,
+        stories: StoryRequests | None = None,
     ) -> None:
         """Start nothing before `run`. `codes`: what codes of faults mean to this job. `stop`: why it is to end.
 
-        `switchover` knows the other controllers.
+        `switchover` knows the other controllers, `stories` tells what the journal does.
         """
         self._machine = machine
         self._journal = journal
@@ -91,11 +92,12 @@ class Driver:
         self._alive = alive or KeepAlive()
         self._stop = stop
         self._enroller = enroller
+        self._words = KeptWords()
         self._switchover = switchover or Switchover()
         self._status = LiveStatus(
             machine, board, liveness, wire=wire, control=self._control, journal=journal, switchover=self._switchover
         )
-        self._requests = RequestHandler(journal.founding.job, self._switchover)
+        self._requests = RequestHandler(journal.founding.job, self._switchover, stories)
         self._job_directory = job_directory
         self._clock = journal.clock
         self._pending: list[Pending] = []
@@ -183,13 +185,16 @@ class Driver:
         return self._status.at(self._clock.now(), self._trouble.error)
 
     def _take(self, arrival: Arrival, now: float) -> None:
-        if arrival.connection.startswith(_NODE_PREFIX):
+        envelope = arrival.envelope
+        if isinstance(envelope.body, NodeWords):  # no sign of life: nothing is decided by them
+            self._words.take(envelope.body)
+        elif arrival.connection.startswith(_NODE_PREFIX):
             node = arrival.connection.removeprefix(_NODE_PREFIX)
             if self._liveness.hear(node, now):
                 self._pend(NodeReturned(node))
-        envelope = arrival.envelope
         if isinstance(envelope.body, NodeHeartbeat):
             self._board.take(envelope.body)
+        if isinstance(envelope.body, NEVER_JOURNALED):
             self._wire.acknowledge(arrival)
             return
         if isinstance(envelope.body, EnrolmentRequested):
@@ -207,19 +212,20 @@ class Driver:
         self._waiting.wake()
 
     def _taken_in(self, event: Event, at_s: float) -> Event:
-        """Fill in what a replay must not depend on: when it was, on this clock, and what a fault's code means today."""
-        event = stamped(event, at_s)
+        """Fill in what a replay cannot know: the time on this clock, what a code means today, a lost node's words."""
+        event = self._words.completed(stamped(event, at_s))
         return FaultReported(self._codes.completed(event.report)) if isinstance(event, FaultReported) else event
 
     def _serve(self, now: float) -> None:
         for asker, request in self._control.requests():
-            answer = self._requests.begin(request, self.status)
-            if isinstance(answer, Reply):
-                self._control.answer(asker, answer)
-            elif self._trouble.error is not None and self._trouble.blocks(now):
-                self._control.answer(asker, regret(self._trouble.error))
+            answer = partial(self._control.answer, asker)
+            event = self._requests.begin(request, self.status, answer)
+            if event is None:
+                continue
+            if self._trouble.error is not None and self._trouble.blocks(now):
+                answer(regret(self._trouble.error))
             else:
-                self._pend(answer, partial(self._control.answer, asker))
+                self._pend(event, answer)
 
     def _listen_for_silence(self, now: float) -> None:
         if not self._silence.is_due(now) or self._wire.pending:  # a word of a node may lie unread

@@ -6,6 +6,8 @@ Which node has which process follows from what was ordered (`placement.py`), nev
 import functools
 from collections.abc import Sequence
 
+from ..protocol.bounds import MOST_OF_NODES_WORDS
+from ..protocol.last_words import size_of
 from ..protocol.messages import (
     Ack,
     CheckpointSaved,
@@ -16,6 +18,7 @@ from ..protocol.messages import (
     NodeHeartbeat,
     NodeJoined,
     NodeLost,
+    NodeWords,
     ProcessExited,
     ProcessStarted,
     ProgressReported,
@@ -41,6 +44,7 @@ _OF_A_NODE = (
     ProcessExited,
     ProgressReported,
     NodeHeartbeat,
+    NodeWords,
 )
 _OF_A_RANK = (RankJoined, RankQuiesced, RankReady, StepCommitted, RankFinished, CheckpointSaved)
 _WITH_REPORT = (RankJoined, RankQuiesced)
@@ -111,6 +115,8 @@ def _refusal_of_report(report: FaultReport, address: str, placement: PlacementHi
 
 
 def _refusal_of_processes(body: Message, address: str, placement: PlacementHistory) -> str | None:
+    if isinstance(body, NodeWords) and size_of(body) > MOST_OF_NODES_WORDS:
+        return "longer than last words may be"
     if all(placement.node_of(rank, incarnation) == address for rank, incarnation in _processes_of(body)):
         return None
     return "about a process of another node"
@@ -143,6 +149,8 @@ def _processes_of(body: Message) -> Sequence[tuple[int, int]]:
     """Return rank and incarnation of the processes that an agent speaks of."""
     if isinstance(body, _WITH_CLOCKS):
         return [(progress.rank, progress.incarnation) for progress in body.ranks]
+    if isinstance(body, NodeWords):
+        return [(words.rank, words.incarnation) for words in body.ranks]
     if isinstance(body, NodeJoined):
         return [(process.rank, process.incarnation) for process in body.processes]
     if not isinstance(body, _OF_A_PROCESS):

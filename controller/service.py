@@ -10,7 +10,7 @@ import logging
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from .election.file_election import LEASE_S
 from .endpoints.control_socket import ControlServer, socket_path
 from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
 from .endpoints.line_socket import SOCKET_NAME, LineServer
+from .endpoints.storyteller import Storyteller
 from .enrolment.hosts_wire import open_wire
 from .keepalive import KeepAlive
 from .liveness import Liveness
@@ -45,9 +46,10 @@ _ANY_PORT = ":0"
 _log = logging.getLogger(__name__)
 
 
-def serve(place: ControllerPlace, *, term: Term, alive: KeepAlive) -> int:
+def serve(place: ControllerPlace, *, term: Term, alive: KeepAlive, story_program: Sequence[str] = ()) -> int:
     """Be the active controller of a job until it is over, and return the job's exit code.
 
+    `story_program`: reads the job's story where operators elsewhere ask for it; none: it is not told.
     SIGINT and SIGTERM ask the machine to stop the job. When another controller is promoted, this one stands by until
     the lead is free again. Raises JournalError, JournalSuperseded or ConfigurationError; then the job is not over, and
     another controller may continue it.
@@ -55,13 +57,13 @@ def serve(place: ControllerPlace, *, term: Term, alive: KeepAlive) -> int:
     _allow_many_connections()
     while True:
         try:
-            return _serve_term(place, term, alive)
+            return _serve_term(place, term, alive, story_program)
         except SteppedDown as promoted:
             _log.warning("%s", promoted)
             term = msgspec.structs.replace(term, wait_s=None, lease_s=term.lease_s or LEASE_S, stop=None)
 
 
-def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive) -> int:
+def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive, story_program: Sequence[str]) -> int:
     run_directory = place.run_directory
     with contextlib.ExitStack() as stack:
         opened = open_job(stack, place, term, alive)
@@ -96,6 +98,7 @@ def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive) -> int:
             keys=place.keys_directory,
             platform=journal.founding.platform,
         )
+        storyteller = Storyteller(story_program, place) if story_program else None
         driver = Driver(
             machine=journal.founding.machine(),
             journal=journal,
@@ -110,10 +113,11 @@ def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive) -> int:
             alive=alive,
             stop=term.stop,
             switchover=opened.switchover,
+            stories=storyteller,
         )
         hook = policy.on_node_relaunch
         relaunch_hook = None if hook is None else RelaunchHook(hook, job.job, driver.status)
-        exit_code = asyncio.run(_drive(driver, run_directory, relaunch_hook))
+        exit_code = asyncio.run(_drive(driver, run_directory, relaunch_hook, storyteller))
         if term.in_memory and read_result(place.job_directory) is None:
             # The disk of the job directory may be why there is no better controller, and this is its end's only record.
             result = JobResult(job.job, exit_code, driver.status().reason, journal.term, time.time())
@@ -155,20 +159,30 @@ def _last_endpoint(run_directory: Path) -> str | None:
         return None
 
 
-async def _drive(driver: Driver, run_directory: Path, hook: RelaunchHook | None) -> int:
+async def _drive(
+    driver: Driver, run_directory: Path, hook: RelaunchHook | None, storyteller: Storyteller | None
+) -> int:
     lines = LineServer(run_directory, driver.report)
     await lines.open()
-    hooked = None if hook is None else asyncio.create_task(hook.run())
+    beside = {
+        what: asyncio.create_task(each.run())
+        for what, each in (("on_node_relaunch was not called", hook), ("no story was told", storyteller))
+        if each is not None
+    }
     try:
         with _signals(asyncio.get_running_loop(), driver):
             return await driver.run()
     finally:
-        if hooked is not None:
-            hooked.cancel()
-            await asyncio.wait([hooked])
-            if not hooked.cancelled() and (error := hooked.exception()) is not None:
-                _log.error("on_node_relaunch was not called any more: %s", error)
+        for what, task in beside.items():
+            await _end(task, what)
         await lines.close()
+
+
+async def _end(task: asyncio.Task[None], what: str) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("%s any more: %s", what, error)
 
 
 @contextlib.contextmanager

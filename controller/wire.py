@@ -15,7 +15,7 @@ from ..protocol.dedup import SenderMemory
 from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import MailboxFull, WireError
 from ..protocol.mailbox import Mailbox
-from ..protocol.messages import Command, Envelope, Message, NodeHeartbeat
+from ..protocol.messages import NEVER_JOURNALED, Command, Envelope, Message
 from ..protocol.operators import OPERATOR_PREFIX
 from ..protocol.transport import Received, RouterSocket
 from .admission import refusal
@@ -78,7 +78,7 @@ class Wire:
                     count += 1
                 else:
                     count += self._open(received, now, arrivals)
-        beats = sum(isinstance(arrival.envelope.body, NodeHeartbeat) for arrival in arrivals)
+        beats = sum(isinstance(arrival.envelope.body, NEVER_JOURNALED) for arrival in arrivals)
         self.heard_only_beats = 0 < count == beats
         for connection in [each for each in self._out_of_reach if self._router.knows(each)]:
             for receiver in self._out_of_reach.pop(connection):
@@ -116,7 +116,7 @@ class Wire:
         if reason is not None:
             self.refuse(reason, connection)
             return False
-        if self._unconfirmed >= UNCONFIRMED_LIMIT and not isinstance(envelope.body, NodeHeartbeat):
+        if self._unconfirmed >= UNCONFIRMED_LIMIT and not isinstance(envelope.body, NEVER_JOURNALED):
             self.refuse("the journal is behind", connection)  # not taken, so its sender sends it again
             return False
         taken = self._mailbox.take(envelope, now)

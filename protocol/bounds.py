@@ -22,6 +22,9 @@ MOST_OF_A_NODE = 4096  # processes
 MOST_NODES = 65_536
 MOST_OF_A_RANK = 65_536  # shards, checkpoints, copies
 MOST_PHASES = 64
+LONGEST_WORDS = 1024  # bytes of what a rank last printed
+MOST_WITH_WORDS = 64  # ranks of a node
+MOST_OF_NODES_WORDS = 8 * 1024  # bytes: the more ranks, the less of each
 
 Number = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
 Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
@@ -34,6 +37,7 @@ Seconds = Annotated[float, Meta(ge=0, le=LATEST_S)]  # an infinity or what is no
 Share = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+Words = Annotated[str, Meta(max_length=LONGEST_WORDS)]
 PathName = Annotated[str, Meta(max_length=LONGEST_PATH)]
 Phases = Annotated[dict[Name, Seconds], Meta(max_length=MOST_PHASES)]
 

@@ -35,6 +35,7 @@ from .reports import (
     NodeLost,
     NodeRefused,
     NodeStaying,
+    NodeWords,
     PlatformJoined,
     ProcessExited,
     ProcessStarted,
@@ -67,6 +68,7 @@ __all__ = [
     "NodeLost",
     "NodeRefused",
     "NodeStaying",
+    "NodeWords",
     "PlatformJoined",
     "ProbeProgress",
     "ProcessExited",
@@ -137,7 +139,10 @@ Command = (
     | EndJob
 )
 
-Message = Report | Command | Ack | Enrolment
+Message = Report | NodeWords | Command | Ack | Enrolment
+
+NEVER_JOURNALED = (NodeHeartbeat, NodeWords)
+"""What is of no worth a second later, or is journaled only as a part of something else."""
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

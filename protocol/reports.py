@@ -11,6 +11,7 @@ from msgspec import Meta
 from .bounds import (
     MOST_NODES,
     MOST_OF_A_NODE,
+    MOST_WITH_WORDS,
     Count,
     ExitStatus,
     Name,
@@ -20,6 +21,7 @@ from .bounds import (
     Rank,
     Seconds,
     Text,
+    Words,
 )
 from .types import FaultReport, RankProgress, RunningProcess, StepReport, StoreEndpoint
 
@@ -38,11 +40,12 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag=True):
-    """The platform (or liveness) says that the node is gone."""
+    """The platform (or liveness) says that the node is gone. `output`: what was last printed there, if it is known."""
 
     node: Name
     reason: Text
     at_s: Seconds
+    output: Text = ""
 
 
 class NodeRefused(msgspec.Struct, frozen=True, tag=True):
@@ -198,3 +201,19 @@ class NodeHeartbeat(msgspec.Struct, frozen=True, tag=True):
     node: Name
     at_s: Seconds
     ranks: Annotated[tuple[RankProgress, ...], Meta(max_length=MOST_OF_A_NODE)]
+
+
+class RankWords(msgspec.Struct, frozen=True):
+    """The end of what a process has printed so far."""
+
+    rank: Rank
+    incarnation: Count
+    text: Words
+
+
+class NodeWords(msgspec.Struct, frozen=True, tag=True):
+    """What was last printed on a node, by its agent and its ranks. Never journaled, never acknowledged: no event."""
+
+    node: Name
+    agent: Words
+    ranks: Annotated[tuple[RankWords, ...], Meta(max_length=MOST_WITH_WORDS)] = ()

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ...policies.wording import one_line
 from ...protocol.incidents import Incident, Outcome
-from ...protocol.types import Decision, RestoreSource
+from ...protocol.types import Decision, FaultKind, FaultReport, RestoreSource
 from .causes import KIND_WORDS, ReportGroup, headline_cause, level_text, place_text, report_groups
 from .timeline import incident_end_s, lay_out
 from .timeline_text import timeline_view
@@ -16,8 +16,8 @@ from .wording import (
     REASON_CHARACTERS,
     cell,
     clock_text,
-    count_text,
     duration_text,
+    lost_text,
     numbers_text,
     ranks_text,
     size_text,
@@ -25,6 +25,7 @@ from .wording import (
 )
 
 REPORT_LINES = 8
+NODE_OUTPUT_LINES = 8  # of what was printed on a node that is lost
 OUTPUT_LINES = 4  # of what a process had printed; all that is kept is in the JSON
 REPAIR_LINES = 8
 PID_CHANGES = 8
@@ -79,7 +80,7 @@ def outcome_line(incident: Incident, until_s: float | None = None) -> Text:
 
 
 def _lost_text(incident: Incident) -> str:
-    return f"{count_text(incident.steps_lost, 'step')} lost"
+    return lost_text(incident.steps_lost, is_known=incident.committed_is_known)
 
 
 def _cause_lines(incident: Incident) -> list[Text]:
@@ -87,7 +88,7 @@ def _cause_lines(incident: Incident) -> list[Text]:
     lines = []
     for group in groups[:REPORT_LINES]:
         lines.append(_report_line(group, incident.began_s))
-        lines.extend(_output_lines(group.first.output))
+        lines.extend(_output_lines(group.first))
     if len(groups) > REPORT_LINES:
         lines.append(Text(f"... and {len(groups) - REPORT_LINES} more kinds of reports (see --json)", style="dim"))
     return lines or [Text("no fault was reported")]
@@ -96,17 +97,27 @@ def _cause_lines(incident: Incident) -> list[Text]:
 def last_words_view(incident: Incident) -> list[Text]:
     """Return what the process that ended first had printed; nothing where none has ended, or it printed nothing."""
     for group in report_groups(incident):
-        quoted = _output_lines(group.first.output)
+        quoted = _output_lines(group.first)
         if quoted:
             place = place_text(group.ranks[:1], group.nodes[:1])
             return [Text(f"incident {incident.number}: {place} had printed", style="dim"), *quoted]
     return []
 
 
-def _output_lines(output: str) -> list[Text]:
-    """Return the last lines that a process has printed, as quotations."""
-    lines = [line for line in output.splitlines() if line.strip()][-OUTPUT_LINES:]
-    return [Text(f"  | {one_line(line, DETAIL_CHARACTERS)}", style="dim") for line in lines]
+def _output_lines(report: FaultReport) -> list[Text]:
+    """Return the last lines that a process has printed, or those of a lost node, as quotations."""
+    lines = [line for line in report.output.splitlines() if line.strip()]
+    shown = _of_each_speaker(lines) if report.kind is FaultKind.NODE_LOST else lines[-OUTPUT_LINES:]
+    return [Text(f"  | {one_line(line, DETAIL_CHARACTERS)}", style="dim") for line in shown]
+
+
+def _of_each_speaker(lines: list[str]) -> list[str]:
+    """Return the last lines of each rank and of the agent, whose names the lines begin with: as many as have room."""
+    of_each: dict[str, list[str]] = {}
+    for line in lines:
+        of_each.setdefault(line.partition("]")[0], []).append(line)
+    count = max(1, NODE_OUTPUT_LINES // max(1, len(of_each)))
+    return [line for said in of_each.values() for line in said[-count:]][:NODE_OUTPUT_LINES]
 
 
 def _report_line(group: ReportGroup, began_s: float) -> Text:

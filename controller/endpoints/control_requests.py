@@ -27,6 +27,12 @@ class IncidentsRequest(msgspec.Struct, frozen=True, tag=True):
     after: Count
 
 
+class StoryRequest(msgspec.Struct, frozen=True, tag=True):
+    """Ask what led to what: of one incident, or of all that the journal still has. It is answered later."""
+
+    incident: Count | None = None
+
+
 class InjectRequest(msgspec.Struct, frozen=True, tag=True):
     """Cause a fault in a rank."""
 
@@ -76,6 +82,19 @@ class IncidentsReply(msgspec.Struct, frozen=True, tag=True):
     more: bool
 
 
+class StoryReply(msgspec.Struct, frozen=True, tag=True):
+    """Events of the job in order, each with what followed from it in words. `first`: the earliest that is kept.
+
+    `earlier_left_out`, `later_left_out`: how many of those that were asked for come before and after `told`, and were
+    too many for one answer.
+    """
+
+    told: tuple[str, ...]
+    first: Count = 1
+    earlier_left_out: Count = 0
+    later_left_out: Count = 0
+
+
 class Accepted(msgspec.Struct, frozen=True, tag=True):
     """The request is durable and has been handled. `text`: what follows from it."""
 
@@ -88,7 +107,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Request = (
+PromptRequest = (
     StatusRequest
     | IncidentsRequest
     | InjectRequest
@@ -98,7 +117,9 @@ Request = (
     | PromoteRequest
     | PauseFailoverRequest
 )
-Reply = StatusReply | IncidentsReply | Accepted | Refused
+"""What is answered at once, or when it is durable."""
+Request = PromptRequest | StoryRequest
+Reply = StatusReply | IncidentsReply | StoryReply | Accepted | Refused
 
 _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 

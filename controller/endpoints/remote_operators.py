@@ -14,7 +14,7 @@ import msgspec
 
 from ...protocol.operators import Role, role_of
 from ...protocol.transport import Received
-from .control_requests import IncidentsRequest, Refused, Reply, Request, StatusRequest
+from .control_requests import IncidentsRequest, Refused, Reply, Request, StatusRequest, StoryRequest
 from .roles import RIGHTS, refusal_of
 
 MOST_WAITING = 32  # requests of each role
@@ -25,7 +25,7 @@ MAX_REPLY_BYTES = 8 * 1024 * 1024
 ANSWERED_BYTES = 8 * 1024 * 1024  # over one connection; who does not read them keeps no more than one answer more
 _REMEMBERED = 1024  # connections: more than there can be at once
 _LOGGED = 20  # of one kind of refusal, then one in _LOGGED
-_READS = (StatusRequest, IncidentsRequest)
+_READS = (StatusRequest, IncidentsRequest, StoryRequest)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode

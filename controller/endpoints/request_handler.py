@@ -1,4 +1,7 @@
-"""Handle an operator's request: answer at once, or make it an event and answer when that is durable and handled."""
+"""Handle an operator's request: answer at once, or make it an event and answer when that is durable and handled.
+
+What takes long to answer is handed to who answers it later.
+"""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -17,12 +20,14 @@ from .control_requests import (
     KillNodeRequest,
     PauseFailoverRequest,
     PromoteRequest,
+    PromptRequest,
     Refused,
     Reply,
     ReportFaultRequest,
     Request,
     StatusReply,
     StatusRequest,
+    StoryRequest,
 )
 
 
@@ -33,17 +38,41 @@ class LeadRequests(Protocol):
         """Do what is asked, or say why not."""
 
 
+class StoryRequests(Protocol):
+    """What answers requests for the job's story."""
+
+    def tell(self, request: StoryRequest, answer: Callable[[Reply], None]) -> None:
+        """Answer later, or say at once why not."""
+
+
 class RequestHandler:
     """Turns requests into events, and actions into answers."""
 
-    def __init__(self, job: JobSpec, lead: LeadRequests) -> None:
-        """`lead` answers what is about the lead, and not about the job."""
+    def __init__(self, job: JobSpec, lead: LeadRequests, stories: StoryRequests | None = None) -> None:
+        """`lead` answers what is about the lead, and not about the job; `stories`, if any, what the journal tells."""
         self._job = job
         self._lead = lead
+        self._stories = stories
         self._abridger = Abridger()
 
-    def begin(self, request: Request, status: Callable[[], JobStatus]) -> Reply | Event:
-        """Return the answer where there is one already, else the event that the request is."""
+    def begin(self, request: Request, status: Callable[[], JobStatus], answer: Callable[[Reply], None]) -> Event | None:
+        """Answer now or later, where that takes no event; else return the event that the request is."""
+        if isinstance(request, StoryRequest):
+            self._tell(request, answer)
+            return None
+        begun = self._begun(request, status)
+        if not isinstance(begun, Reply):
+            return begun
+        answer(begun)
+        return None
+
+    def _tell(self, request: StoryRequest, answer: Callable[[Reply], None]) -> None:
+        if self._stories is None:
+            answer(Refused("this controller cannot tell the story; read the journal where it lies"))
+        else:
+            self._stories.tell(request, answer)
+
+    def _begun(self, request: PromptRequest, status: Callable[[], JobStatus]) -> Reply | Event:
         if isinstance(request, StatusRequest | IncidentsRequest):
             return self._told(request, status())
         if isinstance(request, PromoteRequest | PauseFailoverRequest):

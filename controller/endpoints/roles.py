@@ -14,6 +14,7 @@ from .control_requests import (
     Request,
     StatusRequest,
     StopJobRequest,
+    StoryRequest,
 )
 
 
@@ -27,6 +28,7 @@ class Right(msgspec.Struct, frozen=True):
 RIGHTS: dict[type[Request], Right] = {
     StatusRequest: Right(Role.VIEWER, "see the status"),
     IncidentsRequest: Right(Role.VIEWER, "read the report"),
+    StoryRequest: Right(Role.VIEWER, "read the story"),
     InjectRequest: Right(Role.OPERATOR, "inject a fault"),
     KillNodeRequest: Right(Role.OPERATOR, "kill a node"),
     ReportFaultRequest: Right(Role.OPERATOR, "report a fault"),

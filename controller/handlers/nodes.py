@@ -100,6 +100,7 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
         detail=event.reason,
         node=event.node,
         generation=state.generation,
+        output=event.output,
     )
     lost = state.world.on(event.node)
     state.remember(report, now)

@@ -22,6 +22,7 @@ from midstep.protocol.messages import (
     NewcomerWaiting,
     NodeHeartbeat,
     NodeJoined,
+    NodeWords,
     ProcessExited,
     ProcessStarted,
     ProgressReported,
@@ -33,6 +34,7 @@ from midstep.protocol.messages import (
     StepCommitted,
     StopProcess,
 )
+from midstep.protocol.reports import RankWords
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import (
     Activity,
@@ -130,6 +132,7 @@ OF_AGENTS: Sequence[Message] = (
     ProcessExited("a", process(1), -9, 1.0, expected=False, last=clock(2)),
     ProgressReported("a", 1, 1.0, (clock(0), clock(2))),
     NodeHeartbeat("a", 1.0, (clock(2),)),
+    NodeWords("a", "", (RankWords(2, 1, "not mine"),)),
     FaultReported(EXIT),
     FaultReported(msgspec.structs.replace(EXIT, incarnation=0)),
     FaultReported(msgspec.structs.replace(EXIT, rank=None, node="b")),
@@ -236,6 +239,7 @@ def test_a_node_that_was_given_back_has_no_say() -> None:
     assert not controller.hear(A, RankFinished(1, 1, 1, 9), "rank/1")
     assert not controller.hear(A, ProcessExited("a", process(1), -9, 1.0, expected=False))
     assert not controller.hear(A, NodeHeartbeat("a", 1.0, ()))
+    assert not controller.hear(A, NodeWords("a", "still here"))
     assert controller.hear(A, NodeJoined("a", "a", STORE, (process(1),)))
     assert controller.hear(A, ProcessStarted("a", process(1), warm=True))
     controller.decide(Send("platform", CreateNode("a"), 1))

@@ -5,6 +5,7 @@ import io
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from rich.console import Console
 from midstep.cli.views.status_view import status_view
 from midstep.controller.endpoints import control_socket
 from midstep.controller.endpoints.abridging import Abridger
-from midstep.controller.endpoints.control_requests import Reply, StatusReply, StatusRequest
+from midstep.controller.endpoints.control_requests import StatusReply, StatusRequest
 from midstep.controller.endpoints.request_handler import RequestHandler
 from midstep.controller.state.fault_book import MAX_OF_ONE, FaultBook
 from midstep.controller.switchover import Switchover
@@ -116,9 +117,8 @@ def test_the_status_of_a_long_job_can_be_read(tmp_path: Path) -> None:
             asked = thread.submit(control_socket.ask, folder, StatusRequest(), 60.0)
             while not asked.done():
                 for asker, request in server.requests():
-                    answer = handler.begin(request, lambda: status)
-                    assert isinstance(answer, Reply)
-                    server.answer(asker, answer)
+                    event = handler.begin(request, lambda: status, partial(server.answer, asker))
+                    assert event is None
                 time.sleep(0.01)
     finally:
         server.close()

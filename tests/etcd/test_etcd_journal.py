@@ -15,6 +15,7 @@ import pytest
 
 from midstep.controller import clock
 from midstep.controller.election.succession import PREFERRED_S
+from midstep.controller.endpoints.story_excerpt import StoryOrder, story_of
 from midstep.controller.etcd import leaders_clock
 from midstep.controller.etcd.client import Condition, Etcd, Operation, delete, put
 from midstep.controller.etcd.journal import EtcdJournal, submit
@@ -352,6 +353,7 @@ def test_a_takeover_reads_a_snapshot_and_what_came_after_it(job: EtcdPlace, lead
     assert say(second, "again", first=7) == (False,), "what is in the snapshot was taken in, too"
     assert read_status(job).job == "demo"
     assert next(read_story(job)).number == 21
+    assert next(story_of(StoryOrder("/none", job, None, None))).number == 21
 
 
 def test_a_snapshot_that_is_not_what_was_written_is_passed_over(job: EtcdPlace, lead: Open) -> None:

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from midstep.agent.last_words import EVERY_S
 from midstep.protocol.exits import RESTART_HERE
 from midstep.protocol.types import FaultKind
 
@@ -12,11 +13,13 @@ from ..chaos.jobs import Record
 from .conftest import RANKS, STEPS, StartJob
 from .job import PATIENCE_S, Job
 from .network import Quality
+from .test_operators import made, typed
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
 
 KILLED, CUT, BACK, OFF, END = 40, 80, 120, 160, STEPS - 1
 STEPS_MEANWHILE = 20
+LAST_WORDS = "the fan is loud"
 CONTROLLER_CUT_S = CONTROLLER_GONE_S = 20.0
 LEAVE_S = 8.0
 DELAY_S, LOSS = 0.025, 0.01  # of each cable, and two are on each way
@@ -30,8 +33,9 @@ def test_a_killed_rank_a_cut_cable_and_a_power_cut_change_no_bit(
 ) -> None:
     """Each replaces the one rank that was hit, on the spare where its machine is gone; the other keeps its process.
 
-    A machine that is heard again is freed of its old processes, and is the spare for the next loss. So it is with 50 ms
-    from each machine to any other and 2 % of all frames lost.
+    What was printed last on the one without power is in the report. A machine that is heard again is freed of its old
+    processes, and is the spare for the next loss. So it is with 50 ms from each machine to any other and 2 % of all
+    frames lost.
     """
     gates = (KILLED, CUT, BACK, OFF, END)
     job = start_job(4, step_s=0.01, gates=gates, policy={"stall": {"grace_s": PATIENCE_S}})  # a gate is no stall
@@ -51,11 +55,16 @@ def test_a_killed_rank_a_cut_cable_and_a_power_cut_change_no_bit(
     job.until_without_ranks(machine)
     job.open_gate(BACK)
 
-    without_power = job.held_at(OFF).ranks[0].node
+    viewer = made(job, "viewer")
+    first = job.held_at(OFF).ranks[0]
     machine = job.machine_of(0)
+    machine.run("sh", "-c", f"echo {LAST_WORDS} > /proc/{first.pid}/fd/1")
+    time.sleep(3 * EVERY_S)
     job.open_gate(OFF)
     machine.power_off()
-    assert {rank.node for rank in job.held_at(END).ranks}.isdisjoint({without_power})
+    assert {rank.node for rank in job.held_at(END).ranks}.isdisjoint({first.node})
+    reported = typed(job.machine_of(0), viewer, "report")
+    assert f"| [rank 0] {LAST_WORDS}" in reported, reported
     job.open_gate(END)
 
     report = job.finish()

@@ -81,8 +81,18 @@ def test_a_job_is_operated_from_another_machine_by_those_who_may(start_job: Star
     incidents = data(elsewhere, viewer, "report")["incidents"]  # ranks that wait at a gate may be taken for stalled
     assert "recover_in_place" in [incident["rung"] for incident in incidents]
     assert f"Job {job.name}" in typed(elsewhere, viewer, "report")
+    number = next(each["number"] for each in incidents if each["rung"] == "recover_in_place")
+    story = typed(elsewhere, viewer, "report", "--story", "--incident", str(number))
+    assert "process exited: rank 0" in story
+    assert "start process: rank 0, incarnation 2" in story
     refused = data(elsewhere, viewer, "status")["refused"]
     assert refused["operators: viewer may not stop the job"] == 1
+    job.kill_controller()
+    job.answer()
+    assert typed(elsewhere, viewer, "report", "--story", "--incident", str(number)) == story
+    whole = typed(elsewhere, viewer, "report", "--story")
+    assert story in whole
+    assert "controller started: term 2" in whole
 
     assert "the job is being stopped" in typed(elsewhere, operator, "stop", "--reason", "seen enough")
     job.open_gate(AFTER)

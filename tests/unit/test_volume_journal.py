@@ -20,6 +20,7 @@ from midstep.cli.jobs import directories, journals
 from midstep.cli.jobs.continuation import continued
 from midstep.controller import clock
 from midstep.controller.clock import HeardClock
+from midstep.controller.endpoints.story_excerpt import StoryOrder, story_of
 from midstep.controller.events import StopRequested
 from midstep.controller.journal.compaction import Limits
 from midstep.controller.journal.store import JournalEntry
@@ -448,6 +449,7 @@ def test_a_job_on_a_volume_is_found_and_reported_and_not_resumed_by_its_director
     assert directories.jobs(directory.parent)[0] == directory
     assert journals.read_status(directory).job == "demo"
     assert [entry.number for entry in journals.read_story(directory)] == [1]
+    assert [entry.number for entry in story_of(StoryOrder("/none", None, str(folder), None))] == [1]
     assert journals.living_controllers(directory) == ()
     assert journals.paused_until_s(directory) == 0.0
     with pytest.raises(ConfigurationError, match="is kept on a volume of several machines"):

@@ -14,11 +14,13 @@ from midstep.protocol.messages import (
     NodeHeartbeat,
     NodeJoined,
     NodeLost,
+    NodeWords,
     ProcessStarted,
     Quiesce,
     RankFinished,
     StartProcess,
 )
+from midstep.protocol.reports import RankWords
 from midstep.protocol.time_limit import within
 from midstep.protocol.types import Activity, RankProgress, Rendezvous, RunningProcess, StoreEndpoint
 
@@ -135,13 +137,17 @@ def test_heartbeats_are_shown_and_not_journaled(rig: "Rig") -> None:
     asyncio.run(scenario())
 
 
-def test_a_silent_node_is_reported_lost_once_and_a_talking_one_is_not(rig: "Rig") -> None:
+def test_a_silent_node_is_reported_lost_once_with_its_last_words_and_a_talking_one_is_not(rig: "Rig") -> None:
     async def scenario() -> None:
         rig.missed = 5
         async with rig.controller():
             a, b = rig.peer("node/a"), rig.peer("node/b")
             a.say(joined("a"))
             b.say(joined("b"))
+            a.say(NodeWords("b", "of another one"), reliable=False)
+            b.say(NodeWords("b", "INFO up"), reliable=False)
+            b.say(NodeWords("b", "INFO hot"), reliable=False)
+            b.say(NodeWords("b", "of a rank elsewhere", (RankWords(2, 1, "no"),)), reliable=False)
             talk = asyncio.get_running_loop().create_task(keep_alive(rig, a, "a"))
             try:
                 await rig.until(lambda: "NodeLost" in rig.machine.kinds())
@@ -149,8 +155,9 @@ def test_a_silent_node_is_reported_lost_once_and_a_talking_one_is_not(rig: "Rig"
             finally:
                 talk.cancel()
             lost = [event for event, _ in rig.machine.events if isinstance(event, NodeLost)]
-            assert [event.node for event in lost] == ["b"]
+            assert [(event.node, event.output) for event in lost] == [("b", "[agent] INFO hot")]
             assert rig.journaled().count("NodeLost") == 1
+            assert "NodeWords" not in rig.journaled()
 
     asyncio.run(scenario())
 
