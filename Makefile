@@ -29,8 +29,8 @@ pytest:
 	TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest -m "not soak and not machines and not etcd and not kubernetes and not mindspore and not ray" \
 		-n $(TEST_WORKERS) $(SPREAD) --hypothesis-profile ci $(TESTS)
 
-test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces
-	$(BIN)/python -m pytest -m "not nightly" -n $(WORKERS) $(SPREAD) tests/machines $(TESTS)
+test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces. CABLES=bad
+	MIDSTEP_BAD_CABLES=$(CABLES) $(BIN)/python -m pytest -m "not nightly" -n $(WORKERS) $(SPREAD) tests/machines $(TESTS)
 
 test-etcd: $(INSTALLED)  ## controllers of a job in a real etcd: needs its program (Debian: etcd-server, etcd-client)
 	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) tests/etcd $(TESTS)
@@ -89,7 +89,7 @@ nightly-megatron: $(INSTALLED)  ## every shape of Megatron job, every rank kille
 	$(BIN)/python -m pytest -v -m nightly -n $(WORKERS) --dist load --max-worker-restart 0 tests/chaos/megatron $(TESTS)
 
 nightly-machines: $(INSTALLED)  ## each machine powered off in each phase, and FAULTS=100 random faults of seed SEED in one job
-	MIDSTEP_STORM_FAULTS=$(FAULTS) MIDSTEP_STORM_SEED=$(SEED) $(BIN)/python -m pytest -vs -m nightly tests/machines $(TESTS)
+	MIDSTEP_BAD_CABLES=$(CABLES) MIDSTEP_STORM_FAULTS=$(FAULTS) MIDSTEP_STORM_SEED=$(SEED) $(BIN)/python -m pytest -vs -m nightly tests/machines $(TESTS)
 
 bench: $(INSTALLED)  ## recovery, overhead, repair, controller, beside what was kept last: status 1 if worse. BENCH="--keep" keeps it
 	$(BIN)/python -m benchmarks.regression --json out/bench.json $(BENCH)

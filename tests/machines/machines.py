@@ -11,9 +11,10 @@ from pathlib import Path
 from types import TracebackType
 
 from .namespaces import OF_MACHINE, CannotMakeMachines, Namespaces, require_programs, system_path
-from .network import Network, address
+from .network import BAD, GOOD, Network, address
 
 OWN_FOLDERS = ("/run", "/dev/shm", "/tmp")
+BAD_CABLES = "MIDSTEP_BAD_CABLES"  # set: all of them delay and lose frames
 _RUN_S = 30.0
 _UPTIME_S = 100_000  # by which each machine is longer up than the one before
 
@@ -124,7 +125,8 @@ class Machines:
     def __init__(self, count: int, shared: Sequence[Path] = (), *, user: bool | None = None) -> None:
         """`user`: in a user namespace; by default where this process is not root's. Raises CannotMakeMachines."""
         require_programs()
-        self.network = Network(user=os.geteuid() != 0 if user is None else user)
+        bad = os.environ.get(BAD_CABLES) not in {None, ""}
+        self.network = Network(user=os.geteuid() != 0 if user is None else user, cables=BAD if bad else GOOD)
         self._machines: list[Machine] = []
         names = (f"{address(number)} m{number}" for number in range(count))
         hosts = "".join(f"{line}\n" for line in ("127.0.0.1 localhost", *names))

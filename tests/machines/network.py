@@ -31,6 +31,10 @@ class Quality(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
+GOOD = Quality()
+BAD = Quality(delay_s=0.025, loss=0.01)  # two cables are on each way: 50 ms, and 2 % of the frames
+
+
 def address(number: int) -> str:
     """Return the address of a machine."""
     return f"{PREFIX}.0.{_FIRST + number}"
@@ -39,9 +43,10 @@ def address(number: int) -> str:
 class Network:
     """A switch with one port per machine. Machines are known by their numbers."""
 
-    def __init__(self, *, user: bool) -> None:
-        """`user`: in a user namespace. Raises CannotMakeMachines."""
+    def __init__(self, *, user: bool, cables: Quality = GOOD) -> None:
+        """`user`: in a user namespace. `cables`: what all of them are like at first. Raises CannotMakeMachines."""
         self.switch = Namespaces(OF_SWITCH, user=user)
+        self._cables = cables
         self._hosts: dict[int, Namespaces] = {}
         self._cut: set[int] = set()
         self._wires: dict[int, subprocess.Popen[bytes]] = {}
@@ -60,6 +65,8 @@ class Network:
         )
         host.network("link set lo up", f"addr add {address(number)}/16 dev eth0", "link set eth0 up")
         self._hosts[number] = host
+        if self._cables != GOOD:
+            self.worsen(number, msgspec.structs.replace(self._cables, seed=number))
 
     def unplug(self, number: int) -> None:
         """Take the cable away, with what was wrong with it. Its machine may have ended, and the kernel been faster."""
@@ -92,7 +99,7 @@ class Network:
 
     def worsen(self, number: int, quality: Quality) -> None:
         """Have the cable of a machine carry frames like this from now on."""
-        self.clear(number)
+        self._unwire(number)
         port, near, far = f"p{number}", f"w{number}", f"b{number}"
         self.switch.network(
             f"link add {near} type veth peer name {far}",
@@ -114,6 +121,12 @@ class Network:
 
     def clear(self, number: int) -> None:
         """Have the cable of a machine carry frames as at first. Idempotent."""
+        if self._cables != GOOD:
+            self.worsen(number, msgspec.structs.replace(self._cables, seed=number))
+        else:
+            self._unwire(number)
+
+    def _unwire(self, number: int) -> None:
         wire = self._wires.pop(number, None)
         if wire is not None:
             _end(wire)

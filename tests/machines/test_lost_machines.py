@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import pytest
 
 from midstep.agent.last_words import EVERY_S
@@ -12,7 +13,7 @@ from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import Record
 from .conftest import RANKS, STEPS, StartJob
 from .job import PATIENCE_S, Job
-from .network import Quality
+from .network import BAD
 from .test_operators import made, typed
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
@@ -22,7 +23,6 @@ STEPS_MEANWHILE = 20
 LAST_WORDS = "the fan is loud"
 CONTROLLER_CUT_S = CONTROLLER_GONE_S = 20.0
 LEAVE_S = 8.0
-DELAY_S, LOSS = 0.025, 0.01  # of each cable, and two are on each way
 
 
 @pytest.mark.parametrize(
@@ -151,4 +151,4 @@ def test_a_world_that_is_cut_off_as_a_whole_ends_by_itself(start_job: StartJob, 
 def worsen_all_cables(job: Job) -> None:
     """From now on frames take their time from any machine to any other, and some of them are lost."""
     for machine in job.machines:
-        job.machines.network.worsen(machine.number, Quality(delay_s=DELAY_S, loss=LOSS, seed=machine.number))
+        job.machines.network.worsen(machine.number, msgspec.structs.replace(BAD, seed=machine.number))
