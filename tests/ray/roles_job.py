@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from midstep.cli.roles.group_files import role_directory
+from midstep.cli.roles.group_files import role_directory, role_job
 
+from ..machines.job import PATIENCE_S
 from .cluster import RayCluster
 from .job import ROOMY, RayJob
 
@@ -23,16 +24,16 @@ FIRST_ATTEMPT = 1
 class RoleOnRay(RayJob):
     """One role: what can be seen of it, and done to it, is that of any job on Ray."""
 
-    def __init__(self, group: "RolesOnRay", role: str) -> None:
+    def __init__(self, group: "RolesOnRay", role: str, attempt: int) -> None:
         self.cluster, self.machines, self.root = group.cluster, group.cluster.machines, group.root
-        self.name, self.ranks = f"{group.name}/{role}", group.ranks[role]
+        self.name, self.ranks = role_job("ray", group.name, role, attempt), group.ranks[role]
         self.controller = group.launcher
         self.records = group.root / f"records-{role}"
-        self._directory = role_directory(group.directory, role, FIRST_ATTEMPT)
+        self._directory = role_directory(group.directory, role, attempt)
 
     @property
     def directory(self) -> Path:
-        """The job directory of its first attempt."""
+        """The job directory of its attempt."""
         return self._directory
 
     def report(self) -> dict[str, Any]:
@@ -58,15 +59,29 @@ class RolesOnRay:
         whole = {**ROOMY, **more, "roles": {name: dict(role) for name, role in roles.items()}}
         file.write_text(yaml.safe_dump(json.loads(json.dumps(whole))))  # without aliases
         where = ("--roles", str(file), "--job", self.name, "--job-dir", str(self.directory))
-        self.launcher = cluster.machines[0].start(
-            (sys.executable, "-m", "midstep.cli.main", "run", "--platform", "ray", *where),
-            environment=cluster.environment(),
-            output=root / "driver.log",
-        )
+        self.launcher = self._start("run", "--platform", "ray", *where)
 
-    def role(self, name: str) -> RoleOnRay:
+    def resume(self) -> None:
+        """Continue it with `midstep resume`, typed on machine 0."""
+        self.launcher = self._start("resume", str(self.directory))
+
+    def kill_launchers(self) -> None:
+        """Kill the launcher of all roles, with which those of the roles end."""
+        machine = self.cluster.machines[0]
+        command = machine.run("pgrep", "-f", f"midstep.cli.main run.*{self.name}")
+        machine.run("kill", "-9", *command.split())
+        self.launcher.wait(PATIENCE_S)
+
+    def role(self, name: str, attempt: int = FIRST_ATTEMPT) -> RoleOnRay:
         """Return a view of one role."""
-        return RoleOnRay(self, name)
+        return RoleOnRay(self, name, attempt)
+
+    def _start(self, *words: str) -> "subprocess.Popen[bytes]":
+        return self.cluster.machines[0].start(
+            (sys.executable, "-m", "midstep.cli.main", *words),
+            environment=self.cluster.environment(),
+            output=self.root / "driver.log",
+        )
 
     def close(self) -> None:
         """End a job whose test failed: its launcher, and what is in Ray."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from midstep.controller.endpoints.discovery_files import read_result
 from midstep.protocol import environment as names
 from midstep.protocol.types import InjectionPoint
 
@@ -23,6 +24,8 @@ MOMENTS = (
     (InjectionPoint.UPDATE, 56),
     (InjectionPoint.BACKWARD, 72),
 )
+LOST = 20
+SLOW_S = 0.3
 LADDER = [{"rung": "recover_in_place", "budget": {"per_rank": len(MOMENTS)}}, {"rung": "stop"}]
 
 
@@ -56,5 +59,37 @@ def test_a_role_recovers_at_every_moment_while_the_other_makes_steps(
         assert_same_numbers(hit.record(), undisturbed, ranks=RANKS)
         assert other.report()["incidents"] == []
         hit.assert_nothing_left()
+    finally:
+        job.close()
+
+
+def test_when_the_launcher_is_lost_resume_has_all_roles_begin_again_from_their_last_committed_step(
+    cluster: RayCluster, tmp_path: Path, undisturbed: Record
+) -> None:
+    """The store of the roles was in it. Their jobs live on without it: they are found in Ray, and stopped first."""
+    cluster.mend()
+    world = {"script": str(TRAINING), "ranks": RANKS, "nnodes": RANKS, "ladder": LADDER}
+    roles = {
+        name: {**world, "arguments": [str(tmp_path / f"records-{name}"), str(steps), str(SLOW_S)]}
+        for name, steps in (("actor", STEPS), ("rollout", ENDLESS))
+    }
+    job = RolesOnRay(cluster, tmp_path, roles, until=["actor"])
+    try:
+        first = job.role("actor")
+        first.until_steps(LOST)
+        job.role("rollout").until_steps(LOST)
+        job.kill_launchers()
+        first.until_steps(first.steps_done() + STEPS_MEANWHILE)
+        job.resume()
+        assert job.launcher.wait(600) == 0, first.said()
+
+        result = read_result(first.directory)
+        assert result is not None
+        assert result.exit_code == 130
+        again = job.role("actor", 2)
+        assert again.report()["incidents"] == []
+        assert_same_numbers(again.record(), undisturbed, ranks=RANKS)
+        assert all(len(steps) == 1 for ranks in again.record().steps.values() for steps in ranks.values())
+        again.assert_nothing_left()
     finally:
         job.close()
