@@ -55,3 +55,5 @@ def test_another_controller_leads_when_the_leaders_pod_or_machine_is_lost_or_all
     assert all(each["rung"] == "recover" and each["steps_lost"] == 0 for each in lost), lost
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
     assert job.left() == []
+    if kept == "on the volume":
+        assert len(job.report()["incidents"]) == len(report["incidents"])  # from the volume, with no controller
