@@ -71,11 +71,13 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def read_record(directory: Path) -> Record:
-    """Read what the ranks wrote into a directory."""
+    """Read what the ranks wrote into a directory; a line that one is just writing is left out."""
     steps: dict[int, dict[int, set[tuple[str, str]]]] = {}
     for path in directory.glob("steps.*"):
         rank = int(path.suffix[1:])
-        for line in path.read_text().splitlines():
+        for line in path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):
+                break
             index, loss, parameters = line.split()
             steps.setdefault(rank, {}).setdefault(int(index), set()).add((loss, parameters))
     ends = {int(path.name.split(".")[1]): json.loads(path.read_text()) for path in directory.glob("end.*.json")}
