@@ -12,7 +12,7 @@ SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Modules stay compiled, whatever the environment says: a test run starts hundreds of Pythons that import midstep.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-megatron test pytest test-machines test-etcd test-kubernetes test-mindspore test-ray test-engines test-versions lint style types \
+.PHONY: demo demo-megatron test pytest test-machines test-etcd test-kubernetes test-mindspore test-ray test-slurm test-engines test-versions lint style types \
 	imports sim mutants chaos soak attack prove nightly-megatron nightly-machines bench peers docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
@@ -26,7 +26,7 @@ test: $(INSTALLED)  ## lint, types, import contracts, and all tests but the long
 
 # Without torch's compiler, which Megatron asks for when it is imported: 2 s of CPU less in each of its jobs. The soak has it.
 pytest:
-	TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest -m "not soak and not machines and not etcd and not kubernetes and not mindspore and not ray" \
+	TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest -m "not soak and not machines and not etcd and not kubernetes and not mindspore and not ray and not slurm" \
 		-n $(TEST_WORKERS) $(SPREAD) --hypothesis-profile ci $(TESTS)
 
 test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces. CABLES=bad
@@ -44,6 +44,9 @@ test-mindspore: $(INSTALLED)  ## real MindSpore on the CPU, killed in every mode
 
 test-ray: $(INSTALLED)  ## jobs on a real Ray, whose raylets are on machines of namespaces (root, or user namespaces): 2 GB
 	MIDSTEP_REQUIRE_RAY=1 $$($(BIN)/python -m tests.ray.environment)/python -m pytest tests/ray $(TESTS)
+
+test-slurm: $(INSTALLED)  ## jobs under a real Slurm, on machines of namespaces: root; Debian: munge, slurmctld, slurmd, slurm-client
+	MIDSTEP_REQUIRE_SLURM=1 MIDSTEP_REQUIRE_MACHINES=1 $(BIN)/python -m pytest --durations=5 tests/slurm $(TESTS)
 
 test-engines: test-kubernetes test-ray  ## both engines, as above
 

@@ -1,4 +1,4 @@
-"""Linux calls that Python does not have: parent death signal, child subreaper, process names, stopped processes."""
+"""Linux calls that Python does not have: parent death signal, subreaper, process names, stopped and deaf processes."""
 
 import contextlib
 import ctypes
@@ -72,6 +72,16 @@ def is_stopped(pid: int) -> bool:
         return False
     state = stat.rpartition(")")[2].split()
     return bool(state) and state[0] in _STOPPED_STATES
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    """Say whether the process ignores a signal. False when it has exited."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    ignored = next((line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")), "0")
+    return bool(int(ignored, 16) >> (number - 1) & 1)
 
 
 def thread_count() -> int:

@@ -40,6 +40,7 @@ from ..protocol.messages import (
     StoreMoved,
     WelcomeNode,
 )
+from ..protocol.shared_signals import heard
 from ..protocol.transport import DealerSocket
 from ..protocol.types import FaultAction, JobSettings, JobSpec, node_address
 from ..protocol.visible_devices import visible_devices
@@ -235,7 +236,7 @@ class Agent:
 
     def _watch_for_end(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in heard(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGUSR1, self._asked_to_leave)
         if self._options.life_fd is not None:

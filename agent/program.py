@@ -23,6 +23,7 @@ from ..processor import built_ahead
 from ..protocol.environment import BLACK_BOX_FD, GENERATION, INCARNATION, JOB, JOB_DIRECTORY, MINDIO, STORE_SECRET
 from ..protocol.private_files import make_private_directory, open_for_appending
 from ..protocol.rank_logs import debug_log, show_once
+from ..protocol.shared_signals import heard
 from . import channel
 from .linux import name_process
 from .output import reopen_output
@@ -140,7 +141,7 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _reset_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+    for number in heard(signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -9,9 +9,10 @@ from pathlib import Path
 from ..platforms.processes import WatchedProcess
 from ..protocol.blackbox import BlackBox
 from ..protocol.bounds import fits
+from ..protocol.shared_signals import is_left_to_launcher
 from ..protocol.types import Activity, RankProgress, RunningProcess
 from . import channel
-from .linux import is_stopped
+from .linux import ignores, is_stopped
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,9 @@ class RankProcess:
         self.expected = True
         if self.watched is None:
             return
-        if grace_s <= 0 or is_stopped(self.running.pid):  # a stopped process does not receive SIGTERM
+        pid = self.running.pid
+        is_deaf = is_stopped(pid) or (is_left_to_launcher() and ignores(pid, signal.SIGTERM))
+        if grace_s <= 0 or is_deaf:  # SIGTERM would do nothing
             self.watched.kill()
         else:
             self.watched.signal(signal.SIGTERM)

@@ -19,6 +19,7 @@ from ..protocol.errors import ConfigurationError, MidstepError, NotAdmitted
 from ..protocol.exits import NOT_ADMITTED
 from ..protocol.private_files import make_private_directory
 from ..protocol.secret_files import read_token
+from ..protocol.shared_signals import leave_to_launcher
 from ..protocol.token import TOKEN_VARIABLE, job_of, joinable
 from .display.plain import echo, log_to_stderr
 from .display.rank_output import RankOutput
@@ -97,6 +98,7 @@ def command(
     not want this node any more; start an agent on another one. 77: the controller does not admit this node. Of a node
     that was a spare for `agent.spare_s` it is 0, too.
     """
+    leave_to_launcher(os.environ)
     log_to_stderr(logging.INFO, f"%(asctime)s {node or 'agent'} %(levelname)s %(message)s")
     wishes = Wishes(node or "", failure_domain, host or "")
     try:

@@ -11,6 +11,7 @@ import click
 from ..controller.election.file_election import LEASE_S
 from ..protocol.errors import JournalDamaged, MidstepError
 from ..protocol.secret_files import read_token
+from ..protocol.shared_signals import leave_to_launcher
 from .display.plain import echo, log_to_stderr
 from .jobs.controller_place import Given, in_directories, in_store
 from .store import store_option
@@ -123,6 +124,7 @@ def command(
 
     if in_memory and (stop is None or store is not None):
         raise click.UsageError("--in-memory is for stopping a job with a journal in a file: give --stop REASON, too.")
+    leave_to_launcher(os.environ)
     log_to_stderr(logging.DEBUG if verbose else logging.INFO, "%(asctime)s controller %(levelname)s %(message)s")
     try:
         with contextlib.ExitStack() as stack:

@@ -14,6 +14,7 @@ from ..protocol import environment as env
 from ..protocol.enums import StrEnum
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.secret_files import read_token
+from ..protocol.shared_signals import hear_for_all
 from ..protocol.token import TOKEN_VARIABLE, joinable
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
@@ -185,11 +186,18 @@ def _faults(file: Path | None, nodes: int, ranks_per_node: int) -> dict[str, str
     return {env.FAULTS: msgspec.json.encode(load_schedule(file, nodes, ranks_per_node)).decode()}
 
 
+def hear_if_all_are_signalled() -> None:
+    """Have only this process act on SIGTERM, where each process that it starts is sent it as well."""
+    if launched(os.environ).signals_all:
+        hear_for_all(os.environ)
+
+
 def join(machine: JoiningMachine, *, quiet: bool) -> int:
     """Run this machine's part of a job to its end and return its exit code; says on stderr what happens to it."""
     from .display.display import Display
     from .supervision.joined_launcher import JoinedLauncher
 
+    hear_if_all_are_signalled()
     try:
         with Display(machine.directory, machine.held.path, quiet=quiet) as display:
             role = "runs its controller" if machine.job is not None else "joins it"
@@ -211,6 +219,7 @@ def launch(job: PreparedJob, *, quiet: bool, role: str = "") -> int:
     from .display.display import Display
     from .supervision.launcher import Launcher
 
+    hear_if_all_are_signalled()
     try:
         with Display(job.job_directory, job.run_directory, quiet=quiet, role=role) as display:
             display.say(f"job {job.spec.job} in {job.job_directory}", "dim")

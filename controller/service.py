@@ -21,6 +21,7 @@ from ..protocol.errors import ConfigurationError, JournalSuperseded, MidstepErro
 from ..protocol.incidents import ControllerPhase
 from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
+from ..protocol.shared_signals import heard
 from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
 from .driver import Driver
@@ -187,7 +188,7 @@ async def _end(task: asyncio.Task[None], what: str) -> None:
 
 @contextlib.contextmanager
 def _signals(loop: asyncio.AbstractEventLoop, driver: Driver) -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = heard(signal.SIGINT, signal.SIGTERM)
     for number in numbers:
         loop.add_signal_handler(number, driver.stop, f"the controller received {number.name}")
     try:

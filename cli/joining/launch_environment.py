@@ -9,22 +9,26 @@ _SLURM_RANGE = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """What the launcher says. None: it does not say. Ranks and sizes count processes, of which each machine has one."""
+    """What the launcher says. None: it does not say. Ranks and sizes count processes, of which each machine has one.
+
+    `signals_all`: what it sends to end them it sends to all machines, and there to all processes below them, too.
+    """
 
     node_rank: int | None = None
     nodes: int | None = None
     first_host: str | None = None
     job: str | None = None
+    signals_all: bool = False
 
 
 def launched(environment: Mapping[str, str]) -> Launched:
-    """Read the variables of Slurm, else of Open MPI, else of PMI. More than one process on a machine: no node rank."""
-    if "SLURM_PROCID" in environment:
+    """Read the variables of a step of Slurm, else of Open MPI, else of PMI. Several on a machine: no node rank."""
+    if "SLURM_STEP_ID" in environment:  # a batch script has the other ones of its first task, too
         nodes = _number(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
         tasks = _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
         hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
         rank = _number(environment, "SLURM_NODEID") if tasks in {None, nodes} else None
-        return Launched(rank, nodes, first_host(hosts), environment.get("SLURM_JOB_ID"))
+        return Launched(rank, nodes, first_host(hosts), _slurm_job(environment), signals_all=True)
     if "OMPI_COMM_WORLD_RANK" in environment:
         alone = _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") in {None, 1}
         rank, size = _number(environment, "OMPI_COMM_WORLD_RANK"), _number(environment, "OMPI_COMM_WORLD_SIZE")
@@ -42,6 +46,12 @@ def first_host(hosts: str) -> str | None:
         return None
     first = re.split(r"[-,]", match[2])[0] if match[2] else ""
     return match[1] + first
+
+
+def _slurm_job(environment: Mapping[str, str]) -> str | None:
+    """Return Slurm's number of the job; with how often it was put back into the queue, as it is another job then."""
+    number, restarts = environment.get("SLURM_JOB_ID"), _number(environment, "SLURM_RESTART_COUNT")
+    return f"{number}-{restarts}" if number and restarts else number
 
 
 def _number(environment: Mapping[str, str], *names: str) -> int | None:

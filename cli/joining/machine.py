@@ -33,7 +33,8 @@ class JoiningMachine(msgspec.Struct, frozen=True):
     """What this machine brings to a job. `job`: what it runs the controller of; None: another machine does.
 
     `endpoint`: where this machine reaches the controller. `token`: its text. `program`: the file with its own command.
-    `claim`: keeps other processes of this machine from being the controller's, too.
+    `claim`: keeps other processes of this machine from being the controller's, too. `signals_all`: a signal to end
+    this machine's part of the job is one to all machines.
     """
 
     name: str
@@ -47,6 +48,7 @@ class JoiningMachine(msgspec.Struct, frozen=True):
     grace_s: float
     job: PreparedJob | None = None
     claim: EndpointClaim | None = None
+    signals_all: bool = False
 
 
 def prepare(where: RendezvousPoint, token: Token, start: Start, wishes: Wishes) -> JoiningMachine:
@@ -86,6 +88,7 @@ def prepare(where: RendezvousPoint, token: Token, start: Start, wishes: Wishes) 
         grace_s=_GRACE_S if job is None else job.spec.settings.stop_grace_s + _MARGIN_S,
         job=job,
         claim=claim,
+        signals_all=where.signals_all,
     )
 
 

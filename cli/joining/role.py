@@ -31,7 +31,10 @@ class Flags(msgspec.Struct, frozen=True):
 
 
 class RendezvousPoint(msgspec.Struct, frozen=True):
-    """Where the machines of a job meet. `hosts`: this one runs the controller; None: if the address is its own."""
+    """Where the machines of a job meet. `hosts`: this one runs the controller; None: if the address is its own.
+
+    `signals_all`: as in Launched.
+    """
 
     host: str
     port: int
@@ -39,6 +42,7 @@ class RendezvousPoint(msgspec.Struct, frozen=True):
     hosts: bool | None
     join_s: float
     local_addr: str
+    signals_all: bool = False
 
 
 def meets_itself(flags: Flags, nodes: int) -> bool:
@@ -61,7 +65,7 @@ def meeting(flags: Flags, launched: Launched) -> RendezvousPoint | None:
         hosts = node_rank == 0
     join_s = _seconds(conf, "join_timeout") or _seconds(conf, "timeout") or JOIN_S
     job = flags.rdzv_id if flags.rdzv_id not in {None, "none"} else launched.job
-    return RendezvousPoint(host, port, job, hosts, join_s, flags.local_addr or "")
+    return RendezvousPoint(host, port, job, hosts, join_s, flags.local_addr or "", launched.signals_all)
 
 
 def _endpoint(text: str, launched: Launched) -> tuple[str, int]:

@@ -5,12 +5,14 @@ continues from its journal.
 """
 
 import logging
+import os
 import sys
 from pathlib import Path
 
 import msgspec
 
 from ...protocol.errors import ConfigurationError, MidstepError
+from ...protocol.shared_signals import leave_to_launcher
 from ..display.plain import echo, log_to_stderr
 from ..display.tolerant_output import hold_standard_descriptors
 from ..jobs.continuation import continued
@@ -27,6 +29,7 @@ EXIT_NOT_RUN = 2  # nothing of the job has been changed
 def main(arguments: list[str]) -> int:
     """Run a role to the end of its job, and return its exit code."""
     directory, name, attempt = Path(arguments[0]), arguments[1], int(arguments[2])
+    leave_to_launcher(os.environ)
     hold_standard_descriptors()
     log_to_stderr(logging.WARNING, f"midstep[{name}]: %(message)s")
     try:

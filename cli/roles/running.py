@@ -59,6 +59,9 @@ def run_roles(file: Path, context: click.Context) -> int:
 
 def launch_roles(opened: OpenedGroup, *, quiet: bool) -> int:
     """Run a job of roles to its end, and return its exit code; says on stderr what happens to it."""
+    from ..run import hear_if_all_are_signalled
+
+    hear_if_all_are_signalled()
     try:
         with Display(opened.directory, opened.held.path, quiet=True) as display:
             names = ", ".join(opened.founding.plan.names)

@@ -37,8 +37,7 @@ class JoinedLauncher:
         async with contextlib.AsyncExitStack() as ending:
             ending.callback(self._remove)
             supervising = await self._supervise(ending)
-            what = "this machine leaves the job" if supervising is None else "asking the job to stop"
-            stop = ending.enter_context(StopSignals(self._stop, what))
+            stop = ending.enter_context(StopSignals(self._stop, self._what_a_signal_does))
             if supervising is not None and not await self._served(supervising, stop):
                 return await self._result(supervising, stop)
             self._agent = agent = await self._start_agent()
@@ -53,6 +52,14 @@ class JoinedLauncher:
             return result
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _what_a_signal_does(self) -> str:
+        if self._machine.job is not None:
+            return "asking the job to stop"
+        if self._machine.signals_all:
+            return "the machine with the controller stops the job"
+        return "this machine leaves the job"
 
     async def _supervise(self, ending: contextlib.AsyncExitStack) -> "asyncio.Task[JobResult] | None":
         job = self._machine.job
@@ -112,10 +119,10 @@ class JoinedLauncher:
         return await ending
 
     def _stop(self, reason: str) -> None:
-        """End the job where this machine runs its controller; else leave it."""
+        """End the job where this machine runs its controller; else leave it, unless that machine is signalled, too."""
         if self._supervisor is not None:
             self._supervisor.stop(reason)
-        elif self._agent is not None:
+        elif self._agent is not None and not self._machine.signals_all:
             self._agent.leave()
 
     def _warn_of_agent(self, own: "asyncio.Task[JobResult]") -> None:

@@ -70,6 +70,15 @@ class Etcd:
         """From now on read everything as it is at this moment. Raises StoreUnreachable."""
         self._revision = int(self._ask("look", lambda client: client.status())["header"]["revision"])
 
+    @contextlib.contextmanager
+    def as_of_now(self) -> Iterator[None]:
+        """While this is entered, read everything as it was at its beginning. Raises StoreUnreachable."""
+        self.read_as_of_now()
+        try:
+            yield
+        finally:
+            self._revision = 0
+
     def get(self, key: str) -> Kept | None:
         """Return a key; None when there is none. Raises StoreUnreachable."""
         found = self._range({"key": _encoded(key)}, f"read {key}")

@@ -114,7 +114,8 @@ class EtcdJournal:
                 left_s = None if wait_s is None else max(0.0, give_up_s - time.monotonic())
                 wait_to_lead(etcd, place, left_s, lease_s=lease_s, beat=beat_both, admitted=admitted)
                 try:
-                    journal = cls(etcd, place, presence, limits or Limits())
+                    with etcd.as_of_now():  # the next term of another controller may begin meanwhile
+                        journal = cls(etcd, place, presence, limits or Limits())
                     journal._begin()
                 except (ElectionLost, StoreUnreachable) as error:
                     if time.monotonic() >= give_up_s:

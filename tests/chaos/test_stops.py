@@ -1,5 +1,6 @@
 """The ladder ends: the job stops, says why, and leaves a checkpoint that can be used."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from .training import build_model, build_optimizer, build_scheduler, digest
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
+HELD = 8
+INTERRUPTED = 130
 ONE_EACH = {**ROOMY, "ladder": [{"rung": "recover_in_place", "budget": {"per_rank": 1}}, {"rung": "stop"}]}
 NO_NEW_NODES = {**ROOMY, "ladder": [{"rung": "recover_in_place"}, {"rung": "recover"}, {"rung": "stop"}]}
 
@@ -56,6 +59,26 @@ def test_at_the_end_of_the_ladder_the_job_stops_with_its_reason_and_a_checkpoint
     assert f"an emergency checkpoint of step {step} is at" in report["reason"], report["reason"]
     assert_same_steps(job.record(), undisturbed)
     assert_loads(job.directory / "checkpoints", step, undisturbed)
+
+
+def test_sigterm_to_all_processes_of_a_step_of_slurm_stops_the_job_with_a_checkpoint(
+    start_job: StartJob, undisturbed: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `scancel` sends it. Only the launcher acts on it: ranks, agent and controller are there until all is saved."""
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    job = start_job(gates=(HELD,), **ONE_NODE)
+    job.held_at(HELD)
+    for process in job.processes():
+        process.send_signal(signal.SIGTERM)
+    job.open_gate(HELD)
+    assert job.wait() == INTERRUPTED, job.said()
+    job.assert_nothing_left()
+    report = job.report()
+    assert (report["exit_code"], report["incidents"]) == (INTERRUPTED, []), job.said()
+    (steps,) = {len(steps) for steps in job.record().steps.values()}
+    assert f"an emergency checkpoint of step {steps} is at" in report["reason"], report["reason"]
+    assert_same_steps(job.record(), undisturbed)
+    assert_loads(job.directory / "checkpoints", steps, undisturbed)
 
 
 def assert_loads(directory: Path, step: int, undisturbed: Record) -> None:

@@ -24,6 +24,7 @@ from midstep.controller.etcd.presence import LOOP_ALIVE_S, Presence
 from midstep.controller.etcd.reading import read_status, read_story
 from midstep.controller.etcd.succession import EtcdSuccession
 from midstep.controller.events import StopRequested
+from midstep.controller.journal import event_rows
 from midstep.controller.journal.compaction import Limits
 from midstep.controller.journal.store import JournalEntry
 from midstep.controller.learned import Learned
@@ -395,6 +396,24 @@ def test_what_was_changed_by_others_is_refused(
     Etcd(job).change([], harm(job))
     with pytest.raises(JournalDamaged, match=complaint):
         told(lead(job, "third"))
+
+
+def test_a_term_that_begins_while_another_controller_reads_the_last_one_is_no_damage(
+    job: EtcdPlace, lead: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slower one goes on standing by, and leads when the quicker one has left."""
+    read_terms = event_rows.read_terms
+    quicker: list[EtcdJournal] = []
+
+    def read_slowly(*arguments: Any) -> event_rows.TermRecord | None:
+        if not quicker:
+            monkeypatch.setattr(event_rows, "read_terms", read_terms)
+            quicker.append(lead(job, "quicker"))
+            threading.Timer(LEASE_S, partial(leave, quicker[0])).start()
+        return read_terms(*arguments)
+
+    monkeypatch.setattr(event_rows, "read_terms", read_slowly)
+    assert lead(job, "slower").term == quicker[0].term + 1
 
 
 def test_a_controller_whose_last_events_are_changed_stops_writing(job: EtcdPlace, lead: Open) -> None:

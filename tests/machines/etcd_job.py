@@ -1,6 +1,7 @@
 """A job in etcd: its members and the job's controllers are on the first three machines, the nodes on the others."""
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -8,10 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from midstep.protocol import environment as names
 from midstep.protocol.token import new_token, token_text
+from midstep.protocol.types import ArmedFault
 
 from ..chaos.jobs import TRAINING, Record, read_record
-from ..etcd.server import PROGRAM
+from ..etcd.server import CONTROL, PROGRAM
 from .machines import Machine, Machines
 
 CONTROLLERS = 3
@@ -37,12 +42,16 @@ class EtcdJob:
         wall_clocks: Sequence[float] = (),
         token: Path | None = None,
         without_agent: Sequence[int] = (),
+        faults: Sequence[ArmedFault] = (),
     ) -> None:
-        """`wall_clocks`: what those of the controllers' machines are off by, in seconds. `token`: a file with one."""
+        """`wall_clocks`: what those of the controllers' machines are off by, in seconds. `token`: a file with one.
+
+        `faults`: armed in every process that starts.
+        """
         self.machines = machines
         self.root = root
         self.records = root / "records"
-        self.records.mkdir()
+        self.records.mkdir(exist_ok=True)
         self._token = token or _write_token(root / "token")
         (root / "policy.yaml").write_text(policy)
         self._wall_clocks: dict[int, Path] = {}
@@ -52,7 +61,7 @@ class EtcdJob:
             self.set_wall_clock(number, offset_s)
         for number in range(CONTROLLERS):
             self.start_member(number)
-        self._submit(steps)
+        self._submit(steps, faults)
         self.controllers = {number: self.start_controller(number) for number in range(CONTROLLERS)}
         nodes = [number for number in range(CONTROLLERS, len(machines)) if number not in without_agent]
         self.agents = {number: self.start_agent(number) for number in nodes}
@@ -74,22 +83,24 @@ class EtcdJob:
             output=self.root / f"etcd{number}.log",
         )
 
+    def boot(self, number: int) -> None:
+        """Boot a controller's machine that was powered off; wait until its member of etcd knows what others know."""
+        machine = self.machines[number]
+        machine.power_on()
+        self.start_member(number)
+        health = (CONTROL, f"--endpoints=http://{machine.address}:{_CLIENT}", "endpoint", "health")
+        self.until(lambda: "is healthy" in machine.run("sh", "-c", f"{shlex.join(health)} 2>&1", check=False), "etcd")
+        self.controllers[number] = self.start_controller(number)
+
     def end_members(self) -> None:
         """Kill all members of etcd; what they have acknowledged is on their disks."""
         for number in range(CONTROLLERS):
             self.machines[number].run(sys.executable, "-c", _KILL, Path(PROGRAM).name)
 
-    def _submit(self, steps: int) -> None:
+    def _submit(self, steps: int, faults: Sequence[ArmedFault]) -> None:
         words = (
-            "submit",
-            "--store",
-            self._store,
-            "--job",
-            "demo",
-            "--job-dir",
-            str(self.root / "job"),
-            "--nnodes",
-            "2",
+            *("submit", "--store", self._store, "--job", "demo", "--job-dir", str(self.root / "job"), "--nnodes", "2"),
+            *("--env", f"{names.FAULTS}={msgspec.json.encode(faults).decode()}"),
         )
         training = (str(TRAINING), str(self.records), str(steps), "0.02")
         deadline = time.monotonic() + PATIENCE_S

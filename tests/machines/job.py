@@ -211,7 +211,7 @@ class Job:
     def until_stopped(self, machine: Machine) -> int:
         """Wait until a process of a rank has stopped itself on a machine; return its pid on this computer."""
         deadline = time.monotonic() + PATIENCE_S
-        while not (stopped := _stopped_ranks(machine)):
+        while not (stopped := stopped_ranks(machine)):
             assert time.monotonic() < deadline, f"no rank stops itself on {machine.name}:\n{self.said()}"
             time.sleep(_POLL_S)
         return stopped[0]
@@ -284,7 +284,7 @@ class Job:
     def _ask(self, request: Request, limit_s: float = STATUS_S) -> Reply | None:
         """Ask the controller through the first machine's files: no process has to be started there."""
         for path in self._sockets():
-            reply = _answer_at(path, request, limit_s)
+            reply = answer_at(path, request, limit_s)
             if reply is not None:
                 return reply
         return None
@@ -295,7 +295,8 @@ class Job:
         return [path] if path.exists() else []
 
 
-def _answer_at(path: Path, request: Request, limit_s: float) -> Reply | None:
+def answer_at(path: Path, request: Request, limit_s: float) -> Reply | None:
+    """Ask the controller behind a socket of a machine's files, as this computer sees them; None: it says nothing."""
     dealer = DealerSocket(f"ipc://{path}", identity=f"test-{secrets.token_hex(4)}", curve=None)
     deadline = time.monotonic() + limit_s
     try:
@@ -317,7 +318,7 @@ def _kill_program_of(nsenter: subprocess.Popen[bytes]) -> None:
             os.kill(int(child), signal.SIGKILL)
 
 
-def _stopped_ranks(machine: Machine) -> list[int]:
+def stopped_ranks(machine: Machine) -> list[int]:
     """Return the processes of ranks on a machine that a signal has stopped, by their pids on this computer."""
     found = []
     here = os.readlink(f"/proc/{machine.space.pid}/ns/pid")

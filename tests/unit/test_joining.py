@@ -137,6 +137,7 @@ def test_the_flags_of_a_launch_script_for_one_machine_need_no_token() -> None:
         (Flags("m", rdzv_conf={"is_host": "1"}, node_rank=2), Launched(), Point("m", 29400, None, True, 600.0, "")),
         (Flags(rdzv_endpoint="m0", rdzv_conf={"rank": "0"}), Launched(), Point("m0", 29400, None, True, 600.0, "")),
         (Flags(rdzv_endpoint="auto"), Launched(1, 4, "n3", "77"), Point("n3", 29400, "77", False, 600.0, "")),
+        (Flags("m"), Launched(signals_all=True), Point("m", 29400, None, None, 600.0, "", signals_all=True)),
         (Flags("auto:5", rdzv_id="j"), Launched(0, 4, "n3", "77"), Point("n3", 5, "j", True, 600.0, "")),
         (Flags(rdzv_endpoint="m0", rdzv_id="none"), Launched(0, 2), Point("m0", 29400, None, True, 600.0, "")),
     ],
@@ -169,16 +170,20 @@ SLURM = {
     "SLURM_NNODES": "2",
     "SLURM_JOB_NODELIST": "n[003-004]",
     "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
 }
+IN_A_BATCH_SCRIPT = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
         ({}, Launched()),
-        ({"SLURM_JOB_ID": "77"}, Launched()),  # in a batch script, and not started by srun
-        (SLURM, Launched(1, 2, "n003", "77")),
-        ({**SLURM, "SLURM_NTASKS": "4"}, Launched(None, 2, "n003", "77")),  # two on each machine: which is not said
+        (IN_A_BATCH_SCRIPT, Launched()),  # not started by srun
+        (SLURM, Launched(1, 2, "n003", "77", signals_all=True)),
+        # two on each machine: which is not said
+        ({**SLURM, "SLURM_NTASKS": "4"}, Launched(None, 2, "n003", "77", signals_all=True)),
+        ({**SLURM, "SLURM_RESTART_COUNT": "2"}, Launched(1, 2, "n003", "77-2", signals_all=True)),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Launched(1, 2)),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Launched()),
         ({"PMI_RANK": "0", "PMI_SIZE": "3"}, Launched(0, 3)),

@@ -5,11 +5,24 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
-from midstep.protocol.messages import ArmFault, EndJob, NodeHeartbeat, NodeJoined, NodeLost, ProcessExited
+from midstep.protocol.messages import (
+    ArmFault,
+    EndJob,
+    NodeHeartbeat,
+    NodeJoined,
+    NodeLost,
+    ProbeProgress,
+    ProcessExited,
+    ProgressReported,
+)
+from midstep.protocol.shared_signals import hear_for_all
 from midstep.protocol.types import ArmedFault, FaultAction
+
+from .conftest import SETTINGS
 
 pytestmark = pytest.mark.chaos
 
@@ -27,13 +40,14 @@ print("running", flush=True)
 time.sleep(600)
 """
 DETACHED = "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n" + SLEEP
+HOUR_S = 3600.0
 STATUSES = {POLITE: 4, DEAF: -9, DETACHED: -15}
 
 
-async def two_ranks(site: Any, script: str) -> list[int]:
+async def two_ranks(site: Any, script: str, **changes: Any) -> list[int]:
     """Start two ranks and wait until they run; return their pids."""
     await site.agent()
-    site.welcome(script)
+    site.welcome(script, **changes)
     pids = []
     for rank in (0, 1):
         site.start(rank)
@@ -79,6 +93,30 @@ def test_the_end_of_the_job_ends_everything_on_the_node(play: Play, how: str, sc
         assert {body.status for body in exits.values()} == {STATUSES[script]}
         if script == POLITE:
             assert "asked to leave" in site.log(0)
+
+    play(scenario)
+
+
+def test_an_agent_that_leaves_sigterm_to_its_launcher_stays_with_its_ranks_and_ends_with_it(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that ignore it, too, are not given the time that is for those who act on it."""
+    said: dict[str, str] = {}
+    hear_for_all(said)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+
+    async def scenario(site: Any) -> None:
+        pids = await two_ranks(site, SLEEP, settings=msgspec.structs.replace(SETTINGS, stop_grace_s=HOUR_S))
+        for pid in (site.agents["node0"].pid, *pids):
+            os.kill(pid, signal.SIGTERM)
+        site.controller.order(ProbeProgress(probe=1))
+        await site.controller.until(ProgressReported)
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        site.let_go()
+
+        assert await site.gone() == 0
+        assert {body.status for body in site.controller.all(ProcessExited)} == {-signal.SIGKILL}
 
     play(scenario)
 
