@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from .display.plain import echo, log_to_stderr
 from .jobs.directories import find_job
 from .jobs.job_file import run_directory_of
 from .reaching import JobElsewhere, operator_options, reached_from_elsewhere
-from .standing_by import LEFT, until_one_listens
+from .standing_by import unless_told_to_leave, until_one_listens
 
 KEYS_NAME = "keys"
 
@@ -158,10 +157,13 @@ def _named_node(option: str, text: str, what: str, example: str) -> tuple[str, s
 
 
 def _detect_elsewhere(job: JobElsewhere, watched: Watched, name: str, *, standby: bool) -> int:
+    async def stand_by_and_report() -> int:
+        await until_one_listens(job.endpoints)
+        return await report_faults(way_with_token(job, name, standby=True), name, watched)
+
     if standby:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(LEFT))  # the first process of a container has no default
-        asyncio.run(until_one_listens(job.endpoints))
-    return asyncio.run(report_faults(way_with_token(job, name, standby=standby), name, watched))
+        return asyncio.run(unless_told_to_leave(stand_by_and_report()))
+    return asyncio.run(report_faults(way_with_token(job, name, standby=False), name, watched))
 
 
 def _detect(job: str | None, watched: Watched, name: str, *, only_keys: bool) -> int:

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+import signal
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from ..protocol.controller_addresses import split
 from ..protocol.time_limit import within
@@ -28,4 +30,20 @@ async def until_one_listens(controllers: Sequence[str]) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-__all__ = ["LEAVE_S", "LEFT", "until_one_listens"]
+async def unless_told_to_leave(work: Coroutine[Any, Any, int]) -> int:
+    """Return the exit code of the work, or LEFT if SIGTERM comes before its end: a container's first process hears none
+    that it has not asked for, and an exception raised by a handler may end in code that swallows it.
+    """
+    leaving = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
+    working, told = asyncio.ensure_future(work), asyncio.ensure_future(leaving.wait())
+    try:
+        await asyncio.wait({working, told}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else LEFT
+    finally:
+        working.cancel()
+        told.cancel()
+        await asyncio.gather(working, told, return_exceptions=True)
+
+
+__all__ = ["LEAVE_S", "LEFT", "unless_told_to_leave", "until_one_listens"]
