@@ -43,6 +43,7 @@ class EtcdJob:
         token: Path | None = None,
         without_agent: Sequence[int] = (),
         faults: Sequence[ArmedFault] = (),
+        step_s: float = 0.02,
     ) -> None:
         """`wall_clocks`: what those of the controllers' machines are off by, in seconds. `token`: a file with one.
 
@@ -61,7 +62,7 @@ class EtcdJob:
             self.set_wall_clock(number, offset_s)
         for number in range(CONTROLLERS):
             self.start_member(number)
-        self._submit(steps, faults)
+        self._submit(steps, step_s, faults)
         self.controllers = {number: self.start_controller(number) for number in range(CONTROLLERS)}
         nodes = [number for number in range(CONTROLLERS, len(machines)) if number not in without_agent]
         self.agents = {number: self.start_agent(number) for number in nodes}
@@ -97,12 +98,12 @@ class EtcdJob:
         for number in range(CONTROLLERS):
             self.machines[number].run(sys.executable, "-c", _KILL, Path(PROGRAM).name)
 
-    def _submit(self, steps: int, faults: Sequence[ArmedFault]) -> None:
+    def _submit(self, steps: int, step_s: float, faults: Sequence[ArmedFault]) -> None:
         words = (
             *("submit", "--store", self._store, "--job", "demo", "--job-dir", str(self.root / "job"), "--nnodes", "2"),
             *("--env", f"{names.FAULTS}={msgspec.json.encode(faults).decode()}"),
         )
-        training = (str(TRAINING), str(self.records), str(steps), "0.02")
+        training = (str(TRAINING), str(self.records), str(steps), str(step_s))
         deadline = time.monotonic() + PATIENCE_S
         while True:  # a new cluster of etcd has to find its leader first
             said = self.machines[0].run(
