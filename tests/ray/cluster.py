@@ -39,13 +39,11 @@ _BIN = Path(sys.executable).parent
 class RayCluster:
     """The cluster. Closing the machines ends it."""
 
-    def __init__(self, machines: Machines, *, takes_jobs: bool = False) -> None:
-        """Start the head and then one raylet after the other: together they give up on a busy computer.
+    takes_jobs = False  # as `ray job submit` brings them, which needs Ray's dashboard
 
-        `takes_jobs`: as `ray job submit` brings them, which needs Ray's dashboard.
-        """
+    def __init__(self, machines: Machines) -> None:
+        """Start the head and then one raylet after the other: together they give up on a busy computer."""
         self.machines = machines
-        self._takes_jobs = takes_jobs
         self._holders = range(len(machines) - HOLDERS, len(machines))
         self.address = f"{machines[0].address}:{PORT}"
         self.start_head()
@@ -55,7 +53,7 @@ class RayCluster:
     def start_head(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
         """Start the head, which has no room for nodes, with more options and settings."""
         head = ["--head", f"--port={PORT}", "--num-cpus=0", "--disable-usage-stats"]
-        head.append(f"--include-dashboard={str(self._takes_jobs).lower()}")
+        head.append(f"--include-dashboard={str(self.takes_jobs).lower()}")
         self._start(self.machines[0], *head, *options, environment=environment)
 
     def join(self, machine: Machine) -> None:

@@ -10,6 +10,7 @@ from ..machines.job import PATIENCE_S
 from .conftest import RANKS, STEPS, StartJob
 
 READY_S = 2.0
+SLOW_S = 0.2  # training is not over before Ray has started the actor again
 KILLED, ACTOR, RAYLET, OFF, END = 20, 40, 60, 80, STEPS - 1
 
 
@@ -101,7 +102,7 @@ def test_ray_starts_the_controller_again_and_training_goes_on(start_job: StartJo
 
 def test_a_stop_is_kept_while_ray_starts_the_controller_again(start_job: StartJob, undisturbed: Record) -> None:
     """The next controller carries it out, with a checkpoint of the step that all ranks have made."""
-    job = start_job(gates=(KILLED,))
+    job = start_job(gates=(KILLED,), step_s=SLOW_S)
     job.held_at(KILLED)
     job.kill_controller_actor()
     job.end_driver()

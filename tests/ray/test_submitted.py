@@ -17,6 +17,13 @@ from .environment import REQUIRED, require_ray
 from .submitted import JobInRayTrain, SubmittedJob
 
 KILLED, STOPPED = 20, 40
+SLOW_S = 0.2  # Ray takes a second or two to hand a stop on
+
+
+class ClusterForJobs(RayCluster):
+    """A cluster to which jobs are submitted."""
+
+    takes_jobs = True
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +32,7 @@ def jobs_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluste
     require_ray(bool(os.environ.get(REQUIRED)))
     require_machines(why_not())
     with Machines(1 + RANKS, (REPOSITORY, tmp_path_factory.getbasetemp())) as machines:
-        yield RayCluster(machines, takes_jobs=True)
+        yield ClusterForJobs(machines)
 
 
 @pytest.mark.parametrize("kind", [SubmittedJob, JobInRayTrain])
@@ -54,11 +61,11 @@ def test_ray_job_stop_stops_the_job_with_a_checkpoint(
     jobs_cluster: RayCluster, tmp_path: Path, undisturbed: Record
 ) -> None:
     """Ray gives the driver three seconds; the job takes itself away whatever they were enough for."""
-    job = SubmittedJob(jobs_cluster, tmp_path, nodes=RANKS, spares=0, steps=STEPS, gates=(STOPPED,))
+    job = SubmittedJob(jobs_cluster, tmp_path, nodes=RANKS, spares=0, steps=STEPS, step_s=SLOW_S, gates=(STOPPED,))
     try:
         job.held_at(STOPPED)
         job.jobs("stop", "--no-wait")
-        job.open_gate(STOPPED)
+        job.open_gate(STOPPED)  # who waits there follows no order
         job.until_taken_away()
         report = job.report()
         assert report["exit_code"] == 130
