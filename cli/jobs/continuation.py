@@ -36,8 +36,7 @@ def continued(directory: Path) -> PreparedJob:
             "again, as before."
         )
     founding, status = read_founding(directory), read_status(directory)
-    if status.exit_code is not None:
-        raise ConfigurationError(f"{directory.name} has ended: {status.reason}. Start a new job with `midstep run`.")
+    refuse_if_ended(directory, status)
     lost = tuple(node.node for node in status.nodes if node.state in _USED)
     if any(_OF_THIS_PLATFORM.fullmatch(node) is None for node in lost):
         raise ConfigurationError(
@@ -65,6 +64,12 @@ def continued(directory: Path) -> PreparedJob:
     return PreparedJob(
         spec, policy, directory, held, sources, before=before, can_create_nodes=founding.can_create_nodes
     )
+
+
+def refuse_if_ended(directory: Path, status: JobStatus) -> None:
+    """Refuse to continue a job that is over. Raises ConfigurationError."""
+    if status.exit_code is not None:
+        raise ConfigurationError(f"{directory.name} has ended: {status.reason}. Start a new job with `midstep run`.")
 
 
 def _fresh(founding: Founding, status: JobStatus) -> tuple[str, ...]:

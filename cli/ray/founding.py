@@ -10,6 +10,7 @@ from ...policies.schema import DeviceName, Policy
 from ...protocol.errors import ConfigurationError
 from ...protocol.private_files import replace_file
 from ...protocol.types import JobSpec
+from ..jobs.continuation import refuse_if_ended
 from ..jobs.founding import create_journal, make_job_directory, unwritable
 from ..jobs.start import Start, policy_of, require_script, spec_of
 from .controller_actor import RayJob
@@ -44,9 +45,8 @@ def found(start: Start, reserved: Reserved) -> RayJob:
 
 def found_again(directory: Path) -> RayJob:
     """Return a job that was founded before, on this cluster or on one that is gone. Raises MidstepError."""
-    founding, status = read_founding(directory), read_status(directory)
-    if status.exit_code is not None:
-        raise ConfigurationError(f"{directory.name} has ended: {status.reason}. Start a new job with `midstep run`.")
+    founding = read_founding(directory)
+    refuse_if_ended(directory, read_status(directory))
     return _job(directory, founding.job, founding.policy, _read_reserved(directory))
 
 
@@ -76,6 +76,6 @@ def _read_reserved(directory: Path) -> Reserved:
         return msgspec.json.decode(path.read_bytes(), type=Reserved)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigurationError(
-            f"{path} does not say what the job takes of Ray ({error}). Bring it back, or write it anew: "
+            f"{path} does not say what the job takes of Ray ({error}). Bring it back, or write it again: "
             '{"node": {"CPU": 8}, "controller": {}}.'
         ) from error

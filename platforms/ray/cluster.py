@@ -14,7 +14,7 @@ from .library import library
 from .places import Bundle, Elsewhere, InBundle, Place
 
 NAMESPACE = "midstep"
-# An actor of Ray Train hands its placement group down to the actors that it makes, unless they are given a strategy.
+# An actor may be in a placement group that is handed down to all that it makes without a strategy of their own.
 OUTSIDE_OF_GROUPS = "DEFAULT"
 _NODE_ID_LABEL = "ray.io/node-id"
 _CPU, _GPU = "CPU", "GPU"
