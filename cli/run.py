@@ -14,7 +14,6 @@ from ..protocol import environment as env
 from ..protocol.enums import StrEnum
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.secret_files import read_token
-from ..protocol.shared_signals import hear_for_all
 from ..protocol.token import TOKEN_VARIABLE, joinable
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
@@ -22,7 +21,7 @@ from .job_options import POLICY, PROGRAM, ROLES, SCRIPT_OR_ROLES, SHAPE, asked_f
 from .jobs.fault_schedule import load_schedule
 from .jobs.start import PreparedJob, Start, create_job
 from .joining.admission import KEYS_NAME, Wishes
-from .joining.launch_environment import launched
+from .joining.launch_environment import hear_if_all_are_signalled, launched
 from .joining.machine import JoiningMachine, prepare
 from .joining.opening import required
 from .joining.role import Flags, last_call_s, meeting, meets_itself
@@ -186,18 +185,12 @@ def _faults(file: Path | None, nodes: int, ranks_per_node: int) -> dict[str, str
     return {env.FAULTS: msgspec.json.encode(load_schedule(file, nodes, ranks_per_node)).decode()}
 
 
-def hear_if_all_are_signalled() -> None:
-    """Have only this process act on SIGTERM, where each process that it starts is sent it as well."""
-    if launched(os.environ).signals_all:
-        hear_for_all(os.environ)
-
-
 def join(machine: JoiningMachine, *, quiet: bool) -> int:
     """Run this machine's part of a job to its end and return its exit code; says on stderr what happens to it."""
     from .display.display import Display
     from .supervision.joined_launcher import JoinedLauncher
 
-    hear_if_all_are_signalled()
+    hear_if_all_are_signalled(os.environ)
     try:
         with Display(machine.directory, machine.held.path, quiet=quiet) as display:
             role = "runs its controller" if machine.job is not None else "joins it"
@@ -219,7 +212,7 @@ def launch(job: PreparedJob, *, quiet: bool, role: str = "") -> int:
     from .display.display import Display
     from .supervision.launcher import Launcher
 
-    hear_if_all_are_signalled()
+    hear_if_all_are_signalled(os.environ)
     try:
         with Display(job.job_directory, job.run_directory, quiet=quiet, role=role) as display:
             display.say(f"job {job.spec.job} in {job.job_directory}", "dim")

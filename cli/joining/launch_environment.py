@@ -1,9 +1,11 @@
 """What Slurm or an MPI launcher says of the machine on which it has started this process, among how many."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import msgspec
+
+from ...protocol.shared_signals import hear_for_all
 
 _SLURM_RANGE = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
 
@@ -37,6 +39,12 @@ def launched(environment: Mapping[str, str]) -> Launched:
         alone = _number(environment, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE") in {None, 1}
         return Launched(_number(environment, "PMI_RANK"), _number(environment, "PMI_SIZE")) if alone else Launched()
     return Launched()
+
+
+def hear_if_all_are_signalled(environment: MutableMapping[str, str]) -> None:
+    """Have only this process act on SIGTERM, where each process that it starts is sent it as well."""
+    if launched(environment).signals_all:
+        hear_for_all(environment)
 
 
 def first_host(hosts: str) -> str | None:

@@ -1,6 +1,7 @@
 """`midstep run --roles FILE`: which other options go with it, and the run itself."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ from click.core import ParameterSource
 from ...protocol.errors import ConfigurationError
 from ..display.display import Display
 from ..jobs.rank_variables import named_variables, variables_of_files
+from ..joining.launch_environment import hear_if_all_are_signalled
 from ..kubernetes.options import PodFlags
 from .launcher import RolesLauncher
 from .opening import OpenedGroup, create_group, new_group
@@ -59,9 +61,7 @@ def run_roles(file: Path, context: click.Context) -> int:
 
 def launch_roles(opened: OpenedGroup, *, quiet: bool) -> int:
     """Run a job of roles to its end, and return its exit code; says on stderr what happens to it."""
-    from ..run import hear_if_all_are_signalled
-
-    hear_if_all_are_signalled()
+    hear_if_all_are_signalled(os.environ)
     try:
         with Display(opened.directory, opened.held.path, quiet=True) as display:
             names = ", ".join(opened.founding.plan.names)
