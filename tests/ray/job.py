@@ -13,27 +13,21 @@ from typing import Any
 import msgspec
 import yaml
 
-from midstep.controller.endpoints.control_socket import SOCKET_NAME
-from midstep.platforms.ray.cluster import NAMESPACE
 from midstep.protocol import environment as names
 from midstep.protocol.types import ArmedFault
 
 from ..chaos.jobs import TRAINING
-from ..machines.job import PATIENCE_S, Job
+from ..machines.engine_job import ROOMY, EngineJob
+from ..machines.job import PATIENCE_S
 from ..machines.machines import Machine
 from .cluster import CONTROLLER, RayCluster
 
-# A gate is no stall, and a busy computer takes its time to start processes.
-ROOMY: dict[str, Any] = {
-    "checkpoint": {"every_steps": 10},
-    "stall": {"grace_s": PATIENCE_S},
-    "deadlines": {"quiesce_s": 60.0, "start_s": 300.0, "rejoin_s": 300.0, "nodes_s": 300.0, "orders_s": 1200.0},
-}
 DRIVER = Path(__file__).with_name("driver.py")
+OF_RAY_TRAIN = "AutoscalingCoordinator"
 _POLL_S = 0.05
 
 
-class RayJob(Job):
+class RayJob(EngineJob):
     """A job whose driver is on machine 0. Its nodes are where Ray places them."""
 
     def __init__(
@@ -91,13 +85,6 @@ class RayJob(Job):
         """The job directory."""
         return self.root / self.name
 
-    def report(self) -> dict[str, Any]:
-        """Return what `midstep report --json` says."""
-        linked = self.root / "job"
-        if not linked.is_symlink():
-            linked.symlink_to(self.directory)
-        return super().report()
-
     def said(self) -> str:
         """Return everything that was printed, for messages of failed tests."""
         logs = [self.root / "driver.log", *sorted(self.directory.glob("logs/*"))]
@@ -146,6 +133,13 @@ class RayJob(Job):
 
     # --- what is done to it -----------------------------------------------------------------------------------------
 
+    def until_said(self, words: str) -> None:
+        """Wait until the program that waits for the job has printed this."""
+        deadline = time.monotonic() + PATIENCE_S
+        while words not in (self.root / "driver.log").read_text():
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(_POLL_S)
+
     def until_incidents(self, count: int) -> None:
         """Wait until so many faults have been noticed and answered."""
         self.until(lambda status: len(status.incidents) >= count, f"incident {count}")
@@ -172,19 +166,9 @@ class RayJob(Job):
         controller = self._controller_pids(machine)[0]
         machine.run("kill", "-9", str(_parent(machine, controller)))
 
-    def end_driver(self) -> None:
-        """Ask the program that waits for the job to end, by SIGTERM."""
-        self.machines[0].run("kill", "-TERM", *map(str, self.pids(self.machines[0], "driver.py")))
-
-    def _sockets(self) -> list[Path]:
-        """Return where the controller may be asked: a machine that it has left may have an old socket."""
-        try:
-            place = json.loads((self.directory / "job.json").read_text())["run_dir"]
-        except FileNotFoundError:
-            return []
-        on = [machine for machine in self.machines if machine.is_on]
-        paths = [Path(f"/proc/{machine.space.pid}/root{place}/{SOCKET_NAME}") for machine in on]
-        return sorted((path for path in paths if path.exists()), key=lambda path: -path.stat().st_mtime)
+    def end_driver(self, number: str = "TERM") -> None:
+        """Send the program that waits for the job a signal to end."""
+        self.machines[0].run("kill", f"-{number}", *map(str, self.pids(self.machines[0], "driver.py")))
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -196,14 +180,14 @@ class RayJob(Job):
                 assert not self.pids(machine, self.name), machine.run("ps", "-A", "-o", "args=", "-ww")
 
     def left_in_ray(self) -> list[str]:
-        """Return the actors and the placement groups of midstep's jobs. Ray Train has an actor that stays."""
+        """Return the actors and the placement groups that are there, but for one actor that Ray Train leaves."""
         left: list[str] = json.loads(
             self.cluster.ask(
                 "import json\n"
                 "actors = ray.util.list_named_actors(all_namespaces=True)\n"
                 "groups = ray.util.placement_group_table().values()\n"
-                "left = [group['name'] for group in groups if group['name'] and group['state'] != 'REMOVED']\n"
-                f"print(json.dumps(left + [each['name'] for each in actors if each['namespace'] == '{NAMESPACE}']))"
+                "left = [group['name'] for group in groups if group['state'] != 'REMOVED']\n"
+                f"print(json.dumps(left + [each['name'] for each in actors if each['namespace'] != '{OF_RAY_TRAIN}']))"
             )
         )
         return left

@@ -14,9 +14,10 @@ import yaml
 
 from midstep.cli.roles.group_files import role_directory, role_job
 
+from ..machines.engine_job import ROOMY
 from ..machines.job import PATIENCE_S
 from .cluster import RayCluster
-from .job import ROOMY, RayJob
+from .job import RayJob
 
 FIRST_ATTEMPT = 1
 

@@ -116,6 +116,24 @@ def test_a_stop_is_kept_while_ray_starts_the_controller_again(start_job: StartJo
     job.assert_nothing_left()
 
 
+def test_a_job_whose_driver_was_killed_continues_and_resume_follows_it(
+    start_job: StartJob, undisturbed: Record
+) -> None:
+    """It finds the actor by its name: the job is in the term that it was in, and has the processes that it had."""
+    job = start_job(gates=(KILLED, END))
+    job.held_at(KILLED)
+    job.end_driver("KILL")
+    job.controller.wait(PATIENCE_S)
+    job.resume()
+    job.until_said(f"midstep: job {job.name} in ")
+    job.open_gate(KILLED)
+    assert job.held_at(END).term == 1
+    job.open_gate(END)
+    assert job.finish()["incidents"] == []
+    assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
+    job.assert_nothing_left()
+
+
 def test_ranks_leave_a_machine_that_ray_drains_between_two_steps(start_job: StartJob, undisturbed: Record) -> None:
     """As it does for a preemption: the rank moves to the spare before the deadline, and no step is repeated."""
     gates = range(KILLED, END, 5)  # the move waits for a process that is ready, and then for the end of a step

@@ -1,29 +1,21 @@
 """A job that a user gives to Slurm with `sbatch`: what is done to it, and what is seen of it."""
 
-import json
 import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
 
 from midstep.cli.jobs.directories import HOME_VARIABLE
-from midstep.controller.endpoints.control_socket import SOCKET_NAME
 
 from ..chaos.jobs import TRAINING
-from ..machines.job import PATIENCE_S, Job
+from ..machines.engine_job import ROOMY, EngineJob
+from ..machines.job import PATIENCE_S
 from ..machines.machines import Machine
 from .cluster import SlurmCluster
 
-# A gate is no stall, and a busy computer takes its time to start processes.
-ROOMY: dict[str, Any] = {
-    "checkpoint": {"every_steps": 10},
-    "stall": {"grace_s": PATIENCE_S},
-    "deadlines": {"quiesce_s": 60.0, "start_s": 300.0, "rejoin_s": 300.0, "nodes_s": 300.0, "orders_s": 1200.0},
-}
 BATCH = ("--nodes=3", "--ntasks-per-node=1")
 WITHOUT_SPARE = ("--nodes=2", "--ntasks-per-node=1")
 NO_KILL = "--no-kill"  # of both commands: what is left is not ended for a machine that is lost
@@ -44,7 +36,7 @@ class End(msgspec.Struct, frozen=True):
     exit_code: str
 
 
-class SlurmJob(Job):
+class SlurmJob(EngineJob):
     """A job whose controller is on the first machine that Slurm has given it."""
 
     def __init__(
@@ -93,13 +85,6 @@ class SlurmJob(Job):
     def directory(self) -> Path:
         """The job directory."""
         return self.root / "jobs" / self.name
-
-    def report(self) -> dict[str, Any]:
-        """Return what `midstep report --json` says."""
-        linked = self.root / "job"
-        if not linked.is_symlink():
-            linked.symlink_to(self.directory)
-        return super().report()
 
     def steps_written(self, rank: int) -> int:
         """Return how many steps a rank has done, with those that it did again."""
@@ -155,16 +140,6 @@ class SlurmJob(Job):
         if self.controller.poll() is None:
             self.cluster.type("scancel", "--signal=KILL", "--full", self.number, check=False)
             self.cluster.type("scancel", self.number, check=False)
-
-    def _sockets(self) -> list[Path]:
-        """Return where the controller may be asked: a machine that it has left may have an old socket."""
-        try:
-            place = json.loads((self.directory / "job.json").read_text())["run_dir"]
-        except FileNotFoundError:
-            return []
-        on = [machine for machine in self.machines if machine.is_on]
-        paths = [Path(f"/proc/{machine.space.pid}/root{place}/{SOCKET_NAME}") for machine in on]
-        return [path for path in paths if path.exists()]
 
 
 def _processes(machine: Machine) -> list[str]:

@@ -14,6 +14,7 @@ from .job import BATCH, WITHOUT_SPARE, End, SlurmJob
 KILLED, OFF, END = 20, 40, STEPS - 1
 FIRST = 1  # of Slurm's machines; it has the controller
 SLOW_S = 0.05  # a step, so that the job is not over before it can be stopped
+STOPPED_S = 120.0
 INTERRUPTED = 130
 
 
@@ -59,7 +60,7 @@ def test_a_job_that_is_cancelled_stops_with_a_checkpoint(
     job.held_at(KILLED)
     job.cancel(*options)
     job.open_gate(KILLED)
-    job.controller.wait(STEPS)
+    job.controller.wait(STOPPED_S)
     report = job.report()
     assert (report["exit_code"], report["incidents"]) == (INTERRUPTED, []), job.said()
     (steps,) = {len(steps) for steps in job.record().steps.values()}

@@ -1,6 +1,6 @@
 """Every Python that has this folder on its path runs this: a controller kills itself over the first news that it hears.
 
-That it has started, and which nodes there are, each controller hears anew, so that is no news.
+That it has started, and which nodes there are, each controller hears again, so that is no news.
 """
 
 import os

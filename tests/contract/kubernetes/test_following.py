@@ -32,6 +32,13 @@ def objects() -> list[dict[str, Any]]:
     return manifests(settings, submission, new_token(job="demo"), "default")
 
 
+def running_pod() -> dict[str, Any]:
+    """Return the pod of an agent of that job."""
+    labels = {"midstep.io/job": "demo", "midstep.io/role": "agent", "midstep.io/node": "node0"}
+    metadata = {"name": "a-0", "labels": labels, "ownerReferences": [OWNER]}
+    return {"metadata": metadata, "status": {"phase": "Running"}}
+
+
 def with_api(
     folder: Path, monkeypatch: pytest.MonkeyPatch, scenario: Callable[[ApiServer, Api, list[str]], Awaitable[T]]
 ) -> T:
@@ -78,9 +85,7 @@ def test_the_command_waits_for_pods_that_outlive_the_job_and_names_those_that_st
     monkeypatch.setattr(following, "GONE_S", LIMIT_S / 2 if comes_back else 0.1)
 
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> tuple[int, list[str]]:
-        labels = {"midstep.io/job": "demo", "midstep.io/role": "agent", "midstep.io/node": "node0"}
-        metadata = {"name": "a-0", "labels": labels, "ownerReferences": [OWNER]}
-        server.put("pods", {"metadata": metadata, "status": {"phase": "Running"}})
+        server.put("pods", running_pod())
         server.on_lost_machines.add("a-0")
         running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
         while len(server.objects) <= len(objects()):
@@ -173,9 +178,7 @@ def test_each_line_of_a_pod_is_shown_once_however_often_the_connection_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
-        labels = {"midstep.io/job": "demo", "midstep.io/role": "agent", "midstep.io/node": "node0"}
-        metadata = {"name": "a-0", "labels": labels, "ownerReferences": [OWNER]}
-        pod: dict[str, Any] = {"metadata": metadata, "status": {"phase": "Running"}}
+        pod = running_pod()
         server.put("pods", pod)
         running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
         shown = ""
@@ -198,9 +201,7 @@ def test_a_quiet_command_shows_what_midstep_says_and_nothing_that_ranks_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
-        labels = {"midstep.io/job": "demo", "midstep.io/role": "agent", "midstep.io/node": "node0"}
-        metadata = {"name": "a-0", "labels": labels, "ownerReferences": [OWNER]}
-        server.put("pods", {"metadata": metadata, "status": {"phase": "Running"}})
+        server.put("pods", running_pod())
         running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append, quiet=True))
         for line in ("[rank 0] a loss", "[actor rank 11] another", "midstep: node0 joins"):
             server.print("a-0", line)
