@@ -1,6 +1,5 @@
 """Machines made of Linux namespaces, for the tests of this folder, and jobs on them."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from ..chaos.jobs import Job as LocalJob
 from ..chaos.jobs import Record
 from .availability import require_machines
 from .job import PATIENCE_S, Job
-from .machines import BAD_CABLES, Machines, why_not
+from .machines import Machines, cables_are_bad, why_not
 
 HERE = Path(__file__).parent
 CABLES = HERE / "test_machines.py"
@@ -26,7 +25,7 @@ STEPS = 300
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the tests of this folder the time that bad cables take, if all of them are bad."""
-    for item in items if os.environ.get(BAD_CABLES) else ():
+    for item in items if cables_are_bad() else ():
         limit = item.get_closest_marker("timeout")
         if item.path == CABLES:
             item.add_marker(pytest.mark.skip("counts frames on good cables"))

@@ -125,8 +125,8 @@ class Machines:
     def __init__(self, count: int, shared: Sequence[Path] = (), *, user: bool | None = None) -> None:
         """`user`: in a user namespace; by default where this process is not root's. Raises CannotMakeMachines."""
         require_programs()
-        bad = os.environ.get(BAD_CABLES) not in {None, ""}
-        self.network = Network(user=os.geteuid() != 0 if user is None else user, cables=BAD if bad else GOOD)
+        cables = BAD if cables_are_bad() else GOOD
+        self.network = Network(user=os.geteuid() != 0 if user is None else user, cables=cables)
         self._machines: list[Machine] = []
         names = (f"{address(number)} m{number}" for number in range(count))
         hosts = "".join(f"{line}\n" for line in ("127.0.0.1 localhost", *names))
@@ -164,6 +164,11 @@ class Machines:
         self.network.close()  # first: what dies then says good-bye to nobody
         for machine in self._machines:
             machine.close()
+
+
+def cables_are_bad() -> bool:
+    """Say whether the environment asks for cables that delay and lose frames."""
+    return os.environ.get(BAD_CABLES) not in {None, ""}
 
 
 def why_not() -> str:
