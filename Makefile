@@ -13,7 +13,7 @@ SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-megatron test pytest test-machines test-etcd test-kubernetes test-mindspore test-ray test-slurm test-engines test-versions lint style types \
-	imports sim mutants chaos soak attack prove nightly-megatron nightly-machines bench peers docs clean
+	imports sim mutants chaos soak attack prove nightly-engines nightly-megatron nightly-machines bench peers docs clean
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
 	$(BIN)/midstep demo $(DEMO)
@@ -37,18 +37,21 @@ test-etcd: $(INSTALLED)  ## controllers of a job in a real etcd: needs its progr
 
 test-kubernetes: $(INSTALLED)  ## pods on real kubelets, on machines of namespaces: root; builds Kubernetes once, for 5 to 20 minutes
 	$(BIN)/python -m tests.kubernetes.cluster build
-	$(BIN)/python -m pytest --durations=10 tests/kubernetes $(TESTS)
+	$(BIN)/python -m pytest -m "$(or $(MARKED),not nightly)" --durations=0 --durations-min=5 tests/kubernetes $(TESTS)
 
 test-mindspore: $(INSTALLED)  ## real MindSpore on the CPU, killed in every mode, in an environment without torch: 3 GB. MINDSPORE=2.9.0
 	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment $(MINDSPORE))/python -m pytest tests/mindspore $(TESTS)
 
 test-ray: $(INSTALLED)  ## jobs on a real Ray, whose raylets are on machines of namespaces (root, or user namespaces): 2 GB
-	MIDSTEP_REQUIRE_RAY=1 $$($(BIN)/python -m tests.ray.environment)/python -m pytest tests/ray $(TESTS)
+	MIDSTEP_REQUIRE_RAY=1 $$($(BIN)/python -m tests.ray.environment)/python -m pytest --durations=0 --durations-min=5 tests/ray $(TESTS)
 
 test-slurm: $(INSTALLED)  ## jobs under a real Slurm, on machines of namespaces: root; Debian: munge, slurmctld, slurmd, slurm-client
 	MIDSTEP_REQUIRE_SLURM=1 MIDSTEP_REQUIRE_MACHINES=1 $(BIN)/python -m pytest --durations=5 tests/slurm $(TESTS)
 
 test-engines: test-kubernetes test-ray  ## both engines, as above
+
+nightly-engines: $(INSTALLED)  ## what takes longer there, or tells again what another test tells: a quarter of an hour
+	$(MAKE) --no-print-directory test-kubernetes MARKED=nightly
 
 test-versions: $(INSTALLED)  ## contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one
 	$(BIN)/python -m tests.versions.run $(VERSIONS)

@@ -17,16 +17,18 @@ StartJoined = Callable[..., JoinedJob]
 StartManaged = Callable[..., ManagedJob]
 Kubectl = Callable[..., str]
 HERE = Path(__file__).parent
+FIRST = {name: place for place, name in enumerate(("test_managed", "test_joined", "test_manifests", "test_rights"))}
 NODES = 4
 STEPS = 200
 RANKS = 4
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder; the hook gets those of all folders."""
+    """Mark the tests of this folder, those that tell most in front; the hook gets those of all folders."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("kubernetes")
+    items.sort(key=lambda item: FIRST.get(item.path.stem, len(FIRST)) if item.path.parent == HERE else 0)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(900)
 KILLED, OFF, ROLLED, HIT = 20, 80, STEPS - 1, 1
 
 
-@pytest.mark.parametrize("kept", ["on the volume", "in an etcd"])
+@pytest.mark.parametrize("kept", ["on the volume", pytest.param("in an etcd", marks=pytest.mark.nightly)])
 def test_another_controller_leads_when_the_leaders_pod_or_machine_is_lost_or_all_are_replaced(
     cluster: Cluster, start_managed: StartManaged, undisturbed: Record, kept: str
 ) -> None:

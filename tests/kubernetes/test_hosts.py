@@ -63,6 +63,7 @@ def test_a_drain_a_taint_and_a_condition_move_ranks_between_two_steps_and_no_ste
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
 
 
+@pytest.mark.nightly
 def test_a_pod_of_more_importance_gets_the_place_as_soon_as_the_ranks_have_moved(
     start_managed: StartManaged, undisturbed: Record
 ) -> None:
@@ -97,6 +98,7 @@ def urgent_pod(host: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return {**priority, "metadata": {"name": URGENT}}, pod
 
 
+@pytest.mark.nightly
 def test_training_and_the_recovery_of_a_process_need_no_kubelet(
     start_managed: StartManaged, undisturbed: Record
 ) -> None:

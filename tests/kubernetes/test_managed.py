@@ -65,6 +65,7 @@ def test_a_killed_rank_a_forced_pod_a_deleted_pod_and_a_lost_machine_change_no_b
     assert job.left() == []
 
 
+@pytest.mark.nightly
 def test_without_a_spare_the_survivors_wait_for_a_new_pod(start_managed: StartManaged, undisturbed: Record) -> None:
     job = start_managed("alone", gates=(KILLED, END))
     node, ranks = victim(job, job.held_at(KILLED))
@@ -100,6 +101,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(start_managed: StartManaged) 
     assert len(job.pods()) == 2
 
 
+@pytest.mark.nightly
 def test_what_a_budget_has_paid_stays_paid_when_the_controllers_pod_is_deleted(start_managed: StartManaged) -> None:
     """The first rank is restarted in place, which the policy allows once; the next one moves, with its node."""
     once = {"rung": "recover_in_place", "budget": {"per_job": 1}}

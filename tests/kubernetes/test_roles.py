@@ -103,6 +103,7 @@ def test_a_role_recovers_at_every_moment_while_the_other_makes_steps(
     assert job.left() == []
 
 
+@pytest.mark.nightly
 def test_a_role_has_a_second_controller_and_leaves_hosts_that_are_drained_or_faulty(
     start_roles: StartRoles, undisturbed: Record
 ) -> None:

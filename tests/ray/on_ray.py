@@ -26,14 +26,17 @@ from .cluster import MEMORY_BYTES, SETTINGS
 
 PROGRAM = "midstep.cli.agent"
 GRACE_S = 10.0
+LOGS = ("gcs_server.out", "raylet*.out", "raylet*.err", "worker-*.err")
+SAID = 3000  # characters of each
 _HOST = Path(__file__).with_name("platform_host.py")
 
 
 class RayHere:
     """A Ray whose raylets are all on this computer, each with room for two nodes. This process is connected to it."""
 
-    def __init__(self, cluster: Any) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Any, folder: Path) -> None:
+        """`folder`: in which Ray has its files."""
+        self._cluster, self._folder = cluster, folder
         self.address: str = cluster.address
 
     def add_machine(self) -> Any:
@@ -43,6 +46,11 @@ class RayHere:
     def remove_machine(self, raylet: Any) -> None:
         """Kill a raylet with everything that it has started."""
         self._cluster.remove_node(raylet, allow_graceful=False)
+
+    def said(self) -> str:
+        """Return the last lines of what Ray's own programs have written, for messages of failed tests."""
+        logs = [log for name in LOGS for log in sorted(self._folder.glob(f"**/session_2*/logs/{name}"))]
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-SAID:]}" for log in logs)
 
     def assert_nothing_left(self) -> None:
         """No actor and no placement group is left."""
@@ -73,7 +81,7 @@ def ray_here() -> Iterator[RayHere]:
         ray = _ray()
         head = {"num_cpus": 0, "object_store_memory": MEMORY_BYTES, "include_dashboard": False}
         cluster = ray.cluster_utils.Cluster(initialize_head=True, head_node_args=head)
-        here = RayHere(cluster)
+        here = RayHere(cluster, Path(folder))
         try:
             for _ in range(MOST):
                 here.add_machine()

@@ -11,7 +11,15 @@ import pytest
 from midstep.protocol.messages import CreateNode, NodeJoined, NodeRefused, PlatformJoined
 
 from ..contract.platforms import scenarios
-from ..contract.platforms.ordering import MOST, HostedPlatform, OrderingController, Play, eventually, hosting
+from ..contract.platforms.ordering import (
+    MOST,
+    HostedPlatform,
+    OrderingController,
+    Play,
+    Scenario,
+    eventually,
+    hosting,
+)
 from .environment import REQUIRED, require_ray
 from .on_ray import OnRay, RayHere, ray_here
 
@@ -42,7 +50,15 @@ def host(here: RayHere) -> Iterator[Host]:
 
             play = made.enter_context(hosting(on_ray))
             made.callback(platforms[0].close)
-            return play
+
+            def told(scenario: Scenario) -> None:
+                try:
+                    play(scenario)
+                except BaseException:
+                    print(here.said())
+                    raise
+
+            return told
 
         yield make
 
