@@ -81,6 +81,29 @@ def in_window(spent: Iterable[Spent], entry: RungPolicy, now: float, role: str =
     ]
 
 
+def still_counted(spent: Iterable[Spent], ladders: Mapping[str, Iterable[RungPolicy]], now: float) -> list[Spent]:
+    """Return what of `spent` can count at `now` or later. `ladders`: by whose budgets they have (empty: the job's).
+
+    A job of months has had thousands of incidents; what no budget will look at again need not be remembered. A restart
+    of the world is: `--max-restarts` has no window.
+    """
+    entries = {(role, entry.rung): entry for role, ladder in ladders.items() for entry in ladder}
+    return [
+        each
+        for each in spent
+        if each.rung in WORLD_RESTARTS or _can_count(each, entries.get((each.role, each.rung)), now)
+    ]
+
+
+def _can_count(spent: Spent, entry: RungPolicy | None, now: float) -> bool:
+    if entry is None:
+        return False
+    budget = entry.budget
+    if budget.per_job is None and budget.per_rank is None and budget.per_node is None:
+        return False
+    return budget.window_s == 0 or now - spent.at_s < budget.window_s
+
+
 def budget_use(
     ladder: Iterable[RungPolicy], spent: tuple[Spent, ...], now: float, role: str = ""
 ) -> tuple[BudgetUse, ...]:

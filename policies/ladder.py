@@ -13,7 +13,7 @@ import msgspec
 from ..protocol.incidents import BudgetUse
 from ..protocol.types import Decision, Rung, SkippedRung
 from . import recover, recover_in_place, reschedule_job, reschedule_pod, retry_step, stop
-from .budgets import Account, budget_use, counts_restarts, failed_before, tried
+from .budgets import Account, budget_use, counts_restarts, failed_before, still_counted, tried
 from .facts import Facts, Spent
 from .placement import Placement, place
 from .roles import WORLD_RESTARTS, Party, Roles
@@ -92,6 +92,11 @@ class Ladder:
         for party in self.roles.named:
             uses += () if party.with_job else budget_use(party.ladder, spent, now, party.role)
         return uses
+
+    def still_counted(self, spent: Iterable[Spent], now: float) -> list[Spent]:
+        """Return what of `spent` a decision at `now` or later can depend on."""
+        ladders = {party.role: party.ladder for party in (self.roles.job, *self.roles.named) if not party.with_job}
+        return still_counted(spent, ladders, now)
 
     def _choice(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...], names: tuple[str, ...]) -> Choice:
         decision = Decision(rung, _of_roles(names) + RULES[rung].why(case), case.skipped, names)

@@ -116,7 +116,7 @@ class Saving:
 class Accounts:
     """What the budgets of the whole job count."""
 
-    paid: list[Spent] = field(default_factory=list)  # for attempts that are over
+    paid: list[Spent] = field(default_factory=list)  # for attempts that are over, as long as a budget counts them
     node_failures: list[NodeFailure] = field(default_factory=list)
     restarts: int = 0  # of the whole world
 
@@ -280,11 +280,16 @@ class JobState:
 
     def begin_attempt(self) -> None:
         """The attempt under way is over, if there is one, and stays paid for."""
-        self.accounts.paid += self.incident.attempt.cost
+        self._pay()
         self.incident = self.incident.try_again()
 
     def close_incident(self) -> None:
         """Nothing is wrong any more; what was tried stays paid for."""
-        self.accounts.paid += self.incident.attempt.cost
+        self._pay()
         self.incident = OpenIncident()
         self.due.forget_replacements()
+
+    def _pay(self) -> None:
+        """Add the attempt under way to what the budgets count, and forget what they do not count any more."""
+        paid = (*self.accounts.paid, *self.incident.attempt.cost)
+        self.accounts.paid = self.ladder.still_counted(paid, self.turn.now)

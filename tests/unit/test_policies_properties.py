@@ -60,7 +60,7 @@ def situations(draw: st.DrawFn) -> Facts:
     failed = [rung for rung in dict.fromkeys(taken) if draw(st.booleans())]
     whom = st.sampled_from(RANKS)
     spent = [
-        Spent(rung, draw(st.sampled_from((10.0, 90.0))), (rank,), (NODES[rank],), draw(st.sampled_from(("", "a"))))
+        Spent(rung, draw(st.sampled_from((10.0, 60.0, 90.0))), (rank,), (NODES[rank],), draw(st.sampled_from(("", "a"))))
         for rung, rank in draw(st.lists(st.tuples(rungs, whom), max_size=6))
     ]
     resilient = draw(st.integers(0, 4)) > 0
@@ -166,3 +166,19 @@ def test_an_incident_of_several_roles_takes_nothing_that_one_of_them_alone_would
         on_it = {entry.rung for entry in (ladder if ladder is not None else policy.ladder)}
         assert decision.rung in on_it
         assert ladder is not None or decision.rung not in KEEPING
+
+
+@settings(max_examples=200, deadline=None)
+@given(policies(), situations(), st.floats(0.0, 100.0), st.none() | st.integers(0, 3))
+def test_what_no_budget_counts_any_more_can_be_forgotten(
+    policy: Policy, facts: Facts, later_s: float, max_restarts: int | None
+) -> None:
+    """Then and later everything is decided, and shown, as if it were still known: `--max-restarts` counts for ever."""
+    ladder = Ladder(policy)
+    if max_restarts is not None:
+        facts = msgspec.structs.replace(facts, resilient=False, healthy=frozenset(), max_restarts=max_restarts)
+    left = tuple(ladder.still_counted(facts.spent, facts.now))
+    now = facts.now + later_s
+    assert ladder.budgets(left, now) == ladder.budgets(facts.spent, now)
+    known, forgotten = (msgspec.structs.replace(facts, now=now, spent=spent) for spent in (facts.spent, left))
+    assert ladder.choose(forgotten) == ladder.choose(known)
