@@ -160,9 +160,8 @@ class Node:
 class Job:
     """A controller without sockets, and the nodes of its job."""
 
-    def __init__(self, root: Path, nodes: int) -> None:
+    def __init__(self, root: Path, nodes: int, policy: Policy) -> None:
         self.size = nodes * RANKS_PER_NODE
-        policy = patient_policy()
         spec = JobSpec(
             "turns", ("t.py",), False, False, {}, str(root), str(root), self.size, RANKS_PER_NODE, nodes, 0, 0,
             job_settings(policy, str(root)),
@@ -240,7 +239,7 @@ def measure(ranks: int, repeat: int) -> dict[str, Any]:
     """Measure one size, rounded up to whole nodes."""
     root = Path(tempfile.mkdtemp(prefix="ms-"))
     try:
-        job = Job(root, -(-ranks // RANKS_PER_NODE))
+        job = Job(root, -(-ranks // RANKS_PER_NODE), patient_policy())
         try:
             losses = [job.lose((job.size // 2 + RANKS_PER_NODE * number) % job.size) for number in range(repeat)]
             beats = [job.beat() for _ in range(BEATS)]

@@ -16,6 +16,7 @@ LIMIT_S = 240.0
 SHORT = {
     "controller_restart": "--events 1000 --repeats 1",
     "failover": "--repeats 1",
+    "long_job": "--incidents 20",
     "machine": "--ranks 100 --repeats 1",
     "megatron": "--repeat 1 --steps 20 --size tiny --no-recovery",
     "overhead": "--ranks 2 --repeat 1 --steps 4 --no-jobs",
@@ -23,6 +24,7 @@ SHORT = {
     "rendezvous": "--ranks 4,8",
     "repair": "--repeat 1",
     "scale": "--ranks 16 --repeat 1 --idle 1",
+    "scale_forecast": "--ranks 16",
     "turns": "--ranks 16 --repeat 1",
 }
 
