@@ -16,6 +16,7 @@ from midstep.protocol.incidents import JobStatus
 from ..chaos.comparing import assert_same_steps
 from .conftest import StartJob, run_undisturbed
 from .job import PATIENCE_S, Job
+from .machines import cables_are_bad
 from .random_faults import Fault, Round, draw
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(1800)]
@@ -39,6 +40,8 @@ POLICY: dict[str, Any] = {
     "stall": {"grace_s": 60.0, "suspended_s": 3.0},  # a busy computer is no stall
     "deadlines": {"start_s": PATIENCE_S, "rejoin_s": PATIENCE_S, "quiesce_s": PATIENCE_S, "orders_s": 6 * PATIENCE_S},
     "checkpoint": {"every_steps": 1000},  # what is kept is kept by copies alone
+    # Bad cables lose some of the connections that eight ranks make; TCP tries those again after 1 s, and after 3 s.
+    **({"communicator": {"link_up_s": 10.0}} if cables_are_bad() else {}),
 }
 
 
