@@ -30,9 +30,10 @@ import psutil
 from played_nodes import Arrivals, End, KillRank, Order, PowerOff, Seen, live
 from played_rank import Setting
 
+from midstep.benchmarks.turns import patient_policy
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
-from midstep.policies.schema import Policy, default_policy, job_settings
+from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink
@@ -45,8 +46,7 @@ JOB = "scale"
 RANKS_PER_NODE = 8
 PROCESSES = 2
 SHARE_LOST = 12  # one node of so many, where many are lost at once
-PATIENCE_S = 180.0
-QUIESCE_S = 60.0
+PATIENCE_S = 600.0
 HEARTBEAT_S = default_policy().heartbeat.interval_s
 
 
@@ -59,12 +59,6 @@ class Lost(msgspec.Struct, frozen=True):
     resume_s: float
     cpu_s: float
     generations: int  # more than one: something was too slow, and the ladder went on
-
-
-def patient_policy() -> Policy:
-    """Return the default policy, but with more time to quiesce: two cores carry both sides of each connection here."""
-    policy = default_policy()
-    return msgspec.structs.replace(policy, deadlines=msgspec.structs.replace(policy.deadlines, quiesce_s=QUIESCE_S))
 
 
 class Controller:

@@ -18,33 +18,22 @@ from typing import Any
 
 import click
 import figures
-import msgspec
 
 from midstep.benchmarks.machine import RANKS_PER_NODE, VICTIM, job_of, news_of_a_kill
+from midstep.benchmarks.turns import patient_policy
 from midstep.controller.actions import Action, Send
 from midstep.controller.events import Event
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.state.job_state import Phase
 from midstep.forecast.fault_trace import Model
 from midstep.forecast.fleet import Fleet
-from midstep.policies.schema import Policy, default_policy
 from midstep.protocol.messages import Quiesce, Rejoin, Resume
 
 PARTS = 7  # of what a rank costs: events taken in, and orders sent
 ANSWER_S = 0.001  # of a rank
 SETTLED_S = 10_000.0
-LONG_S = 3600.0
 ORDERS = (Quiesce, Rejoin, Resume)
 AT_ONCE = Model(step_s=ANSWER_S, stop_s=ANSWER_S, start_s=ANSWER_S, rejoin_s=ANSWER_S)
-
-
-def patient_policy() -> Policy:
-    """Return the default policy with deadlines that do not pass: how long it takes is the question."""
-    policy = default_policy()
-    deadlines = msgspec.structs.replace(
-        policy.deadlines, quiesce_s=LONG_S, rejoin_s=LONG_S, first_step_s=LONG_S, start_s=LONG_S
-    )
-    return msgspec.structs.replace(policy, deadlines=deadlines)
 
 
 class BusyFleet(Fleet):

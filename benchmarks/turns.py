@@ -54,7 +54,7 @@ LONG_S = 3600.0
 
 
 def patient_policy() -> Policy:
-    """Return the default policy without its haste: while nodes are played the clock goes on, and they send no word."""
+    """Return the default policy without its haste: nodes are played where the controller runs, and may send no word."""
     policy = default_policy()
     deadlines = msgspec.structs.replace(
         policy.deadlines, quiesce_s=LONG_S, rejoin_s=LONG_S, first_step_s=LONG_S, start_s=LONG_S, nodes_s=LONG_S
