@@ -60,7 +60,9 @@ def situations(draw: st.DrawFn) -> Facts:
     failed = [rung for rung in dict.fromkeys(taken) if draw(st.booleans())]
     whom = st.sampled_from(RANKS)
     spent = [
-        Spent(rung, draw(st.sampled_from((10.0, 60.0, 90.0))), (rank,), (NODES[rank],), draw(st.sampled_from(("", "a"))))
+        Spent(
+            rung, draw(st.sampled_from((10.0, 60.0, 90.0))), (rank,), (NODES[rank],), draw(st.sampled_from(("", "a")))
+        )
         for rung, rank in draw(st.lists(st.tuples(rungs, whom), max_size=6))
     ]
     resilient = draw(st.integers(0, 4)) > 0
