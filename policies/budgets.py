@@ -75,9 +75,7 @@ def in_window(spent: Iterable[Spent], entry: RungPolicy, now: float, role: str =
     """Return what of `spent` the budget of a rung on a party's ladder still counts at `now`."""
     window_s = entry.budget.window_s
     return [
-        each
-        for each in spent
-        if each.rung is entry.rung and each.role == role and (window_s == 0 or now - each.at_s < window_s)
+        each for each in spent if each.rung is entry.rung and each.role == role and _counts(each.at_s, window_s, now)
     ]
 
 
@@ -101,7 +99,12 @@ def _can_count(spent: Spent, entry: RungPolicy | None, now: float) -> bool:
     budget = entry.budget
     if budget.per_job is None and budget.per_rank is None and budget.per_node is None:
         return False
-    return budget.window_s == 0 or now - spent.at_s < budget.window_s
+    return _counts(spent.at_s, budget.window_s, now)
+
+
+def _counts(at_s: float, window_s: float, now: float) -> bool:
+    """Say whether what happened at `at_s` is in a window at `now`. 0: the whole job."""
+    return window_s == 0 or now - at_s < window_s
 
 
 def budget_use(
@@ -127,7 +130,7 @@ def budget_use(
 
 def failures_by_node(failures: Iterable[NodeFailure], policy: NodePolicy, now: float) -> Counter[str]:
     """Return how many failures each node has had within the window at `now`."""
-    return Counter(each.node for each in failures if policy.window_s == 0 or now - each.at_s < policy.window_s)
+    return Counter(each.node for each in failures if _counts(each.at_s, policy.window_s, now))
 
 
 def worn_out(node: str, failures: int, policy: NodePolicy) -> str | None:
