@@ -50,7 +50,7 @@ test-slurm: $(INSTALLED)  ## jobs under a real Slurm, on machines of namespaces:
 
 test-engines: test-kubernetes test-ray  ## both engines, as above
 
-nightly-engines: $(INSTALLED)  ## what takes longer there, or tells again what another test tells: a quarter of an hour
+nightly-engines: $(INSTALLED)  ## tests on Kubernetes that tell again what another test tells
 	$(MAKE) --no-print-directory test-kubernetes MARKED=nightly
 
 test-versions: $(INSTALLED)  ## contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one
