@@ -5,7 +5,8 @@ them together, from any thread, and reconnects them together in the next generat
 models, reducers and device meshes hold stay the same.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,6 +128,33 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Release threads and sockets, at the end of the process or of the job. Returns within a second."""
+        ...
+
+
+class DeviceMessage(NamedTuple):
+    """A tensor on the device that is to be sent to `peer`, or received from it."""
+
+    tensor: "torch.Tensor"
+    peer: int
+    sending: bool
+
+
+@runtime_checkable
+class DeviceLinks(Protocol):
+    """A communicator whose own links carry memory of the device, so that a repair needs no copy on the hosts."""
+
+    @property
+    def device_type(self) -> str:
+        """The type of the device whose memory the links carry, as torch names it."""
+        ...
+
+    def exchange(self, messages: Sequence[DeviceMessage]) -> Transfer:
+        """Start to send and receive tensors on the device, all together. Runs in **repair**.
+
+        Messages between two ranks are matched by their order. What is done on the device after `wait` of the returned
+        transfer finds them sent and received. Raises CommunicatorAborted or CommunicatorFailed, and what the device
+        raises.
+        """
         ...
 
 

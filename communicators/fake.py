@@ -20,14 +20,14 @@ from torch._C._distributed_c10d import PrefixStore
 
 from ..devices import fake as calls
 from ..devices.fake_chip import BUSY, CHIP, COMMUNICATOR_S, LINK_UP_S, RETRY_FAILED, Task, hold_gil, told
-from ..protocol.types import StoreEndpoint
 from . import handshake
 from .background import Disposal
+from .fake_batch import Collected, Message, batch_isend_irecv, start_all
 from .fake_link_up import ABORTED, StoreOfTask, unless_over
+from .fake_links import LINKS
 from .fake_work import FakeWork
 from .gloo.connections import connect_backend
 from .gloo.group import GLOO_SOURCES
-from .gloo.links import GlooLinks
 from .gloo.work import FuturelessWork
 from .hccl import HcclCommunicator
 from .hccl_group import CollectiveLibrary
@@ -37,10 +37,9 @@ BACKEND = "fake_hccl"
 PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
 OTHER_DEVICE = "HCCL function error: tensors on device {device}, communicator on device {chip}, error code is 2"
 NOT_UP = "HCCL function error: HcclCommInitRootInfoConfig, error code is 9"
-# They never wait for each other. An NPU is known to take only those of one batch together (docs/npu.md).
+# Outside of a batch they never wait for each other, where an NPU's may (docs/npu.md).
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
 PAIRED = ("send", "recv")  # each pair of ranks has a communicator of its own, built when it is first used
-_HERE = StoreEndpoint("127.0.0.1", 1)  # only the route to it matters
 _TICK_S = 0.005
 CLEAR_S = 0.005  # a resume takes up to this
 
@@ -52,38 +51,6 @@ class _Signal(msgspec.Struct, frozen=True):
     at_s: float
 
 
-class FakeLinks:
-    """The links of this process's chip: one gloo device for all its communicators."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._links: GlooLinks | None = None
-        self._peers: set[tuple[str, int]] = set()
-        self._number = 0
-
-    def up(self) -> GlooLinks:
-        """Return the links; open them on first use."""
-        with self._lock:
-            if self._links is None:
-                self._links = GlooLinks(_HERE)
-                CHIP.cuts.append(self.cut)
-            return self._links
-
-    def add_peers(self, peers: Sequence[tuple[str, int]]) -> None:
-        """Add the listeners of other ranks."""
-        with self._lock:
-            assert self._links is not None
-            self._peers |= set(peers)
-            self._number += 1
-            self._links.expect(self._number, self._peers)
-
-    def cut(self) -> None:
-        """Shut all connections down."""
-        if self._links is not None:
-            self._links.cut()
-
-
-LINKS = FakeLinks()
 _DISPOSAL = Disposal()
 
 
@@ -103,6 +70,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         self._keys: list[str] = []
         self.pairs: set[int] = set()  # peers with which it has a communicator of two
         self._cleared_s = 0.0  # when this rank last cleared what peers signal to it
+        self._batch: list[Message] | None = None  # of the batch that was begun; it stays open until it is ended
         self.watchdog = 1
 
     def __del__(self) -> None:
@@ -155,9 +123,35 @@ class FakeHcclGroup(dist.ProcessGroup):
 
     # --- collectives --------------------------------------------------------------------------------------------------
 
-    def queue(self, op: str, args: Any, kwargs: Any) -> "FakeWork":
-        """Queue a collective."""
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Begin a batch of sends and receives."""
+        self._batch = self._batch or []
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        """Queue the batch as one task, which is over when all of it is. Raises RuntimeError, with the batch closed."""
+        batch, self._batch = self._batch or [], None
         self._refuse_other_device(calls.current_device())
+        tensors = [tensor for message in batch for tensor in message.tensors]
+        return FakeWork(CHIP.submit(lambda task: self._do_batch(task, batch), tensors), tensors)
+
+    def _do_batch(self, task: Task, batch: Sequence[Message]) -> None:
+        """Run a batch, over the group's own communicator. In the chip's thread."""
+        if self._comm is None:
+            self._comm = self._link_up(task)
+        started = start_all(self._comm, batch, self._timeout_s)
+        task.when_over(started.release)
+        started.wait()
+        for inner in started.works:
+            _keep_leftover(inner)
+        if started.refused or (not task.over and any(map(_outcome, started.works))):
+            raise RuntimeError(PEER_GONE)
+
+    def queue(self, op: str, args: Any, kwargs: Any) -> dist.Work:
+        """Queue a collective, or add a send or receive to the batch that was begun."""
+        self._refuse_other_device(calls.current_device())
+        if self._batch is not None and op in PAIRED:
+            self._batch.append(Message(op, *args))
+            return Collected()
         tensors = [tensor for argument in args[:2] for tensor in _tensors_in(argument)]
         return FakeWork(CHIP.submit(lambda task: self._do(task, op, args, kwargs), tensors), tensors)
 
@@ -269,8 +263,8 @@ def _signal(data: bytes) -> _Signal:
         raise RuntimeError(NOT_UP) from error
 
 
-def _queued(op: str) -> Callable[..., FakeWork]:
-    def call(self: FakeHcclGroup, *args: Any, **kwargs: Any) -> FakeWork:
+def _queued(op: str) -> Callable[..., dist.Work]:
+    def call(self: FakeHcclGroup, *args: Any, **kwargs: Any) -> dist.Work:
         return self.queue(op, args, kwargs)
 
     call.__name__ = op
@@ -284,7 +278,11 @@ for _op in WITH_FUTURE + WITHOUT_FUTURE:
 
 
 def fake_communicator() -> HcclCommunicator:
-    """Return the communicator of the fake device: the one of NPUs, on this backend."""
+    """Return the communicator of the fake device: the one of NPUs, on this backend.
+
+    As torch-npu does when it is imported, it puts its own way of making batches in place of torch's.
+    """
+    dist.batch_isend_irecv = dist.distributed_c10d.batch_isend_irecv = batch_isend_irecv
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, FakeHcclGroup, extended_api=True, devices=["cpu"])
     return HcclCommunicator(CollectiveLibrary(calls, BACKEND, "cpu"), "fake")

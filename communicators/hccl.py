@@ -21,15 +21,16 @@ from typing import Any
 
 import torch
 from packaging.version import Version
+from torch import distributed as dist
 
 from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
 from ..protocol.types import Rendezvous
 from .background import Abandoned, BackgroundTask
-from .base import CollectiveObserver, Transfer
+from .base import CollectiveObserver, DeviceMessage, Transfer
 from .generation_scope import GenerationScope, error_text, incomplete_group
 from .gloo.communicator import HostGroup
 from .handshake import HcclMember
-from .hccl_group import BACKEND, CollectiveLibrary, HcclGroup, build_backend
+from .hccl_group import BACKEND, Batch, CollectiveLibrary, HcclGroup, build_backend
 from .hccl_links import link_up, tell_peers
 from .process_group import BackendRegistration, group_name, group_names
 from .rendezvous import ForwardingStore, GenerationStore, StoreConnection
@@ -233,6 +234,25 @@ class HcclCommunicator:
     def irecv(self, tensor: torch.Tensor, rank: int) -> Transfer:
         """Start to receive into `tensor`, in host memory, from `rank`."""
         return self._host.irecv(tensor, rank)
+
+    @property
+    def device_type(self) -> str:
+        """The type of the device whose memory the library's links carry."""
+        return self._device.type
+
+    def exchange(self, messages: Sequence[DeviceMessage]) -> Transfer:
+        """Start to send and receive tensors on the device as one batch, in the group of all ranks.
+
+        torch-npu puts its own way in place of torch's, and which one that is depends on release and machine.
+        """
+        if self._scope.reason is not None:
+            raise self._scope.error("batch_isend_irecv")
+        batch = [dist.P2POp(dist.isend if each.sending else dist.irecv, each.tensor, each.peer) for each in messages]
+        observer, self.observer = self.observer, None
+        try:
+            return Batch(dist.batch_isend_irecv(batch))
+        finally:
+            self.observer = observer
 
     def swap(self, blob: bytes, to: int, source: int) -> bytes:
         """Send `blob` to rank `to` and return what rank `source` sends, from host to host."""

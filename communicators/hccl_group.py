@@ -200,6 +200,23 @@ class WatchedWork(dist.Work):
         self._inner.synchronize()
 
 
+class Batch:
+    """What a batch of sends and receives consists of: one work, or several."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self) -> bool:
+        """Wait for all, as the library does. Raises what it raises."""
+        for work in self._works:
+            work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether all are over."""
+        return all(work.is_completed() for work in self._works)
+
+
 def build_backend(library: CollectiveLibrary, group: HcclGroup, name: str, store: Any, scope: GenerationScope) -> None:
     """Make the library's group behind `group`, with its own part of `store`. Connects nothing."""
     options = c10d._DistributedBackendOptions()  # type: ignore[attr-defined]

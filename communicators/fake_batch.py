@@ -1,0 +1,83 @@
+"""Batches of sends and receives on the fake device: one task of the queue, in which all start together.
+
+torch-npu replaces torch's `batch_isend_irecv` for that; on an Ascend 910B it begins a batch in the group, makes each
+send and receive, and ends the batch. Between two ranks they are matched by their order.
+"""
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from .gloo.work import FuturelessWork
+
+
+def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+    """As torch.distributed.batch_isend_irecv."""
+    group = p2p_op_list[0].group or c10d._get_default_group()
+    with c10d._coalescing_manager(group, p2p_op_list[0].tensor.device, async_ops=True) as batch:
+        for each in p2p_op_list:
+            each.op(each.tensor, each.peer, each.group, each.tag)
+    return list(batch.works)
+
+
+class Message(NamedTuple):
+    """A send or receive of a batch, with the arguments of the group's method."""
+
+    op: str
+    tensors: list[torch.Tensor]
+    peer: int
+    tag: int
+
+
+class Collected(dist.Work):
+    """What a send or receive of a batch returns before the batch is started. Its caller waits for the batch."""
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return at once."""
+        return True
+
+
+class Started:
+    """Sends and receives under way. `refused`: not all could be started."""
+
+    def __init__(self, works: Sequence[Any], *, refused: bool) -> None:
+        self.works = works
+        self.refused = refused
+        self._left = len(works)
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        for work in works:
+            work.when_done(self._one_done)
+        if refused or not works:
+            self.release()
+
+    def _one_done(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self.release()
+
+    def release(self) -> None:
+        """Let the waiting thread continue: all are done, or their task is over."""
+        self._over.set()
+
+    def wait(self) -> None:
+        """Wait until all are done, or released."""
+        self._over.wait()
+
+
+def start_all(comm: Any, batch: Sequence[Message], timeout_s: float) -> Started:
+    """Start the sends and receives of a batch over a group of gloo."""
+    works: list[FuturelessWork] = []
+    try:
+        for m in batch:
+            works.append(FuturelessWork(getattr(comm, m.op)(m.tensors, m.peer, m.tag), timeout_s))
+    except RuntimeError:  # gloo's, of a peer that is gone
+        return Started(works, refused=True)
+    return Started(works, refused=False)
