@@ -8,14 +8,16 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..communicators.host_memory import copy_into, flat_view, on_host
-from ..protocol.errors import RecoveryError
+from ..communicators.host_memory import copy_into, flat_view, lies_on
+from ..protocol.errors import ChecksumMismatch, RecoveryError
+from ..protocol.types import ShardTransfer
 
 if TYPE_CHECKING:
     import torch
 
 CHUNK_BYTES = 4 * 1024 * 1024
 DIRECT_BYTES = 256 * 1024  # a piece of a tensor from this size on travels without staging
+HOST = "cpu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +81,12 @@ def _pieces(sizes: Sequence[int], begin: int, end: int) -> Iterator[TensorRange]
 
 
 class ShardMemory:
-    """The memory of a shard's tensors, as bytes."""
+    """The memory of a shard's tensors, as bytes. `home`: the type of device on which a message can lie."""
 
-    def __init__(self, tensors: "Sequence[torch.Tensor]") -> None:
+    def __init__(self, tensors: "Sequence[torch.Tensor]", home: str = HOST) -> None:
         # Tensors are contiguous by contract, so these are views: what is written here is written there.
         self._flat = [flat_view(tensor) for tensor in tensors]
+        self._home = home
         self.sizes = [len(flat) for flat in self._flat]
 
     @property
@@ -92,13 +95,13 @@ class ShardMemory:
         return sum(self.sizes)
 
     @property
-    def on_host(self) -> bool:
-        """Whether all of it lies in memory of the CPU."""
-        return all(map(on_host, self._flat))
+    def at_home(self) -> bool:
+        """Whether all of it can be sent and received as it lies."""
+        return all(lies_on(flat, self._home) for flat in self._flat)
 
     def direct(self, chunk: Chunk) -> Any:
         """Return the chunk's own memory if it can be sent from or received into, else None."""
-        if len(chunk.pieces) > 1 or not on_host(self._flat[chunk.pieces[0].tensor]):
+        if len(chunk.pieces) > 1 or not lies_on(self._flat[chunk.pieces[0].tensor], self._home):
             return None
         return self._view(chunk.pieces[0])
 
@@ -120,3 +123,34 @@ class ShardMemory:
         for piece in chunk.pieces:
             yield self._view(piece), staging[at : at + piece.length]
             at += piece.length
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferEnd:
+    """One end of a transfer: this rank's, with the memory that it sends from or receives into."""
+
+    transfer: ShardTransfer
+    rank: int
+    memory: ShardMemory
+
+    @property
+    def sending(self) -> bool:
+        """Whether this rank is the source."""
+        return self.transfer.source == self.rank
+
+    @property
+    def peer(self) -> int:
+        """The rank at the other end."""
+        return self.transfer.destination if self.sending else self.transfer.source
+
+    def chunks(self) -> list[Chunk]:
+        """Return the chunks of the transfer, which are the same at both ends."""
+        return cut(self.memory.sizes, self.transfer.offset_bytes, self.transfer.length_bytes)
+
+    def changed(self) -> ChecksumMismatch:
+        """Return the error of a transfer that arrived with another checksum."""
+        t = self.transfer
+        return ChecksumMismatch(
+            f"shard {t.shard_id!r}, bytes {t.offset_bytes} to {t.offset_bytes + t.length_bytes}, arrived at rank "
+            f"{self.rank} from rank {t.source} with another checksum than it was sent with"
+        )

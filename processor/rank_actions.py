@@ -6,7 +6,7 @@ An exception of an action is thrown into the loop, which knows what it means at 
 import enum
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..protocol.messages import Message, Rejoin, Resume, SaveCheckpoint
 from ..protocol.types import Activity, FaultKind, InjectionPoint, StepReport
@@ -135,9 +135,19 @@ class Rebuild(Action):
     order: Rejoin
 
 
+class Received(NamedTuple):
+    """Bytes that a repair has brought, and how many of these came over the devices' own links."""
+
+    size_bytes: int = 0
+    over_devices_bytes: int = 0
+
+
+NOTHING = Received()
+
+
 @dataclass(frozen=True)
 class Repair(Action):
-    """Bring lost state back, from other ranks or a checkpoint. Outcome: the bytes received.
+    """Bring lost state back, from other ranks or a checkpoint. Outcome: what was received.
 
     Raises CommunicatorError, ChecksumMismatch, StateLost, CheckpointError, CallbackFailed.
     """

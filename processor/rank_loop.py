@@ -165,9 +165,9 @@ class RankLoop:
         yield act.ClaimCheckpoints(order.generation)
         if self._steps.held:
             yield from self._clean()  # held at the barrier until now, with the gradients
-        received_bytes, failed = 0, True
+        received, failed = act.NOTHING, True
         try:
-            received_bytes = yield from self._come_back(order)
+            received = yield from self._come_back(order)
             failed = False
         except CommunicatorAborted:  # for the next generation
             pass
@@ -179,11 +179,11 @@ class RankLoop:
         elif not session.quiescing:
             session.reach(SessionStage.READY)
             count, phases_s = self._step_state.count, self._phases_s
-            ready = RankReady(session.rank, order.generation, session.incarnation, count, phases_s, received_bytes)
+            ready = RankReady(session.rank, order.generation, session.incarnation, count, phases_s, *received)
             yield act.Post(ready)
 
-    def _come_back(self, order: Rejoin) -> Actions[int]:
-        """Rebuild, repair and roll back; return the bytes received."""
+    def _come_back(self, order: Rejoin) -> Actions[act.Received]:
+        """Rebuild, repair and roll back; return what was received."""
         step_state, step = self._step_state, order.part.target_step
         yield act.BeginPhase(InjectionPoint.REBUILD)
         step_state.mark_corrupted((yield act.Inspect()))  # an attempt before this one may have left the device stopped
@@ -193,7 +193,7 @@ class RankLoop:
         yield from self._end_phase(InjectionPoint.REBUILD)
         yield act.BeginPhase(InjectionPoint.REPAIR)
         step_state.repairing(order.part, self._session.rank)
-        received_bytes: int = yield act.Repair(order)
+        received: act.Received = yield act.Repair(order)
         step_state.repaired()
         yield from self._end_phase(InjectionPoint.REPAIR)
         yield act.BeginPhase(InjectionPoint.ROLLBACK)
@@ -202,7 +202,7 @@ class RankLoop:
         yield act.RollBack(order)
         step_state.whole_again()
         yield from self._end_phase(InjectionPoint.ROLLBACK)
-        return received_bytes
+        return received
 
     def _save(self, order: Order) -> Actions[None]:
         """Write an emergency checkpoint while parked; nothing else can be ordered then."""

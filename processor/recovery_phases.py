@@ -15,6 +15,7 @@ from .checkpoints.survey import survey
 from .checkpoints.writer import PUBLISHER
 from .framework import Expectant, Informed, Rescalable
 from .link_patience import LinkPatience
+from .rank_actions import NOTHING, Received
 from .transfer import run_transfers
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _log = logging.getLogger("midstep")
 class _Repaired:
     """What a repair has brought; nothing, if a callback of the user did not call midstep's default."""
 
-    received_bytes: int = 0
+    received: Received = NOTHING
     own: bytes | None = None
 
 
@@ -86,13 +87,13 @@ class RecoveryPhases:
         self._run(InjectionPoint.REBUILD, order, lambda: self._rebuild(order))
         self._runtime.step_clock.generation(order.generation)
 
-    def repair(self, order: Rejoin) -> int:
-        """Run **repair**; return the bytes received."""
+    def repair(self, order: Rejoin) -> Received:
+        """Run **repair**; return what was received."""
         self._leave_earlier_training(order)
         done = _Repaired()
         self._run(InjectionPoint.REPAIR, order, lambda: self._repair(order, done))
         self._arrived = done.own
-        return done.received_bytes
+        return done.received
 
     def recall_local_state(self, step: int) -> None:
         """Have the rank-local state as of `step` at hand: what the repair has brought, or what the black box has."""
@@ -151,7 +152,8 @@ class RecoveryPhases:
             links=runtime.communicator,
             read_local_state=runtime.local_states.read,
         )
-        done.received_bytes, done.own = transferred.bytes_received, transferred.local_state
+        done.received = Received(transferred.bytes_received, transferred.bytes_over_devices)
+        done.own = transferred.local_state
 
     def _label(self, order: Rejoin) -> str:
         return f"{self._runtime.job}-g{order.generation}"

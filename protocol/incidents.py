@@ -57,6 +57,7 @@ class Incident(msgspec.Struct, frozen=True):
     restore: RestoreSource | None = None
     repair_reasons: tuple[str, ...] = ()
     bytes_moved: int = 0
+    bytes_over_devices: int = 0  # of these, what went over the devices' own links
     committed_before: int = 0  # the highest number of updates that any rank is known to have committed
     committed_is_known: bool = True  # False: all that knew how far training was are lost, and it may have been further
     resumed_step: int | None = None

@@ -154,6 +154,7 @@ class RankReady(msgspec.Struct, frozen=True, tag=True):
     step: Count
     phases_s: Phases
     bytes_received: Count = 0
+    bytes_over_devices: Count = 0  # of these, what came over the devices' own links
 
 
 class StepCommitted(msgspec.Struct, frozen=True, tag=True):

@@ -143,6 +143,13 @@ class ShardTransfer(msgspec.Struct, frozen=True):
     destination: int
 
 
+class RepairLinks(StrEnum):
+    """What lost shards travel over."""
+
+    HOST = "host"  # from host to host, beside the devices' own links
+    DEVICE = "device"  # from device to device, over the links that collectives use
+
+
 class LocalStateTransfer(msgspec.Struct, frozen=True):
     """The rank-local state of `rank` goes from the black box of `source` to `rank`. They may be the same rank."""
 
@@ -164,6 +171,7 @@ class RepairPart(msgspec.Struct, frozen=True):
         None  # the rank that keeps a copy of this rank's local state in this generation; None: none does
     )
     copied_rank: int | None = None  # the rank whose buddy this one is
+    links: RepairLinks = RepairLinks.HOST  # of `transfers`; the same on all ranks
 
 
 class RepairPlan(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..processor.rank_actions import NOTHING, Received
 from ..protocol.errors import CheckpointError, ChecksumMismatch, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import LocalStateTransfer, RestoreSource, ShardTransfer
@@ -36,13 +37,13 @@ class RankRecovery:
             group = self._world.group(order.generation, process.world_size)
             yield from process.link_up(group, order.store, LINK_UP_S)
 
-    def repair(self, order: Rejoin) -> Thread[int]:
+    def repair(self, order: Rejoin) -> Thread[Received]:
         """Get what is lost, and hand out what others have lost."""
         process, part = self._process, order.part
         if part.restore is RestoreSource.CHECKPOINT:
             self._load(part.target_step)
             yield process.sleep(0.05)
-            return 0
+            return NOTHING
         incoming: Incoming = []
         self._arrived = {}
         for transfer in part.transfers:
@@ -56,7 +57,7 @@ class RankRecovery:
             process.memory.shards |= self._arrived
         else:
             yield process.sleep(0.001)
-        return 0
+        return NOTHING
 
     def recall_local_state(self, step: int) -> None:
         """Raise StateLost where there is no copy of this rank's rank-local state."""

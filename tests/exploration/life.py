@@ -195,7 +195,7 @@ class Life:
                 return _WAITS
             case act.Repair(order=order):
                 self.holdings.repair(order.part, self.arriving)
-                return 0
+                return act.NOTHING
             case act.RecallLocalState(step=step):
                 self.holdings.recall(step, self.part, self.arriving)
             case act.RollBack(order=order):

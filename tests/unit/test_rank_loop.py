@@ -106,7 +106,7 @@ class Rank:
             act.Clean: lambda: self.corrupted,
             act.Survey: lambda: self.step_state.report((), (), (), CheckpointTrace()),
             act.EndPhase: lambda: SECONDS,
-            act.Repair: lambda: 7,
+            act.Repair: lambda: act.Received(7, 5),
             act.Save: lambda: ("/checkpoints", "disk full"),
         }
         return answers[type(action)]() if type(action) in answers else None
@@ -156,7 +156,7 @@ def test_the_way_back_has_one_order() -> None:
         act.Repair, act.EndPhase, InjectionPoint.ROLLBACK, act.RecallLocalState, act.RollBack, act.EndPhase, act.Post,
     ]  # fmt: skip
     phases_s = {"rebuild": SECONDS, "repair": SECONDS, "rollback": SECONDS}
-    assert rank.said[-1] == RankReady(RANK, 1, 2, STEP, phases_s, 7)
+    assert rank.said[-1] == RankReady(RANK, 1, 2, STEP, phases_s, 7, 5)
 
 
 def test_a_process_that_starts_early_says_nothing_before_it_is_asked() -> None:

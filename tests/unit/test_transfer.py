@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from midstep.processor import transfer, tree
+from midstep.communicators.base import DeviceMessage
+from midstep.processor import device_transfer, host_transfer, tree
 from midstep.processor.chunks import CHUNK_BYTES, ShardMemory
-from midstep.processor.transfer import FIRST_BYTES, Transferred, run_transfers
+from midstep.processor.letters import FIRST_BYTES
+from midstep.processor.transfer import Transferred, run_transfers
 from midstep.protocol.errors import ChecksumMismatch, RecoveryError, StateLost
-from midstep.protocol.types import LocalStateTransfer, RepairPart, RestoreSource, ShardTransfer
+from midstep.protocol.types import LocalStateTransfer, RepairLinks, RepairPart, RestoreSource, ShardTransfer
 
 DEADLINE_S = 10.0
 
@@ -23,8 +25,8 @@ class _Wire:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.sent: dict[tuple[int, int, int], torch.Tensor] = {}
-        self.taken: set[tuple[int, int, int]] = set()
+        self.sent: dict[tuple[str, int, int, int], torch.Tensor] = {}
+        self.taken: set[tuple[str, int, int, int]] = set()
         self.damage: Callable[[torch.Tensor], None] | None = None
 
 
@@ -37,13 +39,14 @@ class _Handle:
 
 
 class _Links:
-    def __init__(self, wire: _Wire, rank: int) -> None:
+    def __init__(self, wire: _Wire, rank: int, name: str = "host") -> None:
         self._wire = wire
         self._rank = rank
+        self._name = name
         self._next: dict[tuple[str, int], int] = {}
 
     def isend(self, tensor: torch.Tensor, rank: int) -> _Handle:
-        slot = (self._rank, rank, self._number("send", rank))
+        slot = (self._name, self._rank, rank, self._number("send", rank))
         wire = self._wire
         with wire.changed:
             wire.sent[slot] = tensor
@@ -51,7 +54,7 @@ class _Links:
         return _Handle(lambda: self._until(lambda: slot in wire.taken))
 
     def irecv(self, tensor: torch.Tensor, rank: int) -> _Handle:
-        slot = (rank, self._rank, self._number("receive", rank))
+        slot = (self._name, rank, self._rank, self._number("receive", rank))
         wire = self._wire
 
         def finish() -> None:
@@ -74,6 +77,30 @@ class _Links:
     def _until(self, there: Callable[[], bool]) -> None:
         with self._wire.changed:
             assert self._wire.changed.wait_for(there, DEADLINE_S), "deadlock"
+
+
+class _DeviceLinks(_Links):
+    """Links of a device as well: a batch begins when the one before it is over, and is over when all of it is."""
+
+    device_type = "cpu"
+
+    def __init__(self, wire: _Wire, rank: int) -> None:
+        super().__init__(wire, rank)
+        self._device = _Links(wire, rank, "device")
+        self._batches: list[Sequence[DeviceMessage]] = []
+        self._over = 0
+
+    def exchange(self, messages: Sequence[DeviceMessage]) -> Any:
+        self._batches.append(messages)
+        number = len(self._batches)
+        return _Handle(lambda: self._until_over(number))
+
+    def _until_over(self, number: int) -> None:
+        while self._over < number:
+            batch = self._batches[self._over]
+            for handle in [(self._device.isend if m.sending else self._device.irecv)(m.tensor, m.peer) for m in batch]:
+                handle.wait()
+            self._over += 1
 
 
 @dataclass
@@ -104,6 +131,9 @@ def _run(
     frameworks: list[_Framework],
     copies: dict[int, dict[int, bytes]] | None = None,
     wire: _Wire | None = None,
+    *,
+    over: RepairLinks = RepairLinks.HOST,
+    kind: type[_Links] = _DeviceLinks,
 ) -> list[Transferred | BaseException]:
     """Run all ranks in threads, each with its own part of the plan."""
     shared = wire or _Wire()
@@ -115,6 +145,7 @@ def _run(
             restore=RestoreSource.REPLICA,
             transfers=tuple(t for t in transfers if rank in (t.source, t.destination)),
             local_states=tuple(t for t in own if rank in (t.rank, t.source)),
+            links=over,
         )
         held = (copies or {}).get(rank, {})
         try:
@@ -122,7 +153,7 @@ def _run(
                 part,
                 rank=rank,
                 framework=frameworks[rank],  # type: ignore[arg-type]
-                links=_Links(shared, rank),
+                links=kind(shared, rank),
                 read_local_state=lambda of, step: held.get(of) if step == 3 else None,
             )
         except BaseException as error:
@@ -150,16 +181,21 @@ def _size(tensors: list[torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def test_a_shard_striped_over_three_sources_arrives_whole() -> None:
+WAYS = pytest.mark.parametrize("over", RepairLinks)
+
+
+@WAYS
+def test_a_shard_striped_over_three_sources_arrives_whole(over: RepairLinks) -> None:
     """Ranges may begin and end anywhere, in the middle of a number too."""
     tensors = _tensors(1)
     size = _size(tensors)
     cuts = [0, 5, size // 3 + 1, size]
     transfers = [ShardTransfer("a", cuts[i], cuts[i + 1] - cuts[i], i, 3) for i in range(3)]
     frameworks = [_Framework({"a": [t.clone() for t in tensors]}) for _ in range(3)] + [_Framework()]
-    results = _run(transfers, [], frameworks)
+    results = _run(transfers, [], frameworks, over=over)
     assert isinstance(results[3], Transferred)
     assert results[3].bytes_received >= size
+    assert results[3].bytes_over_devices == (size if over is RepairLinks.DEVICE else 0)
     assert _equal(frameworks[3].held["a"], tensors)
 
 
@@ -171,18 +207,29 @@ def test_ranks_that_send_and_receive_around_a_circle_do_not_deadlock(
 
     Some have more under way than others, as device memory needs staging.
     """
-    monkeypatch.setattr(transfer, "IN_FLIGHT", 4)
-    monkeypatch.setattr(transfer, "IN_FLIGHT_OF_DEVICE", 1)
-    monkeypatch.setattr(ShardMemory, "on_host", property(lambda _: threading.current_thread().name not in on_device))
+    monkeypatch.setattr(host_transfer, "IN_FLIGHT", 4)
+    monkeypatch.setattr(host_transfer, "IN_FLIGHT_OF_DEVICE", 1)
+    monkeypatch.setattr(ShardMemory, "at_home", property(lambda _: threading.current_thread().name not in on_device))
+    _run_around_a_circle(RepairLinks.HOST)
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_batches_of_devices_do_not_wait_in_a_circle(monkeypatch: pytest.MonkeyPatch, in_flight: int) -> None:
+    """A device begins a batch only when the one before it is over, and shards have different numbers of chunks."""
+    monkeypatch.setattr(device_transfer, "IN_FLIGHT", in_flight)
+    _run_around_a_circle(RepairLinks.DEVICE)
+
+
+def _run_around_a_circle(over: RepairLinks) -> None:
     ranks = 4
-    shards = {f"s{i}": _tensors(i) for i in range(ranks)}
+    shards = {f"s{i}": _tensors(i)[i:] for i in range(ranks)}
     frameworks = [_Framework({f"s{i}": [t.clone() for t in shards[f"s{i}"]]}) for i in range(ranks)]
     transfers = [
         ShardTransfer(f"s{i}", 0, _size(shards[f"s{i}"]), i, (i + step) % ranks)
         for i in range(ranks)
         for step in range(1, ranks)
     ]
-    results = _run(transfers, [], frameworks)
+    results = _run(transfers, [], frameworks, over=over)
     assert all(isinstance(result, Transferred) for result in results)
     for framework in frameworks:
         assert all(_equal(framework.held[name], tensors) for name, tensors in shards.items())
@@ -204,7 +251,8 @@ def test_an_own_state_of_any_length_arrives(length: int) -> None:
     assert results[1] == Transferred(length, blob[:length])
 
 
-def test_a_changed_bit_is_found_and_named() -> None:
+@WAYS
+def test_a_changed_bit_is_found_and_named(over: RepairLinks) -> None:
     """Shard, range and source are in the error, and the shard is not adopted."""
     tensors = _tensors(2)
     wire = _Wire()
@@ -215,7 +263,7 @@ def test_a_changed_bit_is_found_and_named() -> None:
             arrived[17] ^= 1
 
     wire.damage = damage
-    results = _run([ShardTransfer("a", 0, _size(tensors), 0, 1)], [], frameworks, wire=wire)
+    results = _run([ShardTransfer("a", 0, _size(tensors), 0, 1)], [], frameworks, wire=wire, over=over)
     assert isinstance(results[1], ChecksumMismatch)
     assert "'a'" in str(results[1])
     assert "from rank 0" in str(results[1])
@@ -268,6 +316,30 @@ def _run_quietly(part: RepairPart, rank: int, framework: _Framework, wire: _Wire
         links=_Links(wire, rank),
         read_local_state=lambda of, step: None,
     )
+
+
+def test_links_that_carry_no_memory_of_a_device_carry_shards_from_host_to_host() -> None:
+    """A plan for devices reaches a communicator without links of its own only by mistake; nothing is lost by it."""
+    tensors = _tensors(3)
+    frameworks = [_Framework({"a": tensors}), _Framework()]
+    transfers = [ShardTransfer("a", 0, _size(tensors), 0, 1)]
+    results = _run(transfers, [], frameworks, over=RepairLinks.DEVICE, kind=_Links)
+    assert isinstance(results[1], Transferred)
+    assert results[1].bytes_over_devices == 0
+    assert _equal(frameworks[1].held["a"], tensors)
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 4 * device_transfer.BLOCK_WORDS, 4 * device_transfer.BLOCK_WORDS + 7])
+def test_the_checksum_of_a_device_follows_from_bytes_alone(length: int) -> None:
+    """Both ends have the same bytes at other addresses, and a single bit that differs is seen wherever it is."""
+    generator = torch.Generator().manual_seed(length)
+    data = torch.randint(0, 256, (length,), dtype=torch.uint8, generator=generator)
+    moved = torch.cat((torch.zeros(3, dtype=torch.uint8), data))[3:]
+    assert torch.equal(device_transfer.sums(data), device_transfer.sums(moved))
+    for place in {0, length // 2, length - 1} if length else ():
+        changed = data.clone()
+        changed[place] ^= 0x80
+        assert not torch.equal(device_transfer.sums(data), device_transfer.sums(changed))
 
 
 def test_a_part_with_nothing_to_do_does_nothing() -> None:
