@@ -13,7 +13,7 @@ import msgspec
 
 from ..protocol.enums import StrEnum
 from ..protocol.exception_pattern import ExceptionPattern
-from ..protocol.types import JobSettings, RestoreSource, Rung, StandbyDepth
+from ..protocol.types import JobSettings, RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule
 from .fault_levels import LevelName
 
@@ -186,6 +186,8 @@ class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     link_up_s: Seconds = 1.5
     link_up_attempts: Count = 5
     collective_s: Seconds = 1800.0
+    # Of lost shards, with devices that have links of their own: `device` falls back to `host` within an incident.
+    repair_links: RepairLinks = RepairLinks.DEVICE
 
 
 class TooOften(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -173,6 +173,8 @@ def _state_lines(incident: Incident) -> list[Text]:
     }[incident.restore]
     text = Text(source)
     text.append(f", {size_text(incident.bytes_moved)} moved" if incident.bytes_moved else "")
+    over_devices = incident.bytes_over_devices
+    text.append(f" ({size_text(over_devices)} from device to device)" if over_devices else "")
     if incident.outcome is Outcome.RESUMED and incident.resumed_step is not None:
         lost = f" ({incident.committed_before} were committed)" if incident.steps_lost else ""
         text.append(f", resumed at step {incident.resumed_step}: {_lost_text(incident)}{lost}")

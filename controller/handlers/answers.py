@@ -61,7 +61,7 @@ def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
     state.world.take(holder, RankEvent.READY)
     holder.committed = event.step
     state.history.rank_phases(state.generation, event.rank, event.phases_s)
-    state.history.moved(event.bytes_received)
+    state.history.moved(event.bytes_received, over_devices=event.bytes_over_devices)
 
 
 def _came_back_wrong(state: JobState, holder: Holder, step: int, target_step: int, now: float) -> None:

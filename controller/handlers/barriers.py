@@ -20,6 +20,7 @@ from ..changes.planned_changes import all_finished, all_stopped, make_change
 from ..changes.promised_nodes import has_come, place
 from ..changes.shutdown import all_parked, end, save
 from ..recovery.decision import blame_and_decide, rung_failed, stop_now
+from ..recovery.repair_links import choose_links, uses_devices
 from ..recovery.suspicion import resolve_suspicion
 from ..repair import plan_repair
 from ..state.job_state import OVER, JobState, Phase
@@ -50,6 +51,7 @@ def _plan_repair(state: JobState, now: float) -> None:
     reports = {holder.rank: holder.report for holder in world.holders if holder.report is not None}
     try:
         plan = plan_repair(reports, world.places(), state.policy.restore, state.incident.trusted_step)
+        plan = choose_links(plan, state.policy.communicator, tried=state.incident.over_devices)
         _refuse_remains(world, plan)
     except StateLost as lost:
         for rung in KEEPING:
@@ -59,6 +61,8 @@ def _plan_repair(state: JobState, now: float) -> None:
         stop_now(state, refused, now)
         return
     state.plan = plan
+    if uses_devices(plan):
+        state.incident = state.incident.repair_over_devices()
     remark, state.plans.remark = state.plans.remark, ""
     reasons = (remark, *plan.reasons) if remark else plan.reasons
     progress = state.progress

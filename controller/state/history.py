@@ -105,10 +105,11 @@ class History:
                 committed_is_known=is_current,
             )
 
-    def moved(self, size_bytes: int) -> None:
-        """Add bytes that a rank received."""
+    def moved(self, size_bytes: int, *, over_devices: int = 0) -> None:
+        """Add bytes that a rank received, and how many of these came over the devices' own links."""
         if self.open and size_bytes:
-            self._change(bytes_moved=self.open.bytes_moved + size_bytes)
+            of_devices = self.open.bytes_over_devices + over_devices
+            self._change(bytes_moved=self.open.bytes_moved + size_bytes, bytes_over_devices=of_devices)
 
     def resumed(self, at_s: float, pids: Mapping[int, int], median_step_s: float) -> None:
         """Close the incident: the first new step is committed everywhere, at `at_s`, but not before what led to it."""

@@ -56,6 +56,7 @@ class OpenIncident(msgspec.Struct, frozen=True):
     attempts: tuple[Attempt, ...] = ()
     ruled_out: dict[Rung, str] = {}
     relinks: int = 0  # how often the communicators were linked anew
+    over_devices: bool = False  # a repair over the devices' own links was ordered
     trusted_step: int | None = None
     rank_failures: dict[int, int] = {}  # how often each rank has failed
     node_failures: dict[str, int] = {}  # the most often that a rank of each node has
@@ -148,6 +149,10 @@ class OpenIncident(msgspec.Struct, frozen=True):
         """The communicators could not be linked; say also whether that may be tried once more."""
         again = self.relinks + 1 < limit
         return self._with(relinks=self.relinks + 1 if again else 0), again
+
+    def repair_over_devices(self) -> "OpenIncident":
+        """Lost shards are ordered to travel over the devices' own links."""
+        return self._with(over_devices=True)
 
     def return_replaced(self) -> "OpenIncident":
         """The attempt under way has failed, and no further rank is at fault: those that it was about are."""

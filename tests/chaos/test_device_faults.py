@@ -75,6 +75,15 @@ MENDED: dict[str, Case] = {
         set(),
         48,
     ),
+    "a link that fails while a parameter is repaired": (
+        [
+            harm(2, FaultAction.MEMORY_PERSISTENT, InjectionPoint.FORWARD, 52),
+            harm(0, FaultAction.LINK_DOWN, InjectionPoint.REPAIR, 52),  # the source
+        ],
+        RETRY,
+        set(),
+        52,
+    ),
 }
 REPLACED: dict[str, Case] = {
     "no memory left": ([harm(2, FaultAction.OUT_OF_MEMORY, InjectionPoint.FORWARD, 5)], IN_PLACE, {2}, 5),
@@ -218,6 +227,23 @@ def test_only_what_was_struck_is_brought_from_a_replica(mended: tuple[Job, Incid
         "a collective that hangs",
     ):
         assert moved[fault] == 0, fault
+
+
+def test_lost_shards_travel_from_device_to_device(
+    mended: tuple[Job, Incidents], replaced: tuple[Job, Incidents]
+) -> None:
+    """To a process that mends itself, and to a newcomer; rank-local states travel between the hosts."""
+    for incident in (mended[1]["an error in a parameter"], replaced[1]["no memory left"]):
+        assert 10_000 < incident["bytes_over_devices"] <= incident["bytes_moved"]
+        assert "from device to device" in " ".join(incident["reasons"])
+
+
+def test_a_repair_over_devices_that_fails_is_made_from_host_to_host(mended: tuple[Job, Incidents]) -> None:
+    """The links were rebuilt and checked, and fail all the same: the next attempt needs none of them."""
+    incident = mended[1]["a link that fails while a parameter is repaired"]
+    assert incident["bytes_moved"] > 10_000
+    assert incident["bytes_over_devices"] == 0
+    assert "from host to host" in " ".join(incident["reasons"])
 
 
 def test_a_broken_link_is_tried_again_by_rebuilding(mended: tuple[Job, Incidents]) -> None:

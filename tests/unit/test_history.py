@@ -50,7 +50,7 @@ def test_a_resumed_incident_is_measured(history: History) -> None:
     """Recovery from the fault, excess beyond a step, steps lost, pids kept."""
     history.opened(2, [1])
     history.planned(RestoreSource.REPLICA, ("why",), target=5, committed=7, is_current=True)
-    history.moved(1000)
+    history.moved(1000, over_devices=1000)
     history.moved(0)
     history.moved(24)
     history.resumed(12.0, {0: 100, 1: 201}, 0.5)
@@ -58,6 +58,7 @@ def test_a_resumed_incident_is_measured(history: History) -> None:
     assert incident.outcome is Outcome.RESUMED
     assert (incident.recovery_s, incident.excess_s, incident.steps_lost) == (2.0, 1.5, 2)
     assert incident.bytes_moved == 1024
+    assert incident.bytes_over_devices == 1000
     assert incident.healthy_pids_kept
     assert history.open is None
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from midstep.communicators.base import DeviceMessage
 from midstep.communicators.fake import fake_communicator
 from midstep.devices import device_named
 from midstep.devices import fake as calls
 from midstep.devices.fake_chip import CHIP
-from midstep.protocol.errors import LinkUpFailed
+from midstep.protocol.errors import CommunicatorAborted, LinkUpFailed
 from midstep.protocol.injection import FaultAction
 
 if TYPE_CHECKING:
@@ -328,6 +330,50 @@ def test_an_abort_ends_a_rebuild_and_the_next_generation_works(ranks: Ranks) -> 
     ranks.start(VICTIM, WORLD, comes_late)
     assert ranks.hear_all() == ["CommunicatorAborted"] * WORLD
     ranks.say(2)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+
+
+def moves_shards(rank: Rank) -> None:
+    """Send more to one neighbour than to the other, in batches; then wait for a neighbour that has been stopped."""
+    setup = Setup(rank)
+    told: list[str] = []
+    setup.communicator.watch(SimpleNamespace(entered=lambda op, group: told.append(op), left=told.append))
+    left, right = (rank.number - 1) % WORLD, (rank.number + 1) % WORLD
+    mine = [torch.full((100_000,), float(10 * rank.number + turn)) for turn in range(3)]
+    landing = [torch.empty_like(each) for each in mine]
+    batches = []
+    for turn in range(3):
+        batch = [DeviceMessage(mine[turn], right, sending=True), DeviceMessage(landing[turn], left, sending=False)]
+        batches.append(setup.communicator.exchange(batch))
+    for each in batches:
+        each.wait()
+    rank.say([sorted(set(each.tolist())) for each in landing])
+    rank.say(told)
+    waiting = setup.communicator.exchange([DeviceMessage(mine[0], right, sending=False)])
+    setup.stop_and_clean()
+    try:
+        waiting.wait()
+    except RuntimeError as error:
+        rank.say(str(error).splitlines()[0])
+    try:
+        setup.communicator.exchange([DeviceMessage(mine[0], right, sending=False)])
+    except CommunicatorAborted as error:
+        rank.say(type(error).__name__)
+    rank.say(setup.reconnect())
+    setup.check()
+    setup.communicator.close()
+
+
+def test_shards_travel_over_the_devices_links_unseen_by_the_step_clock(ranks: Ranks) -> None:
+    """Batches are in order, a stop ends them, and none is begun in a generation that is over."""
+    ranks.start_all(WORLD, moves_shards)
+    for number in range(WORLD):
+        left = (number - 1) % WORLD
+        assert ranks.hear(number) == [[float(10 * left + turn)] for turn in range(3)]
+        assert ranks.hear(number) == []
+    assert all(text.startswith(("FORCE STOP", "HCCL function error")) for text in ranks.hear_all())
+    assert ranks.hear_all() == ["CommunicatorAborted"] * WORLD
+    ranks.say(1)
     assert ranks.hear_all() == [("up", "")] * WORLD
 
 
