@@ -274,6 +274,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: DeviceName = DeviceName.CPU
     black_box_bytes: BlackBoxBytes = 1 << 20
     exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own, tried before those of configs/exceptions.yaml
+    retry_unknown_exceptions: bool = (
+        False  # of what fits no pattern, the process is kept, and the step is repeated once
+    )
     on_node_relaunch: str | None = None  # a command that is run when a node was replaced
 
     def rung(self, rung: Rung) -> RungPolicy | None:
@@ -318,4 +321,5 @@ def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
         leave_s=policy.agent.leave_s,
         spare_s=policy.agent.spare_s,
         exceptions=policy.exceptions,
+        retry_unknown_exceptions=policy.retry_unknown_exceptions,
     )

@@ -39,7 +39,8 @@ class ExceptionPolicy:
     def in_training(self, error: Exception) -> Reaction:
         """Return what to do about an exception of the train function; report it unless another fault caused it."""
         runtime = self._runtime
-        finding, spread = self._with_window(classify(chain_of(error), self._patterns))
+        retry_unknown = runtime.settings.retry_unknown_exceptions
+        finding, spread = self._with_window(classify(chain_of(error), self._patterns, retry_unknown=retry_unknown))
         if finding.locate:
             runtime.device.memory_error_raised()
         collateral = runtime.interrupted() or runtime.communicator.failed is not None
@@ -50,7 +51,7 @@ class ExceptionPolicy:
         detail = f"{finding.text} ({finding.meaning})" if finding.known else "".join(traceback.format_exception(error))
         if what_now is Reaction.REPORT:
             runtime.debug_log.note(f"reported, and this process stays alive: {finding.text} ({finding.meaning})", error)
-        else:
+        if what_now is Reaction.LEAVE or not finding.known:
             show_once(error)  # before it is reported: a process that is to be replaced may be killed at once
         kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep
         runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable, trusted_step=spread)

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..protocol.errors import CallbackFailed, CheckpointError, CommunicatorError, LinkUpFailed, RecoveryError
+from ..protocol.errors import (
+    CallbackFailed,
+    CheckpointError,
+    CommunicatorError,
+    LinkUpFailed,
+    MidstepError,
+    RecoveryError,
+)
 from ..protocol.exception_pattern import ExceptionPattern as Pattern
 from ..protocol.types import FaultKind, FaultLevel
 
@@ -78,8 +85,12 @@ def chain_of(error: BaseException) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def classify(chain: Sequence[Link], patterns: Sequence[Pattern]) -> Finding:
-    """Return what an exception means: the first pattern that fits it, else one that fits its cause, else unknown."""
+def classify(chain: Sequence[Link], patterns: Sequence[Pattern], *, retry_unknown: bool = False) -> Finding:
+    """Return what an exception means: the first pattern that fits it, else one that fits its cause, else unknown.
+
+    With `retry_unknown` the process may mend an unknown one by repeating the step, unless midstep itself has raised it:
+    what it refuses once it refuses again.
+    """
     for link in chain:
         for pattern in patterns:
             found = _fits(pattern, link)
@@ -100,7 +111,7 @@ def classify(chain: Sequence[Link], patterns: Sequence[Pattern]) -> Finding:
         pattern=UNKNOWN,
         kind=FaultKind.EXCEPTION,
         level=FaultLevel.SOFTWARE,
-        mendable=False,
+        mendable=retry_unknown and not any(MidstepError.__name__ in link.types for link in chain),
         meaning=f"{kind} in the train function",
         text=_short(text),
     )
@@ -112,7 +123,7 @@ def reaction(finding: Finding, *, collateral: bool) -> Reaction:
     `collateral`: this process was ordered to stop, or its communicators had failed before. Then an exception is taken
     for a consequence, unless it names something of this process's own: its memory, its links.
     """
-    if finding.mendable:
+    if finding.mendable and (finding.known or not collateral):
         return Reaction.REPORT
     if collateral and finding.kind not in _OWN:
         return Reaction.WAIT

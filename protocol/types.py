@@ -268,6 +268,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     leave_s: float = 86_400.0  # without a controller, a node that has joined by itself gives the job up
     spare_s: float | None = None  # without a rank, it leaves
     exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own patterns
+    retry_unknown_exceptions: bool = False  # what fits no pattern is mendable
 
 
 class SkippedRung(msgspec.Struct, frozen=True):

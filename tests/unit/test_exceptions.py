@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from midstep.processor.exception_patterns import known_patterns, parse_patterns
 from midstep.processor.exceptions import Finding, Reaction, chain_of, classify, reaction
-from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError
+from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError, ProtocolViolation
 from midstep.protocol.exception_pattern import ExceptionPattern
 from midstep.protocol.types import FaultKind, FaultLevel
 
@@ -181,6 +181,29 @@ def test_what_follows_depends_on_whose_fault_it_is(error: Exception, alone: Reac
     """A process that can mend its fault stays, one with a bug leaves, one that was stopped waits."""
     assert reaction(found(error), collateral=False) is alone
     assert reaction(found(error), collateral=True) is interrupted
+
+
+@pytest.mark.parametrize(
+    ("error", "alone"),
+    [
+        (ValueError("a bug"), Reaction.REPORT),
+        (ProtocolViolation("two updates in a step"), Reaction.LEAVE),
+        (torch.OutOfMemoryError("out"), Reaction.LEAVE),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_an_unknown_exception_can_be_retried_but_for_midsteps_own(error: Exception, alone: Reaction) -> None:
+    """What a pattern says of an exception holds all the same, and what follows from being stopped is no fault."""
+    finding = classify(chain_of(error), PATTERNS, retry_unknown=True)
+    assert reaction(finding, collateral=False) is alone
+    unknown = classify(chain_of(ValueError("a consequence")), PATTERNS, retry_unknown=True)
+    assert reaction(unknown, collateral=True) is Reaction.WAIT
+
+
+def test_an_exception_that_midsteps_own_caused_is_not_retried() -> None:
+    error = RuntimeError("the loop failed")
+    error.__cause__ = ProtocolViolation("two updates in a step")
+    assert not classify(chain_of(error), PATTERNS, retry_unknown=True).mendable
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
