@@ -22,7 +22,7 @@ from ..devices import fake as calls
 from ..devices.fake_chip import BUSY, CHIP, COMMUNICATOR_S, LINK_UP_S, RETRY_FAILED, Task, hold_gil, told
 from . import handshake
 from .background import Disposal
-from .fake_batch import Collected, Message, batch_isend_irecv, start_all
+from .fake_batch import BatchedMessage, Collected, batch_isend_irecv, start_all
 from .fake_link_up import ABORTED, StoreOfTask, unless_over
 from .fake_links import LINKS
 from .fake_work import FakeWork
@@ -70,7 +70,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         self._keys: list[str] = []
         self.pairs: set[int] = set()  # peers with which it has a communicator of two
         self._cleared_s = 0.0  # when this rank last cleared what peers signal to it
-        self._batch: list[Message] | None = None  # of the batch that was begun; it stays open until it is ended
+        self._batch: list[BatchedMessage] | None = None  # of the batch that was begun; it stays open until it is ended
         self.watchdog = 1
 
     def __del__(self) -> None:
@@ -134,7 +134,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         tensors = [tensor for message in batch for tensor in message.tensors]
         return FakeWork(CHIP.submit(lambda task: self._do_batch(task, batch), tensors), tensors)
 
-    def _do_batch(self, task: Task, batch: Sequence[Message]) -> None:
+    def _do_batch(self, task: Task, batch: Sequence[BatchedMessage]) -> None:
         """Run a batch, over the group's own communicator. In the chip's thread."""
         if self._comm is None:
             self._comm = self._link_up(task)
@@ -150,7 +150,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         """Queue a collective, or add a send or receive to the batch that was begun."""
         self._refuse_other_device(calls.current_device())
         if self._batch is not None and op in PAIRED:
-            self._batch.append(Message(op, *args))
+            self._batch.append(BatchedMessage(op, *args))
             return Collected()
         tensors = [tensor for argument in args[:2] for tensor in _tensors_in(argument)]
         return FakeWork(CHIP.submit(lambda task: self._do(task, op, args, kwargs), tensors), tensors)

@@ -25,7 +25,7 @@ def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
     return list(batch.works)
 
 
-class Message(NamedTuple):
+class BatchedMessage(NamedTuple):
     """A send or receive of a batch, with the arguments of the group's method."""
 
     op: str
@@ -72,7 +72,7 @@ class Started:
         self._over.wait()
 
 
-def start_all(comm: Any, batch: Sequence[Message], timeout_s: float) -> Started:
+def start_all(comm: Any, batch: Sequence[BatchedMessage], timeout_s: float) -> Started:
     """Start the sends and receives of a batch over a group of gloo."""
     works: list[FuturelessWork] = []
     try:

@@ -57,10 +57,10 @@ def is_array(buffer: object) -> bool:
 
 def on_host(buffer: Any) -> bool:
     """Return whether it lies in memory of the CPU."""
-    return lies_on(buffer, "cpu")
+    return is_on(buffer, "cpu")
 
 
-def lies_on(buffer: Any, device_type: str) -> bool:
+def is_on(buffer: Any, device_type: str) -> bool:
     """Return whether it lies in memory of this type of device: `cpu` for the host's."""
     return bool(device_type == "cpu" if is_array(buffer) else buffer.device.type == device_type)
 

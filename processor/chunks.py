@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..communicators.host_memory import copy_into, flat_view, lies_on
+from ..communicators.host_memory import copy_into, flat_view, is_on
 from ..protocol.errors import ChecksumMismatch, RecoveryError
 from ..protocol.types import ShardTransfer
 
@@ -97,11 +97,11 @@ class ShardMemory:
     @property
     def at_home(self) -> bool:
         """Whether all of it can be sent and received as it lies."""
-        return all(lies_on(flat, self._home) for flat in self._flat)
+        return all(is_on(flat, self._home) for flat in self._flat)
 
     def direct(self, chunk: Chunk) -> Any:
         """Return the chunk's own memory if it can be sent from or received into, else None."""
-        if len(chunk.pieces) > 1 or not lies_on(self._flat[chunk.pieces[0].tensor], self._home):
+        if len(chunk.pieces) > 1 or not is_on(self._flat[chunk.pieces[0].tensor], self._home):
             return None
         return self._view(chunk.pieces[0])
 

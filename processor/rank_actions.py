@@ -135,14 +135,14 @@ class Rebuild(Action):
     order: Rejoin
 
 
-class Received(NamedTuple):
+class ReceivedBytes(NamedTuple):
     """Bytes that a repair has brought, and how many of these came over the devices' own links."""
 
     size_bytes: int = 0
     over_devices_bytes: int = 0
 
 
-NOTHING = Received()
+NOTHING = ReceivedBytes()
 
 
 @dataclass(frozen=True)

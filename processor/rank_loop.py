@@ -182,7 +182,7 @@ class RankLoop:
             ready = RankReady(session.rank, order.generation, session.incarnation, count, phases_s, *received)
             yield act.Post(ready)
 
-    def _come_back(self, order: Rejoin) -> Actions[act.Received]:
+    def _come_back(self, order: Rejoin) -> Actions[act.ReceivedBytes]:
         """Rebuild, repair and roll back; return what was received."""
         step_state, step = self._step_state, order.part.target_step
         yield act.BeginPhase(InjectionPoint.REBUILD)
@@ -193,7 +193,7 @@ class RankLoop:
         yield from self._end_phase(InjectionPoint.REBUILD)
         yield act.BeginPhase(InjectionPoint.REPAIR)
         step_state.repairing(order.part, self._session.rank)
-        received: act.Received = yield act.Repair(order)
+        received: act.ReceivedBytes = yield act.Repair(order)
         step_state.repaired()
         yield from self._end_phase(InjectionPoint.REPAIR)
         yield act.BeginPhase(InjectionPoint.ROLLBACK)

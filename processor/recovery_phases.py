@@ -15,7 +15,7 @@ from .checkpoints.survey import survey
 from .checkpoints.writer import PUBLISHER
 from .framework import Expectant, Informed, Rescalable
 from .link_patience import LinkPatience
-from .rank_actions import NOTHING, Received
+from .rank_actions import NOTHING, ReceivedBytes
 from .transfer import run_transfers
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _log = logging.getLogger("midstep")
 class _Repaired:
     """What a repair has brought; nothing, if a callback of the user did not call midstep's default."""
 
-    received: Received = NOTHING
+    received: ReceivedBytes = NOTHING
     own: bytes | None = None
 
 
@@ -87,7 +87,7 @@ class RecoveryPhases:
         self._run(InjectionPoint.REBUILD, order, lambda: self._rebuild(order))
         self._runtime.step_clock.generation(order.generation)
 
-    def repair(self, order: Rejoin) -> Received:
+    def repair(self, order: Rejoin) -> ReceivedBytes:
         """Run **repair**; return what was received."""
         self._leave_earlier_training(order)
         done = _Repaired()
@@ -152,7 +152,7 @@ class RecoveryPhases:
             links=runtime.communicator,
             read_local_state=runtime.local_states.read,
         )
-        done.received = Received(transferred.bytes_received, transferred.bytes_over_devices)
+        done.received = ReceivedBytes(transferred.bytes_received, transferred.bytes_over_devices)
         done.own = transferred.local_state
 
     def _label(self, order: Rejoin) -> str:

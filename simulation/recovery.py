@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..processor.rank_actions import NOTHING, Received
+from ..processor.rank_actions import NOTHING, ReceivedBytes
 from ..protocol.errors import CheckpointError, ChecksumMismatch, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import LocalStateTransfer, RestoreSource, ShardTransfer
@@ -37,7 +37,7 @@ class RankRecovery:
             group = self._world.group(order.generation, process.world_size)
             yield from process.link_up(group, order.store, LINK_UP_S)
 
-    def repair(self, order: Rejoin) -> Thread[Received]:
+    def repair(self, order: Rejoin) -> Thread[ReceivedBytes]:
         """Get what is lost, and hand out what others have lost."""
         process, part = self._process, order.part
         if part.restore is RestoreSource.CHECKPOINT:

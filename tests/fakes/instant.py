@@ -129,10 +129,10 @@ class Process(FakeProcess):
         numbers = (self.rank, self.session.generation, self.incarnation, self.pid)
         self.cluster.feed(m.RankJoined(*numbers, action.report, 0.1))
 
-    def _repair(self, action: act.Repair) -> act.Received:
+    def _repair(self, action: act.Repair) -> act.ReceivedBytes:
         self.copied_rank = action.order.part.copied_rank
         transfers = action.order.part.transfers
-        return act.Received(sum(each.length_bytes for each in transfers if each.destination == self.rank))
+        return act.ReceivedBytes(sum(each.length_bytes for each in transfers if each.destination == self.rank))
 
     def _keep(self, step: int) -> None:
         """Keep the rank-local state, and a copy of that of the rank whose buddy this one is."""

@@ -106,7 +106,7 @@ class Rank:
             act.Clean: lambda: self.corrupted,
             act.Survey: lambda: self.step_state.report((), (), (), CheckpointTrace()),
             act.EndPhase: lambda: SECONDS,
-            act.Repair: lambda: act.Received(7, 5),
+            act.Repair: lambda: act.ReceivedBytes(7, 5),
             act.Save: lambda: ("/checkpoints", "disk full"),
         }
         return answers[type(action)]() if type(action) in answers else None
