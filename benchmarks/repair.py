@@ -1,7 +1,6 @@
 """How fast lost state comes back: a repair's transfer beside what the transport alone does, in the same processes."""
 
 import json
-import socket
 import statistics
 import subprocess
 import sys
@@ -10,66 +9,104 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from midstep.benchmarks import figures
+from midstep.benchmarks.peers.plan import free_port
+from midstep.benchmarks.repair_job import SHAPES, Order
 
 LIMIT_S = 300.0
+HEAD = "| MB | sources | repair, GB/s | transport alone, GB/s | share | open, accept, adopt, ms "
+    "| extra MB: newcomer, source |"
 WARM_UP = 2  # rounds that are not counted: the first of everything
 
 
-def measure(rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run both processes; return what the source and the newcomer wrote down. Raises ClickException."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+def numbers(_: click.Context, parameter: click.Parameter, given: str) -> tuple[int, ...]:
+    """Read a list of numbers with commas."""
+    try:
+        found = tuple(map(int, given.split(",")))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}") from error
+    if parameter.name == "sizes" and (unknown := set(found) - set(SHAPES)):
+        raise click.BadParameter(f"no size {sorted(unknown)[0]}; there are {', '.join(map(str, SHAPES))}")
+    if min(found) < 1:
+        raise click.BadParameter("at least 1")
+    return found
+
+
+def measure(megabytes: int, sources: int, rounds: int) -> list[dict[str, Any]]:
+    """Run all processes; return what each wrote down, the newcomer as the last. Raises ClickException."""
+    port = free_port()
+    script = str(Path(__file__).with_name("repair_job.py"))
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as folder:
-        notes = [Path(folder) / f"{rank}.json" for rank in range(2)]
-        script = str(Path(__file__).with_name("repair_job.py"))
-        processes = [
-            subprocess.Popen([sys.executable, script, str(rank), str(port), str(rounds + WARM_UP), str(notes[rank])])
-            for rank in range(2)
-        ]
+        notes = [Path(folder) / f"{rank}.json" for rank in range(sources + 1)]
+        processes = []
+        for rank, path in enumerate(notes):
+            order = msgspec.json.encode(Order(rank, sources, port, megabytes, rounds + WARM_UP, str(path)))
+            processes.append(subprocess.Popen([sys.executable, script, order.decode()]))
         try:
             for process in processes:
                 if process.wait(LIMIT_S) != 0:
-                    raise click.ClickException(f"a process of the pair ended with status {process.returncode}")
+                    raise click.ClickException(f"a process ended with status {process.returncode}")
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-        source, newcomer = (json.loads(path.read_text()) for path in notes)
-        return source, newcomer
+        return [json.loads(path.read_text()) for path in notes]
 
 
-@click.command()
-@click.option("--repeat", type=click.IntRange(min=1), default=15, show_default=True, help="Repairs.")
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to FILE.")
-def main(repeat: int, file: Path | None) -> None:
-    """Measure the transfer of a repair beside the transport alone.
-
-    Two processes over gloo on this machine, 126 MB: a GPT of 10.5 million parameters with Adam's state. By turns the
-    bytes move 4 MiB at a time into memory that was used before, and as a repair moves them, with checksums, after a
-    link-up, into the memory of a process that has no optimizer state yet. Both are measured at the receiver.
-    """
-    source, newcomer = measure(repeat)
+def cell(megabytes: int, sources: int, repeat: int) -> dict[str, Any]:
+    """Return the figures of one size from so many sources, as the newcomer has them."""
+    *senders, newcomer = measure(megabytes, sources, repeat)
     rounds = newcomer["rounds"][WARM_UP:]
-    shares = [each["repair"] / each["raw"] for each in rounds]
-    opening = [each["stages"]["open_shard"] for each in source["rounds"][WARM_UP:]]
-    stages = {"open": statistics.median(opening)}
+    sent = [each for sender in senders for each in sender["rounds"][WARM_UP:]]
+    stages = {"open": statistics.median(each["stages"]["open_shard"] for each in sent)}
     for name in ("accept", "adopt"):
         stages[name] = statistics.median(each["stages"][f"{name}_shard"] for each in rounds)
-    result = {
+    return {
+        "size_bytes": newcomer["size_bytes"],
+        "sources": sources,
         "repair_bytes_per_s": figures.spread([each["repair"] for each in rounds]),
         "transport_bytes_per_s": figures.spread([each["raw"] for each in rounds]),
-        "share": figures.spread(shares),
+        "share": figures.spread([each["repair"] / each["raw"] for each in rounds]),
         "stages_s": stages,
-        "machine": figures.machine(),
+        "extra_bytes": {
+            "newcomer": max(each["extra_bytes"] for each in rounds),
+            "source": max(each["extra_bytes"] for each in sent),
+        },
     }
-    repair, transport = (figures.text(result[f"{name}_bytes_per_s"], 1e-9) for name in ("repair", "transport"))
-    share = figures.text(result["share"])
-    click.echo(f"state came at {repair} GB/s, the transport alone does {transport} GB/s: {share} of it")
-    click.echo("milliseconds in Python: " + ", ".join(f"{name} {1000 * spent:.1f}" for name, spent in stages.items()))
+
+
+def line(found: dict[str, Any]) -> str:
+    """Return the figures of a cell as a row of a table."""
+    repair, transport = (figures.text(found[f"{name}_bytes_per_s"], 1e-9) for name in ("repair", "transport"))
+    extra = ", ".join(f"{extra / 1e6:.0f}" for extra in found["extra_bytes"].values())
+    python = ", ".join(f"{1000 * spent:.1f}" for spent in found["stages_s"].values())
+    share = figures.text(found["share"])
+    size = f"{found['size_bytes'] / 1e6:.0f}"
+    return f"| {size} | {found['sources']} | {repair} | {transport} | {share} | {python} | {extra} |"
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--sizes", default="126", callback=numbers, help="Megabytes of state, of 10, 126 and 1000; with commas.")
+@click.option("--sources", default="1", callback=numbers, help="Ranks that have the state; with commas.")
+@click.option("--repeat", type=click.IntRange(min=1), default=15, help="Repairs of each kind.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to FILE.")
+def main(*, sizes: tuple[int, ...], sources: tuple[int, ...], repeat: int, file: Path | None) -> None:
+    """Measure the transfer of a repair beside the transport alone.
+
+    Processes over gloo on this machine; a GPT with Adam's state. By turns the bytes move 4 MiB at a time into memory
+    that was used before, and as a repair moves them, with checksums, after a link-up, into the memory of a process that
+    has no optimizer state yet. Both are measured at the receiver.
+    """
+    click.echo(f"{HEAD}\n{'| --- ' * HEAD.count(' | ')}| --- |")
+    cells = []
+    for megabytes in sizes:
+        for count in sources:
+            cells.append(cell(megabytes, count, repeat))
+            click.echo(line(cells[-1]))
     if file is not None:
-        file.write_text(json.dumps(result, indent=2))
+        file.write_text(json.dumps({"cells": cells, "machine": figures.machine()}, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One of the two processes that `repair.py` measures: rank 0 has the state, rank 1 has lost it, again and again.
+"""One of the processes that `repair.py` measures: the last rank has lost the state, again and again; others have it.
 
 Each round moves as many bytes twice: as the communicator does when nothing else is done, into memory that was used
 before, and as a repair does, into a newcomer's, right after the link-up of the next generation.
@@ -8,62 +8,109 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch._C._distributed_c10d import TCPStore
 
 import midstep
 from midstep.adapters.ddp.replicated_state import SHARD_ID
 from midstep.communicators.gloo.communicator import GlooCommunicator
-from midstep.examples.gpt import GPT, TEN_MILLION
+from midstep.examples.gpt import GPT, TEN_MILLION, Shape
 from midstep.processor import transfer
 from midstep.protocol.types import Rendezvous, RepairPart, RestoreSource, ShardTransfer
 
 HOST = "127.0.0.1"
-SOURCE, NEWCOMER = range(2)
 PIECE_BYTES = 4 * 1024 * 1024
+MOST_PIECES = 64  # that are in memory; one is sent again and again
 LIMIT_S = 60.0
+SHAPES = {  # by megabytes of parameters with Adam's state
+    10: Shape(),
+    126: TEN_MILLION,
+    1000: Shape(layers=12, heads=6, width=756, context=64, dropout=0.0),
+}
 
 
-class Pair:
-    """This process's end of the pair."""
+class Order(msgspec.Struct, frozen=True):
+    """What a process is told: who it is, where the ranks meet, what is moved how often, and where its notes go."""
 
-    def __init__(self, rank: int, store: Rendezvous) -> None:
-        self.rank = rank
+    rank: int
+    sources: int
+    port: int
+    megabytes: int
+    rounds: int
+    notes: str
+
+    @property
+    def newcomer(self) -> int:
+        """The rank that has lost its state."""
+        return self.sources
+
+
+class Member:
+    """This process's end of the transfers."""
+
+    def __init__(self, order: Order, store: Rendezvous) -> None:
+        self._order = order
         self._store = store
         self._generation = 1
         self.links = GlooCommunicator()
-        self.links.init(rank=rank, world_size=2, generation=1, store=store, collective_s=LIMIT_S, link_up_s=LIMIT_S)
+        self.links.init(
+            rank=order.rank,
+            world_size=order.sources + 1,
+            generation=1,
+            store=store,
+            collective_s=LIMIT_S,
+            link_up_s=LIMIT_S,
+        )
         torch.manual_seed(1)
-        model = GPT(TEN_MILLION)
+        model = GPT(SHAPES[order.megabytes])
         self._optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         self._optimizer.step()
+        self._optimizer.zero_grad()
         self._state = midstep.TrainState(model=model, optimizer=self._optimizer)
         self.size_bytes = self._state.shards()[0].size_bytes
-        self._pieces = [torch.ones(PIECE_BYTES, dtype=torch.uint8) for _ in range(self.size_bytes // PIECE_BYTES)]
+        self._share = -(-self.size_bytes // (order.sources * PIECE_BYTES))  # pieces of each source
+        self._pieces = [torch.ones(PIECE_BYTES, dtype=torch.uint8) for _ in range(MOST_PIECES)]
         self.stages: dict[str, float] = {}
         for name in ("open_shard", "accept_shard", "adopt_shard"):
             setattr(self._state, name, self._timed(name, getattr(self._state, name)))
 
+    @property
+    def _is_newcomer(self) -> bool:
+        return self._order.rank == self._order.newcomer
+
     def raw(self) -> float:
         """Return the bytes per second of the transport alone."""
+        most = len(self._pieces) - self._order.sources
+        under_way: deque[Any] = deque()
         self.links.barrier()
         began_s = time.monotonic()
-        start, peer = (self.links.isend, NEWCOMER) if self.rank == SOURCE else (self.links.irecv, SOURCE)
-        for handle in [start(piece, peer) for piece in self._pieces]:
+        for number in range(self._share):
+            under_way.extend(self._start(number))
+            while len(under_way) > most:
+                under_way.popleft().wait()
+        for handle in under_way:
             handle.wait()
-        return len(self._pieces) * PIECE_BYTES / (time.monotonic() - began_s)
+        return self._share * self._order.sources * PIECE_BYTES / (time.monotonic() - began_s)
+
+    def _start(self, number: int) -> list[Any]:
+        """Send piece `number`; in the newcomer, receive that of each source."""
+        if not self._is_newcomer:
+            return [self.links.isend(self._pieces[number % len(self._pieces)], self._order.newcomer)]
+        first, sources = number * self._order.sources, range(self._order.sources)
+        return [self.links.irecv(self._pieces[(first + each) % len(self._pieces)], each) for each in sources]
 
     def repair(self) -> float:
         """Return the bytes per second of a repair, from the first header to the adopted state."""
-        moved = ShardTransfer(SHARD_ID, 0, self.size_bytes, SOURCE, NEWCOMER)
-        part = RepairPart(target_step=1, restore=RestoreSource.REPLICA, transfers=(moved,), local_states=())
-        if self.rank == NEWCOMER:
+        part = RepairPart(target_step=1, restore=RestoreSource.REPLICA, transfers=tuple(self._transfers()))
+        if self._is_newcomer:
             self._optimizer.state.clear()
             self._state.expect_shard(SHARD_ID, self.size_bytes)
         self._generation += 1
@@ -71,9 +118,23 @@ class Pair:
         self.stages = {}
         began_s = time.monotonic()
         transfer.run_transfers(
-            part, rank=self.rank, framework=self._state, links=self.links, read_local_state=lambda rank, step: None
+            part,
+            rank=self._order.rank,
+            framework=self._state,
+            links=self.links,
+            read_local_state=lambda rank, step: None,
         )
         return self.size_bytes / (time.monotonic() - began_s)
+
+    def _transfers(self) -> list[ShardTransfer]:
+        """Return what this rank sends or receives: an equal range of the shard from each source."""
+        sources, newcomer = self._order.sources, self._order.newcomer
+        cuts = [self.size_bytes * source // sources for source in range(sources + 1)]
+        ranges = [
+            ShardTransfer(SHARD_ID, cuts[source], cuts[source + 1] - cuts[source], source, newcomer)
+            for source in range(sources)
+        ]
+        return ranges if self._is_newcomer else [ranges[self._order.rank]]
 
     def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
@@ -86,18 +147,37 @@ class Pair:
         return timed
 
 
+def forget_peak() -> None:
+    """Let the kernel count this process's peak of memory from here on."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def memory_bytes(what: str) -> int:
+    """Return a figure of this process's memory: `VmRSS` is in use, `VmHWM` was the most that was."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what))
+
+
+def one_round(member: Member, *, newcomer: bool) -> dict[str, Any]:
+    """Move the state in both ways; `extra_bytes`: what a repair needs for a while beside the state that it moves."""
+    raw = member.raw()
+    before = memory_bytes("VmRSS")
+    forget_peak()
+    repair = member.repair()
+    held = memory_bytes("VmRSS") if newcomer else before
+    extra_bytes = max(0, memory_bytes("VmHWM") - held)
+    return {"raw": raw, "repair": repair, "stages": member.stages, "extra_bytes": extra_bytes}
+
+
 def main() -> None:
-    """Take the rank, the port of the store, the number of rounds, and where to write what was measured."""
-    rank, port, rounds, notes = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    """Take an order as JSON, and write down what was measured."""
+    order = msgspec.json.decode(sys.argv[1], type=Order)
     torch.set_num_threads(1)
-    store = TCPStore(HOST, port, is_master=rank == SOURCE, wait_for_workers=False)
-    pair = Pair(rank, Rendezvous(HOST, port, "of this benchmark"))
-    found = []
-    for _ in range(rounds):
-        raw = pair.raw()
-        found.append({"raw": raw, "repair": pair.repair(), "stages": pair.stages})
-    notes.write_text(json.dumps({"size_bytes": pair.size_bytes, "rounds": found}))
-    pair.links.barrier()
+    store = TCPStore(HOST, order.port, is_master=order.rank == 0, wait_for_workers=False)
+    member = Member(order, Rendezvous(HOST, order.port, "of this benchmark"))
+    found = [one_round(member, newcomer=order.rank == order.newcomer) for _ in range(order.rounds)]
+    Path(order.notes).write_text(json.dumps({"size_bytes": member.size_bytes, "rounds": found}))
+    member.links.barrier()
     del store
     os._exit(0)  # nothing is to be saved, and gloo's threads need not be waited for
 

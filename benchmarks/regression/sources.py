@@ -34,7 +34,7 @@ def of_overhead(found: Mapping[str, Any]) -> Iterator[Figure]:
 
 def of_repair(found: Mapping[str, Any]) -> Iterator[Figure]:
     """Take the share of the transport's rate that a repair comes to."""
-    yield _spread("repair: share of the transport", found["share"], better=Better.HIGHER, yardstick=True)
+    yield _spread("repair: share of the transport", found["cells"][0]["share"], better=Better.HIGHER, yardstick=True)
 
 
 def of_machine(found: Mapping[str, Any]) -> Iterator[Figure]:

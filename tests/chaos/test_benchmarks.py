@@ -22,7 +22,7 @@ SHORT = {
     "overhead": "--ranks 2 --repeat 1 --steps 4 --no-jobs",
     "recovery": "--ranks 2 --repeat 1 --steps 12 --only midstep",
     "rendezvous": "--ranks 4,8",
-    "repair": "--repeat 1",
+    "repair": "--sizes 10 --sources 2 --repeat 1",
     "scale": "--ranks 16 --repeat 1 --idle 1",
     "scale_forecast": "--ranks 16",
     "turns": "--ranks 16 --repeat 1",

@@ -120,7 +120,7 @@ def test_the_other_benchmarks_give_their_figures() -> None:
     spread = {"median": 1.0, "min": 0.9, "max": 1.1}
     overhead = list(of_overhead({"ranks": {"4": {"ratio": spread, "cpu_ratio": spread}}}))
     assert [(each.median, each.yardstick) for each in overhead] == [(1.0, True), (1.0, True)]
-    (share,) = of_repair({"share": spread})
+    (share,) = of_repair({"cells": [{"share": spread}]})
     assert share.better is Better.HIGHER
     row = {"ranks": 80, "cpu_s": 0.5, "cpu_s_least": 0.4, "cpu_s_greatest": 0.6}
     assert [each.greatest for each in of_machine({"rows": [row]})] == [0.6]
