@@ -16,8 +16,10 @@ from midstep.benchmarks.peers.plan import free_port
 from midstep.benchmarks.repair_job import SHAPES, Order
 
 LIMIT_S = 300.0
-HEAD = "| MB | sources | repair, GB/s | transport alone, GB/s | share | open, accept, adopt, ms "
-    "| extra MB: newcomer, source |"
+COLUMNS = (
+    *("MB", "sources", "repair, GB/s", "transport alone, GB/s", "share"),
+    *("open, accept, adopt, ms", "extra MB: newcomer, source"),
+)
 WARM_UP = 2  # rounds that are not counted: the first of everything
 
 
@@ -99,7 +101,7 @@ def main(*, sizes: tuple[int, ...], sources: tuple[int, ...], repeat: int, file:
     that was used before, and as a repair moves them, with checksums, after a link-up, into the memory of a process that
     has no optimizer state yet. Both are measured at the receiver.
     """
-    click.echo(f"{HEAD}\n{'| --- ' * HEAD.count(' | ')}| --- |")
+    click.echo(f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|")
     cells = []
     for megabytes in sizes:
         for count in sources:

@@ -16,6 +16,7 @@ LIMIT_S = 240.0
 SHORT = {
     "controller_restart": "--events 1000 --repeats 1",
     "failover": "--repeats 1",
+    "false_alarms": "--steps 30 --policies tuned",
     "long_job": "--incidents 20",
     "machine": "--ranks 100 --repeats 1",
     "megatron": "--repeat 1 --steps 20 --size tiny --no-recovery",
@@ -63,5 +64,5 @@ def test_no_benchmark_is_left_out() -> None:
     """Those with a command line of their own."""
     assert {path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()} == {
         *SHORT,
-        *("overhead_job", "recovery_job", "repair_job"),  # which others run
+        *("false_alarms_job", "overhead_job", "recovery_job", "repair_job"),  # which others run
     }

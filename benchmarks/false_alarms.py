@@ -1,0 +1,81 @@
+"""How often a healthy job is suspected: thousands of steps with a slow data loader, by the clocks of a policy."""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from midstep.benchmarks import figures, launching
+from midstep.benchmarks.false_alarms_job import PAUSE_S, PAUSES_EVERY
+from midstep.cli.report import load_status
+from midstep.cli.views.incident_data import incident_json
+
+SCRIPT = "false_alarms_job.py"
+TUNED = Path(__file__).parent / "peers" / "midstep-tuned.yaml"
+POLICIES = {"default": None, "tuned": TUNED}
+LIMIT_S = 3600.0
+
+
+def watch(policy: str, ranks: int, steps: int) -> dict[str, Any]:
+    """Run one job that nothing happens to; return what it was suspected of. Raises ClickException when it fails."""
+    foreign = launching.foreign_cores()
+    with tempfile.TemporaryDirectory(prefix="midstep-bench-") as folder:
+        job_directory = Path(folder) / "job"
+        began_s = time.monotonic()
+        try:
+            launching.midstep(
+                SCRIPT,
+                [str(steps)],
+                ranks=ranks,
+                job_directory=job_directory,
+                limit_s=LIMIT_S,
+                policy=POLICIES[policy],
+            )
+        except launching.JobFailed as error:
+            raise click.ClickException(str(error)) from error
+        took_s = time.monotonic() - began_s
+        incidents = [incident_json(each) for each in load_status(job_directory).incidents]
+    return {
+        "policy": policy,
+        "ranks": ranks,
+        "steps": steps,
+        "step_s": took_s / steps,
+        "alarms": [incident["cause"] for incident in incidents],
+        "recoveries": sum(incident["outcome"] != "dismissed" for incident in incidents),
+        "foreign_cores": foreign,
+    }
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--ranks", default=2, help="Processes.")
+@click.option("--steps", default=10_000, help="Steps of each job.")
+@click.option("--policies", default="default,tuned", help="Which policies; with commas.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to FILE.")
+def main(*, ranks: int, steps: int, policies: str, file: Path | None) -> None:
+    """Count the alarms in a job that nothing happens to.
+
+    Each rank waits for its data by other times in each step, and for a quarter of a second in one of a hundred: many
+    times as long as a step takes. Any incident is a false alarm; one that costs a process or a repeated step is a
+    recovery.
+    """
+    rows = []
+    for policy in policies.split(","):
+        if policy not in POLICIES:
+            raise click.BadParameter(f"no policy {policy!r}; there are {', '.join(POLICIES)}")
+        rows.append(row := watch(policy, ranks, steps))
+        click.echo(
+            f"{policy}: {steps} steps of {ranks} ranks, {1000 * row['step_s']:.0f} ms each, with pauses of {PAUSE_S} s "
+            f"every {PAUSES_EVERY} steps of a rank: {len(row['alarms'])} alarms, {row['recoveries']} recoveries "
+            f"(foreign cores {row['foreign_cores']:.2f})"
+        )
+        for cause in row["alarms"]:
+            click.echo(f"  {cause}")
+    if file is not None:
+        file.write_text(json.dumps({"rows": rows, "machine": figures.machine()}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
