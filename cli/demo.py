@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..controller.journal.reading import read_status
-from ..policies.schema import DeviceName
+from ..policies.communicators import DeviceName
 from ..policies.wording import count
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError

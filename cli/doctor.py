@@ -17,7 +17,7 @@ import msgspec
 from rich.text import Text
 
 from ..devices import rank_environment
-from ..policies.schema import DeviceName
+from ..policies.communicators import DeviceName
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from .demo import WIDTH, DemoRun, Scenario, by_step, device_scenarios, perform, say_problems

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..policies.schema import DeviceName
+from ..policies.communicators import DeviceName
 from .jobs.rank_variables import named_variables, variables_of_files
 from .jobs.start import Start
 from .joining.torchrun_flags import spellings

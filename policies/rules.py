@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from ..protocol.types import FaultKind, RestoreSource, Rung, StandbyDepth
+from .communicators import COMMUNICATORS, CommunicatorName, DeviceName
 from .exception_rules import exception_problems
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
 from .roles import WORLD_RESTARTS, parse_ranks
-from .schema import COMMUNICATORS, CommunicatorName, DeviceName, NodePolicy, Policy, RungPolicy
+from .schema import NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
 ROLE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")

@@ -3,7 +3,8 @@
 import msgspec
 
 from ...adapters.mindio.package import refuse_installed
-from ...policies.schema import CommunicatorName, Policy
+from ...policies.communicators import CommunicatorName
+from ...policies.schema import Policy
 from ...protocol import environment as env
 from ...protocol.types import RestoreSource
 

@@ -13,10 +13,11 @@ from ...controller.journal.head import HEAD_NAME
 from ...controller.journal.journal import Journal
 from ...controller.journal.paths import journal_path
 from ...devices import one_node_on_a_machine, rank_environment
+from ...policies.communicators import COMMUNICATORS, DeviceName
 from ...policies.files import load_policy
 from ...policies.roles import beyond
 from ...policies.rules import broken_rules
-from ...policies.schema import COMMUNICATORS, DeviceName, Policy, default_policy, job_settings
+from ...policies.schema import Policy, default_policy, job_settings
 from ...policies.yaml_text import refuse
 from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from ...controller.journal.reading import read_founding, read_status
-from ...policies.schema import DeviceName, Policy
+from ...policies.communicators import DeviceName
+from ...policies.schema import Policy
 from ...protocol.errors import ConfigurationError
 from ...protocol.private_files import replace_file
 from ...protocol.types import JobSpec

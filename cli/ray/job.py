@@ -14,7 +14,7 @@ import msgspec
 from ...controller.endpoints.discovery_files import JobResult
 from ...platforms.ray.cluster import NAMESPACE, OUTSIDE_OF_GROUPS, actor_resources, controller_name
 from ...platforms.ray.library import library
-from ...policies.schema import DeviceName
+from ...policies.communicators import DeviceName
 from ...protocol.errors import ConfigurationError, PlatformError
 from ..jobs.directories import checked_name
 from ..jobs.start import Start, new_name

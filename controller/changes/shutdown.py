@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ...policies.schema import CommunicatorName
+from ...policies.communicators import CommunicatorName
 from ...policies.wording import ranks_text
 from ...protocol.messages import CheckpointSaved, EndJob, SaveCheckpoint
 from ...protocol.types import PLATFORM, LocalStateCopy, RestoreSource, node_address, rank_address

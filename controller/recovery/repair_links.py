@@ -6,7 +6,7 @@ check does not see. So an incident tries them once; any further attempt goes fro
 
 import msgspec
 
-from ...policies.schema import CommunicatorName, CommunicatorPolicy
+from ...policies.communicators import CommunicatorName, CommunicatorPolicy
 from ...protocol.types import RepairLinks, RepairPlan
 
 WITH_DEVICE_LINKS = frozenset({CommunicatorName.HCCL, CommunicatorName.FAKE})

@@ -20,7 +20,7 @@ class Rank:
     def __init__(self, path: Path, *, interrupted: bool) -> None:
         self.debug_log = DebugLog(path)
         self.communicator = SimpleNamespace(failed=None)
-        self.settings = SimpleNamespace(exceptions=())
+        self.settings = SimpleNamespace(exceptions=(), retry_unknown_exceptions=False)
         self.reported: list[str] = []
         self._interrupted = interrupted
 

@@ -10,7 +10,7 @@ from midstep.cli.doctor import command as doctor
 from midstep.cli.doctor import examine, plan
 from midstep.devices import fake
 from midstep.devices.npu_environment import DEFAULTS
-from midstep.policies.schema import DeviceName
+from midstep.policies.communicators import DeviceName
 from midstep.protocol.injection import DEVICE_FAULT_ACTIONS
 
 

@@ -8,7 +8,8 @@ import pytest
 from midstep.controller.actions import Finish
 from midstep.controller.events import DeadlinePassed, StopRequested
 from midstep.controller.state.job_state import Phase
-from midstep.policies.schema import CommunicatorName, CommunicatorPolicy, default_policy
+from midstep.policies.communicators import CommunicatorName, CommunicatorPolicy
+from midstep.policies.schema import default_policy
 from midstep.protocol.messages import CheckpointSaved, RankQuiesced, SaveCheckpoint, StartProcess, StopProcess
 from midstep.protocol.types import ShardHold
 

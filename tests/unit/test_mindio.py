@@ -23,7 +23,8 @@ from midstep.adapters.mindio.update_times import tft_can_do_uce_repair
 from midstep.adapters.mindio.values import ReportState
 from midstep.cli.jobs.mindio import with_mindio
 from midstep.cli.jobs.start import Start, policy_of
-from midstep.policies.schema import CommunicatorName, default_policy
+from midstep.policies.communicators import CommunicatorName
+from midstep.policies.schema import default_policy
 from midstep.protocol import environment as env
 from midstep.protocol.errors import ConfigurationError, Interrupted, RecoveryError
 from midstep.protocol.types import RestoreSource

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from midstep.controller.recovery.repair_links import choose_links, uses_devices
-from midstep.policies.schema import CommunicatorName, CommunicatorPolicy
+from midstep.policies.communicators import CommunicatorName, CommunicatorPolicy
 from midstep.protocol.types import RepairLinks, RepairPart, RepairPlan, RestoreSource, ShardTransfer
 
 HOST, DEVICE = RepairLinks.HOST, RepairLinks.DEVICE

@@ -6,8 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli.main import main
+from midstep.policies.communicators import DeviceName
 from midstep.policies.files import load_policy_or_roles, load_roles, parse_policy
-from midstep.policies.schema import Budget, DeviceName, default_policy
+from midstep.policies.schema import Budget, default_policy
 from midstep.policies.scripted_roles import JobOfRoles, advice_on_roles, parse_roles
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.types import Rung

@@ -13,8 +13,9 @@ from midstep.cli.run import command as run
 from midstep.policies.acjob.device import npu_policy
 from midstep.policies.acjob.notes import NoteKind
 from midstep.policies.acjob.translation import Translation, translate
+from midstep.policies.communicators import DeviceName
 from midstep.policies.files import parse_policy
-from midstep.policies.schema import Budget, DeviceName, Policy, SubHealthAction, default_policy
+from midstep.policies.schema import Budget, Policy, SubHealthAction, default_policy
 from midstep.protocol.types import Rung
 
 ROOT = Path(__file__).parents[3]
