@@ -17,7 +17,7 @@ from midstep.benchmarks.repair_job import SHAPES, Order
 
 LIMIT_S = 300.0
 COLUMNS = (
-    *("MB", "sources", "repair, GB/s", "transport alone, GB/s", "share"),
+    *("MB", "sources", "repair, GB/s", "transport alone, GB/s", "share", "CPU ms of all: repair, transport"),
     *("open, accept, adopt, ms", "extra MB: newcomer, source"),
 )
 WARM_UP = 2  # rounds that are not counted: the first of everything
@@ -72,6 +72,11 @@ def cell(megabytes: int, sources: int, repeat: int) -> dict[str, Any]:
         "transport_bytes_per_s": figures.spread([each["raw"] for each in rounds]),
         "share": figures.spread([each["repair"] / each["raw"] for each in rounds]),
         "stages_s": stages,
+        "cpu_s": {
+            kind: statistics.median(each[f"{kind}_cpu_s"] for each in rounds)
+            + len(senders) * statistics.median(each[f"{kind}_cpu_s"] for each in sent)
+            for kind in ("repair", "raw")
+        },
         "extra_bytes": {
             "newcomer": max(each["extra_bytes"] for each in rounds),
             "source": max(each["extra_bytes"] for each in sent),
@@ -85,8 +90,9 @@ def line(found: dict[str, Any]) -> str:
     extra = ", ".join(f"{extra / 1e6:.0f}" for extra in found["extra_bytes"].values())
     python = ", ".join(f"{1000 * spent:.1f}" for spent in found["stages_s"].values())
     share = figures.text(found["share"])
+    cpu = ", ".join(f"{1000 * spent:.0f}" for spent in found["cpu_s"].values())
     size = f"{found['size_bytes'] / 1e6:.0f}"
-    return f"| {size} | {found['sources']} | {repair} | {transport} | {share} | {python} | {extra} |"
+    return f"| {size} | {found['sources']} | {repair} | {transport} | {share} | {cpu} | {python} | {extra} |"
 
 
 @click.command(context_settings={"show_default": True})

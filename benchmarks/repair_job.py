@@ -159,14 +159,25 @@ def memory_bytes(what: str) -> int:
 
 
 def one_round(member: Member, *, newcomer: bool) -> dict[str, Any]:
-    """Move the state in both ways; `extra_bytes`: what a repair needs for a while beside the state that it moves."""
+    """Move the state in both ways, and count the CPU time of all threads.
+
+    `extra_bytes`: what a repair needs for a while beside the state that it moves.
+    """
+    began_s = time.process_time()
     raw = member.raw()
+    between_s = time.process_time()
     before = memory_bytes("VmRSS")
     forget_peak()
     repair = member.repair()
     held = memory_bytes("VmRSS") if newcomer else before
-    extra_bytes = max(0, memory_bytes("VmHWM") - held)
-    return {"raw": raw, "repair": repair, "stages": member.stages, "extra_bytes": extra_bytes}
+    return {
+        "raw": raw,
+        "repair": repair,
+        "stages": member.stages,
+        "raw_cpu_s": between_s - began_s,
+        "repair_cpu_s": time.process_time() - between_s,
+        "extra_bytes": max(0, memory_bytes("VmHWM") - held),
+    }
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ devices and compared over the hosts, so that a link that changes bytes does not 
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,14 +30,14 @@ def move_over_devices(ends: Sequence[TransferEnd], links: DeviceLinks, letters: 
     all are done, and whatever links, letters and the device raise.
     """
     ranges = [_Range(end, links.device_type) for end in ends]
-    under_way: deque[tuple[int, Transfer, list[DeviceMessage]]] = deque()  # messages: to keep their memory
+    under_way: deque[_Batch] = deque()
     for index in range(max((item.rounds for item in ranges), default=0)):
         if len(under_way) == IN_FLIGHT:
-            _complete(ranges, *under_way.popleft())
-        messages = [item.message(index) for item in ranges if index < item.rounds]
-        under_way.append((index, links.exchange(messages), messages))
+            under_way.popleft().complete()
+        messages = [(item, item.message(index)) for item in ranges if index < item.rounds]
+        under_way.append(_Batch(index, messages, links.exchange([message for _, message in messages])))
     while under_way:
-        _complete(ranges, *under_way.popleft())
+        under_way.popleft().complete()
     for item in ranges:
         if item.end.sending:
             letters.send(item.checksum(), item.end.peer)
@@ -52,13 +52,18 @@ def move_over_devices(ends: Sequence[TransferEnd], links: DeviceLinks, letters: 
         raise changed[0].changed()
 
 
-def _complete(ranges: Sequence["_Range"], index: int, batch: Transfer, messages: list[DeviceMessage]) -> None:
-    """Wait for a batch, and take in what came. On a device it is the device that waits, before what it does next."""
-    batch.wait()
-    messages = list(messages)
-    for item in ranges:
-        if index < item.rounds:
-            item.arrived(index, messages.pop(0).tensor)
+class _Batch(NamedTuple):
+    """Messages under way together: chunk `index` of each range that has so many. It keeps their memory."""
+
+    index: int
+    messages: list[tuple["_Range", DeviceMessage]]
+    transfer: Transfer
+
+    def complete(self) -> None:
+        """Wait for it, and take in what came. On a device it is the device that waits, before what it does next."""
+        self.transfer.wait()
+        for item, message in self.messages:
+            item.arrived(self.index, message.tensor)
 
 
 class _Range:
