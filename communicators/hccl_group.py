@@ -113,7 +113,7 @@ class HcclGroup(ReplaceableGroup):
         return [] if self.backend is None else [self._device]
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self.backend
+        return self._delegate if self.backend is None else self.backend
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Begin a batch: torch-npu makes one of what `batch_isend_irecv` is given. Raises as `start`."""

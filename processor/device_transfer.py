@@ -10,7 +10,8 @@ devices and compared over the hosts, so that a link that changes bytes does not 
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,7 +53,8 @@ def move_over_devices(ends: Sequence[TransferEnd], links: DeviceLinks, letters: 
         raise changed[0].changed()
 
 
-class _Batch(NamedTuple):
+@dataclass(frozen=True)
+class _Batch:
     """Messages under way together: chunk `index` of each range that has so many. It keeps their memory."""
 
     index: int

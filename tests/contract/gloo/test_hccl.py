@@ -78,6 +78,9 @@ def join_late(rank: Rank) -> None:
     alone = torch.full((2,), 7.0)
     dist.all_reduce(alone)
     assert alone.tolist() == [7.0, 7.0]
+    for work in dist.batch_isend_irecv([dist.P2POp(op, alone, 0) for op in (dist.isend, dist.irecv)]):
+        work.wait()
+    assert alone.tolist() == [7.0, 7.0]
     rank.say("checked")
     rank.say("nothing")
     rank.say(setup.reconnect())
