@@ -59,7 +59,7 @@ class StoreConnection:
         if (self.endpoint.host, self.endpoint.port) != (endpoint.host, endpoint.port):
             return False
         try:
-            self.store.check([_PROBE_KEY])
+            self.store.check([_PROBE_KEY])  # type: ignore[attr-defined,unused-ignore]
         except Exception:  # torch's, of any kind; the caller then makes another connection
             return False
         return True

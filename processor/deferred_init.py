@@ -24,7 +24,7 @@ class _Call:
     generator: torch.Tensor | None  # state of the generator before it, where that was set since the last call
 
 
-class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
     """Puts off operators that fill parameters on the CPU. Active in `with`; one use.
 
     Put off are random in-place operators on allowed parameters, with torch's default generator, and then all in-place
@@ -33,7 +33,7 @@ class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._allowed: dict[int, torch.UntypedStorage] = {}  # by address; kept, so that no other has the same
         self._unset: dict[int, torch.Tensor] = {}  # one tensor of each storage whose values were put off
         self._calls: list[_Call] = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from ...processor import tree
@@ -219,7 +220,7 @@ class TrainState:
         for parameter in self._all_parameters():
             parameter.grad = None
         for scaler in self.registry.scalers.values():
-            if isinstance(scaler, torch.amp.GradScaler):
+            if isinstance(scaler, GradScaler):
                 scaler._per_optimizer_states.clear()  # else the repeated unscale_ would be refused
         for layout in self._layouts.values():
             layout.refresh()

@@ -52,16 +52,19 @@ class Stranger:
             store.host, store.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
         )
         self._value: Any = value  # torch takes bytes, and says that it does not
-        self._old = set(self._store.list_keys())
+        self._old = self._keys()
         self._over = threading.Event()
         self.written = threading.Event()
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
+    def _keys(self) -> set[str]:
+        return set(self._store.list_keys())  # type: ignore[attr-defined,unused-ignore]
+
     def _write(self) -> None:
         with suppress(RuntimeError):  # the store has ended
             while not self._over.is_set():
-                for key in set(self._store.list_keys()) - self._old:
+                for key in self._keys() - self._old:
                     self._store.set(key, self._value)
                     self.written.set()
                 time.sleep(0.001)
@@ -84,6 +87,7 @@ def _reconnects(rank: Rank) -> None:
             rank.say("up")
 
 
+@pytest.mark.skipif(not hasattr(TCPStore, "list_keys"), reason="this torch does not list the keys of a store")
 @attack(
     "writes nonsense over everything in the store while ranks link up",
     holds="no process ends: the link-up fails and is tried again under the next generation",
@@ -184,7 +188,7 @@ def test_a_plain_script_reads_only_under_a_name_that_others_cannot_know(monkeypa
         prefixed.set("master", "here")
         seen.append(prefixed)
     assert all(prefixed.get("master") == b"here" for prefixed in seen)
-    assert not store.check(["midstep/g3/env/master"])
+    assert not store.check(["midstep/g3/env/master"])  # type: ignore[attr-defined,unused-ignore]
 
 
 class Freezer:

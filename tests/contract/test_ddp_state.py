@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from midstep.adapters.ddp.state import TrainState
 from midstep.processor.chunks import ShardMemory
@@ -20,7 +21,7 @@ class _Script:
         make: Any = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lbfgs": torch.optim.LBFGS}[optimizer]
         self.optimizer = make(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        self.scaler = GradScaler("cpu", init_scale=64.0)
         self.state = TrainState(self.model, self.optimizer, self.scheduler, self.scaler)
 
     def loss(self) -> Any:

@@ -97,7 +97,7 @@ def test_views_of_one_storage_keep_their_values() -> None:
 
 def test_numpy_and_torch_odds_and_ends_come_back() -> None:
     """Arrays of any order, scalars, dtypes, sizes, counters and ordered dicts."""
-    value = {
+    value: dict[str, Any] = {
         "fortran": np.asfortranarray(np.arange(6, dtype=np.uint16).reshape(2, 3)),
         "empty": np.empty((0, 2)),
         "zero_d": np.array(3.5),
