@@ -64,11 +64,16 @@ def test_state_moves_only_where_an_update_was_interrupted_or_a_process_replaced(
 
 
 def test_each_exception_is_shown_with_its_traceback(retried: tuple[Job, Incidents]) -> None:
-    """In the rank's log and in the report: that the process lives on hides nothing."""
+    """In the rank's log and in the report: that the process lives on hides nothing.
+
+    Of two ranks that raise at once, one may have been interrupted already: what it raises then follows from that.
+    """
     job, incidents = retried
-    for rank, count in ((0, 1), (1, 2), (2, 3), (3, 1)):
-        log = (job.directory / "logs" / f"rank-{rank}.1.log").read_text()
-        assert log.count("Traceback") == count, (rank, log)
+    shown = [(job.directory / "logs" / f"rank-{rank}.1.log").read_text().count("Traceback") for rank in range(4)]
+    assert (shown[0], shown[3]) == (1, 1)
+    assert 1 <= shown[1] <= 2
+    assert 2 <= shown[2] <= 3
+    assert shown[1] + shown[2] >= 4
     assert all(any("Traceback" in each["detail"] for each in found["reports"]) for found in incidents.values())
 
 
