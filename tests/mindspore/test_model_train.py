@@ -177,8 +177,9 @@ def test_a_stop_saves_by_its_own_handlers_once_and_renames(tmp_path: Path) -> No
     gate.unlink()
     job.finish(STOPPED)
 
-    assert [place.name for place in records.glob("ttp_*")] == ["ttp_saved_checkpoints-step_6"], job.said
-    [saved] = (records / "ttp_saved_checkpoints-step_6").rglob("*.ckpt")
+    [place] = records.glob("t?[pt]_saved_checkpoints*")  # tft in 2.7.2, ttp in 2.10.0
+    assert place.name[3:] == "_saved_checkpoints-step_6", job.said
+    [saved] = place.rglob("*.ckpt")
     assert saved.parent.name == "rank_0"
     assert int(mindspore.load_checkpoint(str(saved))["global_step"].asnumpy().item()) == 6
     for rank in range(RANKS):
