@@ -248,7 +248,7 @@ class HcclCommunicator:
         if self._scope.reason is not None:
             raise self._scope.error("batch_isend_irecv")
         batch = [dist.P2POp(dist.isend if each.sending else dist.irecv, each.tensor, each.peer) for each in messages]
-        observer, self.observer = self.observer, None
+        observer, self.observer = self.observer, None  # the communicator's own traffic is not reported
         try:
             return Batch(dist.batch_isend_irecv(batch))
         finally:

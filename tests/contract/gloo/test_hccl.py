@@ -62,6 +62,14 @@ class Setup:
         self.device.stop()
         self.device.clean()
 
+    def say_how_it_ends(self, waiting: Any) -> None:
+        """Stop the device while something waits on it, and say what that raises."""
+        self.stop_and_clean()
+        try:
+            waiting.wait()
+        except RuntimeError as error:
+            self.rank.say(str(error).splitlines()[0])
+
     def reconnect(self, link_up_s: float = LINK_UP_S) -> tuple[str, str]:
         try:
             self.communicator.reconnect(self.rank.hear(), self.rank.store, link_up_s)
@@ -352,12 +360,7 @@ def moves_shards(rank: Rank) -> None:
         each.wait()
     rank.say([sorted(set(each.tolist())) for each in landing])
     rank.say(told)
-    waiting = setup.communicator.exchange([DeviceMessage(mine[0], right, sending=False)])
-    setup.stop_and_clean()
-    try:
-        waiting.wait()
-    except RuntimeError as error:
-        rank.say(str(error).splitlines()[0])
+    setup.say_how_it_ends(setup.communicator.exchange([DeviceMessage(mine[0], right, sending=False)]))
     try:
         setup.communicator.exchange([DeviceMessage(mine[0], right, sending=False)])
     except CommunicatorAborted as error:
@@ -394,11 +397,7 @@ def swaps(rank: Rank) -> None:
     rank.say({source: sorted(set(landing.tolist())) for source, landing in theirs.items()})
     waiting = dist.irecv(mine, right)
     assert waiting is not None
-    setup.stop_and_clean()
-    try:
-        waiting.wait()
-    except RuntimeError as error:
-        rank.say(str(error).splitlines()[0])
+    setup.say_how_it_ends(waiting)
     rank.say(setup.reconnect())
     setup.check()
     setup.communicator.close()
