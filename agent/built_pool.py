@@ -1,8 +1,8 @@
-"""The processes of a node that are built ahead: one for each rank that trains, its script at the train function.
+"""The processes of a node that are built ahead: each for one rank, its script at the train function.
 
 With `standby.depth: built`. A replacement then has neither to import nor to build its model: it learns which process of
-the rank it is, and joins. Building is done while its rank trains, for one rank after the other. A process that cannot
-be built, or does not fit its place any more, costs a log line: the rank gets another process of the pool.
+the rank it is, and joins. One is built after the other. A process that cannot be built, or does not fit its place any
+more, costs a log line: the rank gets another process of the pool.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -19,8 +20,9 @@ import psutil
 from ..platforms.log_files import open_log
 from ..protocol import environment as names
 from ..protocol.errors import AgentError
+from ..protocol.prepared import PreparedProcesses
 from ..protocol.rank_logs import last_words
-from ..protocol.types import Activity, JobSpec, RankProgress, StandbyDepth
+from ..protocol.types import Activity, RankProgress, StandbyDepth
 from . import channel
 from .warm_pool import ANSWER_S, IdleProcess, WarmPool
 
@@ -44,12 +46,6 @@ _TRAINING = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITT
 _log = logging.getLogger(__name__)
 
 
-def builds_ahead(job: JobSpec) -> bool:
-    """Say whether processes of a job can be built ahead: its program is Python, and stops at a train function."""
-    wanted = job.settings.standby_depth is StandbyDepth.BUILT
-    return wanted and not job.no_python and job.environment.get(names.MINDIO) != "1"
-
-
 def is_time(clock: RankProgress) -> bool:
     """Say whether a rank has come so far in training that its next process may be built beside it."""
     return clock.median_step_s > 0 and clock.activity in _TRAINING
@@ -65,28 +61,39 @@ def fits(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     return all(built.get(name) == wanted.get(name) for name in (built.keys() | wanted.keys()) - _OF_THE_FAULT)
 
 
+class _Built(NamedTuple):
+    """A process that is built, what it runs, and what it took."""
+
+    idle: IdleProcess
+    program: channel.RunProgram
+    took_s: float
+    memory_bytes: int
+
+
 class BuiltPool:
-    """Keeps one built process for each rank of a node. Belongs to the running loop."""
+    """Keeps one built process for each rank that it is asked for. Belongs to the running loop."""
 
     def __init__(self, pool: WarmPool) -> None:
         self._pool = pool
-        self._built: dict[int, tuple[IdleProcess, Mapping[str, str]]] = {}
+        self._built: dict[int, _Built] = {}
         self._failures: Counter[int] = Counter()
         self._building: tuple[int, asyncio.Task[None]] | None = None
         self._closed = False
 
     def keep(self, rank: int, program: channel.RunProgram, log: Path) -> None:
-        """Have a process built for a rank unless it has one, or another rank's is being built."""
+        """Have a process built for a rank unless it has one that fits, or another rank's is being built."""
         built = self._built.get(rank)
-        if built is not None and built[0].process.alive:
-            return
-        if built is not None:
+        if built is not None and built.idle.process.alive:
+            if built.program is program or fits(built_ahead(program).environment, built.program.environment):
+                return
+            self.discard(rank)
+        elif built is not None:
             self._failures[rank] += 1
-            _log.warning("process %d, which was built ahead for rank %d, has ended", built[0].process.pid, rank)
+            _log.warning("process %d, which was built ahead for rank %d, has ended", built.idle.process.pid, rank)
             self.discard(rank)
         if self._building is not None or self._closed or self._failures[rank] >= MAX_FAILURES:
             return
-        task = asyncio.get_running_loop().create_task(self._build(rank, built_ahead(program), log))
+        task = asyncio.get_running_loop().create_task(self._build(rank, program, log))
         self._building = rank, task
         task.add_done_callback(self._build_ended)
 
@@ -95,12 +102,24 @@ class BuiltPool:
         built = self._built.pop(rank, None)
         if built is None:
             return None
-        idle, environment_built = built
-        if fits(environment_built, environment):
-            return idle if await idle.answers(ANSWER_S) else None
+        if fits(built_ahead(built.program).environment, environment):
+            return built.idle if await built.idle.answers(ANSWER_S) else None
         _log.info("the process that was built for rank %d does not fit its place any more", rank)
-        _end(idle)
+        _end(built.idle)
         return None
+
+    def is_awaited(self, rank: int) -> bool:
+        """Say whether a process of a rank is yet to be built, and can be."""
+        return rank not in self._built and self._failures[rank] < MAX_FAILURES
+
+    def prepared(self) -> PreparedProcesses:
+        """Return what is built, and what it took: the longest time, and the memory of all."""
+        return PreparedProcesses(
+            StandbyDepth.BUILT,
+            tuple(sorted(self._built)),
+            max((built.took_s for built in self._built.values()), default=0.0),
+            sum(built.memory_bytes for built in self._built.values()),
+        )
 
     def discard(self, rank: int) -> None:
         """End the process that was built, or is being built, for a rank: it is not to come back here."""
@@ -108,7 +127,7 @@ class BuiltPool:
             self._building[1].cancel()
         built = self._built.pop(rank, None)
         if built is not None:
-            _end(built[0])
+            _end(built.idle)
 
     def close(self) -> None:
         """End all of them. Idempotent."""
@@ -128,7 +147,7 @@ class BuiltPool:
         try:
             output = open_log(log)
             try:
-                await idle.build(program, output)
+                await idle.build(built_ahead(program), output)
             finally:
                 os.close(output)
         except (AgentError, OSError) as error:
@@ -145,10 +164,15 @@ class BuiltPool:
             _end(idle)
             raise
         else:
-            self._built[rank] = idle, program.environment
-            seconds = time.monotonic() - began_s
             pid = idle.process.pid
-            _log.info("process %d is built ahead for rank %d: %.2f s, %s of memory", pid, rank, seconds, _memory(pid))
+            self._built[rank] = built = _Built(idle, program, time.monotonic() - began_s, _memory_bytes(pid))
+            _log.info(
+                "process %d is built ahead for rank %d: %.2f s, %.0f MB of memory",
+                pid,
+                rank,
+                built.took_s,
+                built.memory_bytes / 1e6,
+            )
 
     def _build_ended(self, task: asyncio.Task[None]) -> None:
         self._building = None
@@ -156,11 +180,11 @@ class BuiltPool:
             _log.error("building a process ahead has failed", exc_info=task.exception())
 
 
-def _memory(pid: int) -> str:
+def _memory_bytes(pid: int) -> int:
     try:
-        return f"{psutil.Process(pid).memory_full_info().uss / 1e6:.0f} MB"
-    except psutil.Error:
-        return "an unknown amount"
+        return int(psutil.Process(pid).memory_full_info().uss)
+    except psutil.Error:  # it has just ended, which is seen soon
+        return 0
 
 
 def _end(idle: IdleProcess) -> None:

@@ -1,4 +1,4 @@
-"""Environment variables of a rank: those of torchrun, so that scripts need no change, and midstep's own."""
+"""What a rank runs, with environment variables: torchrun's, so that scripts need no change, and midstep's own."""
 
 from collections.abc import Mapping
 
@@ -7,11 +7,32 @@ import msgspec
 from ..protocol import environment as names
 from ..protocol.messages import StartProcess
 from ..protocol.types import JobSpec
+from . import channel
 
 THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # What torchrun sets unless the user has.
 DEFAULTS = {**dict.fromkeys(THREAD_LIMITS, "1"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 ROLE = "default"
+
+
+def rank_program(
+    base: Mapping[str, str],
+    job: JobSpec,
+    order: StartProcess,
+    *,
+    node: str,
+    agent_socket: str,
+    started_s: float,
+) -> channel.RunProgram:
+    """Return what a training process is to run, and in which environment."""
+    environment = rank_environment(base, job, order, node=node, agent_socket=agent_socket, started_s=started_s)
+    return channel.RunProgram(
+        command=job.command,
+        is_module=job.is_module,
+        no_python=job.no_python,
+        environment=environment,
+        working_directory=job.working_directory,
+    )
 
 
 def rank_environment(

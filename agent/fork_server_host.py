@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 
 from ..platforms.processes import ChildReaper, WatchedProcess
@@ -54,6 +55,13 @@ class ForkServerHost:
         self._watchdog: Watchdog | None = None
         self._importing = 0  # requests to import that the server has not answered
         self._early_exits = 0
+        self._began_s = 0.0
+        self.imports_s = 0.0  # from the start of the server until its imports were done
+
+    @property
+    def pid(self) -> int | None:
+        """The process of the server, if there is one."""
+        return self._process.pid if self._process is not None else None
 
     @property
     def is_up(self) -> bool:
@@ -102,6 +110,7 @@ class ForkServerHost:
             return
         end.setblocking(False)
         self._enter(phase)
+        self._began_s = time.monotonic()
         self._end = end
         self._process = self._reaper.watch(pid, self._exited)
         self._importing = 1
@@ -171,6 +180,7 @@ class ForkServerHost:
             self._give_up_unsafe()
             return
         self._enter(_Phase.UP)
+        self.imports_s = time.monotonic() - self._began_s
         self._early_exits = 0
         self._on_up()
 

@@ -64,7 +64,7 @@ class Heartbeat:
         self._judge(readings, now, lag_s)
         for process in self._ranks.waiting(readings):
             self._post(NewcomerWaiting(node=self._node, process=process))
-        self._ranks.build_ahead(readings)
+        self._ranks.prepare(readings)
         if now >= self._next_heartbeat_s:
             self._next_heartbeat_s = now + self._heartbeat_s - self._interval_s / 2
             self._post(NodeHeartbeat(node=self._node, at_s=time.time(), ranks=readings), reliable=False)

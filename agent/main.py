@@ -28,13 +28,13 @@ from ..protocol.link import ControllerLink
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import (
     ArmFault,
+    BuildAhead,
     EndJob,
     Envelope,
     IntroduceNode,
     NodeJoined,
     NodeLost,
     ProbeProgress,
-    ProgressReported,
     StartProcess,
     StopProcess,
     StoreMoved,
@@ -157,15 +157,10 @@ class Agent:
                 self._ranks.start(order)
             case StopProcess() as order:
                 self._ranks.stop(order)
+            case BuildAhead() as order:
+                self._ranks.build_ahead(order)
             case ProbeProgress(probe=probe):
-                self._link.post(
-                    ProgressReported(
-                        node=self._options.node,
-                        probe=probe,
-                        at_s=time.time(),
-                        ranks=self._ranks.progress(),
-                    )
-                )
+                self._ranks.probe(probe)
             case ArmFault(fault=fault) if fault.action is FaultAction.KILL_NODE:
                 self._kill_node()
             case ArmFault(fault=fault):
@@ -202,6 +197,7 @@ class Agent:
         """Report what runs here to a controller that is new, or that had counted this node as lost."""
         self._words.repeat()
         self._link.post(self._joined())
+        self._ranks.introduce()
 
     def _joined(self) -> NodeJoined:
         return NodeJoined(

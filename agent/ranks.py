@@ -17,14 +17,16 @@ from ..platforms.log_files import open_log
 from ..protocol.blackbox import BlackBox
 from ..protocol.errors import AgentError
 from ..protocol.messages import (
+    BuildAhead,
     FaultReported,
     Message,
     ProcessExited,
     ProcessStarted,
+    ProgressReported,
     StartProcess,
     StopProcess,
 )
-from ..protocol.rank_logs import built_log, last_words, output_log
+from ..protocol.rank_logs import last_words, output_log
 from ..protocol.time_limit import within
 from ..protocol.types import (
     Activity,
@@ -39,10 +41,11 @@ from ..protocol.types import (
     rank_address,
 )
 from . import channel
-from .built_pool import BuiltPool, builds_ahead, is_time
-from .environment import rank_environment
+from .built_pool import is_time
+from .environment import rank_program
 from .linux import is_stopped
 from .out_of_memory import KillCounter, MemoryKills
+from .preparations import Preparations
 from .rank_slot import RankProcess, RankSlot
 from .warm_pool import IdleProcess, WarmPool
 
@@ -60,7 +63,7 @@ class RankHost:
         self._node = node
         self._agent_socket = agent_socket
         self._pool = pool
-        self._built = BuiltPool(pool)
+        self._preparations = Preparations(node, agent_socket, pool, post=post)
         self._post = post
         self._job: asyncio.Future[JobSpec] = asyncio.get_running_loop().create_future()
         self._slots: dict[int, RankSlot] = {}
@@ -82,7 +85,7 @@ class RankHost:
         """End a rank's process; ProcessExited follows."""
         slot = self._slots.get(order.rank)
         if slot is not None:
-            self._built.discard(order.rank)
+            self._preparations.built.discard(order.rank)
             slot.ordered = max(slot.ordered, order.incarnation)
             if slot.process is not None and slot.process.running.incarnation <= order.incarnation:
                 slot.process.end(order.grace_s)
@@ -110,6 +113,10 @@ class RankHost:
         """Return the processes that run now."""
         return tuple(process.running for process in self._processes())
 
+    def probe(self, number: int) -> None:
+        """Report the step clocks as they are now."""
+        self._post(ProgressReported(node=self._node, probe=number, at_s=time.time(), ranks=self.progress()))
+
     def progress(self) -> tuple[RankProgress, ...]:
         """Read the step clocks of the ranks that have a process."""
         clocks = ((process.running.pid, process.clock()) for process in self._processes())
@@ -134,16 +141,22 @@ class RankHost:
             process.early = False
         return tuple(process.running for process in ready)
 
-    def build_ahead(self, readings: Iterable[RankProgress]) -> None:
+    def build_ahead(self, order: BuildAhead) -> None:
+        """Have processes built for ranks of other nodes."""
+        self._preparations.take_order(order, self._here())
+
+    def introduce(self) -> None:
+        """Say again what is prepared here."""
+        self._preparations.introduce()
+
+    def prepare(self, readings: Iterable[RankProgress]) -> None:
         """Have the next process of each rank built, by these step clocks, once the rank has a usual step."""
-        job = self._job.result() if self._job.done() else None
-        if job is None or not builds_ahead(job) or self._ending:
+        if not self._job.done() or self._ending:
             return
         ready = {clock.rank for clock in readings if is_time(clock)}
-        for process in self._processes():
-            rank = process.running.rank
-            if rank in ready and process.program is not None:
-                self._built.keep(rank, process.program, built_log(job.job_directory, rank))
+        ranks = [process for process in self._processes() if process.running.rank in ready]
+        training = {each.running.rank: each.program for each in ranks if each.program is not None}
+        self._preparations.keep(self._job.result(), training, self._here())
 
     def oldest_session(self, address: str) -> int | None:
         """Return the oldest session that may send as `address`. None: this node does not have such a rank."""
@@ -155,7 +168,7 @@ class RankHost:
     async def end_all(self, grace_s: float) -> None:
         """End every process, and take no more orders. Returns when all have exited, or EXIT_S after the kill."""
         self._ending = True
-        self._built.close()
+        self._preparations.close()
         for task in self._tasks:
             task.cancel()
         processes = list(self._processes())
@@ -165,7 +178,7 @@ class RankHost:
 
     def kill_all(self) -> None:
         """Kill every process now."""
-        self._built.close()
+        self._preparations.close()
         for process in self._processes():
             process.end(0.0)
 
@@ -202,19 +215,12 @@ class RankHost:
             await slot.process.wait(EXIT_S)
         if slot.process is not None:
             raise AgentError(f"process {slot.process.running.pid} holds the rank and cannot be killed")
-        environment = rank_environment(
+        assignment = rank_program(
             os.environ, job, order, node=self._node, agent_socket=self._agent_socket, started_s=began_s
-        )
-        assignment = channel.RunProgram(
-            command=job.command,
-            is_module=job.is_module,
-            no_python=job.no_python,
-            environment=environment,
-            working_directory=job.working_directory,
         )
         log = output_log(job.job_directory, order.rank, order.incarnation)
         for left in reversed(range(START_TRIES)):
-            idle = await self._built.take(order.rank, environment) or await self._pool.take()
+            idle = await self._preparations.built.take(order.rank, assignment.environment) or await self._pool.take()
             if slot.ordered != order.incarnation or self._ending:
                 idle.close()
                 return
@@ -264,6 +270,9 @@ class RankHost:
                 output="" if process.expected or not status else last_words(process.log),
             )
         )
+
+    def _here(self) -> frozenset[int]:
+        return frozenset(process.running.rank for process in self._processes())
 
     def _processes(self) -> Iterable[RankProcess]:
         return (slot.process for slot in tuple(self._slots.values()) if slot.process is not None)

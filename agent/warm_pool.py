@@ -8,6 +8,9 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import psutil
 
 from ..platforms.processes import ChildReaper, WatchedProcess
 from ..protocol.errors import AgentError
@@ -80,6 +83,13 @@ class IdleProcess:
         self._end.close()
 
 
+class ImportCost(NamedTuple):
+    """What the imports that are done ahead have taken: seconds, and a share of the memory that forks have in common."""
+
+    imports_s: float
+    memory_bytes: int
+
+
 class WarmPool:
     """Gives out idle processes, and keeps one forked ahead. `environment` is what they start with."""
 
@@ -135,6 +145,17 @@ class WarmPool:
             except AgentError as error:
                 _log.warning("no fork, so a process starts as a new interpreter: %s", error)
         return await self._start_cold()
+
+    def cost(self) -> ImportCost | None:
+        """Return what the fork server and the process that is kept have taken; None while there is none."""
+        server = self._server.pid
+        if self._kept is None or server is None:
+            return None
+        try:
+            memory = [psutil.Process(pid).memory_full_info().pss for pid in (server, self._kept.process.pid)]
+        except psutil.Error:  # one of them has just ended
+            return None
+        return ImportCost(self._server.imports_s, sum(memory))
 
     def close(self) -> None:
         """End the fork server and the process that is kept. Idempotent."""

@@ -16,6 +16,7 @@ from . import machine_memory
 from .actions import Action
 from .changes.generation import wait_for_nodes
 from .changes.planned_changes import follow, node_status
+from .changes.spares import prepare
 from .events import Event
 from .handlers.barriers import advance
 from .handlers.table import TABLE
@@ -87,6 +88,7 @@ class RecoveryMachine:
         row.handler(state, event, now)
         advance(state, now)
         follow(state, now)
+        prepare(state)
         actions, state.turn.actions = state.turn.actions, []
         return actions
 

@@ -19,6 +19,7 @@ from ..protocol.messages import (
     NodeJoined,
     NodeLost,
     NodeWords,
+    ProcessesPrepared,
     ProcessExited,
     ProcessStarted,
     ProgressReported,
@@ -39,6 +40,7 @@ _OF_A_NODE = (
     NodeJoined,
     NodeLost,  # of itself, when it leaves
     StoreMoved,
+    ProcessesPrepared,
     ProcessStarted,
     NewcomerWaiting,
     ProcessExited,

@@ -55,7 +55,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     `closed`: nodes in use on which no new process is to be started, with the reason; what runs there stays.
 
-    `promised_nodes`: how many nodes the platform has been asked for, and has not brought yet.
+    `built_ahead`: by spare, the ranks whose next process is built there. `promised_nodes`: how many nodes the platform
+    has been asked for, and has not brought yet.
 
     `min_nodes`: with how few nodes the world may continue where lost ones cannot be replaced; None: with no fewer.
 
@@ -76,6 +77,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     isolated: frozenset[str] = frozenset()
     closed: dict[str, str] = {}
     spare_nodes: tuple[str, ...] = ()
+    built_ahead: dict[str, tuple[int, ...]] = {}
     can_create_nodes: bool = False
     promised_nodes: int = 0
     taken: tuple[Rung, ...] = ()

@@ -35,12 +35,13 @@ class Course(msgspec.Struct, frozen=True):
     """What taking a rung replaces, leaves and costs.
 
     `replace`: the ranks whose process is restarted; `leave`: the nodes that no rank stays on; `cost`: what it adds
-    to `Facts.spent`.
+    to `Facts.spent`; `to`: the spare that takes the place of each node, as far as there are spares.
     """
 
     replace: tuple[int, ...]
     leave: tuple[str, ...]
     cost: tuple[Spent, ...]
+    to: dict[str, str] = {}
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -110,7 +111,7 @@ class Ladder:
             cost += self._divided(spent, parties if spent.rung is rung else self.roles.parties(spent.ranks))
         if rung in WORLD_RESTARTS and not any(spent.role == "" for spent in cost):
             cost.append(Spent(rung, case.facts.now))
-        return Course(rule.replaces(case), rule.leaves(case), tuple(cost))
+        return Course(rule.replaces(case), rule.leaves(case), tuple(cost), case.placement.to)
 
     def _parties(self, facts: Facts) -> tuple[Party, ...]:
         return self.roles.parties(dict.fromkeys((*facts.culprits, *facts.mendable)))

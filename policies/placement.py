@@ -34,7 +34,8 @@ class Placement(msgspec.Struct, frozen=True):
     what is wrong with it, `obstacles` why the policy does not allow it, `unmended` why one that could mend itself may
     not. `broken` are the nodes of `leave` on which nothing may stay, whatever the rung; `closed` are these and those
     that only get no new process, for rungs that restart every process; `worn` are nodes that have failed too often
-    and can be replaced. `homeless` are culprits whose node is not known.
+    and can be replaced. `homeless` are culprits whose node is not known. `to` is the spare that the ranks of each node
+    of `leave` move to, as far as there are spares, and `built` are those of `moved` whose next process is built there.
     """
 
     culprits: tuple[int, ...] = ()
@@ -49,6 +50,8 @@ class Placement(msgspec.Struct, frozen=True):
     closed: dict[str, str] = {}
     worn: dict[str, str] = {}
     homeless: tuple[int, ...] = ()
+    to: dict[str, str] = {}
+    built: tuple[int, ...] = ()
 
 
 def place(facts: Facts, roles: Roles, node_policy: NodePolicy) -> Placement:
@@ -71,6 +74,7 @@ def place(facts: Facts, roles: Roles, node_policy: NodePolicy) -> Placement:
             leave.add(node)
     moved = [rank for rank, node in facts.nodes.items() if node in leave] if leave else []
     away = {*moved, *homeless}
+    to = _spares_for(facts, sorted(leave))
     staying = {*culprits, *away}
     return Placement(
         culprits=tuple(culprits),
@@ -85,6 +89,8 @@ def place(facts: Facts, roles: Roles, node_policy: NodePolicy) -> Placement:
         closed={node: why for node, why in facts.closed.items() if node in in_use} | broken,
         worn=worn,
         homeless=tuple(sorted(set(homeless))),
+        to=to,
+        built=tuple(sorted(rank for rank in moved if rank in facts.built_ahead.get(to.get(facts.nodes[rank], ""), ()))),
     )
 
 
@@ -99,6 +105,20 @@ def broken_nodes(facts: Facts) -> dict[str, str]:
         if place_of_fault in in_use and _beyond_restart(fault):
             broken.setdefault(place_of_fault, _hardware_reason(fault, place_of_fault))
     return broken
+
+
+def _spares_for(facts: Facts, leave: list[str]) -> dict[str, str]:
+    """Give each node that is left a spare: one that has built its ranks, or else the one that has waited longest."""
+    spares, to = list(facts.usable_spares()), {}
+    for node in leave if facts.built_ahead else ():
+        ranks = [rank for rank, where in facts.nodes.items() if where == node]
+        built = {spare: len(set(ranks).intersection(facts.built_ahead.get(spare, ()))) for spare in spares}
+        best = max(spares, key=built.__getitem__, default="")
+        if best and built[best]:
+            to[node] = best
+            spares.remove(best)
+    left = [node for node in leave if node not in to]
+    return to | dict(zip(left, spares, strict=False))
 
 
 def charge(facts: Facts, rung: Rung, ranks: Iterable[int]) -> Spent:

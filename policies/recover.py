@@ -33,17 +33,18 @@ def unfit(case: RungQuery) -> str | None:
 def why(case: RungQuery) -> str:
     """Return what happened, which ranks move where and why, and how many stay."""
     facts, placement = case.facts, case.placement
-    spares = facts.usable_spares()[: len(placement.leave)]
+    spares = tuple(placement.to[node] for node in placement.leave if node in placement.to)
     coming = max(0, nodes_to_come(facts, len(placement.leave)))
     where = [f"to spare {nodes_text(spares)}"] if spares else []
     where += [f"to {count(coming, 'node')} that the platform brings"] if coming else []
+    built = f", with {ranks_text(placement.built)} built ahead there" if placement.built else ""
     stay = len(facts.healthy.difference(placement.moved))
     reasons = dict.fromkeys((*placement.broken.values(), *placement.misfits.values(), *placement.obstacles.values()))
     in_place = f", in place: {ranks_text(placement.in_place)}" if placement.in_place else ""
     in_place += mending_text(case)
     return (
         f"{faults_text(facts.faults)}: {ranks_text(placement.moved)} move from {nodes_text(placement.leave)} "
-        f"{' and '.join(where)} ({next(iter(reasons))}){in_place}, "
+        f"{' and '.join(where)}{built} ({next(iter(reasons))}){in_place}, "
         f"keeping {count(stay, 'healthy rank')} alive"
     )
 

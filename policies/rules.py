@@ -56,7 +56,7 @@ def advice(policy: Policy) -> tuple[str, ...]:
     if policy.standby.depth is StandbyDepth.BUILT and policy.device is not DeviceName.CPU:
         notes.append(
             "standby.depth is built: for each rank a second process opens its device and builds its model there, so "
-            "half of the device's memory has to be free"
+            f"half of the device's memory has to be free{_on_spares(policy)}"
         )
     notes += _role_notes(policy)
     ladders = {"ladder": policy.ladder}
@@ -64,6 +64,11 @@ def advice(policy: Policy) -> tuple[str, ...]:
     for path, ladder in ladders.items():
         notes += _budget_notes(ladder, path) + _node_notes(path, ladder, policy.node)
     return tuple(notes)
+
+
+def _on_spares(policy: Policy) -> str:
+    most = policy.standby.nodes_per_spare
+    return f"; each device of a spare node has {most} such processes" if most > 1 else ""
 
 
 def _standby_problems(policy: Policy) -> list[Problem]:

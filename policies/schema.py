@@ -88,11 +88,15 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StandbyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether each node keeps a warm process, which modules it imports ahead, and how much further it gets."""
+    """Whether each node keeps a warm process, which modules it imports ahead, and how much further it gets.
+
+    With `depth: built` a spare node builds processes for the ranks of `nodes_per_spare` nodes in use.
+    """
 
     warm: bool = True
     preload: tuple[str, ...] = ()
     depth: StandbyDepth = StandbyDepth.IMPORTED
+    nodes_per_spare: CountOrZero = 1
 
 
 class StallPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,6 +36,15 @@ class StartProcess(msgspec.Struct, frozen=True, tag=True):
     nodes: int = 0
 
 
+class BuildAhead(msgspec.Struct, frozen=True, tag=True):
+    """Have processes built on a spare node for ranks of other nodes, each as its start there would be ordered now.
+
+    What was built there for other ranks is ended. An empty order ends all of them.
+    """
+
+    starts: tuple[StartProcess, ...] = ()
+
+
 class StopProcess(msgspec.Struct, frozen=True, tag=True):
     """End the process of a rank: SIGTERM, then SIGKILL after `grace_s` (0: SIGKILL at once)."""
 

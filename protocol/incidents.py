@@ -6,6 +6,7 @@ The recovery machine writes these records; status, report, demo and benchmarks r
 import msgspec
 
 from .enums import StrEnum
+from .prepared import PreparedProcesses
 from .types import Decision, FaultReport, RestoreSource, Rung
 
 
@@ -141,6 +142,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     failures: int = 0  # of its processes, within the policy's window
     note: str = ""  # why it is not used, or not well
+    prepared: tuple[PreparedProcesses, ...] = ()  # for a fault, ahead of it
 
 
 class StandingFault(msgspec.Struct, frozen=True):

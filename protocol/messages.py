@@ -9,6 +9,7 @@ import msgspec
 from .bounds import Count, Name, Number
 from .commands import (
     ArmFault,
+    BuildAhead,
     CreateNode,
     DeleteNode,
     EndJob,
@@ -37,6 +38,7 @@ from .reports import (
     NodeStaying,
     NodeWords,
     PlatformJoined,
+    ProcessesPrepared,
     ProcessExited,
     ProcessStarted,
     ProgressReported,
@@ -51,6 +53,7 @@ from .reports import (
 __all__ = [
     "Ack",
     "ArmFault",
+    "BuildAhead",
     "CheckpointSaved",
     "Command",
     "CreateNode",
@@ -73,6 +76,7 @@ __all__ = [
     "ProbeProgress",
     "ProcessExited",
     "ProcessStarted",
+    "ProcessesPrepared",
     "ProgressReported",
     "Quiesce",
     "RankFinished",
@@ -107,6 +111,7 @@ Report = (
     | NodeGoing
     | NodeStaying
     | StoreMoved
+    | ProcessesPrepared
     | ProcessStarted
     | NewcomerWaiting
     | ProcessExited
@@ -125,6 +130,7 @@ Command = (
     WelcomeNode
     | IntroduceNode
     | StartProcess
+    | BuildAhead
     | StopProcess
     | Quiesce
     | Rejoin

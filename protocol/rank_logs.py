@@ -26,9 +26,12 @@ def debug_log(job_directory: str, rank: int, incarnation: int) -> Path:
     return Path(job_directory) / _DIRECTORY / f"rank-{rank}.{incarnation}.debug.log"
 
 
-def built_log(job_directory: str, rank: int) -> Path:
-    """Return the file that holds what processes print that are built ahead for a rank, up to the train function."""
-    return Path(job_directory) / _DIRECTORY / f"rank-{rank}.built.log"
+def built_log(job_directory: str, rank: int, spare: str = "") -> Path:
+    """Return the file that holds what processes print that are built ahead for a rank, up to the train function.
+
+    `spare`: the node on which they are, where that is not the rank's own.
+    """
+    return Path(job_directory) / _DIRECTORY / f"rank-{rank}.built{'.' * bool(spare)}{spare}.log"
 
 
 def last_words(log: Path, most_bytes: int = LAST_BYTES) -> str:

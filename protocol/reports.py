@@ -23,6 +23,7 @@ from .bounds import (
     Text,
     Words,
 )
+from .prepared import PreparedProcesses
 from .types import FaultReport, RankProgress, RunningProcess, StepReport, StoreEndpoint
 
 
@@ -96,6 +97,16 @@ class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
     node: Name
     process: RunningProcess
     warm: bool
+
+
+class ProcessesPrepared(msgspec.Struct, frozen=True, tag=True):
+    """A node has prepared processes ahead of any fault: all that it is to have there, at one depth.
+
+    Sent when the last of them is there, and again to every new controller.
+    """
+
+    node: Name
+    prepared: PreparedProcesses
 
 
 class NewcomerWaiting(msgspec.Struct, frozen=True, tag=True):

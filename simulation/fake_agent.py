@@ -8,12 +8,14 @@ from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
 from ..protocol import messages as m
+from ..protocol.prepared import PreparedProcesses
 from ..protocol.types import (
     FaultKind,
     FaultReport,
     LocalStateCopy,
     RankProgress,
     RunningProcess,
+    StandbyDepth,
     StoreEndpoint,
     node_address,
 )
@@ -124,6 +126,9 @@ class FakeAgent(ABC, Generic[Process]):
                 self.say(self.introduction())
             case m.StartProcess():
                 self._begin(order)
+            case m.BuildAhead(starts=starts):
+                ranks = tuple(start.rank for start in starts)
+                self.say(m.ProcessesPrepared(self.name, PreparedProcesses(StandbyDepth.BUILT, ranks, took_s=1.0)))
             case m.StopProcess(rank=rank, incarnation=incarnation):
                 place = self.places.get(rank)
                 if place is not None:

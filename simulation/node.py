@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol import messages as m
 from ..protocol.mailbox import Mailbox
+from ..protocol.prepared import PreparedProcesses
 from ..protocol.types import (
     CONTROLLER,
     Activity,
@@ -13,6 +14,7 @@ from ..protocol.types import (
     FaultLevel,
     FaultReport,
     RunningProcess,
+    StandbyDepth,
     StoreEndpoint,
     node_address,
 )
@@ -30,6 +32,7 @@ SKEWS_S = (0.0, 3600.0, -3600.0)  # of the nodes' wall clocks
 STALL_S = 2.0  # a step that takes longer is reported
 SUSPENDED_S = 3.0  # a process that is stopped for longer is reported
 START_S, EXIT_SEEN_S, END_S = 0.01, 0.002, 0.01
+IMPORTS_S = 0.5  # of a fork server
 WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
 
 
@@ -179,6 +182,7 @@ class SimulatedAgent(FakeAgent[Process]):
         match order:
             case m.WelcomeNode():
                 self._welcome = True
+                self.world.timeline.after(IMPORTS_S, self._tell_imports)
                 early, self._early = self._early, []
                 for each in early:
                     self.obey(each)
@@ -195,6 +199,10 @@ class SimulatedAgent(FakeAgent[Process]):
             case _ if not self.obey(order):  # type: ignore[arg-type]
                 self.world.fail(Invariant.UNDERSTOOD, f"an agent cannot carry out a {type(order).__name__}")
         return True
+
+    def _tell_imports(self) -> None:
+        if self.alive and not self.leaving:
+            self.say(m.ProcessesPrepared(self.name, PreparedProcesses(StandbyDepth.IMPORTED, took_s=IMPORTS_S)))
 
     def start(self, place: HostedRank[Process], order: m.StartProcess) -> None:
         """Start what was ordered after a while, if the node is still there."""

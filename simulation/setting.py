@@ -16,7 +16,7 @@ from ..policies.schema import (
     ScalePolicy,
     default_policy,
 )
-from ..protocol.types import JobSettings, JobSpec, RestoreSource, Rung
+from ..protocol.types import JobSettings, JobSpec, RestoreSource, Rung, StandbyDepth
 
 _STOP = RungPolicy(Rung.STOP)
 RESTARTING_AT_ONCE = 0.2  # share of the worlds that save nothing before a rung restarts everybody
@@ -90,7 +90,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return JobSpec(
             job="simulated", command=("train.py",), is_module=False, no_python=False, environment={},
             working_directory="/", job_directory="/", world_size=self.size, ranks_per_node=self.ranks_per_node,
-            nodes=self.nodes, spare_nodes=self.spares, max_restarts=self.max_restarts, settings=JobSettings(),
+            nodes=self.nodes, spare_nodes=self.spares, max_restarts=self.max_restarts,
+            settings=JobSettings(standby_depth=StandbyDepth.BUILT if self.total_steps % 2 else StandbyDepth.IMPORTED),
         )  # fmt: skip
 
     def describe(self) -> str:

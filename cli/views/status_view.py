@@ -8,7 +8,8 @@ from rich.text import Text
 from ...policies.fault_levels import TREATMENTS, Treatment
 from ...policies.wording import one_line
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
-from ...protocol.types import DETECTOR_PREFIX, FaultReport
+from ...protocol.prepared import PreparedProcesses
+from ...protocol.types import DETECTOR_PREFIX, FaultReport, StandbyDepth
 from .incident_text import last_words_view
 from .job_text import budget_table, controller_lines, hold_lines, job_line, overview, summary_line
 from .wording import ABSENT, cell, count_text, duration_text, numbers_text, telling_line
@@ -29,7 +30,7 @@ def status_view(status: JobStatus) -> RenderableType:
     parts: list[RenderableType] = [job_line(status), _figures(status), summary_line(status)]
     parts += [*controller_lines(status), *hold_lines(status)]
     parts.extend((Rule(style="dim", characters="-"), rank_table(status.ranks)))
-    parts.extend((Text(""), node_table(status.nodes)))
+    parts.extend((Text(""), node_table(status.nodes), *imports_lines(status.nodes)))
     if status.faults:
         known = frozenset(node.node for node in status.nodes)
         parts.extend((Text(""), fault_table(status.faults, status.at_s, known), *_strangers(status.faults, known)))
@@ -101,16 +102,35 @@ def node_table(nodes: tuple[NodeStatus, ...]) -> RenderableType:
         return Text("No node has joined yet.", style="dim")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     more = ["failures"] if any(node.failures for node in nodes) else []
+    more += ["built ahead"] if any(_built(node) for node in nodes) else []
     more += ["note"] if any(node.note for node in nodes) else []
     for name in ("node", "domain", "state", "ranks", *more):
         table.add_column(name, overflow="fold")
     for node in nodes:
         state = Text(cell(node.state), style=NODE_STYLES.get(node.state, ""))
-        said = {"failures": str(node.failures), "note": cell(node.note)}
+        said = {"failures": str(node.failures), "built ahead": _built(node), "note": cell(node.note)}
         ranks = numbers_text(node.ranks) or ABSENT
         names = cell(node.node), cell(node.failure_domain)
         table.add_row(*names, state, ranks, *(said[name] or ABSENT for name in more))
     return table
+
+
+def _built(node: NodeStatus) -> str:
+    """Return the ranks whose next process is built on a node, and what that took."""
+    built = next((each for each in node.prepared if each.depth is StandbyDepth.BUILT and each.ranks), None)
+    return "" if built is None else f"{numbers_text(built.ranks)} ({built.cost_in_words()})"
+
+
+def imports_lines(nodes: tuple[NodeStatus, ...]) -> list[Text]:
+    """Return what the imports cost that nodes have done ahead for the next process."""
+    done = [each for node in nodes for each in node.prepared if each.depth is StandbyDepth.IMPORTED]
+    if not done:
+        return []
+    most = PreparedProcesses(
+        StandbyDepth.IMPORTED, (), max(each.took_s for each in done), max(each.memory_bytes for each in done)
+    )
+    text = f"imported ahead on {count_text(len(done), 'node')}: up to {most.cost_in_words()} each"
+    return [Text(text, style="dim")]
 
 
 def _strangers(faults: tuple[StandingFault, ...], known: frozenset[str]) -> list[Text]:

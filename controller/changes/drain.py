@@ -29,6 +29,7 @@ from ..state.world import NodeState
 from .boundary import end_newcomers, give_up, read_clocks
 from .generation import open_generation, request_node, start_command, vacate
 from .shutdown import start_saving, take_saved
+from .spares import spare_for
 
 # What keeps a node without ranks from being chosen.
 UNFIT = frozenset(Treatment) - {Treatment.NOTE}
@@ -99,9 +100,10 @@ def begin(state: JobState, now: float) -> None:
         why_not = sub_health.obstacle(state.policy, refused, len(spares), going=name in state.plans.going)
         if why_not is None and state.phase is not Phase.RUNNING:
             why_not = "its ranks move when the job runs again"
-        unwell.note = why_not or f"its ranks move to {spares[0]}"
+        spare = spare_for(state, name)
+        unwell.note = why_not or f"its ranks move to {spare}"
         if why_not is None and state.plans.current is None:
-            _start_newcomers(state, name, spares[0], ranks, now)
+            _start_newcomers(state, name, spare, ranks, now)
 
 
 def _question(state: JobState, name: str, now: float) -> Facts:

@@ -154,12 +154,11 @@ def quiesce(state: JobState, survivors: Iterable[Holder]) -> None:
             state.world.take(holder, RankEvent.QUIESCE_ORDERED)
 
 
-def leave_node(state: JobState, name: str) -> None:
-    """Move the ranks of a node to a spare one; where there is none they stay in its books until a node has come."""
+def leave_node(state: JobState, name: str, spare: str) -> None:
+    """Move the ranks of a node to a spare one; without one they stay in its books until a node has come."""
     vacate(state, name)
-    spares = state.world.spares()
-    if spares:
-        state.world.move(name, spares[0])
+    if spare:
+        state.world.move(name, spare)
 
 
 def replace_node(state: JobState, name: str) -> None:

@@ -97,9 +97,9 @@ def node_status(state: JobState, node: Node, failures: int) -> NodeStatus:
     ranks = tuple(holder.rank for holder in state.world.on(node.name))
     unwell = state.plans.unwell.get(node.name)
     seen = () if unwell is None else (f"{state.plans.what_is_wrong(node.name)}: {unwell.report.detail}", unwell.note)
-    return NodeStatus(
-        node.name, node.failure_domain, node.state.value, ranks, failures, "; ".join(filter(None, (*seen, node.note)))
-    )
+    note = "; ".join(filter(None, (*seen, node.note)))
+    prepared = () if node.state is NodeState.LOST else tuple(node.prepared.values())
+    return NodeStatus(node.name, node.failure_domain, node.state.value, ranks, failures, note, prepared)
 
 
 def all_finished(state: JobState, now: float) -> None:

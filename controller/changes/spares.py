@@ -1,12 +1,21 @@
-"""Spares that were used or lost are asked for again, when nothing else is to be done.
+"""Spares: those that were used or lost are asked for again, and what they build ahead of a fault.
 
 A platform that has none now is asked again later, less and less often, and in the end not any more: a job trains on
 without spares as well. Whatever node comes makes it worth asking again.
+
+With `standby.depth: built` a spare runs the script up to the train function as each rank of a node in use. When that
+node is lost its ranks move to this spare, where their processes need not be started.
 """
 
-from ..state.job_state import JobState
-from ..state.world import NodeState
-from .generation import request_node
+from collections import Counter
+
+from ...protocol.messages import BuildAhead
+from ...protocol.prepared import builds_ahead
+from ...protocol.types import StandbyDepth, node_address
+from ..built_ahead import cover
+from ..state.job_state import JobState, Phase
+from ..state.world import REACHABLE, AheadOrder, Node, NodeState
+from .generation import request_node, start_command
 from .promised_nodes import give_up_waiting
 from .scaling import nodes_asked
 
@@ -46,3 +55,56 @@ def _missing(state: JobState) -> int:
         return 0
     have = set(world.named(NodeState.SPARE, NodeState.UNFIT, NodeState.REQUESTED)) - state.plans.going
     return job.spare_nodes - len(have)
+
+
+def prepare(state: JobState) -> None:
+    """Order each spare to build ahead. Runs after every event; does nothing but while the job trains."""
+    if not builds_ahead(state.job) or state.phase is not Phase.RUNNING or not state.ever_resilient:
+        return
+    wanted = _wanted(state)
+    for node in state.world.nodes.values():
+        order = wanted.get(node.name, AheadOrder())
+        if order == node.ahead:
+            continue
+        node.ahead = order
+        node.prepared.pop(StandbyDepth.BUILT, None)  # what it has now is for others
+        if node.state in REACHABLE:
+            state.send(node_address(node.name), ahead_command(state, node))
+
+
+def ahead_command(state: JobState, node: Node) -> BuildAhead:
+    """Return what a node is to build ahead, as it is ordered now."""
+    holders = state.world.holders
+    return BuildAhead(tuple(start_command(state, holders[rank]) for rank in node.ahead.ranks if rank < len(holders)))
+
+
+def spare_for(state: JobState, name: str) -> str:
+    """Return the spare for the ranks of a node: one that has built them, or else the one that has waited longest.
+
+    Empty: there is no spare.
+    """
+    world, ranks = state.world, [holder.rank for holder in state.world.on(name)]
+    return max(world.spares(), key=lambda spare: world.nodes[spare].has_built(ranks), default="")
+
+
+def built_on_spares(state: JobState) -> dict[str, tuple[int, ...]]:
+    """Return the ranks that each spare has built, for the ladder; without those that have built none."""
+    nodes = (state.world.nodes[name] for name in state.world.spares())
+    built = {node.name: node.prepared.get(StandbyDepth.BUILT) for node in nodes}
+    return {name: prepared.ranks for name, prepared in built.items() if prepared is not None and prepared.ranks}
+
+
+def _wanted(state: JobState) -> dict[str, AheadOrder]:
+    """Return the order of each spare that is to build something."""
+    world = state.world
+    covered = cover(
+        in_use=[name for name in world.group_nodes() if world.nodes[name].state is NodeState.ACTIVE],
+        spares={name: world.nodes[name].ahead.nodes for name in world.spares()},
+        failures=Counter(failure.node for failure in state.accounts.node_failures),
+        most=state.policy.standby.nodes_per_spare,
+    )
+    orders = {}
+    for spare, nodes in covered.items():
+        ranks = tuple(holder.rank for name in nodes for holder in world.on(name))
+        orders[spare] = AheadOrder(nodes, ranks, state.accounts.restarts, world.size)
+    return orders

@@ -6,12 +6,14 @@ from ...protocol.messages import (
     NodeJoined,
     NodeLost,
     NodeRefused,
+    ProcessesPrepared,
     StopProcess,
     StoreMoved,
     WelcomeNode,
 )
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
 from ...protocol.visible_devices import visible_devices
+from ..actions import Log
 from ..changes.drain import newcomer_of
 from ..changes.generation import nodes_needed, request_node, start_if_possible
 from ..changes.promised_nodes import ask_again, enough_promised
@@ -23,7 +25,7 @@ from ..recovery.decision import blame, decide, rung_failed, too_many
 from ..recovery.hardware_faults import settle
 from ..state.job_state import OVER, JobState, Phase
 from ..state.rank_states import GONE
-from ..state.world import NodeState
+from ..state.world import AheadOrder, NodeState
 
 MAX_HOLDS = 100  # that are remembered
 MAX_LOST_WAITING = 10  # nodes, before one start of the world
@@ -40,6 +42,7 @@ def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
             node.state = NodeState.ISOLATED
         has_arrived(state)
     node.store = event.store
+    node.ahead, node.prepared = AheadOrder(), {}  # its agent may be another one; it says what it has, and is told again
     devices = visible_devices(state.job.environment) or event.devices
     if devices:
         state.book.visible[event.node] = devices
@@ -147,6 +150,19 @@ def on_store_moved(state: JobState, event: StoreMoved, now: float) -> None:
     """A rendezvous store listens elsewhere; a generation that meets at it will meet there."""
     if event.node in state.world.nodes:
         state.world.nodes[event.node].store = event.store
+
+
+def on_processes_prepared(state: JobState, event: ProcessesPrepared, now: float) -> None:
+    """A node has prepared what may be needed: remember it, and say what it costs, of each depth at first."""
+    node = state.world.nodes.get(event.node)
+    if node is None:
+        state.ignore("processes that are prepared on a node that is not there")
+        return
+    prepared = event.prepared
+    is_first = all(prepared.depth not in each.prepared for each in state.world.nodes.values())
+    node.prepared[prepared.depth] = prepared
+    if is_first or (node.state is NodeState.SPARE and prepared.ranks):
+        state.turn.actions.append(Log(f"{event.node}: {prepared.in_words()}"))
 
 
 def nodes_missing(state: JobState, reason: str, now: float) -> None:

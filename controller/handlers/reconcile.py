@@ -17,10 +17,12 @@ from ...protocol.messages import (
     Resume,
     WelcomeNode,
 )
+from ...protocol.prepared import builds_ahead
 from ...protocol.types import PLATFORM, node_address, rank_address
 from ..changes.drain import outstanding_starts
 from ..changes.generation import given_back, start_command
 from ..changes.shutdown import asked_to_save, save_command
+from ..changes.spares import ahead_command
 from ..state.job_state import JobState, Phase
 from ..state.rank_states import RankState
 from ..state.world import REACHABLE, Holder, NodeState
@@ -44,6 +46,9 @@ def owed(state: JobState) -> Iterator[Owed]:
         yield node_address(name), ProbeProgress(state.clocks.probe)
     for name, start in outstanding_starts(state):
         yield node_address(name), start
+    if builds_ahead(state.job):
+        for name in state.world.named(*REACHABLE):
+            yield node_address(name), ahead_command(state, state.world.nodes[name])
     for holder in state.world.holders:
         yield from _to_a_rank(state, holder)
 

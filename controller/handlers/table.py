@@ -56,6 +56,7 @@ ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.NodeGoing, platform.on_node_going),
     Row(ALIVE, m.NodeStaying, platform.on_node_staying),
     Row(ALIVE, m.StoreMoved, nodes.on_store_moved),
+    Row(ALIVE, m.ProcessesPrepared, nodes.on_processes_prepared),
     Row(ALIVE, m.ProcessStarted, reports.on_process_started),
     Row((P.RUNNING, P.SUSPECTING), m.NewcomerWaiting, drain.on_newcomer_waiting),
     Row(ALIVE, m.ProcessExited, reports.on_process_exited),

@@ -22,6 +22,7 @@ from ..changes.generation import (
 from ..changes.restart import restart
 from ..changes.scaling import least_nodes
 from ..changes.shutdown import begin_stop, save_first, saves_first
+from ..changes.spares import built_on_spares
 from ..state.incident import Verdict
 from ..state.job_state import JobState, Phase, Reschedule, Resize
 from ..state.world import NodeState
@@ -149,6 +150,7 @@ def gather(state: JobState, now: float) -> Facts:
         isolated=frozenset(world.named(NodeState.ISOLATED)),
         closed=closed_nodes(state, now),
         spare_nodes=tuple(world.spares()),
+        built_ahead=built_on_spares(state),
         can_create_nodes=state.arrivals.can_be_created,
         promised_nodes=len(world.named(NodeState.REQUESTED)),
         taken=incident.taken,
@@ -175,7 +177,7 @@ def _carry_out(state: JobState, choice: Choice, now: float, *, gathers: bool) ->
         _reschedule(state, rung, course.leave, now)
         return
     for name in course.leave:
-        leave_node(state, name)
+        leave_node(state, name, course.to.get(name, ""))
     open_or_widen = widen_generation if gathers else open_generation
     open_or_widen(state, course.replace, now)
     if state.due.unplaced:

@@ -6,8 +6,11 @@ Plain bookkeeping, no decisions. Only the recovery machine changes it.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ...protocol.enums import StrEnum
-from ...protocol.types import StepReport, StoreEndpoint
+from ...protocol.prepared import PreparedProcesses
+from ...protocol.types import StandbyDepth, StepReport, StoreEndpoint
 from ..sources import Location
 from .rank_states import RankEvent, RankState, after
 
@@ -66,6 +69,15 @@ class Holder:
         self.report, self.needs = report, report.needs
 
 
+class AheadOrder(msgspec.Struct, frozen=True):
+    """The nodes for whose ranks a spare has been told to build processes, and what these take over from the world."""
+
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    restarts: int = 0
+    world_size: int = 0
+
+
 @dataclass
 class Node:
     """A node and its rendezvous store."""
@@ -78,6 +90,13 @@ class Node:
     note: str = ""  # why it is not used
     given_back: bool = False  # the platform has been ordered to end it
     came: int = 0  # its place among those that came, or came back, after the world's first start; 0: before
+    ahead: AheadOrder = field(default_factory=AheadOrder)
+    prepared: dict[StandbyDepth, PreparedProcesses] = field(default_factory=dict)  # as it says itself
+
+    def has_built(self, ranks: Iterable[int]) -> int:
+        """Return for how many of `ranks` processes are built here."""
+        built = self.prepared.get(StandbyDepth.BUILT)
+        return len(set(built.ranks).intersection(ranks)) if built is not None else 0
 
 
 @dataclass

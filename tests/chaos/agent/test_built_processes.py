@@ -8,8 +8,9 @@ import msgspec
 import psutil
 import pytest
 
-from midstep.protocol.messages import StopProcess
-from midstep.protocol.types import StandbyDepth
+from midstep.protocol.messages import BuildAhead, ProcessesPrepared, StartProcess, StopProcess
+from midstep.protocol.prepared import PreparedProcesses
+from midstep.protocol.types import Rendezvous, StandbyDepth
 
 from .conftest import SETTINGS
 
@@ -150,5 +151,108 @@ def test_an_agent_leaves_no_built_process_behind(play: Play) -> None:
         await with_a_built_process(site)
         site.let_go()
         await site.gone()
+
+    play(scenario)
+
+
+# --- for ranks of other nodes, on a spare -----------------------------------------------------------------------------
+
+
+def build_ahead(site: Any, *ranks: int, restart_count: int = 0) -> None:
+    """Order processes for these ranks, none of which runs here."""
+    nowhere = Rendezvous("127.0.0.1", 1, "of this test")  # nothing is connected ahead
+    starts = (StartProcess(rank, rank, 0, 0, 1, restart_count, False, nowhere) for rank in ranks)
+    site.controller.order(BuildAhead(tuple(starts)), "node0")
+
+
+async def prepared(site: Any, depth: StandbyDepth, *ranks: int) -> PreparedProcesses:
+    """Wait until the agent says what it has prepared."""
+    found = await site.controller.until(
+        ProcessesPrepared, lambda body: (body.prepared.depth, body.prepared.ranks) == (depth, ranks)
+    )
+    assert found.node == "node0"
+    said: PreparedProcesses = found.prepared
+    return said
+
+
+async def spare_with(site: Any, *ranks: int) -> dict[int, int]:
+    """Start an agent without ranks that builds for some; return the processes, by rank."""
+    await site.agent()
+    site.welcome(TRAIN, settings=BUILT)
+    build_ahead(site, *ranks)
+    await prepared(site, StandbyDepth.BUILT, *ranks)
+    return {rank: site.below(f"b{rank}")[0].pid for rank in ranks}
+
+
+def test_a_spare_builds_for_the_ranks_that_it_is_ordered_and_they_start_there(play: Play) -> None:
+    """It says what they took when all are there; what they print goes to a log of this node."""
+
+    async def scenario(site: Any) -> None:
+        pids = await spare_with(site, 0, 1)
+        cost = await prepared(site, StandbyDepth.BUILT, 0, 1)
+        assert cost.took_s > 0
+        assert cost.memory_bytes > 1 << 20
+        assert "ahead 0" in (site.root / "job" / "logs" / "rank-1.built.node0.log").read_text()
+        for rank in (0, 1):
+            site.start(rank, 1, connected=False, restart_count=0)
+            started = await site.started(rank, 1)
+            assert (started.process.pid, started.warm) == (pids[rank], True)
+
+    play(scenario)
+
+
+def test_what_a_spare_has_built_ends_when_it_is_ordered_other_ranks_or_none(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        pids = await spare_with(site, 0)
+        build_ahead(site, 1)
+        await prepared(site, StandbyDepth.BUILT, 1)
+        await site.eventually(lambda: not psutil.pid_exists(pids[0]), "the end of what was built for rank 0")
+        build_ahead(site)
+        await site.eventually(lambda: not site.below("b1"), "the end of what was built for rank 1")
+
+    play(scenario)
+
+
+def test_an_order_that_is_repeated_changes_nothing_and_one_of_another_world_builds_again(play: Play) -> None:
+    """A new controller repeats it; after a restart of the world the script would see another environment."""
+
+    async def scenario(site: Any) -> None:
+        pids = await spare_with(site, 0)
+        site.controller.heard.clear()
+        build_ahead(site, 0)
+        await prepared(site, StandbyDepth.BUILT, 0)
+        assert site.below("b0")[0].pid == pids[0]
+        site.controller.heard.clear()
+        build_ahead(site, 0, restart_count=1)
+        await prepared(site, StandbyDepth.BUILT, 0)
+        assert site.below("b0")[0].pid != pids[0]
+
+    play(scenario)
+
+
+def test_what_is_built_stays_when_the_order_ends_as_its_rank_has_come(play: Play) -> None:
+    """The spare is a node in use then, and builds for its own ranks."""
+
+    async def scenario(site: Any) -> None:
+        await spare_with(site, 0)
+        site.start(0, 1, connected=False, restart_count=0)
+        await site.started(0, 1)
+        site.controller.heard.clear()
+        build_ahead(site)
+        await prepared(site, StandbyDepth.BUILT, 0)
+        assert "ahead 0" in (site.root / "job" / "logs" / "rank-0.built.log").read_text()
+
+    play(scenario)
+
+
+def test_an_agent_says_what_its_imports_took_once_to_each_controller(play: Play) -> None:
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(TRAIN)
+        first = await prepared(site, StandbyDepth.IMPORTED)
+        assert first.took_s > 0
+        assert first.memory_bytes > 1 << 20
+        site.controller.restart()
+        assert await prepared(site, StandbyDepth.IMPORTED)
 
     play(scenario)
