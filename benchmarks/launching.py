@@ -38,12 +38,16 @@ def midstep(
     job_directory: Path,
     limit_s: float,
     policy: Path | None = None,
+    spares: int = 0,
+    environment: dict[str, str] | None = None,
 ) -> None:
-    """Run a script on two nodes of this machine under `midstep run`. Raises JobFailed."""
+    """Run a script on two nodes of this machine under `midstep run`, and some to spare. Raises JobFailed."""
     nodes = NODES if ranks % NODES == 0 else 1
     flags = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks // nodes), "--job-dir", str(job_directory)]
     flags += [] if policy is None else ["--policy", str(policy)]
-    _run([sys.executable, "-m", "midstep.cli.main", "run", *flags, _beside(script), *arguments], limit_s)
+    flags += ["--spares", str(spares)] if spares else []
+    command = [sys.executable, "-m", "midstep.cli.main", "run", *flags, _beside(script), *arguments]
+    _run(command, limit_s, environment)
 
 
 def torchrun(script: str, arguments: Sequence[str], *, ranks: int, max_restarts: int, limit_s: float) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 KILL_FILE = "kill"
+LOSE_NODE = "MIDSTEP_BENCH_LOSE_NODE"  # set: not one rank is killed, but its node
 WARM_UP_STEPS = 5  # the first steps allocate; no median counts them
 
 

@@ -44,7 +44,7 @@ class Run:
     transport_bytes_per_s: float = 0.0  # of the communicator alone, between the same ranks of the same job
 
 
-def one_run(system: str, ranks: int, steps: int, killed_step: int) -> Run:
+def one_run(system: str, ranks: int, steps: int, killed_step: int, *, lose_node: bool = False) -> Run:
     """Run one job with one kill. Raises JobFailed, or ValueError when it did not recover."""
     foreign = launching.foreign_cores()
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as folder:
@@ -56,7 +56,14 @@ def one_run(system: str, ranks: int, steps: int, killed_step: int) -> Run:
             recovery = records.recovery(notes, ranks, killed_step)
             return Run(recovery, foreign, recovery.newcomer, {})
         launching.midstep(
-            SCRIPT, arguments, ranks=ranks, job_directory=job_directory, limit_s=LIMIT_S, policy=POLICIES[system]
+            SCRIPT,
+            arguments,
+            ranks=ranks,
+            job_directory=job_directory,
+            limit_s=LIMIT_S,
+            policy=POLICIES[system],
+            spares=int(lose_node),
+            environment={records.LOSE_NODE: "1"} if lose_node else None,
         )
         recovery = records.recovery(notes, ranks, killed_step)
         incident = incident_json(load_status(job_directory).incidents[0])
@@ -176,8 +183,13 @@ def ranks_of(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
 @click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="Recoveries of each kind.")
 @click.option("--steps", type=click.IntRange(min=12), default=20, show_default=True, help="Steps of each job.")
 @click.option("--only", type=click.Choice(SYSTEMS), help="Measure one of them.")
+@click.option(
+    "--lose-node", is_flag=True, help="Not rank 1, but its node is lost, and there is a spare one. No torchrun."
+)
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to FILE.")
-def main(sizes: tuple[int, ...], repeat: int, steps: int, only: str | None, file: Path | None) -> None:
+def main(
+    sizes: tuple[int, ...], repeat: int, steps: int, only: str | None, file: Path | None, *, lose_node: bool
+) -> None:
     """Measure how long a killed rank holds up training: midstep beside torchrun, in the same run.
 
     The job: a GPT of 10.5 million parameters, fp32, Adam, DDP over gloo, one sequence of 64 per rank. Rank 1 is killed
@@ -187,13 +199,16 @@ def main(sizes: tuple[int, ...], repeat: int, steps: int, only: str | None, file
     launching.end_jobs_on_sigterm()
     killed_step = steps * 3 // 4
     result = measure(
-        (only,) if only else SYSTEMS, sizes, repeat, lambda system, ranks: one_run(system, ranks, steps, killed_step)
+        (only,) if only else SYSTEMS[:2] if lose_node else SYSTEMS,
+        sizes,
+        repeat,
+        lambda system, ranks: one_run(system, ranks, steps, killed_step, lose_node=lose_node),
     )
     result["machine"] = figures.machine()
     result["excess_ratio"] = {
         ranks: found["excess_s"] / result["torchrun"][ranks]["excess_s"]
         for ranks, found in result.get("midstep", {}).items()
-        if ranks in result.get("torchrun", {})
+        if ranks in result.get(TORCHRUN, {})
     }
     out = Console(width=None if console.is_terminal else 120, highlight=False)
     out.print(table(result), phases(result))

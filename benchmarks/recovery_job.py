@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep
-from midstep.benchmarks.records import KILL_FILE, Recorder
+from midstep.benchmarks.records import KILL_FILE, LOSE_NODE, Recorder
 from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
 from midstep.processor.runtime import Runtime
 
@@ -47,9 +47,11 @@ def build() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
 
 
 def kill_once(directory: Path) -> None:
-    """End this process as a power cut would, and note when; only once in a run."""
+    """End this process, or its node, as a power cut would, and note when; only once in a run."""
     if not (directory / KILL_FILE).exists():
         (directory / KILL_FILE).write_text(str(time.monotonic()))
+        if os.environ.get(LOSE_NODE):
+            os.kill(os.getppid(), signal.SIGKILL)  # the agent, and everything on its node ends with it
         os.kill(os.getpid(), signal.SIGKILL)
 
 

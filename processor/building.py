@@ -95,5 +95,6 @@ def refuse_building(framework: str) -> None:
     if any(parameter() is not None for _, parameter in _built):
         raise ConfigurationError(
             f"parameters were made in `with midstep.building():`, which is for plain PyTorch: {framework} keeps states "
-            "of the random number generator while it builds a model. Take the block away"
+            "of the random number generator while it builds a model. Take the block away; for Megatron's configuration "
+            "there is midstep.adapters.megatron.skip_initial_values"
         )

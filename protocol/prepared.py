@@ -36,7 +36,8 @@ class PreparedProcesses(msgspec.Struct, frozen=True):
             return "no process is built ahead"
         if len(self.ranks) == 1:
             return f"the next process of rank {self.ranks[0]} is built ahead: {cost}"
-        return f"the next processes of ranks {', '.join(map(str, self.ranks))} are built ahead: up to {cost} in all"
+        ranks, memory = ", ".join(map(str, self.ranks)), f"{self.memory_bytes / 1e6:.0f} MB of memory in all"
+        return f"the next processes of ranks {ranks} are built ahead: {self.took_s:.2f} s each at most, {memory}"
 
 
 def builds_ahead(job: JobSpec) -> bool:

@@ -182,7 +182,8 @@ class SimulatedAgent(FakeAgent[Process]):
         match order:
             case m.WelcomeNode():
                 self._welcome = True
-                self.world.timeline.after(IMPORTS_S, self._tell_imports)
+                if self.world.setting.builds_ahead:
+                    self.world.timeline.after(IMPORTS_S, self._tell_imports)
                 early, self._early = self._early, []
                 for each in early:
                     self.obey(each)

@@ -19,6 +19,7 @@ from ..policies.schema import (
 from ..protocol.types import JobSettings, JobSpec, RestoreSource, Rung, StandbyDepth
 
 _STOP = RungPolicy(Rung.STOP)
+BUILDING_AHEAD = 0.1  # share of the worlds in which processes are built ahead of faults
 RESTARTING_AT_ONCE = 0.2  # share of the worlds that save nothing before a rung restarts everybody
 SCALING = 0.3  # share of the worlds of several nodes that may go on with fewer
 
@@ -61,7 +62,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One world. `replicas`: ranks that hold the same shard. `capacity`: nodes that the platform can still make.
 
     `loss` and `twice` are probabilities per message, `delay_s` is the mean of an exponential delay. A `plain` script
-    never becomes resilient, and is restarted as a whole up to `max_restarts` times.
+    never becomes resilient, and is restarted as a whole up to `max_restarts` times. With `builds_ahead` nodes say what
+    they have prepared, and spares build processes for ranks of others.
     """
 
     nodes: int
@@ -79,6 +81,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     twice: float
     plain: bool
     max_restarts: int
+    builds_ahead: bool = False
 
     @property
     def size(self) -> int:
@@ -91,7 +94,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             job="simulated", command=("train.py",), is_module=False, no_python=False, environment={},
             working_directory="/", job_directory="/", world_size=self.size, ranks_per_node=self.ranks_per_node,
             nodes=self.nodes, spare_nodes=self.spares, max_restarts=self.max_restarts,
-            settings=JobSettings(standby_depth=StandbyDepth.BUILT if self.total_steps % 2 else StandbyDepth.IMPORTED),
+            settings=JobSettings(standby_depth=StandbyDepth.BUILT if self.builds_ahead else StandbyDepth.IMPORTED),
         )  # fmt: skip
 
     def describe(self) -> str:
@@ -133,6 +136,11 @@ def draw_saving(setting: Setting, chance: random.Random) -> Setting:
     return msgspec.structs.replace(
         setting, policy=msgspec.structs.replace(setting.policy, save_before_reschedule=False)
     )  # fmt: skip
+
+
+def draw_ahead(setting: Setting, chance: random.Random) -> Setting:
+    """Have processes built ahead in some worlds."""
+    return msgspec.structs.replace(setting, builds_ahead=chance.random() < BUILDING_AHEAD)
 
 
 def draw_setting(chance: random.Random, focus: Phase | None = None) -> Setting:

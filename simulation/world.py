@@ -23,7 +23,7 @@ from .platform import SimulatedPlatform
 from .process import Process
 from .process_faults import OneShot
 from .rank_watch import RankWatch
-from .setting import draw_saving, draw_setting
+from .setting import draw_ahead, draw_saving, draw_setting
 from .storage import Disk
 from .timeline import Timeline
 from .transcript import Transcript
@@ -52,7 +52,8 @@ class SimulatedWorld:
         self.seed, self.racks = seed, racks
         self.chance = chance = random.Random(seed)
         # By a generator of its own, so that the faults of a seed are the same with it and without.
-        self.setting = setting = draw_saving(draw_setting(chance, focus), random.Random(f"{seed} saving"))
+        setting = draw_saving(draw_setting(chance, focus), random.Random(f"{seed} saving"))
+        self.setting = setting = draw_ahead(setting, random.Random(f"{seed} ahead"))
         self.ranks_per_node = setting.ranks_per_node
         self.policy, self.job = setting.policy, setting.job()
         self.timeline = Timeline()

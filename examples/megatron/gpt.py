@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from midstep.adapters.megatron import skip_initial_values
 from midstep.adapters.megatron.cpu import use_cpu
 from midstep.examples.gpt import VOCABULARY, standard_library_text
 
@@ -79,6 +80,7 @@ def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1, siz
         masked_softmax_fusion=False,
         persist_layer_norm=False,
     )
+    skip_initial_values(config)  # in a process that takes another one's place
     gpt = GPTModel(
         config=config,
         transformer_layer_spec=get_gpt_layer_local_spec(),

@@ -57,7 +57,7 @@ def test_it_is_said_what_processes_ahead_cost(job: Job, incident: dict[str, Any]
     assert incident
     said = job.said()
     assert "the modules of the next process are imported: " in said
-    assert f"{SPARE}: the next processes of ranks 0, 1 are built ahead: up to " in said
+    assert f"{SPARE}: the next processes of ranks 0, 1 are built ahead: " in said
 
 
 def test_what_a_spare_has_built_changes_no_bit(job: Job, incident: dict[str, Any], undisturbed: Record) -> None:

@@ -5,7 +5,7 @@ from midstep.controller.state.job_state import Phase
 from midstep.controller.state.rank_states import RankEvent, RankState
 from midstep.policies.schema import Budget, Policy, RungPolicy
 from midstep.protocol.messages import NodeLost
-from midstep.protocol.types import FaultKind, FaultLevel, Rung
+from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
 
 from ..fakes.cluster import job
 from .boundary import Written
@@ -23,6 +23,7 @@ def seen_by_hand() -> set[Happened]:
         | _back_at_a_wrong_step()
         | _saved_after_its_newcomer_has_failed()
         | _said_once_more()
+        | _fit_again_while_it_is_waited_for()
     )
 
 
@@ -83,6 +84,18 @@ def _saved_after_its_newcomer_has_failed() -> set[Happened]:
     quiescing.feed(quiescing.exited(0))
     quiescing.expect(Phase.SAVING)
     return quiescing.seen
+
+
+def _fit_again_while_it_is_waited_for() -> set[Happened]:
+    """A node whose device does not work is there, and then it does."""
+    waiting = Written(job(spares=0))
+    broken = {"node": "node1", "level": FaultLevel.SEPARATE_NPU, "code": "A1"}
+    waiting.feed(waiting.node("node1"))
+    waiting.feed(waiting.fault(None, FaultKind.NODE, **broken, assertion=Assertion.OCCUR), waiting.node("node0"))
+    waiting.expect(Phase.WAITING)
+    waiting.feed(waiting.fault(None, FaultKind.NODE, **broken, assertion=Assertion.RECOVER))
+    waiting.expect(Phase.STARTING)
+    return waiting.seen
 
 
 def _said_once_more() -> set[Happened]:

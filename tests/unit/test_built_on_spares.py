@@ -213,8 +213,8 @@ def test_what_each_depth_costs_is_said_once_and_of_each_spare() -> None:
     cluster.feed(prepared("node0", 0, 1), prepared("node1", 2, 3), prepared("node3", 0, 1), prepared("node4", 2))
     assert [text for text in says(cluster) if "MB" in text] == [
         "node0: the modules of the next process are imported: 1.34 s, 95 MB of memory",
-        "node0: the next processes of ranks 0, 1 are built ahead: up to 0.50 s, 40 MB of memory in all",
-        "node3: the next processes of ranks 0, 1 are built ahead: up to 0.50 s, 40 MB of memory in all",
+        "node0: the next processes of ranks 0, 1 are built ahead: 0.50 s each at most, 40 MB of memory in all",
+        "node3: the next processes of ranks 0, 1 are built ahead: 0.50 s each at most, 40 MB of memory in all",
         "node4: the next process of rank 2 is built ahead: 0.50 s, 40 MB of memory",
     ]
     status = cluster.machine.status(cluster.now)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from midstep import adapters
-from midstep.adapters.megatron import FromSample, Replica, compatibility, resilient
+from midstep.adapters.megatron import FromSample, Replica, compatibility, resilient, skip_initial_values
 from midstep.adapters.megatron.compatibility import (
     REFUSALS,
     REFUSED_ELSEWHERE,
@@ -23,12 +23,14 @@ from midstep.adapters.megatron.compatibility import (
     refuse_scaling,
     refuse_unsupported,
 )
+from midstep.adapters.megatron.initial_values import METHODS
 from midstep.adapters.megatron.parts import Parts, find_parts
 from midstep.adapters.megatron.process_groups import _walk, check_default_group, refuse_foreign
 from midstep.adapters.megatron.rank_local_state import RankLocalState, _check_iterators
 from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.policies.schema import ScalePolicy, default_policy, job_settings
 from midstep.processor import tree
+from midstep.processor.runtime import Runtime
 from midstep.protocol.errors import ConfigurationError, RecoveryError
 
 
@@ -44,6 +46,29 @@ def parts(**changes: dict[str, Any]) -> Parts:
     chunk = Anything(config=Anything(**changes.get("model", {})), ddp_config=Anything(**changes.get("ddp", {})))
     optimizer = Anything(config=Anything(**changes.get("optimizer", {})), chained_optimizers=[])
     return Parts((chunk,), optimizer, None, {}, 0, None, 0)
+
+
+@pytest.mark.parametrize("methods", [METHODS, METHODS[:1]])
+def test_a_newcomer_skips_the_initial_values_that_megatron_draws(
+    methods: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many methods as this version of megatron-core has; the parameters stay marked as it marks them."""
+    monkeypatch.setattr(Runtime, "current", lambda: Anything(connected=False))
+    config = Anything(**dict.fromkeys(methods, torch.nn.init.normal_))
+    assert skip_initial_values(config) is config
+    assert sorted(vars(config)) == sorted(methods)
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    for method in methods:
+        getattr(config, method)(weight)
+    assert weight.isnan().all()
+
+
+@pytest.mark.parametrize("runtime", [None, Anything(connected=True)])
+def test_all_other_processes_draw_them(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "current", lambda: runtime)
+    config: Any = Anything(init_method=torch.nn.init.ones_)
+    skip_initial_values(config).init_method(weight := torch.empty(2))
+    assert torch.equal(weight, torch.ones(2))
 
 
 def test_an_iterator_from_a_sample_goes_on_where_it_is_put() -> None:

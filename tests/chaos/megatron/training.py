@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from midstep.adapters.megatron import FromSample, resilient
+from midstep.adapters.megatron import FromSample, resilient, skip_initial_values
 from midstep.adapters.megatron.cpu import use_cpu
 
 SEQUENCE, VOCABULARY, MICRO_BATCH = 8, 64, 2
@@ -106,6 +106,7 @@ def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
         apply_rope_fusion=False,
         persist_layer_norm=False,
     )
+    skip_initial_values(config)
     spec = get_gpt_layer_local_spec(num_experts=shape.experts)
     if shape.context > 1:
         spec.submodules.self_attention.submodules.core_attention = local_attention()
