@@ -158,6 +158,54 @@ class DeviceLinks(Protocol):
         ...
 
 
+class PairLinks(Protocol):
+    """Links of this rank to a few others in one generation, which come up while its groups do. From host to host.
+
+    One thread, not the train thread, connects and uses them, and closes them in the end.
+    """
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all ranks have opened pair links, once the groups are connected: the same on all of them."""
+        ...
+
+    def connect(self, peers: Sequence[int]) -> None:
+        """Find `peers`, which do the same. Runs in **rebuild**, beside the link-up.
+
+        Raises LinkUpFailed, and as `isend` does.
+        """
+        ...
+
+    def isend(self, tensor: "torch.Tensor", rank: int) -> Transfer:
+        """Start to send `tensor`, in host memory, to a peer. Raises CommunicatorAborted or CommunicatorFailed."""
+        ...
+
+    def irecv(self, tensor: "torch.Tensor", rank: int) -> Transfer:
+        """Start to receive into `tensor`, in host memory, from a peer. Raises as `isend` does."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Make what is under way raise CommunicatorAborted. Any thread; returns at once."""
+        ...
+
+    def close(self) -> None:
+        """Close what `connect` has opened."""
+        ...
+
+
+@runtime_checkable
+class PairLinking(Protocol):
+    """A communicator that can link single pairs of ranks while its groups come up."""
+
+    def open_pairs(self, generation: int, store: "Rendezvous", link_up_s: float) -> PairLinks:
+        """Take part in pair links of `generation`. Runs in **rebuild**, in the train thread, before `reconnect`.
+
+        Also on a rank that has no peer to be linked with: a rank that does not call it objects for all. An `abort` of
+        the communicator ends them, too, as does the next `reconnect` for another generation.
+        """
+        ...
+
+
 @runtime_checkable
 class HostCollectives(Protocol):
     """A communicator with collectives of its own for arrays in host memory: of a framework that is not torch."""

@@ -4,7 +4,7 @@ The framework stops and rebuilds its groups in its own handlers (`midstep run --
 needs itself, the commit barrier and the copies of rank-local states, travels between hosts.
 """
 
-from .gloo.communicator import HostGroup
+from .gloo.host_group import HostGroup
 
 
 class ExternalCommunicator(HostGroup):

@@ -101,6 +101,13 @@ class GlooMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listener: Listener
     groups: GroupNames
     neighbours: NeighbourAddress
+    pairs: bool = False  # it has opened pair links, or has nothing to move over them
+
+
+class PairMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a rank publishes for those with which it is linked as a pair."""
+
+    neighbours: NeighbourAddress
 
 
 class TcpMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

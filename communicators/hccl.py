@@ -28,10 +28,11 @@ from ..protocol.types import Rendezvous
 from .background import Abandoned, BackgroundTask
 from .base import CollectiveObserver, DeviceMessage, Transfer
 from .generation_scope import GenerationScope, error_text, incomplete_group
-from .gloo.communicator import HostGroup
+from .gloo.host_group import HostGroup
 from .handshake import HcclMember
 from .hccl_group import BACKEND, Batch, CollectiveLibrary, HcclGroup, build_backend
 from .hccl_links import link_up, tell_peers
+from .pair_links import PairLinks
 from .process_group import BackendRegistration, group_name, group_names
 from .rendezvous import ForwardingStore, GenerationStore, StoreConnection
 
@@ -205,7 +206,7 @@ class HcclCommunicator:
     ) -> None:
         """Resume or rebuild the communicators, and use them. One thread at a time: the library takes no interrupt."""
         calls = self._library.calls
-        calls.npu.set_device(self._device_index)  # a new thread would work on device 0
+        self._use_device()
         # Keys of dropped communicators are deleted where they were written, so the store is switched afterwards.
         if resume:
             task.stage = "the communicators are not resumed"
@@ -226,6 +227,16 @@ class HcclCommunicator:
         self._host.barrier()  # a peer that resumes later would clear what this rank has signalled to it
         self.link_up_s = link_up(calls, task, kept)
         _log.info("generation %d: %s %d groups", generation, "resumed" if resume else "rebuilt", len(kept))
+
+    def open_pairs(self, generation: int, store: Rendezvous, link_up_s: float) -> PairLinks:
+        """Take part in pair links of `generation` between hosts, beside the link-up of all groups."""
+        links = self._host.open_pairs(generation, store, link_up_s)
+        links.prepare_thread = self._use_device  # shards are copied from the device and to it
+        return links
+
+    def _use_device(self) -> None:
+        """Let this thread work on the device of this process: a new one would work on device 0."""
+        self._library.calls.npu.set_device(self._device_index)
 
     def isend(self, tensor: torch.Tensor, rank: int) -> Transfer:
         """Start to send `tensor`, in host memory, to `rank`."""

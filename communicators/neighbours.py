@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..protocol.errors import CommunicatorError
 from .generation_scope import GenerationScope
@@ -44,17 +44,19 @@ class Neighbours:
         limit_s: float,
         scope: GenerationScope,
         authenticator: Authenticator,
+        buffer_bytes: int | None = _BUFFER_BYTES,
     ) -> None:
-        """Listen on `host`. Raises CommunicatorError."""
+        """Listen on `host`; None for `buffer_bytes` leaves the kernel the choice. Raises CommunicatorError."""
         self._scope = scope
         self.rank = rank
         self.world_size = world_size
         self._limit_s = limit_s
+        self._buffer_bytes = buffer_bytes
         self._authenticator = authenticator
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._lock = threading.Lock()
         self._over = False
-        self._addresses: Sequence[NeighbourAddress] = ()
+        self._addresses: Mapping[int, NeighbourAddress] = {}
         self._to: dict[int, socket.socket] = {}
         self._from: dict[int, socket.socket] = {}
         try:
@@ -74,6 +76,10 @@ class Neighbours:
 
     def expect(self, addresses: Sequence[NeighbourAddress]) -> None:
         """Set the addresses of all ranks, in their order."""
+        self.expect_some(dict(enumerate(addresses)))
+
+    def expect_some(self, addresses: Mapping[int, NeighbourAddress]) -> None:
+        """Set the addresses of those ranks that this one will connect to."""
         self._addresses = addresses
 
     def connect(self, deadline: float) -> None:
@@ -170,7 +176,8 @@ class Neighbours:
 
     def _keep(self, where: dict[int, socket.socket], rank: int, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        if self._buffer_bytes is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer_bytes)
         connection.settimeout(None)  # the kernel's timeout: Python's own would cost one more call for each message
         _limit(connection, self._limit_s)
         with self._lock:

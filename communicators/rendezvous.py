@@ -85,18 +85,36 @@ class GenerationStore:
         `missing` completes "rank N ..." for a member whose message does not come. Raises Abandoned when the task is
         over, LinkUpFailed when the store fails or a value cannot be decoded.
         """
-        store = self.with_prefix(name)
-        store.set(_member_key(rank), handshake.encode(message))
+        self.publish(name, rank, message)
         others = [member for member in members if member != rank]
-        self._await(task, store, others, missing)
+        self._await(task, self.with_prefix(name), others, missing)
         task.stage = f"group {name} is not connected"
-        received = {rank: message}
-        for member, value in zip(others, store.multi_get([_member_key(member) for member in others]), strict=True):
+        received = self.read(name, others, type(message))
+        received[rank] = message
+        return [received[member] for member in members]
+
+    def publish(self, name: str, rank: int, message: Any) -> None:
+        """Leave this rank's `message` for the members of `name`. Raises LinkUpFailed."""
+        self.with_prefix(name).set(_member_key(rank), handshake.encode(message))
+
+    def have_published(self, name: str, members: Sequence[int], wait_s: float) -> bool:
+        """Wait up to `wait_s` for the messages of all `members`; return whether they are there. Raises LinkUpFailed."""
+        try:
+            self.with_prefix(name).wait([_member_key(member) for member in members], timedelta(seconds=wait_s))
+        except DistStoreError:  # torch's name for a timeout
+            return False
+        return True
+
+    def read(self, name: str, members: Sequence[int], kind: type[T]) -> dict[int, T]:
+        """Return what `members` have published. Raises LinkUpFailed for a value that cannot be decoded."""
+        store = self.with_prefix(name)
+        received = {}
+        for member, value in zip(members, store.multi_get([_member_key(member) for member in members]), strict=True):
             try:
-                received[member] = handshake.decode(value, type(message))
+                received[member] = handshake.decode(value, kind)
             except ValueError as error:
                 raise store.malformed(_member_key(member), str(error)) from error
-        return [received[member] for member in members]
+        return received
 
     @staticmethod
     def _await(task: BackgroundTask[Any], store: "AuthenticatedStore", members: Sequence[int], missing: str) -> None:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from datetime import timedelta
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,17 +14,18 @@ from ...protocol.types import Rendezvous
 from ..background import Abandoned, BackgroundTask, Disposal
 from ..base import CollectiveObserver, Transfer
 from ..generation_scope import GenerationScope, error_text, incomplete_group
+from ..handshake import Authenticator
 from ..neighbours import Neighbours
 from ..own_sockets import cut_connections
+from ..pair_links import PairLinks
 from ..process_group import BackendRegistration, group_name, group_names
 from ..rendezvous import GenerationStore, StoreConnection
-from .connections import Connections, connect_generation, connect_group
+from .connections import Connections, check_groups, connect_generation, connect_group
 from .group import BACKEND, GlooBackend, GlooGroup
 from .links import GlooLinks
 
 _TAG = 0x6D73  # apart from the tags that a user's own sends use
 _CLOSE_S = 0.8
-_LEAST_S = 0.001  # torch takes 0 for no limit
 
 _REGISTRATION = BackendRegistration(BACKEND)
 
@@ -44,7 +45,9 @@ class GlooCommunicator:
         self._groups: list[GlooGroup] = []  # in the order of their creation
         self._group_counts: Counter[tuple[int, ...]] = Counter()  # by members, in this generation
         self._links: GlooLinks | None = None
+        self._listening = threading.Lock()  # one listener at a time: gloo's is found among the new ones
         self._neighbours: Neighbours | None = None
+        self._pairs: PairLinks | None = None
         self._generation_store: GenerationStore | None = None
         self._store: Rendezvous | None = None
         self._task: BackgroundTask[Any] | None = None
@@ -125,8 +128,10 @@ class GlooCommunicator:
         group.connect(backend, scope)
 
     def abort(self, reason: str) -> None:
-        """End all collectives, and a reconnect that is under way."""
+        """End all collectives, a reconnect that is under way, and pair links."""
         with self._lock:
+            if self._pairs is not None:
+                self._pairs.abort(reason)
             self._scope.end(CommunicatorAborted, reason)
             self._cut()
 
@@ -154,8 +159,11 @@ class GlooCommunicator:
             connection = self._generation_store.connection if self._generation_store is not None else None
             self._generation_store = None
             self._close_neighbours()
+            pairs = self._pairs_of(generation)
             self._store = store
-            self._task = task = BackgroundTask(lambda t: self._build(t, generation, connection, scope), deadline)
+            self._task = task = BackgroundTask(
+                lambda t: self._build(t, generation, connection, scope, pairs=pairs), deadline
+            )
         try:
             old.wait_released()
             self._install(task.result(), generation, names, scope)
@@ -177,6 +185,8 @@ class GlooCommunicator:
         generation: int,
         connection: StoreConnection | None,
         scope: GenerationScope,
+        *,
+        pairs: bool,
     ) -> Connections:
         """Meet the other members in the store, and connect the groups that all have. Runs in the task's thread."""
         endpoint = self._store
@@ -184,19 +194,47 @@ class GlooCommunicator:
         if connection is None or not connection.reaches(endpoint):
             connection = StoreConnection(endpoint, task.remaining_s())
         store = GenerationStore(connection, endpoint, generation)
-        if self._links is None:
-            self._links = GlooLinks(endpoint)
-        host, _ = self._links.listener
-        neighbours = Neighbours(
-            self._rank,
-            len(self._members),
-            host,
-            limit_s=self._collective_s,
-            scope=scope,
-            authenticator=store.authenticator,
-        )
+        neighbours = self._listen(endpoint, scope, store.authenticator)
+        assert self._links is not None
         groups = list(self._groups)
-        return connect_generation(task, store, generation, groups, self._links, neighbours, self._collective_s)
+        return connect_generation(
+            task, store, generation, groups, self._links, neighbours, self._collective_s, pairs=pairs
+        )
+
+    def _listen(
+        self, endpoint: Rendezvous, scope: GenerationScope, authenticator: Authenticator, **how: Any
+    ) -> Neighbours:
+        """Open a listener for other ranks beside the gloo device's own. In a background thread."""
+        with self._listening:
+            if self._links is None:
+                self._links = GlooLinks(endpoint)
+            host, _ = self._links.listener
+            return Neighbours(
+                self._rank,
+                len(self._members),
+                host,
+                limit_s=self._collective_s,
+                scope=scope,
+                authenticator=authenticator,
+                **how,
+            )
+
+    def open_pairs(self, generation: int, store: Rendezvous, link_up_s: float) -> PairLinks:
+        """Take part in pair links of `generation`, beside the link-up of all groups."""
+        listen = partial(self._listen, buffer_bytes=None)
+        with self._lock:
+            self._pairs_of(generation)
+            self._pairs = PairLinks(
+                self._rank, generation, store, listen, limit_s=self._collective_s, link_up_s=link_up_s
+            )
+            return self._pairs
+
+    def _pairs_of(self, generation: int) -> bool:
+        """Return whether pair links of this generation are open; end those of an earlier one."""
+        if self._pairs is not None and self._pairs.generation != generation:
+            self._pairs.abort(f"generation {generation} began")
+            self._pairs = None
+        return self._pairs is not None
 
     def _install(self, result: Connections, generation: int, names: list[str], scope: GenerationScope) -> None:
         """Put the new backends behind the groups, and dispose of the old ones."""
@@ -214,23 +252,17 @@ class GlooCommunicator:
         self._generation_store = result.generation_store
         with self._lock:
             self._neighbours = result.neighbours
+            if self._pairs is not None:
+                self._pairs.agreed = result.pairs
             if scope.reason is not None:
                 result.neighbours.cut()
         self._disposal.dispose(replaced)
 
     def _check_links(self, scope: GenerationScope, deadline: float) -> None:
-        """Pass the commit barrier, and add up ones in every group, all groups at once."""
+        """Pass the commit barrier, and use every group."""
         assert self._neighbours is not None
         self._neighbours.connect(deadline)
-        checks = []
-        for group in self._groups:
-            if len(group.members) > 1:
-                ones = torch.ones(1)
-                checks.append((group, ones, group.start("allreduce", False, False, ([ones],))))
-        for group, ones, work in checks:
-            work.wait(timedelta(seconds=max(_LEAST_S, deadline - time.monotonic())))
-            if ones.item() != len(group.members):
-                raise CommunicatorFailed(f"link check of ranks {group.members} gave {ones.item()}")
+        check_groups(self._groups, deadline)
         if scope.reason is not None:
             raise scope.error("reconnect")
 
@@ -285,19 +317,3 @@ class GlooCommunicator:
         self._close_neighbours()
         self._generation_store = None
         self._disposal.wait(end)
-
-
-class HostGroup(GlooCommunicator):
-    """The gloo group of all ranks' hosts, beside a device's own links, unknown to torch.distributed.
-
-    Rank-local state, the commit barrier and the repair of shards travel between hosts: they must work while the
-    devices' links are down or not yet up, and HCCL carries no host memory.
-    """
-
-    name = "host"
-
-    def _make_world(self, timeout: timedelta) -> None:
-        """Make the group of all ranks."""
-        self.make_group(
-            SimpleNamespace(global_ranks_in_group=list(self._members), group_rank=self._rank, timeout=timeout)
-        )

@@ -5,6 +5,7 @@ meet in the store before anything is connected: the most common trouble, a rank 
 is half built.
 """
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from packaging.version import Version
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ...protocol.errors import CommunicatorFailed
 from ..background import BackgroundTask
 from ..handshake import GlooMember, Listener
 from ..neighbours import Neighbours
@@ -23,6 +25,7 @@ from .group import GlooBackend, GlooGroup
 from .links import GlooLinks
 
 _WORLD = "world"
+_LEAST_S = 0.001  # torch takes 0 for no limit
 # Before this torch, a gloo group keeps for its collectives the timeout that it was connected with.
 _TIMEOUT_CHANGES = Version(torch.__version__) >= Version("2.9")
 
@@ -35,12 +38,14 @@ class Connections(NamedTuple):
     """What connects a process in one generation: backends by group name, and the sockets to its neighbours.
 
     `missing`: for each group that not all of its members have made, the ranks that lack it.
+    `pairs`: whether all ranks have opened pair links.
     """
 
     generation_store: GenerationStore
     backends: dict[str, GlooBackend]
     missing: dict[str, list[int]]
     neighbours: Neighbours
+    pairs: bool
 
 
 def connect_generation(  # noqa: PLR0917
@@ -51,13 +56,17 @@ def connect_generation(  # noqa: PLR0917
     links: GlooLinks,
     neighbours: Neighbours,
     collective_s: float,
+    *,
+    pairs: bool,
 ) -> Connections:
     """Exchange addresses with all ranks, and connect the groups that all of their members have made.
+
+    `pairs`: whether this rank has opened pair links.
 
     Raises Abandoned when the task is over, LinkUpFailed when the store fails, RuntimeError (torch's) when gloo does.
     """
     names = group_names(groups)
-    own = GlooMember(Listener(*links.listener), tuple(names), neighbours.address)
+    own = GlooMember(Listener(*links.listener), tuple(names), neighbours.address, pairs)
     ranks = range(neighbours.world_size)
     missing = f"has not come to group {_WORLD}"
     members = store.exchange(task, _WORLD, ranks, neighbours.rank, own, missing=missing)
@@ -73,7 +82,7 @@ def connect_generation(  # noqa: PLR0917
             backends[name] = connect_group(
                 store, name, group, links, link_up_s=task.remaining_s(), collective_s=collective_s
             )
-    return Connections(store, backends, lacking, neighbours)
+    return Connections(store, backends, lacking, neighbours, all(member.pairs for member in members))
 
 
 def connect_group(
@@ -104,3 +113,16 @@ def connect_backend(
     process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     set_group_name(process_group, name)
     return GlooBackend(process_group, gloo, store)
+
+
+def check_groups(groups: Sequence[GlooGroup], deadline: float) -> None:
+    """Add up ones in every connected group, all groups at once. Raises CommunicatorFailed or CommunicatorAborted."""
+    checks = []
+    for group in groups:
+        if len(group.members) > 1:
+            ones = torch.ones(1)
+            checks.append((group, ones, group.start("allreduce", False, False, ([ones],))))
+    for group, ones, work in checks:
+        work.wait(timedelta(seconds=max(_LEAST_S, deadline - time.monotonic())))
+        if ones.item() != len(group.members):
+            raise CommunicatorFailed(f"link check of ranks {group.members} gave {ones.item()}")

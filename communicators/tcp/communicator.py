@@ -15,10 +15,10 @@ from ..background import BackgroundTask
 from ..base import CollectiveObserver, Transfer
 from ..generation_scope import GenerationScope, error_text
 from ..handshake import TcpMember
+from ..messages import Messages
 from ..neighbours import Neighbours
 from ..own_sockets import cut_connections, local_address
 from ..rendezvous import GenerationStore, StoreConnection
-from .messages import Messages
 from .ring import Ring
 
 _WORLD = "world"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .messages import Messages
+from ..messages import Messages
 
 PIECE_BYTES = 1 << 20  # a broadcast hands on so much while more comes in
 

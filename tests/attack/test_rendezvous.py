@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from midstep.agent.rendezvous import separate_generations
 from midstep.agent.store_host import MAX_EARLY_EXITS
 from midstep.communicators import rendezvous
-from midstep.communicators.gloo.communicator import HostGroup
+from midstep.communicators.gloo.host_group import HostGroup
 from midstep.protocol.errors import LinkUpFailed
 from midstep.protocol.types import InjectionPoint, Rendezvous
 

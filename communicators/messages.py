@@ -12,9 +12,9 @@ import time
 from collections import deque
 from typing import Any
 
-from ..generation_scope import GenerationScope
-from ..host_memory import memory_of
-from ..neighbours import Neighbours
+from .generation_scope import GenerationScope
+from .host_memory import memory_of
+from .neighbours import Neighbours
 
 
 class PendingMessage:
