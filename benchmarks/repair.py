@@ -17,7 +17,16 @@ from midstep.benchmarks.repair_job import SHAPES, Order
 
 LIMIT_S = 300.0
 COLUMNS = (
-    *("MB", "sources", "repair, GB/s", "transport alone, GB/s", "share", "CPU ms of all: repair, transport"),
+    *(
+        "MB",
+        "sources",
+        "repair, GB/s",
+        "over pair links, GB/s",
+        "transport alone, GB/s",
+        "share",
+        "share over pair links",
+    ),
+    "CPU ms of all: repair, over pair links, transport",
     *("open, accept, adopt, ms", "extra MB: newcomer, source"),
 )
 WARM_UP = 2  # rounds that are not counted: the first of everything
@@ -69,13 +78,15 @@ def cell(megabytes: int, sources: int, repeat: int) -> dict[str, Any]:
         "size_bytes": newcomer["size_bytes"],
         "sources": sources,
         "repair_bytes_per_s": figures.spread([each["repair"] for each in rounds]),
+        "pairs_bytes_per_s": figures.spread([each["pairs"] for each in rounds]),
         "transport_bytes_per_s": figures.spread([each["raw"] for each in rounds]),
         "share": figures.spread([each["repair"] / each["raw"] for each in rounds]),
+        "pairs_share": figures.spread([each["pairs"] / each["raw"] for each in rounds]),
         "stages_s": stages,
         "cpu_s": {
             kind: statistics.median(each[f"{kind}_cpu_s"] for each in rounds)
             + len(senders) * statistics.median(each[f"{kind}_cpu_s"] for each in sent)
-            for kind in ("repair", "raw")
+            for kind in ("repair", "pairs", "raw")
         },
         "extra_bytes": {
             "newcomer": max(each["extra_bytes"] for each in rounds),
@@ -86,13 +97,14 @@ def cell(megabytes: int, sources: int, repeat: int) -> dict[str, Any]:
 
 def line(found: dict[str, Any]) -> str:
     """Return the figures of a cell as a row of a table."""
-    repair, transport = (figures.text(found[f"{name}_bytes_per_s"], 1e-9) for name in ("repair", "transport"))
+    names = ("repair", "pairs", "transport")
+    speeds = " | ".join(figures.text(found[f"{name}_bytes_per_s"], 1e-9) for name in names)
     extra = ", ".join(f"{extra / 1e6:.0f}" for extra in found["extra_bytes"].values())
     python = ", ".join(f"{1000 * spent:.1f}" for spent in found["stages_s"].values())
-    share = figures.text(found["share"])
+    share = f"{figures.text(found['share'])} | {figures.text(found['pairs_share'])}"
     cpu = ", ".join(f"{1000 * spent:.0f}" for spent in found["cpu_s"].values())
     size = f"{found['size_bytes'] / 1e6:.0f}"
-    return f"| {size} | {found['sources']} | {repair} | {transport} | {share} | {cpu} | {python} | {extra} |"
+    return f"| {size} | {found['sources']} | {speeds} | {share} | {cpu} | {python} | {extra} |"
 
 
 @click.command(context_settings={"show_default": True})

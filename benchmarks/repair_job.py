@@ -22,6 +22,7 @@ from midstep.adapters.ddp.replicated_state import SHARD_ID
 from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.examples.gpt import GPT, TEN_MILLION, Shape
 from midstep.processor import transfer
+from midstep.processor.host_transfer import IN_FLIGHT_OF_PAIR
 from midstep.protocol.types import Rendezvous, RepairPart, RestoreSource, ShardTransfer
 
 HOST = "127.0.0.1"
@@ -107,24 +108,35 @@ class Member:
         first, sources = number * self._order.sources, range(self._order.sources)
         return [self.links.irecv(self._pieces[(first + each) % len(self._pieces)], each) for each in sources]
 
-    def repair(self) -> float:
-        """Return the bytes per second of a repair, from the first header to the adopted state."""
+    def repair(self, *, over_pairs: bool) -> float:
+        """Return the bytes per second of a repair, from the first header to the adopted state.
+
+        `over_pairs`: over links between pairs, as what moves early does, all links being up. Else over gloo's.
+        """
         part = RepairPart(target_step=1, restore=RestoreSource.REPLICA, transfers=tuple(self._transfers()))
         if self._is_newcomer:
             self._optimizer.state.clear()
             self._state.expect_shard(SHARD_ID, self.size_bytes)
         self._generation += 1
+        pairs = self.links.open_pairs(self._generation, self._store, LIMIT_S)
+        if over_pairs:
+            pairs.connect(range(self._order.newcomer) if self._is_newcomer else [self._order.newcomer])
         self.links.reconnect(self._generation, self._store, LIMIT_S)
         self.stages = {}
         began_s = time.monotonic()
-        transfer.run_transfers(
+        opened = transfer.open_sources(part, rank=self._order.rank, framework=self._state)
+        arrived = transfer.move(
             part,
+            opened,
             rank=self._order.rank,
             framework=self._state,
-            links=self.links,
-            read_local_state=lambda rank, step: None,
+            links=pairs if over_pairs else self.links,
+            in_flight=IN_FLIGHT_OF_PAIR if over_pairs else None,
         )
-        return self.size_bytes / (time.monotonic() - began_s)
+        transfer.adopt(arrived, self._state)
+        spent_s = time.monotonic() - began_s
+        pairs.close()
+        return self.size_bytes / spent_s
 
     def _transfers(self) -> list[ShardTransfer]:
         """Return what this rank sends or receives: an equal range of the shard from each source."""
@@ -159,20 +171,25 @@ def memory_bytes(what: str) -> int:
 
 
 def one_round(member: Member, *, newcomer: bool) -> dict[str, Any]:
-    """Move the state in both ways, and count the CPU time of all threads.
+    """Move the state in all three ways, and count the CPU time of all threads.
 
     `extra_bytes`: what a repair needs for a while beside the state that it moves.
     """
+    over_pairs_s = -time.process_time()
+    over_pairs = member.repair(over_pairs=True)
+    over_pairs_s += time.process_time()
     began_s = time.process_time()
     raw = member.raw()
     between_s = time.process_time()
     before = memory_bytes("VmRSS")
     forget_peak()
-    repair = member.repair()
+    repair = member.repair(over_pairs=False)
     held = memory_bytes("VmRSS") if newcomer else before
     return {
         "raw": raw,
         "repair": repair,
+        "pairs": over_pairs,
+        "pairs_cpu_s": over_pairs_s,
         "stages": member.stages,
         "raw_cpu_s": between_s - began_s,
         "repair_cpu_s": time.process_time() - between_s,

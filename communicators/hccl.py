@@ -32,7 +32,7 @@ from .gloo.host_group import HostGroup
 from .handshake import HcclMember
 from .hccl_group import BACKEND, Batch, CollectiveLibrary, HcclGroup, build_backend
 from .hccl_links import link_up, tell_peers
-from .pair_links import PairLinks
+from .pair_sockets import PairSockets
 from .process_group import BackendRegistration, group_name, group_names
 from .rendezvous import ForwardingStore, GenerationStore, StoreConnection
 
@@ -228,7 +228,7 @@ class HcclCommunicator:
         self.link_up_s = link_up(calls, task, kept)
         _log.info("generation %d: %s %d groups", generation, "resumed" if resume else "rebuilt", len(kept))
 
-    def open_pairs(self, generation: int, store: Rendezvous, link_up_s: float) -> PairLinks:
+    def open_pairs(self, generation: int, store: Rendezvous, link_up_s: float) -> PairSockets:
         """Take part in pair links of `generation` between hosts, beside the link-up of all groups."""
         links = self._host.open_pairs(generation, store, link_up_s)
         links.prepare_thread = self._use_device  # shards are copied from the device and to it

@@ -97,13 +97,9 @@ class GenerationStore:
         """Leave this rank's `message` for the members of `name`. Raises LinkUpFailed."""
         self.with_prefix(name).set(_member_key(rank), handshake.encode(message))
 
-    def have_published(self, name: str, members: Sequence[int], wait_s: float) -> bool:
-        """Wait up to `wait_s` for the messages of all `members`; return whether they are there. Raises LinkUpFailed."""
-        try:
-            self.with_prefix(name).wait([_member_key(member) for member in members], timedelta(seconds=wait_s))
-        except DistStoreError:  # torch's name for a timeout
-            return False
-        return True
+    def have_published(self, name: str, members: Sequence[int]) -> bool:
+        """Return whether the messages of all `members` are there. Raises LinkUpFailed."""
+        return self.with_prefix(name).check([_member_key(member) for member in members])
 
     def read(self, name: str, members: Sequence[int], kind: type[T]) -> dict[int, T]:
         """Return what `members` have published. Raises LinkUpFailed for a value that cannot be decoded."""

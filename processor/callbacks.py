@@ -71,6 +71,10 @@ class Callbacks:
         self._lifecycle = lifecycle or Lifecycle()
         self._committed = committed
 
+    def replaced(self, phase: InjectionPoint) -> bool:
+        """Return whether a callback of the user's stands in the place of midstep's own."""
+        return getattr(self._lifecycle, phase.value) is not None
+
     def run(self, phase: InjectionPoint, generation: int, default: Callable[[], None], step: int | None = None) -> None:
         """Run the user's callback of a phase, or else `default`. `step` None: where this rank stands.
 

@@ -158,6 +158,20 @@ class Expectant(Protocol):
 
 
 @runtime_checkable
+class Concurrent(Protocol):
+    """A framework whose shards can be moved while the links come up, by another thread than the train thread."""
+
+    @property
+    def moves_early(self) -> bool:
+        """Whether that holds for this state: `accept_shard` may be called in that thread, beside `rebuilt`.
+
+        Nothing may write to the tensors of a shard that was opened, or read those of one that was accepted, before
+        repair. Asked in rebuild, in the train thread.
+        """
+        ...
+
+
+@runtime_checkable
 class Informed(Protocol):
     """A framework that moves lost state and writes emergency checkpoints itself, and wants to know the plan."""
 

@@ -23,14 +23,18 @@ from .letters import Handle, PeerLinks
 # for its core, still has something to send; fewer where each needs host memory beside the device's.
 IN_FLIGHT = 64
 IN_FLIGHT_OF_DEVICE = 16
+# Over links without a thread behind them: while this thread hashes a chunk, only what the sockets hold is on its way.
+IN_FLIGHT_OF_PAIR = 2
 
 
-def move_over_hosts(ends: Sequence[TransferEnd], links: PeerLinks) -> None:
-    """Move all ranges, in rounds. Runs in repair, in the train thread of all ranks that have a part.
+def move_over_hosts(ends: Sequence[TransferEnd], links: PeerLinks, in_flight: int | None = None) -> None:
+    """Move all ranges, in rounds. Runs in repair, in the train thread of all ranks that have a part, or before it.
 
-    `ends` are in the order that all ranks keep. Raises ChecksumMismatch when all are done, and what the links raise.
+    `ends` are in the order that all ranks keep, `in_flight` is for links that need another number than gloo's. Raises
+    ChecksumMismatch when all are done, and what the links raise.
     """
-    in_flight = IN_FLIGHT if all(end.memory.at_home for end in ends) else IN_FLIGHT_OF_DEVICE
+    if in_flight is None:
+        in_flight = IN_FLIGHT if all(end.memory.at_home for end in ends) else IN_FLIGHT_OF_DEVICE
     ranges = [_Range(end, links, in_flight) for end in ends]
     for index in range(in_flight):
         for item in ranges:

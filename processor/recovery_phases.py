@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..devices.base import Damage
 from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
@@ -13,10 +15,11 @@ from ..protocol.types import InjectionPoint, RestoreSource, StepReport
 from .checkpoints import archive
 from .checkpoints.survey import survey
 from .checkpoints.writer import PUBLISHER
+from .early_transfer import EarlyTransfers
 from .framework import Expectant, Informed, Rescalable
 from .link_patience import LinkPatience
 from .rank_actions import NOTHING, ReceivedBytes
-from .transfer import run_transfers
+from .transfer import adopt, run_transfers
 
 if TYPE_CHECKING:
     from .framework import Framework
@@ -44,6 +47,8 @@ class RecoveryPhases:
         self._own = own
         self._step_state = step_state
         self._patience = LinkPatience()
+        self._early = EarlyTransfers(runtime, framework)
+        self._held: frozenset[str] = frozenset()  # shards that were reported as whole for barrier one
         self._arrived: bytes | None = None  # the rank-local state that the repair has brought
 
     def inspect(self) -> list[str]:
@@ -77,23 +82,31 @@ class RecoveryPhases:
         """Return the report of this rank for barrier one. Wait for the checkpoint directory up to `patience_s`."""
         shards, local_states = self._framework.shards(), self._runtime.black_box.copies()
         checkpoints, trace = survey(self._runtime.settings.checkpoint_directory, patience_s)
-        return self._step_state.report(shards, local_states, checkpoints, trace)
+        report = self._step_state.report(shards, local_states, checkpoints, trace)
+        self._held = frozenset(hold.shard_id for hold in report.holds)
+        return report
 
     def rebuild(self, order: Rejoin) -> None:
-        """Run **rebuild**, and have memory prefaulted beside it."""
+        """Run **rebuild**; beside it, have memory prefaulted, and shards moved where they can move early."""
         if isinstance(self._framework, Informed):
             self._framework.informed(order.part)
         self._expect(order)
+        self._early.begin(order, self._held)
         self._run(InjectionPoint.REBUILD, order, lambda: self._rebuild(order))
         self._runtime.step_clock.generation(order.generation)
 
     def repair(self, order: Rejoin) -> ReceivedBytes:
-        """Run **repair**; return what was received."""
+        """Run **repair**; return what was received, early or now."""
         self._leave_earlier_training(order)
         done = _Repaired()
         self._run(InjectionPoint.REPAIR, order, lambda: self._repair(order, done))
         self._arrived = done.own
+        self._early.succeeded()
         return done.received
+
+    def give_up(self) -> None:
+        """End what still moves when an attempt has failed. Raises RecoveryError if this process cannot be stopped."""
+        self._early.stop()
 
     def recall_local_state(self, step: int) -> None:
         """Have the rank-local state as of `step` at hand: what the repair has brought, or what the black box has."""
@@ -145,15 +158,21 @@ class RecoveryPhases:
         if part.restore is RestoreSource.CHECKPOINT:
             done.own = self._load(order)
             return
+        early = self._early.agreed()
         transferred = run_transfers(
-            part,
+            msgspec.structs.replace(part, transfers=()) if early else part,
             rank=runtime.rank,
             framework=framework,
             links=runtime.communicator,
             read_local_state=runtime.local_states.read,
         )
-        done.received = ReceivedBytes(transferred.bytes_received, transferred.bytes_over_devices)
         done.own = transferred.local_state
+        done.received = ReceivedBytes(transferred.bytes_received, transferred.bytes_over_devices)
+        if early:
+            arrived = self._early.arrived()
+            adopt(arrived, framework)
+            received = transferred.bytes_received + arrived.received.bytes_received
+            done.received = ReceivedBytes(received, transferred.bytes_over_devices)
 
     def _label(self, order: Rejoin) -> str:
         return f"{self._runtime.job}-g{order.generation}"

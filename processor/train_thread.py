@@ -169,7 +169,7 @@ class TrainThread:
             act.Repair: lambda each: rejoining.repair(each.order),
             act.RecallLocalState: lambda each: rejoining.recall_local_state(each.step),
             act.RollBack: lambda each: rejoining.roll_back(each.order),
-            act.Halt: lambda _: runtime.device.stop(),
+            act.Halt: lambda _: self._halt(),
             act.PublishCheckpoint: lambda _: checkpoints.publish_pending(),
             act.ClaimCheckpoints: lambda each: checkpoints.take_over(each.generation),
             act.Save: self._save,
@@ -222,9 +222,15 @@ class TrainThread:
         with self._or_leave():
             return self._phases.clean()
 
+    def _halt(self) -> None:
+        """Stop what a failed attempt has left: a thread that moves shards, then the device."""
+        with self._or_leave():
+            self._phases.give_up()
+        self._runtime.device.stop()
+
     @contextmanager
     def _or_leave(self) -> Iterator[None]:
-        """End the process if the device, or a callback of the user's, cannot be stopped or cleaned."""
+        """End the process if the device, a thread, or a callback of the user's cannot be stopped or cleaned."""
         try:
             yield
         except MidstepError as error:

@@ -30,6 +30,14 @@ class Transferred:
     bytes_over_devices: int = 0  # of those received
 
 
+@dataclasses.dataclass(frozen=True)
+class Arrived:
+    """What has arrived whole, with the right checksums, and is not adopted yet."""
+
+    shards: dict[str, OpenShard]
+    received: Transferred
+
+
 def run_transfers(
     part: RepairPart, *, rank: int, framework: Framework, links: PeerLinks, read_local_state: ReadOwnState
 ) -> Transferred:
@@ -39,16 +47,44 @@ def run_transfers(
     are adopted before this returns. Raises ChecksumMismatch (naming shard, range and source), StateLost when a copy
     that the plan counts on is gone, RecoveryError when plan and shard do not fit, and whatever the links raise.
     """
+    opened = open_sources(part, rank=rank, framework=framework)
+    arrived = move(part, opened, rank=rank, framework=framework, links=links, read_local_state=read_local_state)
+    adopt(arrived, framework)
+    return arrived.received
+
+
+def open_sources(part: RepairPart, *, rank: int, framework: Framework) -> dict[str, OpenShard]:
+    """Open the shards that this rank sends. In the train thread: a script's own code may be asked what it holds."""
+    return {t.shard_id: framework.open_shard(t.shard_id) for t in part.transfers if t.source == rank}
+
+
+def move(
+    part: RepairPart,
+    opened: dict[str, OpenShard],
+    *,
+    rank: int,
+    framework: Framework,
+    links: PeerLinks,
+    read_local_state: ReadOwnState | None = None,
+    in_flight: int | None = None,
+) -> Arrived:
+    """Send what is `opened`, and receive what the part brings; `in_flight` as `move_over_hosts`, raises as
+    `run_transfers`.
+
+    Runs in repair, or, for shards alone, in a thread beside the link-up: then of the framework only `accept_shard` is
+    called, and only the memory of these shards is touched.
+    """
     transfers = sorted(part.transfers, key=lambda t: (t.shard_id, t.destination, t.offset_bytes, t.source))
     local_states = sorted(part.local_states, key=lambda t: (t.rank, t.source))
     letters = Letters(rank, links)
-    opened = {t.shard_id: framework.open_shard(t.shard_id) for t in transfers if t.source == rank}
     # The header comes with the first byte; a part holds only this rank's transfers, so it is a rule.
     headers = [t for t in transfers if t.offset_bytes == 0]
     for transfer in headers:
         if transfer.source == rank:
             letters.send(opened[transfer.shard_id].header, transfer.destination)
-    own = _local_states(local_states, rank, part.target_step, letters, read_local_state)
+    own = None
+    if read_local_state is not None:
+        own = _local_states(local_states, rank, part.target_step, letters, read_local_state)
     accepted = {
         t.shard_id: framework.accept_shard(t.shard_id, letters.receive(t.source, f"the header of shard {t.shard_id!r}"))
         for t in headers
@@ -61,15 +97,20 @@ def run_transfers(
     device_links = links if part.links is RepairLinks.DEVICE and isinstance(links, DeviceLinks) else None
     ends = _ends(transfers, rank, opened, accepted, HOST if device_links is None else device_links.device_type)
     if device_links is None:
-        move_over_hosts(ends, links)
+        move_over_hosts(ends, links, in_flight)
     else:
         from .device_transfer import move_over_devices  # a job without a device need not have torch
 
         move_over_devices(ends, device_links, letters)
-    for shard_id, shard in accepted.items():
-        framework.adopt_shard(shard_id, shard)
     moved = sum(t.length_bytes for t in transfers if t.destination == rank)
-    return Transferred(moved + letters.bytes_received, own, 0 if device_links is None else moved)
+    received = Transferred(moved + letters.bytes_received, own, 0 if device_links is None else moved)
+    return Arrived(accepted, received)
+
+
+def adopt(arrived: Arrived, framework: Framework) -> None:
+    """Make the shards that have arrived the state of this rank. In repair, in the train thread."""
+    for shard_id, shard in arrived.shards.items():
+        framework.adopt_shard(shard_id, shard)
 
 
 def _local_states(

@@ -174,6 +174,11 @@ class TrainState:
     def rebuilt(self) -> None:
         """Do nothing: DDP keeps its group object, and nothing else follows from the communicators."""
 
+    @property
+    def moves_early(self) -> bool:
+        """Whether the replicated shard can be moved while the links come up: always. `rebuilt` does nothing."""
+        return True
+
     def open_shard(self, shard_id: str) -> OpenShard:
         """Open the replicated shard to send from it."""
         _known(shard_id)

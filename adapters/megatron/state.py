@@ -80,6 +80,11 @@ class MegatronState:
         """Check that Megatron's objects, which keep their reconnected groups, hold none of an older generation."""
         refuse_stale(self._parts)
 
+    @property
+    def moves_early(self) -> bool:
+        """Whether shards can be moved while the links come up: always. `rebuilt` only looks at groups."""
+        return True
+
     def open_shard(self, shard_id: str) -> OpenShard:
         """Open a shard to send from it."""
         return self._replicas.open(shard_id)

@@ -17,7 +17,7 @@ from ..generation_scope import GenerationScope, error_text, incomplete_group
 from ..handshake import Authenticator
 from ..neighbours import Neighbours
 from ..own_sockets import cut_connections
-from ..pair_links import PairLinks
+from ..pair_sockets import PairSockets
 from ..process_group import BackendRegistration, group_name, group_names
 from ..rendezvous import GenerationStore, StoreConnection
 from .connections import Connections, check_groups, connect_generation, connect_group
@@ -47,7 +47,7 @@ class GlooCommunicator:
         self._links: GlooLinks | None = None
         self._listening = threading.Lock()  # one listener at a time: gloo's is found among the new ones
         self._neighbours: Neighbours | None = None
-        self._pairs: PairLinks | None = None
+        self._pairs: PairSockets | None = None
         self._generation_store: GenerationStore | None = None
         self._store: Rendezvous | None = None
         self._task: BackgroundTask[Any] | None = None
@@ -219,12 +219,12 @@ class GlooCommunicator:
                 **how,
             )
 
-    def open_pairs(self, generation: int, store: Rendezvous, link_up_s: float) -> PairLinks:
+    def open_pairs(self, generation: int, store: Rendezvous, link_up_s: float) -> PairSockets:
         """Take part in pair links of `generation`, beside the link-up of all groups."""
         listen = partial(self._listen, buffer_bytes=None)
         with self._lock:
             self._pairs_of(generation)
-            self._pairs = PairLinks(
+            self._pairs = PairSockets(
                 self._rank, generation, store, listen, limit_s=self._collective_s, link_up_s=link_up_s
             )
             return self._pairs

@@ -13,22 +13,22 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..protocol.errors import CommunicatorAborted, CommunicatorFailed
+from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed, MidstepError
 from ..protocol.types import Rendezvous
-from .generation_scope import GenerationScope
+from .generation_scope import GenerationScope, error_text
 from .handshake import Authenticator, PairMember
 from .messages import Messages, PendingMessage
 from .neighbours import Neighbours
 from .rendezvous import GenerationStore, StoreConnection
 
 _NAME = "pairs"
-_LOOK_S = 0.02  # between two looks whether peers are still waited for: nothing else ends a wait in the store
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.001, 0.02  # between two looks for the peers: a wait in the store could not be ended
 
 Listen = Callable[[Rendezvous, GenerationScope, Authenticator], Neighbours]
 
 
-class PairLinks:
-    """See base.PairLinks. One rank's links in one generation, made by its communicator, which can abort them."""
+class PairSockets:
+    """See PairLinks. One rank's links in one generation, made by its communicator, which can abort them."""
 
     def __init__(
         self, rank: int, generation: int, rendezvous: Rendezvous, listen: Listen, *, limit_s: float, link_up_s: float
@@ -43,6 +43,7 @@ class PairLinks:
         self._limit_s = limit_s
         self._link_up_s = link_up_s
         self._lock = threading.Lock()
+        self._over = threading.Event()
         self._scope = GenerationScope(self._cut)
         self._neighbours: Neighbours | None = None
         self._messages: Messages | None = None
@@ -51,23 +52,39 @@ class PairLinks:
         """Find `peers` in the store; the first message makes a link. Raises LinkUpFailed, and as `isend` does."""
         if self.prepare_thread is not None:
             self.prepare_thread()
+        try:
+            neighbours = self._meet(peers)
+        except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
+            self._raise_if_over()  # an abort cuts the connections to the store
+            if isinstance(error, MidstepError):
+                raise
+            where = f"{self._rendezvous.host}:{self._rendezvous.port}"
+            raise LinkUpFailed(
+                f"rank {self._rank} did not find its pairs in the rendezvous store at {where}: {error_text(error)}"
+            ) from error
+        self._messages = Messages(neighbours, self._scope, self._limit_s)
+        self._raise_if_over()
+
+    def _meet(self, peers: Sequence[int]) -> Neighbours:
+        """Exchange addresses with `peers`."""
         deadline = time.monotonic() + self._limit_s
         # A connection of its own: the clients of one take turns, and the link-up waits in it for all ranks.
-        store = GenerationStore(StoreConnection(self._rendezvous, self._link_up_s), self._rendezvous, self.generation)
+        connection = StoreConnection(self._rendezvous, self._link_up_s)
+        store = GenerationStore(connection, self._rendezvous, self.generation)
         neighbours = self._listen(self._rendezvous, self._scope, store.authenticator)
         with self._lock:
             self._neighbours = neighbours
-        self._raise_if_over()
         store.publish(_NAME, self._rank, PairMember(neighbours.address))
-        while not store.have_published(_NAME, peers, _LOOK_S):
+        pause_s = _FIRST_LOOK_S
+        while not store.have_published(_NAME, peers):
+            self._over.wait(pause_s)
+            pause_s = min(1.5 * pause_s, _LAST_LOOK_S)
             self._raise_if_over()
             if time.monotonic() > deadline:
-                late = ", ".join(str(peer) for peer in peers)
-                raise self._scope.fail("pair links", TimeoutError(f"not all of ranks {late} have come to the store"))
+                raise self._scope.fail("pair links", TimeoutError(f"ranks {[*peers]} have not all come to the store"))
         found = store.read(_NAME, peers, PairMember)
         neighbours.expect_some({peer: member.neighbours for peer, member in found.items()})
-        self._messages = Messages(neighbours, self._scope, self._limit_s)
-        self._raise_if_over()
+        return neighbours
 
     def isend(self, tensor: Any, rank: int) -> PendingMessage:
         """Start to send `tensor`, in host memory, to a peer."""
@@ -102,6 +119,7 @@ class PairLinks:
             raise self._scope.error("pair links")
 
     def _cut(self) -> None:
+        self._over.set()
         with self._lock:
             if self._neighbours is not None:
                 self._neighbours.cut()
