@@ -119,8 +119,8 @@ class EarlyTransfers:
         if self._under_way is None:
             return False
         if not self._under_way.agreed:
-            self.stop()
             self._runtime.debug_log.note("not all ranks move shards early, so all of them move in repair")
+            self.stop()
             return False
         return True
 
@@ -150,6 +150,7 @@ class EarlyTransfers:
         if self._under_way is not None:
             self._under_way.stop()
             self._under_way = None
+            self._runtime.debug_log.note("what was moving early was given up")
 
     def _may(self, order: Rejoin, held: Container[str]) -> bool:
         """Return whether this rank has nothing against moving its shards early, or has none to move."""
