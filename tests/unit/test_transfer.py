@@ -2,98 +2,38 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from midstep.communicators.base import DeviceMessage
-from midstep.processor import device_transfer, host_transfer, tree
+from midstep.processor import device_transfer, host_transfer
 from midstep.processor.chunks import CHUNK_BYTES, ShardMemory
 from midstep.processor.letters import FIRST_BYTES
 from midstep.processor.transfer import Transferred, run_transfers
 from midstep.protocol.errors import ChecksumMismatch, RecoveryError, StateLost
 from midstep.protocol.types import LocalStateTransfer, RepairLinks, RepairPart, RestoreSource, ShardTransfer
 
-DEADLINE_S = 10.0
+from .transfer_wire import DEADLINE_S, Handle, PlainShards, Wire, WireLinks
 
 
-class _Wire:
-    """Pairs of ranks; a send is over only when its receiver has taken it, as with a full socket."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.sent: dict[tuple[str, int, int, int], torch.Tensor] = {}
-        self.taken: set[tuple[str, int, int, int]] = set()
-        self.damage: Callable[[torch.Tensor], None] | None = None
-
-
-@dataclass
-class _Handle:
-    finish: Callable[[], None]
-
-    def wait(self) -> None:
-        self.finish()
-
-
-class _Links:
-    def __init__(self, wire: _Wire, rank: int, name: str = "host") -> None:
-        self._wire = wire
-        self._rank = rank
-        self._name = name
-        self._next: dict[tuple[str, int], int] = {}
-
-    def isend(self, tensor: torch.Tensor, rank: int) -> _Handle:
-        slot = (self._name, self._rank, rank, self._number("send", rank))
-        wire = self._wire
-        with wire.changed:
-            wire.sent[slot] = tensor
-            wire.changed.notify_all()
-        return _Handle(lambda: self._until(lambda: slot in wire.taken))
-
-    def irecv(self, tensor: torch.Tensor, rank: int) -> _Handle:
-        slot = (self._name, rank, self._rank, self._number("receive", rank))
-        wire = self._wire
-
-        def finish() -> None:
-            self._until(lambda: slot in wire.sent)
-            with wire.changed:
-                arrived = wire.sent.pop(slot).clone()
-                assert arrived.shape == tensor.shape, "both ends cut differently"
-                if wire.damage is not None:
-                    wire.damage(arrived)
-                tensor.copy_(arrived)
-                wire.taken.add(slot)
-                wire.changed.notify_all()
-
-        return _Handle(finish)
-
-    def _number(self, kind: str, rank: int) -> int:
-        self._next[kind, rank] = self._next.get((kind, rank), -1) + 1
-        return self._next[kind, rank]
-
-    def _until(self, there: Callable[[], bool]) -> None:
-        with self._wire.changed:
-            assert self._wire.changed.wait_for(there, DEADLINE_S), "deadlock"
-
-
-class _DeviceLinks(_Links):
+class _DeviceLinks(WireLinks):
     """Links of a device as well: a batch begins when the one before it is over, and is over when all of it is."""
 
     device_type = "cpu"
 
-    def __init__(self, wire: _Wire, rank: int) -> None:
+    def __init__(self, wire: Wire, rank: int) -> None:
         super().__init__(wire, rank)
-        self._device = _Links(wire, rank, "device")
+        self._device = WireLinks(wire, rank, "device")
         self._batches: list[Sequence[DeviceMessage]] = []
         self._over = 0
 
     def exchange(self, messages: Sequence[DeviceMessage]) -> Any:
         self._batches.append(messages)
         number = len(self._batches)
-        return _Handle(lambda: self._until_over(number))
+        return Handle(lambda: self._until_over(number))
 
     def _until_over(self, number: int) -> None:
         while self._over < number:
@@ -103,40 +43,18 @@ class _DeviceLinks(_Links):
             self._over += 1
 
 
-@dataclass
-class _Shard:
-    header: bytes
-    tensors: Sequence[torch.Tensor]
-
-
-@dataclass
-class _Framework:
-    """Holds shards of plain tensors."""
-
-    held: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-
-    def open_shard(self, shard_id: str) -> _Shard:
-        return _Shard(tree.flatten(self.held[shard_id], shard_id)[0], self.held[shard_id])
-
-    def accept_shard(self, shard_id: str, header: bytes) -> _Shard:
-        return _Shard(header, [torch.zeros(slot.shape, dtype=slot.dtype) for slot in tree.slots(header)])
-
-    def adopt_shard(self, shard_id: str, shard: _Shard) -> None:
-        self.held[shard_id] = list(shard.tensors)
-
-
 def _run(
     transfers: list[ShardTransfer],
     own: list[LocalStateTransfer],
-    frameworks: list[_Framework],
+    frameworks: list[PlainShards],
     copies: dict[int, dict[int, bytes]] | None = None,
-    wire: _Wire | None = None,
+    wire: Wire | None = None,
     *,
     over: RepairLinks = RepairLinks.HOST,
-    kind: type[_Links] = _DeviceLinks,
+    kind: type[WireLinks] = _DeviceLinks,
 ) -> list[Transferred | BaseException]:
     """Run all ranks in threads, each with its own part of the plan."""
-    shared = wire or _Wire()
+    shared = wire or Wire()
     results: list[Any] = [None] * len(frameworks)
 
     def work(rank: int) -> None:
@@ -191,7 +109,7 @@ def test_a_shard_striped_over_three_sources_arrives_whole(over: RepairLinks) -> 
     size = _size(tensors)
     cuts = [0, 5, size // 3 + 1, size]
     transfers = [ShardTransfer("a", cuts[i], cuts[i + 1] - cuts[i], i, 3) for i in range(3)]
-    frameworks = [_Framework({"a": [t.clone() for t in tensors]}) for _ in range(3)] + [_Framework()]
+    frameworks = [PlainShards({"a": [t.clone() for t in tensors]}) for _ in range(3)] + [PlainShards()]
     results = _run(transfers, [], frameworks, over=over)
     assert isinstance(results[3], Transferred)
     assert results[3].bytes_received >= size
@@ -223,7 +141,7 @@ def test_batches_of_devices_do_not_wait_in_a_circle(monkeypatch: pytest.MonkeyPa
 def _run_around_a_circle(over: RepairLinks) -> None:
     ranks = 4
     shards = {f"s{i}": _tensors(i)[i:] for i in range(ranks)}
-    frameworks = [_Framework({f"s{i}": [t.clone() for t in shards[f"s{i}"]]}) for i in range(ranks)]
+    frameworks = [PlainShards({f"s{i}": [t.clone() for t in shards[f"s{i}"]]}) for i in range(ranks)]
     transfers = [
         ShardTransfer(f"s{i}", 0, _size(shards[f"s{i}"]), i, (i + step) % ranks)
         for i in range(ranks)
@@ -239,7 +157,7 @@ def test_two_lost_ranks_get_their_own_states_back_from_where_the_copies_are() ->
     """From another rank's black box, or from the own one that outlived the process."""
     copies = {0: {2: b"state of two" * 1000}, 1: {1: b"mine", 2: b"not asked for"}}
     own = [LocalStateTransfer(2, 0), LocalStateTransfer(1, 1)]
-    results = _run([], own, [_Framework() for _ in range(3)], copies)
+    results = _run([], own, [PlainShards() for _ in range(3)], copies)
     assert [getattr(result, "local_state", result) for result in results] == [None, b"mine", copies[0][2]]
 
 
@@ -247,7 +165,7 @@ def test_two_lost_ranks_get_their_own_states_back_from_where_the_copies_are() ->
 def test_an_own_state_of_any_length_arrives(length: int) -> None:
     """In one message or in two."""
     blob = bytes(range(256)) * (length // 256 + 1)
-    results = _run([], [LocalStateTransfer(1, 0)], [_Framework(), _Framework()], {0: {1: blob[:length]}})
+    results = _run([], [LocalStateTransfer(1, 0)], [PlainShards(), PlainShards()], {0: {1: blob[:length]}})
     assert results[1] == Transferred(length, blob[:length])
 
 
@@ -255,8 +173,8 @@ def test_an_own_state_of_any_length_arrives(length: int) -> None:
 def test_a_changed_bit_is_found_and_named(over: RepairLinks) -> None:
     """Shard, range and source are in the error, and the shard is not adopted."""
     tensors = _tensors(2)
-    wire = _Wire()
-    frameworks = [_Framework({"a": tensors}), _Framework()]
+    wire = Wire()
+    frameworks = [PlainShards({"a": tensors}), PlainShards()]
 
     def damage(arrived: torch.Tensor) -> None:
         if arrived.numel() == CHUNK_BYTES:
@@ -272,20 +190,20 @@ def test_a_changed_bit_is_found_and_named(over: RepairLinks) -> None:
 
 def test_a_changed_own_state_is_found() -> None:
     """Small messages carry a checksum too."""
-    wire = _Wire()
+    wire = Wire()
 
     def damage(arrived: torch.Tensor) -> None:
         if arrived.dtype is torch.uint8:
             arrived[0] ^= 1
 
     wire.damage = damage
-    results = _run([], [LocalStateTransfer(1, 0)], [_Framework(), _Framework()], {0: {1: b"abc"}}, wire)
+    results = _run([], [LocalStateTransfer(1, 0)], [PlainShards(), PlainShards()], {0: {1: b"abc"}}, wire)
     assert isinstance(results[1], ChecksumMismatch)
 
 
 def test_a_copy_that_is_gone_is_named() -> None:
     """The plan counted on it."""
-    results = _run([], [LocalStateTransfer(0, 0)], [_Framework()])
+    results = _run([], [LocalStateTransfer(0, 0)], [PlainShards()])
     assert isinstance(results[0], StateLost)
     assert "rank 0" in str(results[0])
 
@@ -293,9 +211,9 @@ def test_a_copy_that_is_gone_is_named() -> None:
 def test_a_plan_that_does_not_cover_the_shard_is_refused() -> None:
     """A shard with holes is never adopted."""
     tensors = [torch.ones(10)]
-    frameworks = [_Framework({"a": tensors}), _Framework()]
+    frameworks = [PlainShards({"a": tensors}), PlainShards()]
     part = RepairPart(3, RestoreSource.REPLICA, transfers=(ShardTransfer("a", 0, 36, 0, 1),))
-    wire = _Wire()
+    wire = Wire()
 
     def wait_in_vain() -> None:
         with contextlib.suppress(AssertionError):  # nobody takes what it sends
@@ -308,12 +226,12 @@ def test_a_plan_that_does_not_cover_the_shard_is_refused() -> None:
     source.join(0.1)
 
 
-def _run_quietly(part: RepairPart, rank: int, framework: _Framework, wire: _Wire) -> None:
+def _run_quietly(part: RepairPart, rank: int, framework: PlainShards, wire: Wire) -> None:
     run_transfers(
         part,
         rank=rank,
         framework=framework,  # type: ignore[arg-type]
-        links=_Links(wire, rank),
+        links=WireLinks(wire, rank),
         read_local_state=lambda of, step: None,
     )
 
@@ -321,9 +239,9 @@ def _run_quietly(part: RepairPart, rank: int, framework: _Framework, wire: _Wire
 def test_links_that_carry_no_memory_of_a_device_carry_shards_from_host_to_host() -> None:
     """A plan for devices reaches a communicator without links of its own only by mistake; nothing is lost by it."""
     tensors = _tensors(3)
-    frameworks = [_Framework({"a": tensors}), _Framework()]
+    frameworks = [PlainShards({"a": tensors}), PlainShards()]
     transfers = [ShardTransfer("a", 0, _size(tensors), 0, 1)]
-    results = _run(transfers, [], frameworks, over=RepairLinks.DEVICE, kind=_Links)
+    results = _run(transfers, [], frameworks, over=RepairLinks.DEVICE, kind=WireLinks)
     assert isinstance(results[1], Transferred)
     assert results[1].bytes_over_devices == 0
     assert _equal(frameworks[1].held["a"], tensors)
@@ -344,4 +262,4 @@ def test_the_checksum_of_a_device_follows_from_bytes_alone(length: int) -> None:
 
 def test_a_part_with_nothing_to_do_does_nothing() -> None:
     """Most ranks of a big world only wait for the others."""
-    assert _run([], [], [_Framework()]) == [Transferred(0, None)]
+    assert _run([], [], [PlainShards()]) == [Transferred(0, None)]
