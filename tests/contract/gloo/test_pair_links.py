@@ -229,16 +229,16 @@ def test_strangers_at_the_port_are_not_taken_for_the_peer(ranks: Ranks) -> None:
 
 
 def leave_nothing(rank: Rank) -> None:
-    communicator = rank.join(connected=False)
-    counts = []
-    for generation in range(1, CYCLES + 1):
+    communicator = rank.join(1)
+    counts = [_settled()]
+    for generation in range(2, CYCLES + 2):
         if generation % 3 == 1 and rank.number == SOURCE:
             links = communicator.open_pairs(generation, rank.store, LINK_UP_S)
             done = begin(links, DESTINATION, lambda links: send(links, 2))
         else:
-            _, done = begin_early(rank, communicator, generation)
+            links, done = begin_early(rank, communicator, generation)
         if generation % 3 == 0:
-            communicator.abort("the test said so")
+            links.abort("the test said so")
         outcome(done)
         del done
         rank.say("over")
