@@ -4,6 +4,7 @@
 - `external.py`: where the groups are the framework's own.
 - `process_group.py`, `loopback.py`: the groups that models and users hold, and their collectives without peers.
 - `generation_scope.py`, `background.py`: how collectives end together, and threads that nothing has to wait for.
+- `neighbours.py`, `messages.py`, `pair_sockets.py`: ranks' own sockets, for barriers, messages, and single pairs.
 - `rendezvous.py`, `handshake.py`, `dns.py`: how the members of a generation meet, and know each other.
 
 - `host_memory.py`, `libraries.py`, `key_value_store.py`, `tcp/`: what takes torch's place where it is not installed.

@@ -51,7 +51,8 @@ class Lifecycle:
             it, and drops reducers and handles.
         rebuild: Connect to the world of the new generation. midstep's own connects all process groups, in place.
         repair: Bring lost state back. midstep's own copies shards between ranks, or loads a checkpoint. All ranks run
-            it.
+            it. Without a callback here or for rebuild the shards move while the groups are connected, and midstep's own
+            waits for what is left of them.
         rollback: Put everything back to `step`. midstep's own puts back random numbers, data positions, buffers and
             values, and drops gradients. All ranks run it, also those that lost nothing.
     """

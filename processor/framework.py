@@ -79,7 +79,7 @@ class Framework(Protocol):
         ...
 
     def open_shard(self, shard_id: str) -> OpenShard:
-        """Open a shard that this rank holds, to send from it. In repair, at a source.
+        """Open a shard that this rank holds, to send from it. In repair, or at the start of rebuild, at a source.
 
         Args:
             shard_id: One of those that `shards` returns.
@@ -93,7 +93,7 @@ class Framework(Protocol):
         ...
 
     def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
-        """Allocate the tensors of a shard that arrives. In repair, at a destination.
+        """Allocate the tensors of a shard that arrives. In repair, or before it (see Concurrent), at a destination.
 
         Args:
             shard_id: One of those that `shards` returns.
