@@ -40,7 +40,7 @@ class Run:
     foreign_cores: float
     phases: dict[str, float]
     rank_phases: dict[str, float]
-    repair_bytes_per_s: float = 0.0  # of the newcomer, from header to adopted state
+    repair_bytes_per_s: float = 0.0  # of the newcomer, in rebuild and repair together
     transport_bytes_per_s: float = 0.0  # of the communicator alone, between the same ranks of the same job
 
 
@@ -68,7 +68,8 @@ def one_run(system: str, ranks: int, steps: int, killed_step: int, *, lose_node:
         recovery = records.recovery(notes, ranks, killed_step)
         incident = incident_json(load_status(job_directory).incidents[0])
         slowest = incident["slowest_rank_phases"]
-        repair = incident["bytes_moved"] / slowest[InjectionPoint.REPAIR]
+        # Shards move in both phases: how much of them is left for repair says nothing about how fast they came.
+        repair = incident["bytes_moved"] / (slowest[InjectionPoint.REBUILD] + slowest[InjectionPoint.REPAIR])
         transport = statistics.median(records.noted(notes, "transport_bytes_per_s"))
         return Run(recovery, foreign, incident["phases"], slowest, repair, transport)
 
@@ -216,8 +217,8 @@ def main(
         repair, transport = (found[f"{name}_bytes_per_s"] for name in ("repair", "transport"))
         share = repair["median"] / transport["median"]
         out.print(
-            f"{ranks} ranks: state came at {figures.text(repair, 1e-9)} GB/s, the transport alone does "
-            f"{figures.text(transport, 1e-9)} GB/s: {share:.0%}"
+            f"{ranks} ranks: in rebuild and repair state came at {figures.text(repair, 1e-9)} GB/s, the transport "
+            f"alone does {figures.text(transport, 1e-9)} GB/s: {share:.0%}"
         )
     for ranks, ratio in result["excess_ratio"].items():
         out.print(f"{ranks} ranks: midstep's excess is {ratio:.3f} of torchrun's")

@@ -117,7 +117,8 @@ def main(*, sizes: tuple[int, ...], sources: tuple[int, ...], repeat: int, file:
 
     Processes over gloo on this machine; a GPT with Adam's state. By turns the bytes move 4 MiB at a time into memory
     that was used before, and as a repair moves them, with checksums, after a link-up, into the memory of a process that
-    has no optimizer state yet. Both are measured at the receiver.
+    has no optimizer state yet: over the group of all ranks, and over links between pairs, as what moves early does. All
+    is measured at the receiver.
     """
     click.echo(f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|")
     cells = []

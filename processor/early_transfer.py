@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from .framework import Framework, OpenShard
     from .runtime import Runtime
 
-STOP_S = 10.0  # for a thread whose links were aborted; a chunk takes milliseconds
+STOP_S = 10.0  # for a thread that moves, and whose links were aborted; a chunk takes milliseconds
+LEAVE_S = (
+    0.1  # for one that has moved nothing: the store may keep it for as long as a link-up, and it touches no tensor
+)
 
 
 class EarlyTransfer:
@@ -41,6 +44,9 @@ class EarlyTransfer:
         self._opened = opened
         self._rank = rank
         self._framework = framework
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._moving = False  # from here on tensors are touched
         self._arrived: Arrived | None = None
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="midstep-early", daemon=True)
@@ -50,6 +56,10 @@ class EarlyTransfer:
         peers = {t.destination if t.source == self._rank else t.source for t in self._part.transfers}
         try:
             self._links.connect(sorted(peers))
+            with self._lock:
+                if self._given_up:
+                    return
+                self._moving = True
             self._arrived = move(
                 self._part,
                 self._opened,
@@ -79,9 +89,11 @@ class EarlyTransfer:
 
     def stop(self) -> None:
         """End it: after this the thread touches no tensor. Raises RecoveryError if it cannot be stopped."""
+        with self._lock:
+            self._given_up = True
         self._links.abort("the early transfer was given up")
-        self._thread.join(STOP_S)
-        if self._thread.is_alive():
+        self._thread.join(STOP_S if self._moving else LEAVE_S)
+        if self._moving and self._thread.is_alive():
             raise RecoveryError(
                 f"rank {self._rank}: the thread that moves shards early has not ended within {STOP_S:g} s after its "
                 "links were aborted, so this process cannot be recovered; midstep replaces it"

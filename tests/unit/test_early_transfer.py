@@ -28,7 +28,7 @@ from midstep.protocol.types import (
     ShardTransfer,
 )
 
-from .transfer_wire import DEADLINE_S, PlainShards, Wire, WireLinks
+from .transfer_wire import DEADLINE_S, Handle, PlainShards, Wire, WireLinks
 
 STATE = [torch.arange(2_000_000, dtype=torch.float32), torch.ones(3), torch.zeros(70_000)]
 SIZE = sum(tensor.nbytes for tensor in STATE)
@@ -46,11 +46,16 @@ class Pairs(WireLinks):
         self._come = come
         self._aborted: str | None = None
         self.deaf = False
+        self.receiving = False
 
     def connect(self, peers: list[int]) -> None:
         while not self._come.wait(0.01):
             self._raise_if_aborted()
         self._raise_if_aborted()
+
+    def irecv(self, tensor: torch.Tensor, rank: int) -> Handle:
+        self.receiving = True
+        return super().irecv(tensor, rank)
 
     def abort(self, reason: str) -> None:
         self._aborted = None if self.deaf else reason
@@ -395,16 +400,33 @@ def test_a_thread_that_cannot_be_stopped_ends_the_process(
     pair: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may still write into tensors, so the next attempt must not begin: asking again says the same."""
-    _, newcomer = pair
+    source, newcomer = pair
     monkeypatch.setattr(early_transfer, "STOP_S", 0.05)
+    source.come.set()
     newcomer.phases.rebuild(order(1))
-    newcomer.communicator.pairs[0].deaf = True
+    wait_for(lambda: newcomer.communicator.pairs[0].receiving)
     for _ in range(2):
         with pytest.raises(RecoveryError, match="has not ended"):
             newcomer.phases.give_up()
-    newcomer.communicator.pairs[0].deaf = False
+    source.phases.rebuild(order(0))  # sends what the thread waits for
+    wait_for(lambda: not _threads())
     newcomer.phases.give_up()
-    assert not _threads()
+
+
+def test_a_thread_that_has_not_begun_to_move_is_left_to_itself(
+    pair: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be inside the store's library, which nothing interrupts; what it comes to later, it does not do."""
+    _, newcomer = pair
+    monkeypatch.setattr(early_transfer, "LEAVE_S", 0.01)
+    newcomer.phases.rebuild(order(1))
+    pairs = newcomer.communicator.pairs[0]
+    pairs.deaf = True
+    newcomer.phases.give_up()
+    newcomer.come.set()
+    wait_for(lambda: not _threads())
+    assert pairs.closed
+    assert not pairs.receiving
 
 
 def _threads() -> list[str]:
