@@ -35,7 +35,7 @@ class PendingMessage:
 
 
 class Messages:
-    """All messages of one rank in one generation. Used by the train thread; `Neighbours.cut` ends its waits."""
+    """All messages of one rank in one generation. Used by one thread; `Neighbours.cut` ends its waits."""
 
     def __init__(self, neighbours: Neighbours, scope: GenerationScope, limit_s: float) -> None:
         """A wait in which nothing moves for `limit_s` fails, and with it the scope."""

@@ -29,7 +29,7 @@ _MAX_BYTES = 1 << 30
 
 
 class Neighbours:
-    """The sockets of one rank in one generation. Used by the train thread; `cut` by any.
+    """The sockets of one rank in one generation. Used by one thread, mostly the train thread; `cut` by any.
 
     All ranks must call `swap` and `barrier` in the same order. When a neighbour is gone, or nothing comes for
     `limit_s`, the scope fails; when the scope ends for any reason, its owner cuts the sockets.
@@ -135,7 +135,7 @@ class Neighbours:
                     continue
 
     def close(self) -> None:
-        """Close the sockets. In the train thread."""
+        """Close the sockets. In the thread that uses them."""
         self.cut()
         self._handshakes.close()
         with self._lock:
