@@ -9,6 +9,7 @@ from ..controller.handlers.barriers import UNSETTLED
 from ..controller.state.incident import OpenIncident, Verdict
 from ..controller.state.job_state import OVER, JobState, Phase
 from ..controller.state.rank_states import RankState as S
+from ..controller.state.world import NodeState
 
 # In which states ranks can be in a phase. A suspicion, and the saving before a stop, can come at any time.
 _FITTING: dict[Phase, frozenset[S]] = {
@@ -29,7 +30,7 @@ _LIMITED = frozenset(Phase) - {Phase.STARTING, Phase.RUNNING, Phase.ENDED}
 def contradictions(state: JobState) -> list[str]:
     """Return what cannot be true together, in words; empty when the state is as it should be."""
     phase = state.phase
-    return [*_ranks(state, phase), *_incident(state, phase), *_waiting(state, phase)]
+    return [*_ranks(state, phase), *_incident(state, phase), *_waiting(state, phase), *_ahead(state, phase)]
 
 
 def _ranks(state: JobState, phase: Phase) -> Iterator[str]:
@@ -76,3 +77,15 @@ def _waiting(state: JobState, phase: Phase) -> Iterator[str]:
         yield f"the job is {phase}, and that has no deadline"
     if state.history.ignored.get(UNSETTLED):
         yield "the rules about how ranks stand together do not settle"
+
+
+def _ahead(state: JobState, phase: Phase) -> Iterator[str]:
+    covered: dict[str, str] = {}
+    for node in state.world.nodes.values() if phase is Phase.RUNNING else ():
+        if node.ahead.nodes and node.state is not NodeState.SPARE:
+            yield f"{node.name} is {node.state}, and is to build processes for {', '.join(node.ahead.nodes)}"
+        for name in node.ahead.nodes:
+            if state.world.nodes[name].state is not NodeState.ACTIVE:
+                yield f"{node.name} is to build processes for {name}, which is {state.world.nodes[name].state}"
+            if covered.setdefault(name, node.name) != node.name:
+                yield f"{covered[name]} and {node.name} are both to build processes for {name}"

@@ -9,7 +9,7 @@ from midstep.simulation.world import SimulatedWorld
 
 from ..mutants.mutant import Mutant, applied
 
-SEEDS = 250
+SEEDS = 500
 
 
 def jobs_that_can_mend() -> list[SimulatedWorld]:

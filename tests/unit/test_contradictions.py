@@ -8,6 +8,7 @@ from midstep.controller.events import StopRequested
 from midstep.controller.handlers.barriers import UNSETTLED
 from midstep.controller.state.job_state import JobState, Phase, Result
 from midstep.controller.state.rank_states import RankEvent
+from midstep.controller.state.world import AheadOrder
 from midstep.protocol.types import FaultKind, FaultReport, Rung
 from midstep.simulation.contradictions import contradictions
 
@@ -66,6 +67,16 @@ def wait_without_a_deadline(state: JobState) -> None:
     state.saving.then = Result(130, "Ctrl-C")
 
 
+def build_ahead_where_ranks_are(state: JobState) -> None:
+    """A node in use builds processes for another one."""
+    state.world.nodes["node0"].ahead = AheadOrder(("node1",), (2, 3))
+
+
+def build_ahead_for_a_spare(state: JobState) -> None:
+    """No rank is there that could fail."""
+    state.world.nodes["node2"].ahead = AheadOrder(("node2",))
+
+
 def go_round_in_circles(state: JobState) -> None:
     """Rules that follow from each other did not come to an end."""
     state.ignore(UNSETTLED)
@@ -85,6 +96,8 @@ def go_round_in_circles(state: JobState) -> None:
         hold_while_it_trains,
         wait_without_a_deadline,
         go_round_in_circles,
+        build_ahead_where_ranks_are,
+        build_ahead_for_a_spare,
     ],
 )
 def test_a_state_that_contradicts_itself_says_so(cluster: FakeCluster, tamper: Callable[[JobState], None]) -> None:

@@ -184,8 +184,12 @@ async def spare_with(site: Any, *ranks: int) -> dict[int, int]:
     return {rank: site.below(f"b{rank}")[0].pid for rank in ranks}
 
 
-def test_a_spare_builds_for_the_ranks_that_it_is_ordered_and_they_start_there(play: Play) -> None:
-    """It says what they took when all are there; what they print goes to a log of this node."""
+@pytest.mark.parametrize("early", [False, True])
+def test_a_spare_builds_for_the_ranks_that_it_is_ordered_and_they_start_there(play: Play, early: bool) -> None:
+    """It says what they took when all are there; what they print goes to a log of this node.
+
+    Also where the ranks are to move before anything breaks, and have other processes for now.
+    """
 
     async def scenario(site: Any) -> None:
         pids = await spare_with(site, 0, 1)
@@ -194,7 +198,7 @@ def test_a_spare_builds_for_the_ranks_that_it_is_ordered_and_they_start_there(pl
         assert cost.memory_bytes > 1 << 20
         assert "ahead 0" in (site.root / "job" / "logs" / "rank-1.built.node0.log").read_text()
         for rank in (0, 1):
-            site.start(rank, 1, connected=False, restart_count=0)
+            site.start(rank, 1, connected=False, restart_count=0, early=early)
             started = await site.started(rank, 1)
             assert (started.process.pid, started.warm) == (pids[rank], True)
 
