@@ -8,7 +8,7 @@ import msgspec
 import psutil
 import pytest
 
-from midstep.protocol.messages import BuildAhead, ProcessesPrepared, StartProcess, StopProcess
+from midstep.protocol.messages import BuildAhead, NodeHeartbeat, ProcessesPrepared, StartProcess, StopProcess
 from midstep.protocol.prepared import PreparedProcesses
 from midstep.protocol.types import Rendezvous, StandbyDepth
 
@@ -257,6 +257,8 @@ def test_an_agent_says_what_its_imports_took_once_to_each_controller(play: Play)
         assert first.took_s > 0
         assert first.memory_bytes > 1 << 20
         site.controller.restart()
+        await site.controller.until(NodeHeartbeat)  # so it is known how to reach the agent
+        site.welcome(TRAIN)
         assert await prepared(site, StandbyDepth.IMPORTED)
 
     play(scenario)
