@@ -133,9 +133,9 @@ def measure(
     }
 
 
-def table(result: dict[str, Any]) -> Table:
+def table(result: dict[str, Any], lost: str) -> Table:
     """Show the summaries."""
-    view = Table(title="One rank killed: seconds, median (least-greatest)", title_justify="left")
+    view = Table(title=f"{lost}: seconds, median (least-greatest)", title_justify="left")
     for column in ("ranks", "", "recovery", "excess over a step", "wall lost", "steps repeated", "processes started"):
         view.add_column(column, justify="left" if not column else "right")
     for ranks in sorted({ranks for system in SYSTEMS for ranks in result.get(system, {})}, key=int):
@@ -212,7 +212,7 @@ def main(
         if ranks in result.get(TORCHRUN, {})
     }
     out = Console(width=None if console.is_terminal else 120, highlight=False)
-    out.print(table(result), phases(result))
+    out.print(table(result, "A node lost" if lose_node else "One rank killed"), phases(result))
     for ranks, found in result.get(MIDSTEP, {}).items():
         repair, transport = (found[f"{name}_bytes_per_s"] for name in ("repair", "transport"))
         share = repair["median"] / transport["median"]

@@ -24,6 +24,7 @@ CHECKPOINT_EVERY_STEPS = 10
 VICTIM = 1
 STATE_BYTES = 126_000_000  # parameters and Adam's state
 WHOLE = "MIDSTEP_BENCH_INITIAL_VALUES"  # set: newcomers compute initial values, too
+NEIGHBOUR_S = 0.2  # a rank that goes with the node has noted its last step by then
 PIECE_BYTES = 4 * 1024 * 1024
 TRANSPORTS = 5
 
@@ -49,6 +50,8 @@ def build() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
 def kill_once(directory: Path) -> None:
     """End this process, or its node, as a power cut would, and note when; only once in a run."""
     if not (directory / KILL_FILE).exists():
+        if os.environ.get(LOSE_NODE):
+            time.sleep(NEIGHBOUR_S)
         (directory / KILL_FILE).write_text(str(time.monotonic()))
         if os.environ.get(LOSE_NODE):
             os.kill(os.getppid(), signal.SIGKILL)  # the agent, and everything on its node ends with it
