@@ -62,10 +62,11 @@ def fits(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 class _Built(NamedTuple):
-    """A process that is built, what it runs, and what it took."""
+    """A process that is built, for which program of its rank, in which environment it has run, and what it took."""
 
     idle: IdleProcess
     program: channel.RunProgram
+    environment: Mapping[str, str]
     took_s: float
     memory_bytes: int
 
@@ -84,7 +85,7 @@ class BuiltPool:
         """Have a process built for a rank unless it has one that fits, or another rank's is being built."""
         built = self._built.get(rank)
         if built is not None and built.idle.process.alive:
-            if built.program is program or fits(built_ahead(program).environment, built.program.environment):
+            if built.program is program or fits(built.environment, built_ahead(program).environment):
                 return
             self.discard(rank)
         elif built is not None:
@@ -102,7 +103,7 @@ class BuiltPool:
         built = self._built.pop(rank, None)
         if built is None:
             return None
-        if fits(built_ahead(built.program).environment, environment):
+        if fits(built.environment, environment):
             return built.idle if await built.idle.answers(ANSWER_S) else None
         _log.info("the process that was built for rank %d does not fit its place any more", rank)
         _end(built.idle)
@@ -143,11 +144,11 @@ class BuiltPool:
         except AgentError as error:
             _log.warning("no process is built ahead for rank %d: %s", rank, error)
             return
-        began_s = time.monotonic()
+        began_s, ahead = time.monotonic(), built_ahead(program)
         try:
             output = open_log(log)
             try:
-                await idle.build(built_ahead(program), output)
+                await idle.build(ahead, output)
             finally:
                 os.close(output)
         except (AgentError, OSError) as error:
@@ -165,7 +166,8 @@ class BuiltPool:
             raise
         else:
             pid = idle.process.pid
-            self._built[rank] = built = _Built(idle, program, time.monotonic() - began_s, _memory_bytes(pid))
+            took_s = time.monotonic() - began_s
+            self._built[rank] = built = _Built(idle, program, ahead.environment, took_s, _memory_bytes(pid))
             _log.info(
                 "process %d is built ahead for rank %d: %.2f s, %.0f MB of memory",
                 pid,

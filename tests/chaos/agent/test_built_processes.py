@@ -161,7 +161,7 @@ def test_an_agent_leaves_no_built_process_behind(play: Play) -> None:
 def build_ahead(site: Any, *ranks: int, restart_count: int = 0) -> None:
     """Order processes for these ranks, none of which runs here."""
     nowhere = Rendezvous("127.0.0.1", 1, "of this test")  # nothing is connected ahead
-    starts = (StartProcess(rank, rank, 0, 0, 1, restart_count, False, nowhere) for rank in ranks)
+    starts = (StartProcess(rank, rank, 0, 0, 1, restart_count, True, nowhere) for rank in ranks)  # as the present ones
     site.controller.order(BuildAhead(tuple(starts)), "node0")
 
 
