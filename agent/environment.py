@@ -15,26 +15,6 @@ DEFAULTS = {**dict.fromkeys(THREAD_LIMITS, "1"), "TORCH_NCCL_ASYNC_ERROR_HANDLIN
 ROLE = "default"
 
 
-def rank_program(
-    base: Mapping[str, str],
-    job: JobSpec,
-    order: StartProcess,
-    *,
-    node: str,
-    agent_socket: str,
-    started_s: float,
-) -> channel.RunProgram:
-    """Return what a training process is to run, and in which environment."""
-    environment = rank_environment(base, job, order, node=node, agent_socket=agent_socket, started_s=started_s)
-    return channel.RunProgram(
-        command=job.command,
-        is_module=job.is_module,
-        no_python=job.no_python,
-        environment=environment,
-        working_directory=job.working_directory,
-    )
-
-
 def rank_environment(
     base: Mapping[str, str],
     job: JobSpec,
@@ -78,3 +58,14 @@ def rank_environment(
         names.STARTED_S: started_s,
     }
     return {**DEFAULTS, **base, **job.environment, **{name: str(value) for name, value in rank.items()}}
+
+
+def rank_program(job: JobSpec, environment: Mapping[str, str]) -> channel.RunProgram:
+    """Return what a training process is to run, in its environment."""
+    return channel.RunProgram(
+        command=job.command,
+        is_module=job.is_module,
+        no_python=job.no_python,
+        environment=dict(environment),
+        working_directory=job.working_directory,
+    )

@@ -8,13 +8,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from ..protocol.messages import BuildAhead, Message, ProcessesPrepared
+from ..protocol.messages import BuildAhead, Message, ProcessesPrepared, StartProcess
 from ..protocol.prepared import PreparedProcesses, builds_ahead
 from ..protocol.rank_logs import built_log
 from ..protocol.types import JobSpec, StandbyDepth
 from . import channel
 from .built_pool import BuiltPool
-from .environment import rank_program
+from .environment import rank_environment, rank_program
 from .warm_pool import WarmPool
 
 
@@ -52,17 +52,7 @@ class Preparations:
         if not builds_ahead(job):
             return
         if self._programs is None:
-            self._programs = {
-                start.rank: rank_program(
-                    os.environ,
-                    job,
-                    start,
-                    node=self._node,
-                    agent_socket=self._agent_socket,
-                    started_s=time.monotonic(),
-                )
-                for start in self._order.starts
-            }
+            self._programs = {start.rank: self._program(job, start) for start in self._order.starts}
         foreign = {rank: program for rank, program in self._programs.items() if rank not in here}
         for rank, program in training.items():
             self.built.keep(rank, program, built_log(job.job_directory, rank))
@@ -73,6 +63,17 @@ class Preparations:
     def close(self) -> None:
         """End what is built. Idempotent."""
         self.built.close()
+
+    def _program(self, job: JobSpec, start: StartProcess) -> channel.RunProgram:
+        environment = rank_environment(
+            os.environ,
+            job,
+            start,
+            node=self._node,
+            agent_socket=self._agent_socket,
+            started_s=time.monotonic(),
+        )
+        return rank_program(job, environment)
 
     def _tell_imported(self) -> None:
         if StandbyDepth.IMPORTED in self._told:

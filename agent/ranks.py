@@ -42,7 +42,7 @@ from ..protocol.types import (
 )
 from . import channel
 from .built_pool import is_time
-from .environment import rank_program
+from .environment import rank_environment, rank_program
 from .linux import is_stopped
 from .out_of_memory import KillCounter, MemoryKills
 from .preparations import Preparations
@@ -215,12 +215,13 @@ class RankHost:
             await slot.process.wait(EXIT_S)
         if slot.process is not None:
             raise AgentError(f"process {slot.process.running.pid} holds the rank and cannot be killed")
-        assignment = rank_program(
+        environment = rank_environment(
             os.environ, job, order, node=self._node, agent_socket=self._agent_socket, started_s=began_s
         )
+        assignment = rank_program(job, environment)
         log = output_log(job.job_directory, order.rank, order.incarnation)
         for left in reversed(range(START_TRIES)):
-            idle = await self._preparations.built.take(order.rank, assignment.environment) or await self._pool.take()
+            idle = await self._preparations.built.take(order.rank, environment) or await self._pool.take()
             if slot.ordered != order.incarnation or self._ending:
                 idle.close()
                 return
