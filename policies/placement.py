@@ -5,7 +5,7 @@ restarted where it is, and the ranks of a broken node move. What is wrong with a
 what the policy still allows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -112,13 +112,21 @@ def _spares_for(facts: Facts, leave: list[str]) -> dict[str, str]:
     spares, to = list(facts.usable_spares()), {}
     for node in leave if facts.built_ahead else ():
         ranks = [rank for rank, where in facts.nodes.items() if where == node]
-        built = {spare: len(set(ranks).intersection(facts.built_ahead.get(spare, ()))) for spare in spares}
-        best = max(spares, key=built.__getitem__, default="")
-        if best and built[best]:
+        best = best_spare(spares, ranks, facts.built_ahead)
+        if not set(ranks).isdisjoint(facts.built_ahead.get(best, ())):
             to[node] = best
             spares.remove(best)
     left = [node for node in leave if node not in to]
     return to | dict(zip(left, spares, strict=False))
+
+
+def best_spare(spares: Iterable[str], ranks: Iterable[int], built_ahead: Mapping[str, Iterable[int]]) -> str:
+    """Return the spare for the ranks of a node: the one that has built most of them, or else the first.
+
+    `built_ahead`: by spare, the ranks that are built there. Empty: there is no spare.
+    """
+    wanted = set(ranks)
+    return max(spares, key=lambda spare: len(wanted.intersection(built_ahead.get(spare, ()))), default="")
 
 
 def charge(facts: Facts, rung: Rung, ranks: Iterable[int]) -> Spent:

@@ -73,7 +73,7 @@ class Callbacks:
         self._committed = committed
 
     def replaced(self, phase: InjectionPoint) -> bool:
-        """Return whether a callback of the user's stands in the place of midstep's own."""
+        """Return whether the script has a callback for a phase, in place of midstep's own."""
         return getattr(self._lifecycle, phase.value) is not None
 
     def run(self, phase: InjectionPoint, generation: int, default: Callable[[], None], step: int | None = None) -> None:

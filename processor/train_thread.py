@@ -230,7 +230,7 @@ class TrainThread:
 
     @contextmanager
     def _or_leave(self) -> Iterator[None]:
-        """End the process if the device, a thread, or a callback of the user's cannot be stopped or cleaned."""
+        """End the process if the device, a thread, or a callback of the script cannot be stopped or cleaned."""
         try:
             yield
         except MidstepError as error:

@@ -9,6 +9,7 @@ node is lost its ranks move to this spare, where their processes need not be sta
 
 from collections import Counter
 
+from ...policies.placement import best_spare
 from ...protocol.messages import BuildAhead
 from ...protocol.prepared import builds_ahead
 from ...protocol.types import StandbyDepth, node_address
@@ -79,12 +80,9 @@ def ahead_command(state: JobState, node: Node) -> BuildAhead:
 
 
 def spare_for(state: JobState, name: str) -> str:
-    """Return the spare for the ranks of a node: one that has built them, or else the one that has waited longest.
-
-    Empty: there is no spare.
-    """
-    world, ranks = state.world, [holder.rank for holder in state.world.on(name)]
-    return max(world.spares(), key=lambda spare: world.nodes[spare].has_built(ranks), default="")
+    """Return the spare for the ranks of a node that is to be left; empty: there is none."""
+    ranks = [holder.rank for holder in state.world.on(name)]
+    return best_spare(state.world.spares(), ranks, built_on_spares(state))
 
 
 def built_on_spares(state: JobState) -> dict[str, tuple[int, ...]]:

@@ -42,7 +42,7 @@ def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
             node.state = NodeState.ISOLATED
         has_arrived(state)
     node.store = event.store
-    node.ahead, node.prepared = AheadOrder(), {}  # its agent may be another one; it says what it has, and is told again
+    node.ahead, node.prepared = AheadOrder(), {}  # its agent may be another one: it says what it has
     devices = visible_devices(state.job.environment) or event.devices
     if devices:
         state.book.visible[event.node] = devices

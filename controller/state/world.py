@@ -93,11 +93,6 @@ class Node:
     ahead: AheadOrder = field(default_factory=AheadOrder)
     prepared: dict[StandbyDepth, PreparedProcesses] = field(default_factory=dict)  # as it says itself
 
-    def has_built(self, ranks: Iterable[int]) -> int:
-        """Return for how many of `ranks` processes are built here."""
-        built = self.prepared.get(StandbyDepth.BUILT)
-        return len(set(built.ranks).intersection(ranks)) if built is not None else 0
-
 
 @dataclass
 class World:

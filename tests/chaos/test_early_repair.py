@@ -13,7 +13,7 @@ from .test_injection_points import Incidents, incidents_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.both_devices(second_in_soak=True), pytest.mark.timeout(240)]
 
-# What happens, who is replaced, and the step at which all resume. Rank 1 is lost each time, and rank 0 is its source.
+# What happens, the ranks that are replaced, and the step of the resume. Rank 1 is lost each time, rank 0 is its source.
 CASES = {
     "nothing else": ([inject(1, InjectionPoint.FORWARD, 6)], {1}, 6),
     "another rank in rebuild": (
