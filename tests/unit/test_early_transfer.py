@@ -28,7 +28,7 @@ from midstep.protocol.types import (
     ShardTransfer,
 )
 
-from .transfer_wire import DEADLINE_S, Handle, PlainShards, Wire, WireLinks
+from .transfer_wire import DEADLINE_S, Handle, PlainShards, Wire, WireLinks, together
 
 STATE = [torch.arange(2_000_000, dtype=torch.float32), torch.ones(3), torch.zeros(70_000)]
 SIZE = sum(tensor.nbytes for tensor in STATE)
@@ -178,24 +178,6 @@ def pair() -> tuple[Process, Process]:
     """A source that holds the state, and a newcomer; the links come up when `come` is set."""
     wire, come = Wire(), threading.Event()
     return Process(0, wire, come, Concurrently({"a": STATE})), Process(1, wire, come, Concurrently())
-
-
-def together(*work: Callable[[], Any]) -> list[Any]:
-    """Do all of it at once; return what each returned or raised."""
-    results: list[Any] = [None] * len(work)
-
-    def run(index: int) -> None:
-        try:
-            results[index] = work[index]()
-        except BaseException as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,), name=f"train{index}") for index in range(len(work))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * DEADLINE_S)
-    return results
 
 
 def rejoin(process: Process, **part: Any) -> Any:

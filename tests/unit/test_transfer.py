@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from midstep.processor.transfer import Transferred, run_transfers
 from midstep.protocol.errors import ChecksumMismatch, RecoveryError, StateLost
 from midstep.protocol.types import LocalStateTransfer, RepairLinks, RepairPart, RestoreSource, ShardTransfer
 
-from .transfer_wire import DEADLINE_S, Handle, PlainShards, Wire, WireLinks
+from .transfer_wire import Handle, PlainShards, Wire, WireLinks, together
 
 
 class _DeviceLinks(WireLinks):
@@ -55,9 +56,8 @@ def _run(
 ) -> list[Transferred | BaseException]:
     """Run all ranks in threads, each with its own part of the plan."""
     shared = wire or Wire()
-    results: list[Any] = [None] * len(frameworks)
 
-    def work(rank: int) -> None:
+    def work(rank: int) -> Transferred:
         part = RepairPart(
             target_step=3,
             restore=RestoreSource.REPLICA,
@@ -66,23 +66,15 @@ def _run(
             links=over,
         )
         held = (copies or {}).get(rank, {})
-        try:
-            results[rank] = run_transfers(
-                part,
-                rank=rank,
-                framework=frameworks[rank],  # type: ignore[arg-type]
-                links=kind(shared, rank),
-                read_local_state=lambda of, step: held.get(of) if step == 3 else None,
-            )
-        except BaseException as error:
-            results[rank] = error
+        return run_transfers(
+            part,
+            rank=rank,
+            framework=frameworks[rank],  # type: ignore[arg-type]
+            links=kind(shared, rank),
+            read_local_state=lambda of, step: held.get(of) if step == 3 else None,
+        )
 
-    threads = [threading.Thread(target=work, args=(rank,), name=f"rank{rank}") for rank in range(len(frameworks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * DEADLINE_S)
-    return results
+    return together(*(partial(work, rank) for rank in range(len(frameworks))))
 
 
 def _tensors(seed: int) -> list[torch.Tensor]:

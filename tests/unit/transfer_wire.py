@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -90,3 +91,21 @@ class PlainShards:
 
     def adopt_shard(self, shard_id: str, shard: PlainShard) -> None:
         self.held[shard_id] = list(shard.tensors)
+
+
+def together(*work: Callable[[], Any]) -> list[Any]:
+    """Do all of it at once; return what each returned or raised."""
+    results: list[Any] = [None] * len(work)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = work[index]()
+        except BaseException as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), name=f"train{index}") for index in range(len(work))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * DEADLINE_S)
+    return results
