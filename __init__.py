@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .adapters.ddp import TrainState
-    from .cli import ray as ray
-    from .cli.watching import JobView, watch
+    from .launch import ray as ray
+    from .launch.watching import JobView, watch
     from .processor.building import building
     from .processor.callbacks import Lifecycle, Recovery
     from .processor.resilient import init_process_group, resilient
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "JobView": "cli.watching",
+    "JobView": "launch.watching",
     "Lifecycle": "processor.callbacks",
     "MidstepError": "protocol.errors",
     "OwnRole": "processor.role",
@@ -33,7 +33,7 @@ _HOMES = {
     "replicated": "processor.values",
     "resilient": "processor.resilient",
     "role": "processor.role",
-    "watch": "cli.watching",
+    "watch": "launch.watching",
 }
 
 __all__ = [
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 
-_ROOMS = {"ray": "cli.ray"}  # modules, under the names by which users know them
+_ROOMS = {"ray": "launch.ray"}  # modules, under the names by which users know them
 
 
 def __getattr__(name: str) -> Any:

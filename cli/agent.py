@@ -13,6 +13,9 @@ import msgspec
 
 from ..agent.main import AgentOptions, serve
 from ..agent.own_program import read_program
+from ..launch.jobs.directories import base_directory, checked_name
+from ..launch.jobs.run_directory import claim_free_run_directory
+from ..launch.joining.admission import JOIN_S, Wishes, admitted
 from ..protocol.agent_end import AgentEnd, write_agent_end
 from ..protocol.controller_addresses import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError, NotAdmitted
@@ -23,9 +26,6 @@ from ..protocol.shared_signals import leave_to_launcher
 from ..protocol.token import TOKEN_VARIABLE, job_of, joinable
 from .display.plain import echo, log_to_stderr
 from .display.rank_output import RankOutput
-from .jobs.directories import base_directory, checked_name
-from .jobs.run_directory import claim_free_run_directory
-from .joining.admission import JOIN_S, Wishes, admitted
 from .token import token_file_option
 
 _LOOPBACK = "127.0.0.1"

@@ -6,11 +6,11 @@ import click
 
 from ..controller.endpoints.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
 from ..controller.endpoints.control_socket import NoController
+from ..launch.jobs.job_file import run_directory_of
+from ..launch.jobs.run_directory import launcher_of
+from ..launch.supervision.controller_notice import why_no_answer
 from ..protocol.errors import MidstepError
-from .jobs.job_file import run_directory_of
-from .jobs.run_directory import launcher_of
 from .reaching import HereJob, ReachedJob, reached
-from .supervision.controller_notice import why_no_answer
 
 
 def tell(job: ReachedJob, request: Request, timeout_s: float) -> str:

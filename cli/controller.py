@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from ..controller.election.file_election import LEASE_S
+from ..launch.jobs.controller_place import Given, in_directories, in_store
 from ..protocol.errors import JournalDamaged, MidstepError
 from ..protocol.secret_files import read_token
 from ..protocol.shared_signals import leave_to_launcher
 from .display.plain import echo, log_to_stderr
-from .jobs.controller_place import Given, in_directories, in_store
 from .store import store_option
 from .token import token_file_option
 

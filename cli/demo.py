@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..controller.journal.reading import read_status
+from ..launch.jobs.start import Start, create_job
 from ..policies.communicators import DeviceName
 from ..policies.wording import count
 from ..protocol import environment as env
@@ -21,7 +22,6 @@ from ..protocol.incidents import JobStatus, Outcome
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from .comparison import Comparison, compare
 from .display.terminal import Terminal
-from .jobs.start import Start, create_job
 from .run import launch
 from .views.incident_data import incident_json
 from .views.job_text import job_view

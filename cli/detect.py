@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
+from ..launch.jobs.directories import find_job
+from ..launch.jobs.job_file import run_directory_of
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import detector_address
 from .detector import Watched, Way, report_faults, way_with_token
 from .display.plain import echo, log_to_stderr
-from .jobs.directories import find_job
-from .jobs.job_file import run_directory_of
 from .reaching import JobElsewhere, operator_options, reached_from_elsewhere
 from .standing_by import unless_told_to_leave, until_one_listens
 

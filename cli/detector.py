@@ -106,8 +106,8 @@ async def report_faults(way: Way, name: str, watched: Watched) -> int:
 
 
 async def _watch_config_maps(name: str, watched: Watched, report: Callable[[FaultReport], None]) -> None:
+    from ..launch.kubernetes.config_maps import ConfigMapDetector
     from ..platforms.kubernetes.api import Api
-    from .kubernetes.config_maps import ConfigMapDetector
 
     api = Api()
     try:

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
+from ..launch.jobs.rank_variables import named_variables, variables_of_files
+from ..launch.jobs.start import Start
+from ..launch.joining.torchrun_flags import spellings
 from ..policies.communicators import DeviceName
-from .jobs.rank_variables import named_variables, variables_of_files
-from .jobs.start import Start
-from .joining.torchrun_flags import spellings
 from .numbers import NodesAsked, Whole, node_count
 
 Decorator = Callable[[Any], Any]

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from ..launch.jobs.directories import checked_name
+from ..launch.joining.opening import required
 from ..platforms.base import PlatformContext, PlatformFactory
 from ..platforms.peer import PlatformPeer, keys_from
 from ..platforms.registry import platform_check, platform_factory
@@ -21,8 +23,6 @@ from ..protocol.secret_files import read_token
 from ..protocol.token import TOKEN_VARIABLE, FullToken, full, job_of
 from .display.plain import log_to_stderr
 from .ended_incidents import ended_incidents
-from .jobs.directories import checked_name
-from .joining.opening import required
 from .standing_by import LEAVE_S, LEFT, until_one_listens
 from .token import token_file_option
 

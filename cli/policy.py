@@ -7,6 +7,7 @@ import click
 import msgspec
 from rich.text import Text
 
+from ..launch.roles.policy_files import policy_in, role_option, show_checked_roles
 from ..policies.explain import SupposedWorld, Supposition, answer, parse_fault, typical
 from ..policies.files import load_policy_or_roles, render
 from ..policies.roles import Roles, beyond
@@ -18,7 +19,6 @@ from ..protocol.types import Decision, Rung
 from . import from_acjob
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
-from .roles.policy_files import policy_in, role_option, show_checked_roles
 
 EXIT_WRONG_FILE = 1
 MAX_RANKS = 200_000  # answers stay a matter of seconds

@@ -11,12 +11,12 @@ import msgspec
 from ..controller.endpoints.control_requests import Reply, Request
 from ..controller.endpoints.control_socket import NoController, ask
 from ..controller.endpoints.operator_client import ask_from_elsewhere
+from ..launch.jobs.directories import checked_name, find_job
+from ..launch.jobs.job_file import run_directory_of
 from ..protocol.controller_addresses import endpoints
 from ..protocol.errors import ConfigurationError
 from ..protocol.secret_files import read_token
 from ..protocol.token import RoleToken, job_of, operating
-from .jobs.directories import checked_name, find_job
-from .jobs.job_file import run_directory_of
 
 CONTROLLER_VARIABLE = "MIDSTEP_CONTROLLER"
 TOKEN_FILE_VARIABLE = "MIDSTEP_TOKEN_FILE"

@@ -12,12 +12,12 @@ import msgspec
 from rich.console import RenderableType
 
 from ..controller.endpoints.control_requests import StatusReply, StatusRequest, StoryReply, StoryRequest
+from ..launch.jobs.directories import find_job
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import Incident, JobStatus
 from .display.plain import echo, echo_as_it_is, echo_json
 from .display.terminal import Terminal
 from .ended_incidents import asked, incidents_after
-from .jobs.directories import find_job
 from .reaching import HereJob, JobElsewhere, ReachedJob, operator_options, reached
 from .views.incident_data import report_json
 
@@ -70,8 +70,8 @@ def command(
       midstep report --picture report.png         and draw it
       midstep report --controller m0:29400 --token-file viewer.token
     """
-    from .roles.reaching import group_meant
-    from .roles.showing import report_group
+    from ..launch.roles.reaching import group_meant
+    from .roles_shown import report_group
 
     try:
         group = group_meant(job, controller)
@@ -105,7 +105,7 @@ def command(
 
 def load_status(job_directory: Path) -> JobStatus:
     """Replay a job's journal, read-only, to its last event. Raises JournalError if it cannot be read."""
-    from .jobs.journals import read_status
+    from ..launch.jobs.journals import read_status
 
     return read_status(job_directory)
 
@@ -126,7 +126,7 @@ def print_story(job: ReachedJob, number: int | None) -> None:
 
 def print_read_story(job_directory: Path, number: int | None) -> None:
     """Print each event of the job, or of one incident, with what followed from it, as it is read."""
-    from .jobs.journals import read_story
+    from ..launch.jobs.journals import read_story
     from .views.story_text import story_lines
 
     first = True

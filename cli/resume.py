@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
+from ..launch.jobs.continuation import continued
+from ..launch.jobs.directories import find_job_or_group
+from ..launch.ray.founding import is_on_ray
+from ..launch.roles.group_files import is_group, read_founding
 from ..protocol.errors import ConfigurationError, MidstepError
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
-from .jobs.continuation import continued
-from .jobs.directories import find_job_or_group
-from .ray.founding import is_on_ray
-from .roles.group_files import is_group, read_founding
 from .run import PlatformName, launch
 
 
@@ -49,7 +49,7 @@ def command(*, job: str | None, quiet: bool, platform: str | None) -> None:
         if platform == PlatformName.RAY and not on_ray:
             raise ConfigurationError(f"{directory.name} did not begin on Ray: leave --platform out.")
         if on_ray and platform != PlatformName.LOCAL:
-            from .ray.launching import launch_again
+            from ..launch.ray.launching import launch_again
 
             sys.exit(launch_again(directory, quiet=quiet))
         sys.exit(launch(continued(directory), quiet=quiet))
@@ -59,10 +59,10 @@ def command(*, job: str | None, quiet: bool, platform: str | None) -> None:
 
 def _resume_roles(directory: Path, *, quiet: bool) -> int:
     if read_founding(directory).platform == PlatformName.KUBERNETES:
-        from .kubernetes.role_group import run_in_pod
+        from ..launch.kubernetes.role_group import run_in_pod
 
         return run_in_pod(directory, quiet=quiet)
-    from .roles.opening import reopened_group
-    from .roles.running import launch_roles
+    from ..launch.roles.opening import reopened_group
+    from ..launch.roles.running import launch_roles
 
     return launch_roles(reopened_group(directory), quiet=quiet)

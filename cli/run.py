@@ -10,6 +10,16 @@ from typing import Any
 import click
 import msgspec
 
+from ..launch.jobs.fault_schedule import load_schedule
+from ..launch.jobs.start import PreparedJob, Start, create_job
+from ..launch.joining.admission import KEYS_NAME, Wishes
+from ..launch.joining.launch_environment import hear_if_all_are_signalled, launched
+from ..launch.joining.machine import JoiningMachine, prepare
+from ..launch.joining.opening import required
+from ..launch.joining.role import Flags, last_call_s, meeting, meets_itself
+from ..launch.joining.token_watch import TokenWatch
+from ..launch.joining.torchrun_flags import rendezvous_options
+from ..launch.kubernetes.options import KUBERNETES, PodFlags
 from ..protocol import environment as env
 from ..protocol.enums import StrEnum
 from ..protocol.errors import ConfigurationError, MidstepError
@@ -18,16 +28,6 @@ from ..protocol.token import TOKEN_VARIABLE, joinable
 from .display.plain import log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
 from .job_options import POLICY, PROGRAM, ROLES, SCRIPT_OR_ROLES, SHAPE, asked_for, options
-from .jobs.fault_schedule import load_schedule
-from .jobs.start import PreparedJob, Start, create_job
-from .joining.admission import KEYS_NAME, Wishes
-from .joining.launch_environment import hear_if_all_are_signalled, launched
-from .joining.machine import JoiningMachine, prepare
-from .joining.opening import required
-from .joining.role import Flags, last_call_s, meeting, meets_itself
-from .joining.token_watch import TokenWatch
-from .joining.torchrun_flags import rendezvous_options
-from .kubernetes.options import KUBERNETES, PodFlags
 from .token import token_file_option
 
 
@@ -125,7 +125,7 @@ def command(
     pods = PodFlags(**{name: chosen.pop(name) for name in PodFlags.__struct_fields__})
     try:
         if roles_file is not None:
-            from .roles.running import run_roles
+            from ..launch.roles.running import run_roles
 
             sys.exit(run_roles(roles_file, click.get_current_context()))
         if chosen["script"] is None:
@@ -146,7 +146,7 @@ def command(
                 f"{platform} brings its own."
             )
         if platform == PlatformName.KUBERNETES:
-            from .kubernetes.launch import launch as launch_in_kubernetes
+            from ..launch.kubernetes.launch import launch as launch_in_kubernetes
 
             sys.exit(launch_in_kubernetes(start, pods, token_file, quiet=quiet))
         if pods != PodFlags():
@@ -154,7 +154,7 @@ def command(
         if platform == PlatformName.RAY:
             if token_file is not None:
                 raise ConfigurationError("--token-file: a job on Ray has keys of its own, and no token.")
-            from .ray.launching import launch as launch_on_ray
+            from ..launch.ray.launching import launch as launch_on_ray
 
             sys.exit(launch_on_ray(start, quiet=quiet))
         flags = Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
@@ -187,8 +187,8 @@ def _faults(file: Path | None, nodes: int, ranks_per_node: int) -> dict[str, str
 
 def join(machine: JoiningMachine, *, quiet: bool) -> int:
     """Run this machine's part of a job to its end and return its exit code; says on stderr what happens to it."""
+    from ..launch.supervision.joined_launcher import JoinedLauncher
     from .display.display import Display
-    from .supervision.joined_launcher import JoinedLauncher
 
     hear_if_all_are_signalled(os.environ)
     try:
@@ -209,8 +209,8 @@ def launch(job: PreparedJob, *, quiet: bool, role: str = "") -> int:
 
     `role`: what it is in a job of several roles.
     """
+    from ..launch.supervision.launcher import Launcher
     from .display.display import Display
-    from .supervision.launcher import Launcher
 
     hear_if_all_are_signalled(os.environ)
     try:

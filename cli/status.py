@@ -10,11 +10,11 @@ import msgspec
 from ..controller.endpoints.control_requests import Refused, StatusReply, StatusRequest
 from ..controller.endpoints.control_socket import NoController
 from ..controller.endpoints.discovery_files import read_result
+from ..launch.jobs.journals import living_controllers, paused_until_s, read_status
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
 from .control import what_became_of_it
 from .display.plain import echo, echo_json
-from .jobs.journals import living_controllers, paused_until_s, read_status
 from .reaching import HereJob, ReachedJob, operator_options, reached
 from .views.wording import date_text
 
@@ -54,8 +54,8 @@ def command(
       midstep status --json | jq .phase
       midstep status --controller m0:29400 --token-file viewer.token
     """
-    from .roles.reaching import group_meant
-    from .roles.showing import show_group
+    from ..launch.roles.reaching import group_meant
+    from .roles_shown import show_group
 
     try:
         directory = group_meant(job, controller)

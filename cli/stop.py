@@ -34,7 +34,7 @@ def command(*, job: str | None, reason: str | None, controller: str | None, toke
       midstep stop demo --reason "enough steps"
       midstep stop --controller m0:29400 --token-file operator.token
     """
-    from .roles.reaching import group_meant, stop_group
+    from ..launch.roles.reaching import group_meant, stop_group
 
     try:
         group = group_meant(job, controller)

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
+from ..launch.jobs.directories import base_directory, checked_name, is_job
+from ..launch.jobs.founding import found_in_directory
+from ..launch.jobs.start import new_name, policy_of, spec_of
 from ..policies.schema import Policy
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import JobSpec
 from .display.plain import echo
 from .job_options import POLICY, PROGRAM, ROLES, SCRIPT_OR_ROLES, SHAPE, asked_for, options
-from .jobs.directories import base_directory, checked_name, is_job
-from .jobs.founding import found_in_directory
-from .jobs.start import new_name, policy_of, spec_of
 from .store import store_option
 
 
@@ -82,8 +82,8 @@ def _submit_roles(
     file: Path, store: str | None, job: str | None, job_directory: Path | None, platform: str, *, if_absent: bool
 ) -> str:
     """Put a job of roles into its directory, and say where it is. Raises ConfigurationError."""
-    from .roles.group_files import found_group, is_group
-    from .roles.opening import new_group
+    from ..launch.roles.group_files import found_group, is_group
+    from ..launch.roles.opening import new_group
 
     if platform != "kubernetes" or store is not None or job is None or job_directory is None:
         raise ConfigurationError(

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
+from ..launch.jobs.directories import checked_name
 from ..protocol.errors import MidstepError
 from ..protocol.operators import Role
 from ..protocol.secret_files import read_token
 from ..protocol.token import FullToken, Token, expiry_text, full, job_of, new_token, token_text
 from .display.plain import echo
-from .jobs.directories import checked_name
 from .numbers import duration_s
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 import msgspec
 
+from ..launch.watching import EVERY_S, JobView, watch
 from ..protocol.errors import MidstepError
 from .display.plain import echo
 from .reaching import operator_options
-from .watching import EVERY_S, JobView, watch
 
 HOOK_S = 60.0
 

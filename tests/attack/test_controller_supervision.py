@@ -16,12 +16,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.cli.jobs.start import PreparedJob
-from midstep.cli.supervision import controller_process
-from midstep.cli.supervision import supervisor as supervision
-from midstep.cli.supervision.backoff import Backoff
-from midstep.cli.supervision.controller_notice import read_notice, why_no_answer
-from midstep.cli.supervision.supervisor import Supervisor
 from midstep.controller.endpoints.control_requests import StopJobRequest
 from midstep.controller.endpoints.discovery_files import JobResult, read_result
 from midstep.controller.events import StopRequested
@@ -30,6 +24,12 @@ from midstep.controller.journal.memory_copy import open_copy
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
 from midstep.controller.journal.store import JournalEntry
+from midstep.launch.jobs.start import PreparedJob
+from midstep.launch.supervision import controller_process
+from midstep.launch.supervision import supervisor as supervision
+from midstep.launch.supervision.backoff import Backoff
+from midstep.launch.supervision.controller_notice import read_notice, why_no_answer
+from midstep.launch.supervision.supervisor import Supervisor
 from midstep.policies.schema import ControllerPolicy, Policy, WhenLost, job_settings
 from midstep.protocol.errors import JournalError, PlatformError
 from midstep.protocol.run_directories import claim
@@ -204,7 +204,7 @@ def test_a_pause_of_the_whole_machine_is_no_hang_of_the_controller(
     """Time in which the launcher did not run counts for nothing: a jump of its clock replaces no controller."""
     ahead_s = 0.0
     real = time.monotonic
-    monkeypatch.setattr("midstep.cli.supervision.supervisor.time.monotonic", lambda: real() + ahead_s)
+    monkeypatch.setattr("midstep.launch.supervision.supervisor.time.monotonic", lambda: real() + ahead_s)
 
     async def scenario() -> None:
         nonlocal ahead_s
@@ -380,7 +380,7 @@ def test_a_full_disk_under_the_notice_ends_nothing(tmp_path: Path, monkeypatch: 
 
     async def scenario() -> None:
         async with watching(tmp_path, lives=["die", "fail", "end"]) as watch:
-            monkeypatch.setattr("midstep.cli.supervision.controller_notice.os.pwrite", full)
+            monkeypatch.setattr("midstep.launch.supervision.controller_notice.os.pwrite", full)
             assert (await watch.result()).exit_code == 0
 
     play(scenario)

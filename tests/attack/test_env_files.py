@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from midstep.cli.jobs.rank_variables import MAX_FILE_BYTES, named_variables, variables_of_files
 from midstep.cli.main import main
+from midstep.launch.jobs.rank_variables import MAX_FILE_BYTES, named_variables, variables_of_files
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack

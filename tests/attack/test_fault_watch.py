@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from midstep.cli.supervision import fault_watch
-from midstep.cli.supervision.backoff import Backoff
 from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.detectors.reporter import FaultReporter
+from midstep.launch.supervision import fault_watch
+from midstep.launch.supervision.backoff import Backoff
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from midstep.cli.jobs.start import Start, create_job
+from midstep.launch.jobs.start import Start, create_job
 from midstep.platforms.leftovers import NodeMark
 from midstep.protocol import environment as names
 from midstep.protocol.messages import NodeLost

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.cli.jobs import start as job_start
-from midstep.cli.jobs.run_directory import place_for
-from midstep.cli.jobs.start import PreparedJob, Start, create_job
-from midstep.cli.supervision import launcher
 from midstep.controller.endpoints.discovery_files import JobResult
+from midstep.launch.jobs import start as job_start
+from midstep.launch.jobs.run_directory import place_for
+from midstep.launch.jobs.start import PreparedJob, Start, create_job
+from midstep.launch.supervision import launcher
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack

@@ -16,8 +16,8 @@ from midstep.cli import status as status_command
 from midstep.cli.display.job_follower import JobFollower
 from midstep.cli.main import main
 from midstep.cli.reaching import HereJob
-from midstep.cli.roles import reaching
 from midstep.controller.endpoints.control_requests import StatusReply
+from midstep.launch.roles import reaching
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import JobStatus, StandingFault
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport

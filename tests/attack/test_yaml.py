@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from midstep.cli.jobs.fault_schedule import load_schedule
 from midstep.cli.main import main
 from midstep.forecast.fault_trace import load_trace
+from midstep.launch.jobs.fault_schedule import load_schedule
 from midstep.policies.acjob.translation import translate
 from midstep.policies.code_files import load_codes
 from midstep.policies.files import load_policy, parse_policy, render

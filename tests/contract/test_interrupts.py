@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 
-from midstep.cli.supervision.controller_process import ControllerProcess, Ending
+from midstep.launch.supervision.controller_process import ControllerProcess, Ending
 
 HEARD = 7
 PLAYED = f"""

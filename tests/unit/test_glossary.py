@@ -25,6 +25,7 @@ FOLDERS = (
     "devices",
     "examples",
     "forecast",
+    "launch",
     "platforms",
     "policies",
     "processor",

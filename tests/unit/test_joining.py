@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from midstep.cli.joining import own_addresses as here
-from midstep.cli.joining.claim import EndpointClaim
-from midstep.cli.joining.launch_environment import Launched, first_host, launched
-from midstep.cli.joining.opening import let_nodes_join, require_loopback, require_unexpired, required
-from midstep.cli.joining.own_addresses import address_towards, is_loopback, is_own, listening_at
-from midstep.cli.joining.role import Flags, meeting, meets_itself
-from midstep.cli.joining.role import RendezvousPoint as Point
-from midstep.cli.joining.torchrun_flags import REFUSED, WITHOUT_EFFECT
 from midstep.cli.run import command
+from midstep.launch.joining import own_addresses as here
+from midstep.launch.joining.claim import EndpointClaim
+from midstep.launch.joining.launch_environment import Launched, first_host, launched
+from midstep.launch.joining.opening import let_nodes_join, require_loopback, require_unexpired, required
+from midstep.launch.joining.own_addresses import address_towards, is_loopback, is_own, listening_at
+from midstep.launch.joining.role import Flags, meeting, meets_itself
+from midstep.launch.joining.role import RendezvousPoint as Point
+from midstep.launch.joining.torchrun_flags import REFUSED, WITHOUT_EFFECT
 from midstep.protocol.controller_addresses import endpoints, split
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.token import FullToken, new_token

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from zmq.utils import z85
 
-from midstep.cli.joining.opening import let_nodes_join
 from midstep.controller.endpoints import remote_operators
 from midstep.controller.endpoints.abridging import page
 from midstep.controller.endpoints.control_requests import (
@@ -23,6 +22,7 @@ from midstep.controller.endpoints.control_requests import (
 )
 from midstep.controller.endpoints.remote_operators import RemoteOperators
 from midstep.controller.endpoints.roles import RIGHTS, refusal_of
+from midstep.launch.joining.opening import let_nodes_join
 from midstep.protocol.errors import ConfigurationError, KeyExpired
 from midstep.protocol.identities import may_be
 from midstep.protocol.incidents import Incident

@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.cli.ray.controller_actor import StopOnce
+from midstep.launch.ray.controller_actor import StopOnce
 
 
 class Controller:

@@ -22,7 +22,7 @@ OUT = Path(__file__).resolve().parents[2] / "out" / "api"
 # module -> the names that scripts use; None: all that it exports
 PUBLIC: dict[str, tuple[str, ...] | None] = {
     "midstep": None,
-    "midstep.cli.ray": None,  # midstep.ray
+    "midstep.launch.ray": None,  # midstep.ray
     "midstep.adapters.megatron": None,
     "midstep.processor.data": ("ResumableBatches",),
     "midstep.processor.ledger": ("Step",),

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from midstep.cli.jobs.directories import find_job, find_job_or_group, jobs
 from midstep.cli.main import main
-from midstep.cli.roles.group_files import GroupFounding, GroupRecord, found_group, role_directory, write_group
-from midstep.cli.roles.opening import new_group, start_of
-from midstep.cli.roles.reaching import look_at_group
 from midstep.controller.role_group import GroupPhase, GroupRestart, RoleEnded, begin, handle
+from midstep.launch.jobs.directories import find_job, find_job_or_group, jobs
+from midstep.launch.roles.group_files import GroupFounding, GroupRecord, found_group, role_directory, write_group
+from midstep.launch.roles.opening import new_group, start_of
+from midstep.launch.roles.reaching import look_at_group
 from midstep.policies.scripted_roles import parse_roles
 from midstep.protocol import environment as env
 from midstep.protocol.errors import ConfigurationError

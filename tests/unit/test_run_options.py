@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from midstep.cli.jobs.start import Start, create_job
 from midstep.cli.main import main
 from midstep.cli.run import command
+from midstep.launch.jobs.start import Start, create_job
 from midstep.policies.communicators import DeviceName
 from midstep.policies.schema import ScalePolicy
 from midstep.protocol.errors import ConfigurationError, PolicyError

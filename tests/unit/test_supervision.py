@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from midstep.cli.supervision.backoff import Backoff, RestartBackoff
-from midstep.cli.supervision.controller_notice import (
+from midstep.launch.supervision.backoff import Backoff, RestartBackoff
+from midstep.launch.supervision.controller_notice import (
     ControllerNotice,
     ControllerStage,
     NoticeFile,
     read_notice,
     why_no_answer,
 )
-from midstep.cli.supervision.outage import STOP_TRIES, NextStart, Outage
-from midstep.cli.supervision.running_time import TICK_S, RunningTime
+from midstep.launch.supervision.outage import STOP_TRIES, NextStart, Outage
+from midstep.launch.supervision.running_time import TICK_S, RunningTime
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import ControllerPolicy, WhenLost
 from midstep.protocol.errors import PolicyError

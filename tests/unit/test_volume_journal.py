@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from midstep.cli.jobs import directories, journals
-from midstep.cli.jobs.continuation import continued
 from midstep.controller import clock
 from midstep.controller.clock import HeardClock
 from midstep.controller.endpoints.story_excerpt import StoryOrder, story_of
@@ -30,6 +28,8 @@ from midstep.controller.routes import Routes
 from midstep.controller.volume import files, journal, reading
 from midstep.controller.volume.journal import VolumeJournal, submit
 from midstep.controller.volume.place import parse_volume_place
+from midstep.launch.jobs import directories, journals
+from midstep.launch.jobs.continuation import continued
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import (
     ConfigurationError,

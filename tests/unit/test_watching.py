@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import midstep
-from midstep.cli import watching
 from midstep.cli.main import main
-from midstep.cli.watching import JobView, watch
+from midstep.launch import watching
+from midstep.launch.watching import JobView, watch
 from midstep.protocol.errors import MidstepError
 from midstep.protocol.incidents import ControllerPhase, ControllerStatus, JobStatus
 

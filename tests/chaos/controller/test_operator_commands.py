@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
-from midstep.cli.jobs.job_file import JobFile, write_job_file
 from midstep.cli.main import main
+from midstep.launch.jobs.job_file import JobFile, write_job_file
 from midstep.protocol.incidents import Outcome
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from midstep.cli.kubernetes.config_maps import ConfigMapDetector
+from midstep.launch.kubernetes.config_maps import ConfigMapDetector
 from midstep.platforms.kubernetes.api import Api
 from midstep.protocol.time_limit import within
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport

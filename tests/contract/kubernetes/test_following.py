@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from midstep.cli.kubernetes import following
+from midstep.launch.kubernetes import following
 from midstep.platforms.kubernetes.api import Api
 from midstep.platforms.kubernetes.names import owner_reference
 from midstep.platforms.kubernetes.objects import Submission, manifests

@@ -12,12 +12,12 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from midstep.agent.fork_server import PRELOAD_STORE
-from midstep.cli.joining.opening import let_nodes_join
 from midstep.controller.actions import Send
 from midstep.controller.endpoints.control_requests import Accepted
 from midstep.controller.enrolment.hosts_wire import open_wire
 from midstep.controller.liveness import Liveness
 from midstep.controller.routes import Routes
+from midstep.launch.joining.opening import let_nodes_join
 from midstep.policies.schema import HeartbeatPolicy
 from midstep.protocol import environment as names
 from midstep.protocol.enrolment import EnrolmentRequested

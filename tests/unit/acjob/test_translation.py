@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from midstep.cli.job_options import asked_for
-from midstep.cli.jobs.start import create_job, policy_of
 from midstep.cli.run import command as run
+from midstep.launch.jobs.start import create_job, policy_of
 from midstep.policies.acjob.device import npu_policy
 from midstep.policies.acjob.notes import NoteKind
 from midstep.policies.acjob.translation import Translation, translate

@@ -20,7 +20,7 @@ from ..jobs.journals import read_status
 from .group_files import role_directory
 from .launched_role import STOP
 
-ROLE_LAUNCHER = (sys.executable, "-m", "midstep.cli.roles.role_launcher")
+ROLE_LAUNCHER = (sys.executable, "-m", "midstep.launch.roles.role_launcher")
 KILLED_S = 10.0
 
 

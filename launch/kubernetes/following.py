@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
+from ...cli.display.plain import echo
 from ...platforms.kubernetes import names
 from ...platforms.kubernetes.api import Api, Unavailable
 from ...platforms.kubernetes.readings import PodPhase, read_pod
 from ...platforms.kubernetes.trouble import Trouble, troubles
 from ...platforms.kubernetes.watching import pause_s, watch
 from ...protocol.errors import PlatformError
-from ..display.plain import echo
 from .output import Output
 
 INTERRUPTED = 130

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from ...cli.display.plain import echo
 from ...platforms.kubernetes.objects import Submission, default_directory, lease_store, manifests
 from ...platforms.kubernetes.settings import (
     LEASE_SCHEME,
@@ -26,7 +27,6 @@ from ...policies.files import render
 from ...protocol.errors import ConfigurationError
 from ...protocol.secret_files import read_token
 from ...protocol.token import FullToken, full, new_token
-from ..display.plain import echo
 from ..jobs.directories import checked_name
 from ..jobs.start import Start, new_name, policy_of
 from .options import PodFlags

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+from ...cli.display.plain import echo
 from ...controller.endpoints.discovery_files import JobResult, read_result
 from ...platforms.kubernetes import names
 from ...platforms.kubernetes.api import Api
@@ -11,7 +12,6 @@ from ...platforms.kubernetes.objects import FILES, SETTINGS_FILE
 from ...platforms.kubernetes.settings import read_settings
 from ...protocol.errors import ConfigurationError
 from ...protocol.messages import EndJob
-from ..display.plain import echo
 from ..roles.group_files import read_group, role_job
 from ..roles.opening import reopened_group
 from ..roles.running import launch_roles

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from ...cli.display.display import Display
 from ...protocol.errors import ConfigurationError
-from ..display.display import Display
 from ..jobs.directories import checked_name
 from ..jobs.start import Start, new_name
 from .controller_actor import RayJob

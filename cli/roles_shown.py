@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..display.plain import echo, echo_json
-from ..display.terminal import Terminal
-from ..views.group_view import group_view
-from .reaching import GroupLook, group_data, look_at_group
+from ..launch.roles.reaching import GroupLook, group_data, look_at_group
+from .display.plain import echo, echo_json
+from .display.terminal import Terminal
+from .views.group_view import group_view
 
 
 def show_group(directory: Path, *, as_json: bool, every_s: float | None) -> None:
@@ -30,7 +30,7 @@ def show_group(directory: Path, *, as_json: bool, every_s: float | None) -> None
 
 def report_group(directory: Path) -> None:
     """Print the report of each role, one after the other. Raises MidstepError."""
-    from ..report import choose, load_status, print_report
+    from .report import choose, load_status, print_report
 
     group = look_at_group(directory)
     Terminal().print(group_view(group))

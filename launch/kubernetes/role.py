@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from ...cli.display.plain import echo
+from ...cli.reaching import JobElsewhere
 from ...controller.endpoints.control_requests import Accepted, StopJobRequest
 from ...controller.endpoints.discovery_files import JobResult, write_result
 from ...platforms.kubernetes import names
@@ -23,8 +25,6 @@ from ...protocol.controller_addresses import endpoints
 from ...protocol.errors import MidstepError
 from ...protocol.secret_files import read_token
 from ...protocol.token import FullToken, full, operating
-from ..display.plain import echo
-from ..reaching import JobElsewhere
 from ..roles.group_files import role_job
 from ..roles.launched_role import LaunchedRole
 from .following import Following, Manifests, answered, make, remove

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from ...cli.reaching import CONTROLLER_VARIABLE, HereJob
+from ...cli.status import look
 from ...controller.role_group import GroupPhase, GroupRestart, RoleStanding
 from ...protocol.errors import ConfigurationError, MidstepError
 from ...protocol.incidents import JobStatus
 from ...protocol.run_directories import is_held
 from ..jobs.directories import find_job_or_group, is_job
 from ..jobs.run_directory import launcher_of
-from ..reaching import CONTROLLER_VARIABLE, HereJob
-from ..status import look
 from .group_files import GroupFounding, is_group, read_founding, read_group, role_directory, role_job
 
 NOT_BEGUN = "not begun"

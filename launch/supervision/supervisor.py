@@ -15,6 +15,7 @@ from typing import IO
 
 import msgspec
 
+from ...cli.controller import EXIT_DAMAGED, EXIT_FAILED
 from ...controller.endpoints.control_requests import StopJobRequest
 from ...controller.endpoints.control_socket import ask
 from ...controller.endpoints.discovery_files import JobResult, read_result, write_result
@@ -22,7 +23,6 @@ from ...controller.journal.reading import read_status
 from ...platforms.log_files import open_log
 from ...protocol.errors import MidstepError, PlatformError
 from ...protocol.time_limit import within
-from ..controller import EXIT_DAMAGED, EXIT_FAILED
 from ..jobs.start import PreparedJob
 from .backoff import Backoff, RestartBackoff
 from .controller_notice import ControllerNotice, ControllerStage, NoticeFile

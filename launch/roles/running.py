@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from ...cli.display.display import Display
 from ...protocol.errors import ConfigurationError
-from ..display.display import Display
 from ..jobs.rank_variables import named_variables, variables_of_files
 from ..joining.launch_environment import hear_if_all_are_signalled
 from ..kubernetes.options import PodFlags

@@ -1,6 +1,6 @@
-"""Runs the job of one role, in a process of its own: `python -m midstep.cli.roles.role_launcher DIRECTORY ROLE NUMBER`.
+"""Runs the job of one role in a process of its own: `python -m midstep.launch.roles.role_launcher DIRECTORY ROLE N`.
 
-Started by the launcher of the whole job, with which it dies, for the attempt of that NUMBER. A job that has begun
+Started by the launcher of the whole job, with which it dies, for the attempt of that N. A job that has begun
 continues from its journal.
 """
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgspec
 
+from ...cli.display.plain import echo, log_to_stderr
+from ...cli.display.tolerant_output import hold_standard_descriptors
+from ...cli.run import PlatformName, launch
 from ...protocol.errors import ConfigurationError, MidstepError
 from ...protocol.shared_signals import leave_to_launcher
-from ..display.plain import echo, log_to_stderr
-from ..display.tolerant_output import hold_standard_descriptors
 from ..jobs.continuation import continued
 from ..jobs.directories import is_job
 from ..jobs.start import create_job
-from ..run import PlatformName, launch
 from .group_files import GroupFounding, read_founding
 from .launched_role import STOP, LaunchedRole
 from .opening import start_of
