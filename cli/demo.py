@@ -15,11 +15,11 @@ from rich.text import Text
 from ..controller.journal.reading import read_status
 from ..launch.jobs.start import Start, create_job
 from ..policies.communicators import DeviceName
-from ..policies.wording import count
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus, Outcome
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
+from ..protocol.wording import count
 from .comparison import Comparison, compare
 from .display.terminal import Terminal
 from .run import launch

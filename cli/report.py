@@ -167,7 +167,7 @@ def choose(status: JobStatus, number: int | None) -> tuple[Incident, ...]:
         return status.incidents
     chosen = tuple(incident for incident in status.incidents if incident.number == number)
     if not chosen:
-        from .views.wording import numbers_text
+        from ..protocol.wording import numbers_text
 
         there = numbers_text(incident.number for incident in status.incidents)
         known = f"it has incidents {there}" if there else "it has had no incidents"

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..devices.device_busy import while_busy
 from ..protocol.errors import CommunicatorFailed
+from ..protocol.wording import ranks_text
 from .background import BackgroundTask
 from .handshake import HcclMember
 from .hccl_group import HcclGroup
@@ -29,7 +30,7 @@ def link_up(calls: Any, task: BackgroundTask[Any], groups: Sequence[tuple[HcclGr
     for group, name in groups:
         if len(group.members) < 2:
             continue
-        task.stage = f"the links of group {name} (ranks {ranks_text(group.members)}) are not up"
+        task.stage = f"the links of group {name} ({ranks_text(group.members)}) are not up"
         task.remaining_s()  # raises Abandoned when no time is left
         began_s = time.monotonic()
         _use(calls, task, group)
@@ -93,9 +94,4 @@ def _use(calls: Any, task: BackgroundTask[Any], group: HcclGroup) -> None:
 
     total = while_busy(attempt, before_next)
     if total != len(group.members):
-        raise CommunicatorFailed(f"link check of ranks {ranks_text(group.members)} gave {total:g}")
-
-
-def ranks_text(members: Sequence[int]) -> str:
-    """Return the ranks, for a message."""
-    return ", ".join(str(member) for member in members)
+        raise CommunicatorFailed(f"link check of {ranks_text(group.members)} gave {total:g}")

@@ -5,7 +5,7 @@ barrier of s, all gradients of s are final, and the target is s. If none has, s 
 state receive any; no other rank reloads.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 
 import msgspec
 
@@ -18,6 +18,7 @@ from ..protocol.types import (
     ShardTransfer,
     StepReport,
 )
+from ..protocol.wording import ranks_text
 from .buddies import buddies
 from .sources import Location, Sources, distance
 
@@ -105,7 +106,7 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Locat
     own, lost = _local_states(reports, behind, target, places)
     if lost:
         return None, (
-            f"the rank-local state (random numbers, data position) of rank {_ranks(lost)} at step {target} is lost "
+            f"the rank-local state (random numbers, data position) of {ranks_text(lost)} at step {target} is lost "
             "with every copy of it"
         )
     reasons = _replica_reasons(reports, target, current, finishing, behind, transfers)
@@ -196,12 +197,15 @@ def _replica_reasons(  # noqa: PLR0917 - the sentence is made of all of it
 ) -> list[str]:
     reasons = [f"{len(current)} of {len(reports)} ranks hold clean state of step {target}"]
     if finishing:
-        reasons.append(f"rank {_ranks(sorted(finishing))} had final gradients and finishes step {target} locally")
+        reasons.append(
+            f"{ranks_text(finishing)} had final gradients and {_verb('finish', finishing)} step {target} locally"
+        )
     if behind:
         theirs = set(behind)
         sources = sorted({transfer.source for transfer in transfers if transfer.destination in theirs})
         size = sum(transfer.length_bytes for transfer in transfers if transfer.destination in theirs)
-        reasons.append(f"rank {_ranks(behind)} gets {size / 1e6:.1f} MB from rank {_ranks(sources)}")
+        gets = f"{_verb('get', behind)} {size / 1e6:.1f} MB"
+        reasons.append(f"{ranks_text(behind)} {gets} from {ranks_text(sources)}")
     return reasons
 
 
@@ -250,7 +254,6 @@ def _assemble(  # noqa: PLR0917 - private; the public signature is plan_repair's
     return RepairPlan(target_step=target, restore=restore, parts=parts, reasons=tuple(reasons))
 
 
-def _ranks(ranks: Iterable[int]) -> str:
-    ranks = list(ranks)
-    more = f", ... ({len(ranks)} in all)" if len(ranks) > REASONS else ""
-    return (", ".join(str(rank) for rank in ranks[:REASONS]) or "none") + more
+def _verb(base: str, subjects: Sized) -> str:
+    """Return the verb in the number of its subjects: one rank finishes or gets, two finish or get."""
+    return base if len(subjects) != 1 else base + ("es" if base.endswith("sh") else "s")

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from ..protocol.incidents import BudgetUse
 from ..protocol.types import Rung
+from ..protocol.wording import count, nodes_text, ranks_text
 from .facts import Facts, NodeFailure, Spent
 from .roles import WORLD_RESTARTS
 from .schema import Budget, NodePolicy, RungPolicy
-from .wording import count, nodes_text, ranks_text
 
 _Who = TypeVar("_Who", int, str)
 

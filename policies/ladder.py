@@ -12,6 +12,7 @@ import msgspec
 
 from ..protocol.incidents import BudgetUse
 from ..protocol.types import Decision, Rung, SkippedRung
+from ..protocol.wording import count
 from . import recover, recover_in_place, reschedule_job, reschedule_pod, retry_step, stop
 from .budgets import Account, budget_use, counts_restarts, failed_before, still_counted, tried
 from .facts import Facts, Spent
@@ -19,7 +20,6 @@ from .placement import Placement, place
 from .roles import WORLD_RESTARTS, Party, Roles
 from .rule import RungQuery, RungRule
 from .schema import Policy
-from .wording import count
 
 RULES: dict[Rung, RungRule] = {
     Rung.RETRY_STEP: retry_step,

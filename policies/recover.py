@@ -6,10 +6,10 @@ elsewhere stay alive. Where no spare is there and the platform brings nodes, the
 """
 
 from ..protocol.types import Rung
+from ..protocol.wording import count, faults_text, nodes_text, ranks_text
 from .facts import Spent
 from .placement import charge
 from .rule import RungQuery, kept, mending_cost, mending_text, nodes_missing, nodes_to_come, nothing_to_keep
-from .wording import count, faults_text, nodes_text, ranks_text
 
 
 def unfit(case: RungQuery) -> str | None:

@@ -5,10 +5,10 @@ processes stay alive and hand over the state that was lost.
 """
 
 from ..protocol.types import Rung
+from ..protocol.wording import count, faults_text, nodes_text, ranks_text
 from .facts import Spent
 from .placement import charge
 from .rule import RungQuery, mending_cost, mending_text, nothing_to_keep
-from .wording import count, faults_text, nodes_text, ranks_text
 
 
 def unfit(case: RungQuery) -> str | None:

@@ -4,10 +4,10 @@ The last thing to try: it trusts nothing of the world in which the cheaper rungs
 """
 
 from ..protocol.types import Rung
+from ..protocol.wording import faults_text
 from .facts import Spent
 from .placement import charge
 from .rule import RungQuery
-from .wording import faults_text
 
 
 def unfit(case: RungQuery) -> str | None:

@@ -7,11 +7,11 @@ keep processes could not mend. After a fault of software the node stays.
 import msgspec
 
 from ..protocol.types import Rung
+from ..protocol.wording import count, faults_text, nodes_text
 from .facts import Spent
 from .placement import charge
 from .rule import RungQuery, nodes_missing
 from .scale import nodes_left, shrinks, too_small
-from .wording import count, faults_text, nodes_text
 
 
 def unfit(case: RungQuery) -> str | None:

@@ -6,10 +6,10 @@ others. Nothing else is restored.
 """
 
 from ..protocol.types import FaultKind, Rung
+from ..protocol.wording import count, faults_text, ranks_text
 from .facts import Spent
 from .placement import charge
 from .rule import RungQuery, kept, mending_text, nothing_to_keep
-from .wording import count, faults_text, ranks_text
 
 _PASSING = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP, FaultKind.STALL})
 

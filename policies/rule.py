@@ -5,9 +5,9 @@ from typing import Protocol
 import msgspec
 
 from ..protocol.types import Rung, SkippedRung
+from ..protocol.wording import count, ranks_text
 from .facts import Facts, Spent
 from .placement import Placement, charge
-from .wording import count, ranks_text
 
 
 class RungQuery(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
 """Decide when a world continues with fewer nodes, and when it grows again."""
 
 from ..protocol.types import Decision, Rung
+from ..protocol.wording import count
 from .facts import Facts, Spent
 from .rule import RungQuery
-from .wording import count
 
 
 def nodes_left(case: RungQuery) -> int:

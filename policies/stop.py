@@ -1,9 +1,9 @@
 """`stop`: the job ends with its reason. It always fits, so that every incident has an end."""
 
 from ..protocol.types import Rung
+from ..protocol.wording import faults_text, last_words
 from .facts import Spent
 from .rule import RungQuery
-from .wording import faults_text, last_words
 
 
 def unfit(case: RungQuery) -> str | None:

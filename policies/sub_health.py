@@ -5,9 +5,9 @@ against it is written down, and the node stays in use.
 """
 
 from ..protocol.types import Decision, FaultReport, RestoreSource, Rung, SkippedRung
+from ..protocol.wording import count, nodes_text, ranks_text
 from .facts import Facts, Spent
 from .schema import Policy, SubHealthAction
-from .wording import count, nodes_text, ranks_text
 
 _LEAVES_NOBODY = "a node that is not well is to be left, and this rung leaves none"
 

@@ -8,32 +8,10 @@ import msgspec
 
 from ...protocol.incidents import Incident
 from ...protocol.types import FaultKind, FaultLevel, FaultReport
-from .wording import cell, ranks_text, telling_line
+from ...protocol.wording import FAULT_WORDS, ranks_text
+from .wording import cell, telling_line
 
 ECHOES = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP})
-
-KIND_WORDS = {
-    FaultKind.EXCEPTION: "exception",
-    FaultKind.EXIT: "process ended",
-    FaultKind.STALL: "stall",
-    FaultKind.COMMUNICATION: "collective failed",
-    FaultKind.LINK_UP: "link-up failed",
-    FaultKind.UNRESPONSIVE: "unresponsive",
-    FaultKind.CORRUPTION: "corruption",
-    FaultKind.NODE_LOST: "node lost",
-    FaultKind.START_FAILED: "start failed",
-    FaultKind.DEVICE: "device fault",
-    FaultKind.MEMORY: "uncorrectable memory error",
-    FaultKind.MEMORY_MULTI_BIT: "multi-bit memory error",
-    FaultKind.LINK: "link failed",
-    FaultKind.OUT_OF_MEMORY: "out of memory",
-    FaultKind.NODE: "machine fault",
-    FaultKind.SWITCH: "switch fault",
-    FaultKind.NETWORK: "network fault",
-    FaultKind.STORAGE: "storage fault",
-    FaultKind.NODE_JOINED: "node joined",
-    FaultKind.DETECTOR: "unreadable document",
-}
 
 
 class ReportGroup(msgspec.Struct, frozen=True):
@@ -116,7 +94,7 @@ def headline_cause(incident: Incident) -> str:
     if root is None:
         return "no fault was reported"
     place = report_place(root)
-    return f"{KIND_WORDS[root.kind]}: {place}" if place else KIND_WORDS[root.kind]
+    return f"{FAULT_WORDS[root.kind].name}: {place}" if place else FAULT_WORDS[root.kind].name
 
 
 def report_groups(incident: Incident) -> tuple[ReportGroup, ...]:

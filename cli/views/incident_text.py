@@ -5,10 +5,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ...policies.wording import one_line
 from ...protocol.incidents import Incident, Outcome
 from ...protocol.types import Decision, FaultKind, FaultReport, RestoreSource
-from .causes import KIND_WORDS, ReportGroup, headline_cause, level_text, place_text, report_groups
+from ...protocol.wording import FAULT_WORDS, numbers_text, one_line, ranks_text
+from .causes import ReportGroup, headline_cause, level_text, place_text, report_groups
 from .timeline import incident_end_s, lay_out
 from .timeline_text import timeline_view
 from .wording import (
@@ -18,8 +18,6 @@ from .wording import (
     clock_text,
     duration_text,
     lost_text,
-    numbers_text,
-    ranks_text,
     size_text,
     telling_line,
 )
@@ -124,7 +122,7 @@ def _report_line(group: ReportGroup, began_s: float) -> Text:
     first = group.first
     place = place_text(group.ranks, group.nodes)
     text = Text()
-    text.append(KIND_WORDS[first.kind], style="bold")
+    text.append(FAULT_WORDS[first.kind].name, style="bold")
     text.append(f", {place}" if place else "")
     detail = telling_line(first.detail)
     hardware = level_text(first)

@@ -6,13 +6,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ...policies.fault_levels import TREATMENTS, Treatment
-from ...policies.wording import one_line
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
 from ...protocol.prepared import PreparedProcesses
 from ...protocol.types import DETECTOR_PREFIX, FaultReport, StandbyDepth
+from ...protocol.wording import numbers_text, one_line
 from .incident_text import last_words_view
 from .job_text import budget_table, controller_lines, hold_lines, job_line, overview, summary_line
-from .wording import ABSENT, cell, count_text, duration_text, numbers_text, telling_line
+from .wording import ABSENT, cell, count_text, duration_text, telling_line
 
 RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
 INCIDENTS = 5

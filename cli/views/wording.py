@@ -1,9 +1,8 @@
 """Numbers, times and names as an operator reads them, the same in every view."""
 
-from collections.abc import Iterable
 from datetime import datetime, timezone
 
-from ...policies.wording import one_line
+from ...protocol.wording import one_line, summary_line
 
 MS_PER_S = 1000
 S_PER_MINUTE = 60
@@ -90,26 +89,6 @@ def lost_text(steps: int, *, is_known: bool) -> str:
     return f"{'' if is_known else 'at least '}{count_text(steps, 'step')} lost"
 
 
-def numbers_text(numbers: Iterable[int]) -> str:
-    """Return numbers in order, runs of three and more joined: 0-3, 7, 9."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return ", ".join(parts)
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ranks as words: rank 1, ranks 0-3, 7; no rank."""
-    numbers = sorted(set(ranks))
-    if not numbers:
-        return "no rank"
-    return f"rank{'' if len(numbers) == 1 else 's'} {numbers_text(numbers)}"
-
-
 def harmless(text: str) -> str:
     """Return a text that a terminal shows and does not obey: lines stay lines, other control characters become "?"."""
     if text.isprintable():
@@ -129,9 +108,5 @@ def telling_line(detail: str, limit: int = DETAIL_CHARACTERS) -> str:
 
     Characters that would move a terminal's cursor or change its colours are made harmless.
     """
-    lines = [line.strip() for line in detail.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    line = harmless(line)
+    line = harmless(summary_line(detail))
     return line if len(line) <= limit else f"{line[: limit - 3]}..."

@@ -1,6 +1,7 @@
 """Follows what is planned: begins a change when the job can bear one, and gives it up when something comes between."""
 
 from ...protocol.incidents import NodeStatus
+from ...protocol.wording import ranks_text
 from ..state.job_state import JobState, Phase, Resize
 from ..state.planned_change import AT_THE_BOUNDARY, Stage
 from ..state.rank_states import DONE
@@ -67,8 +68,8 @@ def overdue(state: JobState, now: float) -> None:
     if plan is None:
         return
     if plan.stage is Stage.PREPARING:
-        late = ", ".join(map(str, sorted(plan.awaiting)))
-        give_up(state, f"rank {late} did not reach its train function on {plan.spare} in time", now, failed=True)
+        late = ranks_text(plan.awaiting)
+        give_up(state, f"{late} did not reach its train function on {plan.spare} in time", now, failed=True)
     elif plan.readings < READINGS:
         read_clocks(state, plan, now)
     else:

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 import msgspec
 
 from ...policies.communicators import CommunicatorName
-from ...policies.wording import ranks_text
 from ...protocol.messages import CheckpointSaved, EndJob, SaveCheckpoint
 from ...protocol.types import PLATFORM, LocalStateCopy, RestoreSource, node_address, rank_address
+from ...protocol.wording import ranks_text
 from ..repair import lost_shards
 from ..state.incident import Verdict
 from ..state.job_state import JobState, Reschedule, Resize, Result
@@ -76,8 +76,7 @@ def saving_overdue(state: JobState, now: float) -> None:
     late = _outstanding_saves(state)
     for rank in late:
         state.world.holders[rank].report = None  # what it holds is out of reach
-    ranks = ", ".join(map(str, sorted(late)))
-    _save_again(state, f"rank {ranks} did not write the emergency checkpoint in time", now)
+    _save_again(state, f"{ranks_text(late)} did not write the emergency checkpoint in time", now)
 
 
 def _save_again(state: JobState, remark: str, now: float) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from ...protocol.errors import StateLost
 from ...protocol.messages import Rejoin, Release, Resume
 from ...protocol.types import FaultKind, RepairPlan, RestoreSource, Rung, StepReport, rank_address
+from ...protocol.wording import ranks_text
 from ..beginning import why_not_begin
 from ..changes.boundary import consider
 from ..changes.generation import faults_of
@@ -88,8 +89,9 @@ def _refuse_remains(world: World, plan: RepairPlan) -> None:
     """Training begins again only in processes that hold what their script made: no half of a repair may remain."""
     remains = [h.rank for h in world.in_state(RankState.QUIESCED) if h.report is not None and not h.report.clean]
     if plan.restore is RestoreSource.NOTHING and remains:
-        ranks = ", ".join(map(str, remains))
-        raise StateLost(f"no state is left but the half-repaired one of rank {ranks}; nothing may begin from that")
+        raise StateLost(
+            f"no state is left but the half-repaired one of {ranks_text(remains)}; nothing may begin from that"
+        )
 
 
 def rejoin_command(state: JobState, holder: Holder) -> Rejoin:

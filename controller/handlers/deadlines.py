@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from ...protocol.wording import ranks_text
 from ..changes.boundary import late as late_at_the_boundary
 from ..changes.boundary import not_stopped
 from ..changes.drain import part_save_overdue
@@ -107,9 +108,8 @@ def _resuming(state: JobState, now: float) -> None:
 
 def _finishing(state: JobState, now: float) -> None:
     unfinished = sorted(set(range(state.world.size)) - state.world.ranks(*DONE))
-    ranks = ", ".join(map(str, unfinished)) or "some"
     limit_s = state.policy.deadlines.finish_s
-    end(state, 1, f"rank {ranks} did not finish within {limit_s:g} s of the others", now)
+    end(state, 1, f"{ranks_text(unfinished)} did not finish within {limit_s:g} s of the others", now)
 
 
 _OVERDUE: dict[Phase, Callable[[JobState, float], None]] = {

@@ -8,8 +8,8 @@ from ...policies.budgets import failures_by_node, worn_out
 from ...policies.facts import Facts, FailedRung, NodeFailure, Spent
 from ...policies.ladder import Choice
 from ...policies.roles import WORLD_RESTARTS
-from ...policies.wording import summary_line
 from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
+from ...protocol.wording import summary_line
 from ..changes.boundary import give_up
 from ..changes.generation import (
     leave_node,

@@ -7,6 +7,7 @@ nodes tell who holds up the others.
 import msgspec
 
 from ...protocol.types import CONTROLLER, Activity, FaultKind, FaultReport, RankProgress
+from ...protocol.wording import ranks_text
 from ..changes import step_clocks
 from ..changes.generation import open_generation
 from ..faults import SUSPICIONS, describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
@@ -88,8 +89,7 @@ def resolve_suspicion(state: JobState, now: float) -> None:
         blame(state, report)
     excused = excused_ranks(clocks.values())
     if harmless and excused:
-        ranks = ", ".join(map(str, excused))
-        _dismiss(state, f"rank {ranks} is writing a checkpoint or has paused the clock", now)
+        _dismiss(state, f"{ranks_text(excused)}: a checkpoint is written, or the clock is paused", now)
     elif harmless and nobody_waits(clocks.values()) and not _first_step_awaited(state):
         _dismiss(state, "no rank waits for another: all are at work, and slower than usual together", now)
     elif not state.incident.culprits and state.phase_of_ranks is Phase.REJOINING and current_rung(state) is not None:

@@ -6,8 +6,8 @@ import msgspec
 
 from ...protocol.plain_yaml import write_yaml
 from ...protocol.types import Rung
+from ...protocol.wording import one_line
 from ..schema import Policy, RungPolicy
-from ..wording import one_line
 
 _LONGEST = 200  # of a comment, or a value in it
 

@@ -14,7 +14,7 @@ import yaml
 
 from ...protocol.errors import PolicyError, YamlError
 from ...protocol.plain_yaml import compose_yaml
-from ..wording import one_line
+from ...protocol.wording import one_line
 from ..yaml_text import MAX_FILE_BYTES
 
 _MERGE = "tag:yaml.org,2002:merge"

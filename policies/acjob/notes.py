@@ -4,8 +4,8 @@ import msgspec
 
 from ...protocol.enums import StrEnum
 from ...protocol.types import Rung
+from ...protocol.wording import one_line
 from ..schema import Policy
-from ..wording import one_line
 from .settings import ACTION_TIME_LIMIT, PODS_RESTARTED, WAITS_FOR_PROCESSES, AscendJob, Strategy
 
 KEEPS_PROCESSES = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})

@@ -15,7 +15,7 @@ MUTANTS = (
     Mutant(
         "give a checkpoint up when a writer hangs",
         "midstep.controller.changes.shutdown",
-        '_save_again(state, f"rank {ranks} did not write the emergency checkpoint in time", now)',
+        '_save_again(state, f"{ranks_text(late)} did not write the emergency checkpoint in time", now)',
         'conclude(state, "", now)',
         focuses=(Phase.SAVING,),
     ),

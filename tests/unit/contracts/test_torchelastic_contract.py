@@ -157,7 +157,7 @@ def test_finalization_barrier_has_a_timeout() -> None:
 
     assert job.now - first_s == pytest.approx(42, abs=0.1)
     assert job.outcome.exit_code == 1
-    assert job.outcome.reason == "rank 2, 3 did not finish within 42 s of the others"
+    assert job.outcome.reason == "ranks 2, 3 did not finish within 42 s of the others"
 
 
 def test_finalization_barrier_covers_the_way_out_too() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from midstep.cli.views.wording import duration_text, numbers_text, ranks_text, size_text, telling_line
+from midstep.cli.views.wording import duration_text, size_text, telling_line
+from midstep.protocol.wording import numbers_text, ranks_text
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,12 @@ def test_numbers_are_joined_to_runs() -> None:
     assert numbers_text([3, 1, 2, 7, 9, 8, 12, 13]) == "1-3, 7-9, 12, 13"
     assert ranks_text([4]) == "rank 4"
     assert ranks_text([]) == "no rank"
+    assert ranks_text([2, 0, 1, 5]) == "ranks 0-2, 5"
+
+
+def test_of_very_many_ranks_the_first_are_named_and_all_are_counted() -> None:
+    assert ranks_text(range(10_000)) == "ranks 0-9999"
+    assert ranks_text(range(0, 100, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (50 in all)"
 
 
 def test_telling_line_of_a_traceback_is_the_exception() -> None:

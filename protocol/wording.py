@@ -1,0 +1,113 @@
+"""How ranks, nodes and faults are named in reasons, logs and reports, so that all of them read the same."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .types import FaultKind, FaultReport
+
+LONGEST_WORDS = 300  # of an exception, in a reason
+_LISTED = 8  # a reason stays one line, also for ten thousand ranks
+
+
+class FaultWords(NamedTuple):
+    """How one kind of fault is called: as a noun, and as what happened to one rank or to many."""
+
+    name: str
+    happened: str
+
+
+FAULT_WORDS = {
+    FaultKind.EXCEPTION: FaultWords("exception", "raised an exception"),
+    FaultKind.EXIT: FaultWords("process ended", "ended"),
+    FaultKind.STALL: FaultWords("stall", "stopped making progress"),
+    FaultKind.COMMUNICATION: FaultWords("collective failed", "had a collective fail"),
+    FaultKind.LINK_UP: FaultWords("link-up failed", "could not build its communicators"),
+    FaultKind.UNRESPONSIVE: FaultWords("unresponsive", "did not answer in time"),
+    FaultKind.CORRUPTION: FaultWords("corruption", "came back with corrupt state"),
+    FaultKind.NODE_LOST: FaultWords("node lost", "went away"),
+    FaultKind.START_FAILED: FaultWords("start failed", "could not be started"),
+    FaultKind.DEVICE: FaultWords("device fault", "had a device fault"),
+    FaultKind.MEMORY: FaultWords("uncorrectable memory error", "had an uncorrectable memory error"),
+    FaultKind.MEMORY_MULTI_BIT: FaultWords("multi-bit memory error", "had a multi-bit memory error"),
+    FaultKind.LINK: FaultWords("link failed", "had a link between devices fail"),
+    FaultKind.OUT_OF_MEMORY: FaultWords("out of memory", "ran out of memory"),
+    FaultKind.NODE: FaultWords("machine fault", "had a fault of the machine"),
+    FaultKind.SWITCH: FaultWords("switch fault", "had a switch fail"),
+    FaultKind.NETWORK: FaultWords("network fault", "had a network fault"),
+    FaultKind.STORAGE: FaultWords("storage fault", "had a storage fault"),
+    FaultKind.NODE_JOINED: FaultWords("node joined", "joined a world that was smaller than asked for"),
+    FaultKind.DETECTOR: FaultWords("unreadable document", "could not be looked at"),
+}
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: `1 rank`, `3 ranks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Return numbers in order, runs of three and more joined: `0-3, 7, 9`; of more than eight runs the first ones."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+    return _cut(parts, sum(map(len, runs)))
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks as words: `rank 3`, `ranks 0-3, 7`, `no rank`; of very many the first ones, and how many in all."""
+    numbers = set(ranks)
+    return f"rank{'' if len(numbers) == 1 else 's'} {numbers_text(numbers)}" if numbers else "no rank"
+
+
+def nodes_text(nodes: Iterable[str]) -> str:
+    """Return nodes as words: `node a`, `nodes a, b`, `no node`; of very many the first ones, and how many in all."""
+    names = sorted(nodes)
+    return f"node{'' if len(names) == 1 else 's'} {_cut(names, len(names))}" if names else "no node"
+
+
+def _cut(parts: list[str], total: int) -> str:
+    more = f", ... ({total} in all)" if len(parts) > _LISTED else ""
+    return ", ".join(parts[:_LISTED]) + more
+
+
+def faults_text(faults: Iterable[FaultReport]) -> str:
+    """Return what happened to which ranks, each sort once: `rank 3 ended; node a went away`."""
+    seen: dict[tuple[FaultKind, str], set[int | str]] = {}
+    for fault in faults:
+        who = fault.rank if fault.rank is not None else fault.node
+        level = f" of level {fault.level}" if fault.kind is FaultKind.DEVICE else ""
+        key = (fault.kind, FAULT_WORDS[fault.kind].happened + level)
+        seen.setdefault(key, set()).update(() if who is None else (who,))
+    parts = []
+    for (_, happened), whom in seen.items():
+        ranks = [rank for rank in whom if isinstance(rank, int)]
+        nodes = [node for node in whom if isinstance(node, str)]
+        subjects = ([ranks_text(ranks)] if ranks else []) + ([nodes_text(nodes)] if nodes else [])
+        parts.append(f"{' and '.join(subjects) or 'a rank'} {happened}")
+    return "; ".join(parts)
+
+
+def last_words(faults: Iterable[FaultReport]) -> str:
+    """Return what the newest exception among the faults says, in one line; empty: there is none."""
+    raised = [fault for fault in faults if fault.kind is FaultKind.EXCEPTION]
+    return summary_line(max(raised, key=lambda fault: fault.at_s).detail)[:LONGEST_WORDS] if raised else ""
+
+
+def summary_line(text: str) -> str:
+    """Return the last line of a traceback, or the first of anything else."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1].strip() if lines[0].startswith("Traceback") else lines[0].strip()
+
+
+def one_line(text: str, longest: int = 1000) -> str:
+    """Return `text` without line breaks and control characters, and cut."""
+    cut = text if len(text) <= longest else f"{text[:longest]}..."
+    return "".join(letter if letter.isprintable() else " " for letter in cut)
