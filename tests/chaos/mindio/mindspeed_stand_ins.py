@@ -60,6 +60,13 @@ def patch_torch() -> None:
     dist.new_group = patches.new_group_wrapper(dist.new_group)
 
 
+def add_module(name: str, **names: Any) -> None:
+    """Have a module of MindSpeed-LLM be one with these names."""
+    package = name.rpartition(".")[0]
+    sys.modules[package] = _module(package, __path__=[])
+    sys.modules[name] = _module(name, **names)
+
+
 def _module(name: str, **names: Any) -> types.ModuleType:
     module = types.ModuleType(name)
     vars(module).update(names)
@@ -69,7 +76,7 @@ def _module(name: str, **names: Any) -> types.ModuleType:
 def _on_cpu(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def on_cpu(*args: Any, **kwargs: Any) -> Any:
-        if str(kwargs.get("device", "")).startswith("npu"):
+        if str(kwargs.get("device", "")).startswith(("npu", "cuda")):  # as torch-npu's transfer_to_npu reads the latter
             kwargs["device"] = "cpu"
         here = tuple("cpu" if isinstance(arg, str) and arg == "npu" else arg for arg in args)
         return call(*here, **kwargs)

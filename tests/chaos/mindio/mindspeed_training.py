@@ -5,6 +5,7 @@ Arguments: RECORDS STEPS, and a JSON list of faults `[rank, step, where]` at whi
 itself. `where`: before, collective, update.
 """
 
+import inspect
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from mindspeed_llm.tasks.high_availability.initialize_patch import initialize_di
 mindspeed_stand_ins.patch_torch()
 
 SIZE, FIRST = 64, 100
+TAKES_PROVIDERS = len(inspect.signature(tft_register_processor).parameters) == 3  # 2.3.0; later versions take nothing
 RECORDS, STEPS, FAULTS = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LIFE = int(os.environ["MIDSTEP_INCARNATION"])
@@ -161,6 +163,7 @@ def arguments() -> Namespace:
         iteration=FIRST, curr_iteration=FIRST, train_samples=None, global_batch_size=8, num_experts=None,
         consumed_train_samples=FIRST * 8, consumed_valid_samples=0, skip_train=True, dataloader_type="single",
         num_floating_point_operations_so_far=0, num_query_groups=1, do_train=True, do_valid=False, do_test=False,
+        train_iters=STEPS, eval_interval=1000, eval_iters=0, virtual_pipeline_model_parallel_size=None,
         timing_log_level=0, timing_log_option="minmax", tp_2d=False, log_params_norm=False,
     )  # fmt: skip
 
@@ -171,6 +174,21 @@ def initialize() -> None:
     mpu.initialize_model_parallel(distributed_timeout_minutes=1)
 
 
+def no_datasets(sizes: Any) -> tuple[None, None, None]:
+    """Provide none: this training draws its samples."""
+    return None, None, None
+
+
+def train_resiliently(*given: Any) -> int:
+    """Train by MindSpeed-LLM's wrapper of the training function, as its `pretrain` of each version does."""
+    if not TAKES_PROVIDERS:
+        tft_register_processor()
+        return int(tft_train_initialize.tft_train_wrapper(train)(*given))
+    mindspeed_stand_ins.add_module("mindspeed_llm.training.training", train=train)
+    tft_register_processor(no_datasets, None, None)
+    return int(tft_train_initialize.tft_train(list(given), [None]))
+
+
 def main() -> None:
     """Set everything up in MindSpeed-LLM's order, and train."""
     global_vars.set_args(arguments())
@@ -178,10 +196,10 @@ def main() -> None:
     initialize_distributed_wrapper(initialize)()
     get_timers()("interval-time", log_level=0)
     model, scheduler = Model(), Scheduler()
-    scheduler.step(FIRST * 8)
+    if LIFE == 1 or not TAKES_PROVIDERS:  # 2.3.0 adds a peer's count to what a newcomer has loaded
+        scheduler.step(FIRST * 8)
     optimizer = Optimizer(model)
-    tft_register_processor()
-    end = tft_train_initialize.tft_train_wrapper(train)(None, [model], optimizer, scheduler, None, None, None, None)
+    end = train_resiliently(None, [model], optimizer, scheduler, None, None, None, None)
     state = torch.cat([model.parameters, optimizer.main, optimizer.moments.flatten(), torch.rand(4)])
     result = {"end": end, "pid": os.getpid(), "samples": [get_args().consumed_train_samples, scheduler.num_steps]}
     (RECORDS / f"end.{RANK}.json").write_text(json.dumps({**result, "state": state.numpy().tobytes().hex()}))

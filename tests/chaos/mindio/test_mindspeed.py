@@ -1,7 +1,8 @@
 """MindSpeed-LLM's own files for high availability, unmodified, under midstep: three ranks are killed.
 
-They and Megatron-LM's training are in no package. Check both out (MindSpeed-LLM c77308a1, Megatron-LM core_v0.12.1),
-name the places in MIDSTEP_MINDSPEED_LLM and MIDSTEP_MEGATRON_LM_0_12, and these tests run.
+They and Megatron-LM's training are in no package. Check both out (MindSpeed-LLM 2.3.0, c77308a1 or both; Megatron-LM
+core_v0.12.1), name the places in MIDSTEP_MINDSPEED_LLM (two with a colon between them) and
+MIDSTEP_MEGATRON_LM_0_12, and these tests run.
 """
 
 import json
@@ -42,8 +43,12 @@ def run(root: Path, kills: tuple[tuple[int, int, str], ...] = ()) -> tuple[Job, 
         job.close()
 
 
-def test_its_handlers_replace_killed_ranks_and_no_bit_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("checkout", os.environ.get(CHECKOUTS[0], "").split(os.pathsep))
+def test_its_handlers_replace_killed_ranks_and_no_bit_changes(
+    checkout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parameters, both halves of the optimizer, losses, random numbers, and what Megatron counts."""
+    monkeypatch.setenv(CHECKOUTS[0], checkout)
     places = os.environ["MIDSTEP_MEGATRON_LM_0_12"], os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
     calm, report = run(tmp_path / "calm")
