@@ -49,7 +49,7 @@ def _refusal_of_own_word(envelope: Envelope, routes: Routes) -> str | None:
     if sender.startswith(NODE_PREFIX):
         return refusal_of_node(envelope, routes.placement)
     if sender.startswith(JOINING_FAMILY):
-        return None if isinstance(envelope.body, EnrolmentRequested) else "not for a joining node to say"
+        return _refusal_of_joining(envelope)
     if sender.startswith(DETECTOR_PREFIX):
         return _refusal_of_detector(envelope)
     return _refusal_of_platform(envelope)
@@ -62,6 +62,12 @@ def _out_of_range(envelope: Envelope, world_size: int) -> str | None:
     if isinstance(body, Ack):
         return None
     return None if all(rank < world_size for rank in ranks_of(body)) else "about no rank of this job"
+
+
+def _refusal_of_joining(envelope: Envelope) -> str | None:
+    if not isinstance(envelope.body, EnrolmentRequested):
+        return "not for a joining node to say"
+    return "numbered, and not to be acknowledged" if envelope.number else None
 
 
 def _refusal_of_platform(envelope: Envelope) -> str | None:

@@ -26,6 +26,7 @@ class RefusedBecause(StrEnum):
     BAD_NAME = "no node name"
     BAD_KEY = "key of another identity"
     TOO_MANY = "too many nodes"
+    LATER = "too many at once"  # not now: the same request is taken a little later
 
 
 class EnrolmentRequested(msgspec.Struct, frozen=True, tag=True):

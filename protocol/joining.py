@@ -63,7 +63,8 @@ def ask_for_admission(
         if isinstance(answer, NodeEnrolled):
             return Admission(answer, endpoint)
         if isinstance(answer, EnrolmentRefused):
-            if answer.reason is not RefusedBecause.NAME_IN_USE or time.monotonic() >= name_until_s:
+            in_use = answer.reason is RefusedBecause.NAME_IN_USE and time.monotonic() < name_until_s
+            if not in_use and answer.reason is not RefusedBecause.LATER:
                 raise NotAdmitted(f"the controller at {endpoint} does not admit this node: {answer.detail}.")
             time.sleep(ASK_S)
         if time.monotonic() >= say_s:

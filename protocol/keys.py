@@ -26,6 +26,7 @@ from .errors import ConfigurationError, KeyExpired, KeyReplaced
 from .key_pairs import KEY_BYTES, KeyPair, random_pair
 from .private_files import DIRECTORY_MODE, replace_file
 from .secret_files import require_private
+from .types import CONTROLLER
 
 _SERVER = "server"
 _JOINING = "joining.json"
@@ -145,7 +146,41 @@ class JobKeys:
         """
         clients = Path(JobKeys.load_server(directory).clients)
         _check_keys(clients, public)
+        owner = JobKeys.owner_of(directory, public)
+        if owner not in {None, identity}:
+            raise ConfigurationError(f"the key of {identity} is that of {owner} already. Make another one for it.")
         _list(clients, public, identity, str(expires_s or ""))
+
+    @staticmethod
+    def owner_of(directory: str | Path, public: str) -> str | None:
+        """Return the identity that a key (Z85 text) stands for, or stood for, in this job; None: it is not known."""
+        server = JobKeys.load_server(directory)
+        if public == server.public:
+            return CONTROLLER
+        reserved = JobKeys.reserved(directory).get(public)
+        if reserved is not None:
+            return reserved
+        try:
+            listed = (Path(server.clients) / z85.decode(public).hex()).read_text("utf-8")
+        except (OSError, ValueError, KeyError, OverflowError, ArithmeticError):
+            return None  # or it is no key
+        return listed.partition(_EXPIRES)[0] or _REPLACED
+
+    @staticmethod
+    def reserved(directory: str | Path) -> dict[str, str]:
+        """Return the keys that follow from the job's token, or followed from those before, and whom they stand for."""
+        terms = JobKeys.load_joining(directory)
+        return {} if terms is None else {**dict.fromkeys(terms.replaced, _REPLACED), **terms.keys}
+
+    @staticmethod
+    def listed(directory: str | Path, family: str) -> list[tuple[str, str]]:
+        """Return the public keys that are listed for identities that begin with `family`, and these."""
+        found = []
+        for path in Path(JobKeys.load_server(directory).clients).glob("[0-9a-f]*"):  # drafts begin with a dot
+            identity = path.read_text("utf-8").partition(_EXPIRES)[0]
+            if identity.startswith(family):
+                found.append((z85.encode(bytes.fromhex(path.name)).decode(), identity))
+        return found
 
     @staticmethod
     def open_for_joining(directory: str | Path, terms: JoiningTerms) -> None:
@@ -163,9 +198,10 @@ class JobKeys:
             _list(clients, public, before.keys.get(public, ""), _REPLACED)
         terms = msgspec.structs.replace(terms, replaced=tuple(replaced[-MOST_REPLACED:]))
         _write(Path(directory) / _SERVER / _JOINING, msgspec.json.encode(terms))
-        JobKeys.admit(directory, JOINING_FAMILY, terms.public)
+        _check_keys(clients, *terms.keys)
+        _list(clients, terms.public, JOINING_FAMILY, "")
         for family, public in terms.families.items():
-            JobKeys.admit(directory, family, public, terms.expires_s)
+            _list(clients, public, family, str(terms.expires_s or ""))
 
     @staticmethod
     def load_joining(directory: str | Path) -> JoiningTerms | None:

@@ -1,7 +1,8 @@
 """Admits nodes: takes their requests, and lists their keys when the admission is durable.
 
-Who asks has the job's token, or it would not be connected. It repeats its request until it is answered, so nothing is
-lost when the controller dies in between.
+A node that asks has the job's token, or it would not be connected. It repeats its request until it is answered, so
+nothing is lost when the controller dies in between. A token may be in wrong hands: admissions are limited in rate, each
+connection has its turn, and a key that the job knows already is refused.
 """
 
 import logging
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ...protocol.enrolment import EnrolmentRequested, NodeEnrolled
+from ...protocol.enrolment import EnrolmentRefused, EnrolmentRequested, NodeEnrolled, RefusedBecause
 from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys
 from ...protocol.types import node_address
@@ -18,7 +19,40 @@ from ..endpoints.control_requests import Accepted, Reply
 from ..wire import Arrival, Wire
 from .book import EnrolmentBook, Standing
 
+BURST = 2000  # nodes that are admitted at once; each that comes up makes room for another one
+ADMISSIONS_PER_S = 50  # of nodes that do not come up
+TURN_S = 0.5  # between two requests of one connection that are looked at
+_MOST_TURNS = 4096
+
 _log = logging.getLogger(__name__)
+
+
+class _Rate:
+    """How many more nodes may be admitted now, and which connections have had their turn."""
+
+    def __init__(self) -> None:
+        self._left, self._at_s, self._came_up = float(BURST), 0.0, 0
+        self._asked_s: dict[str, float] = {}
+
+    def has_turn(self, connection: str, now: float) -> bool:
+        """Give each connection its turn: one that asks without end does not take that of others."""
+        if now - self._asked_s.get(connection, -TURN_S) < TURN_S:
+            return False
+        if len(self._asked_s) >= _MOST_TURNS:
+            self._asked_s = {each: at_s for each, at_s in self._asked_s.items() if now - at_s < TURN_S}
+        self._asked_s[connection] = now
+        return True
+
+    def has_room(self, came_up: int, now: float) -> bool:
+        """Say whether one more may be admitted. `came_up`: how many of those that were have been heard."""
+        grown = (now - self._at_s) * ADMISSIONS_PER_S + (came_up - self._came_up)
+        self._left = min(float(BURST), self._left + grown)
+        self._at_s, self._came_up = now, came_up
+        return self._left >= 1
+
+    def spend(self) -> None:
+        """Count an admission."""
+        self._left -= 1
 
 
 class Enroller:
@@ -29,28 +63,51 @@ class Enroller:
         self._wire = wire
         self._standing = standing
         self._keys = keys_directory
+        self._rate = _Rate()
         self.book = EnrolmentBook()
 
     def restore(self) -> None:
-        """List the keys of all nodes that an earlier controller has admitted. Raises ConfigurationError."""
-        for enrolled in self.book.nodes.values():
-            JobKeys.admit(self._keys, node_address(enrolled.node), enrolled.public_key)
+        """List the keys of the nodes that earlier controllers have admitted, and no other ones of nodes that joined.
+
+        Raises ConfigurationError.
+        """
+        own = {enrolled.public_key: node_address(enrolled.node) for enrolled in self.book.nodes.values()}
+        taken = JobKeys.reserved(self._keys)
+        admitted = {public: identity for public, identity in own.items() if public not in taken}
+        for public, identity in JobKeys.listed(self._keys, node_address("")):
+            if admitted.get(public) != identity and not JobKeys.folder(self._keys, identity).exists():
+                JobKeys.withdraw(self._keys, public)
+        for public, identity in admitted.items():
+            JobKeys.admit(self._keys, identity, public)
 
     def take(self, request: EnrolmentRequested, arrival: Arrival, now: float, pend: Callable[..., None]) -> None:
         """Have an admission made durable by `pend(event, answer)`, or answer at once that there is none."""
-        terms = JobKeys.load_joining(self._keys)
-        expires_s = 0 if terms is None else terms.expires_s
-        decided = self.book.decide(request, self._standing, now, expires_s=expires_s, wall_s=time.time())
+        if not self._rate.has_turn(arrival.connection, now):
+            self._wire.refuse("enrolment: asked too often", arrival.connection)
+            return
+        decided = self._decided(request, now)
         if isinstance(decided, NodeEnrolled):
-            before = self.book.nodes.get(decided.node)
-            if before is not None and before.public_key != decided.public_key:
-                JobKeys.withdraw(self._keys, before.public_key)
-            self.book.learn(decided, now)  # at once: another request may come before this one is durable
+            self._rate.spend()
+            for public in self.book.learn(decided, now):  # at once: another request may come before it is durable
+                JobKeys.withdraw(self._keys, public)
             pend(decided, partial(self._confirm, decided, arrival, now))
             return
         self._wire.refuse(f"enrolment: {decided.reason}", arrival.connection)
         _log.warning("node %s is not admitted: %s", ascii(request.node[:80]), decided.detail)
         self._wire.answer(arrival, decided, now)
+
+    def _decided(self, request: EnrolmentRequested, now: float) -> NodeEnrolled | EnrolmentRefused:
+        if not self._rate.has_room(self.book.came_up, now):
+            return EnrolmentRefused(RefusedBecause.LATER, "too many nodes ask to join at once: ask again")
+        terms = JobKeys.load_joining(self._keys)
+        return self.book.decide(
+            request,
+            self._standing,
+            now,
+            owner=JobKeys.owner_of(self._keys, request.public_key),
+            expires_s=0 if terms is None else terms.expires_s,
+            wall_s=time.time(),
+        )
 
     def _confirm(self, enrolled: NodeEnrolled, arrival: Arrival, now: float, reply: Reply) -> None:
         """Let the node in, now that it is durable. Where that is not so it gets no answer, and asks on."""

@@ -24,8 +24,18 @@ from midstep.protocol.exits import ANOTHER_NODE
 from midstep.protocol.identities import may_be
 from midstep.protocol.key_pairs import random_pair
 from midstep.protocol.keys import JobKeys, JoiningTerms
-from midstep.protocol.messages import ArmFault, CreateNode, DeleteNode, EndJob, Envelope, KillNode, Message, NodeLost
-from midstep.protocol.types import FaultAction
+from midstep.protocol.messages import (
+    ArmFault,
+    CreateNode,
+    DeleteNode,
+    EndJob,
+    Envelope,
+    KillNode,
+    Message,
+    NodeJoined,
+    NodeLost,
+)
+from midstep.protocol.types import FaultAction, StoreEndpoint
 
 KEYS = [random_pair().public for _ in range(4)]
 
@@ -40,15 +50,32 @@ class Cluster:
         self.now = 100.0
 
     def ask(
-        self, node: str = "host", key: int = 0, *, exact: bool = False, expires_s: int = 0, public: str | None = None
+        self,
+        node: str = "host",
+        key: int = 0,
+        *,
+        exact: bool = False,
+        expires_s: int = 0,
+        public: str | None = None,
+        owner: str | None = None,
     ) -> NodeEnrolled | EnrolmentRefused:
         """Ask for admission, and make durable what was decided."""
         request = EnrolmentRequested(node, exact, KEYS[key] if public is None else public, "rack")
         standing = Standing(self.alive.__contains__, self.given_back.__contains__)
-        decided = self.book.decide(request, standing, self.now, expires_s=expires_s, wall_s=1000.0)
+        decided = self.book.decide(request, standing, self.now, owner=owner, expires_s=expires_s, wall_s=1000.0)
         if isinstance(decided, NodeEnrolled):
             self.book.learn(decided, self.now)
         return decided
+
+    def comes_up(self, node: str) -> None:
+        """Have a node be heard."""
+        self.alive.add(node)
+        self.book.learn(NodeJoined(node, "rack", StoreEndpoint("127.0.0.1", 1), ()), self.now)
+
+    def is_lost(self, node: str) -> None:
+        """Have a node be given up."""
+        self.alive.discard(node)
+        self.book.learn(NodeLost(node, "gone", 0.0), self.now)
 
     def refused(self, reason: RefusedBecause, **request: object) -> str:
         """Ask, and return what the refusal says."""
@@ -87,18 +114,40 @@ def test_a_name_is_free_again_when_its_node_never_came_up() -> None:
 def test_a_node_that_is_heard_keeps_its_name_however_long_ago_it_came() -> None:
     cluster = Cluster()
     cluster.ask(key=0)
-    cluster.alive.add("host")
+    cluster.comes_up("host")
     cluster.now += 10 * COMES_UP_S
 
     assert cluster.ask(key=1).node == "host-2"  # type: ignore[union-attr]
 
 
-def test_a_node_that_asks_again_with_its_key_keeps_its_name() -> None:
+def test_a_node_that_asks_again_before_it_is_heard_gets_the_same_answer() -> None:
+    cluster = Cluster()
+    admitted = cluster.ask(key=0)
+
+    assert cluster.ask("other", key=0) == admitted
+
+
+def test_a_node_that_asks_again_after_the_time_to_come_up_keeps_its_name() -> None:
     cluster = Cluster()
     cluster.ask(key=0)
-    cluster.alive.add("host")
+    cluster.now += COMES_UP_S
 
-    assert cluster.ask("other", key=0) == NodeEnrolled("host", 2, KEYS[0], "rack")
+    assert cluster.ask("other", key=0, owner="node/host") == NodeEnrolled("host", 2, KEYS[0], "rack")
+
+
+def test_the_key_of_a_node_that_was_heard_admits_nobody_else() -> None:
+    cluster = Cluster()
+    cluster.ask(key=0)
+    cluster.comes_up("host")
+
+    cluster.refused(RefusedBecause.BAD_KEY, node="other", key=0)
+    cluster.is_lost("host")
+    cluster.refused(RefusedBecause.BAD_KEY, node="other", key=0)
+
+
+@pytest.mark.parametrize("owner", ["joining/", "operator/viewer/", "detector/", "platform", "controller", "node/b"])
+def test_a_key_that_is_anybodys_is_refused(owner: str) -> None:
+    Cluster().refused(RefusedBecause.BAD_KEY, owner=owner)
 
 
 def test_a_name_that_was_asked_for_and_is_in_use_is_refused() -> None:
@@ -135,22 +184,49 @@ def test_what_is_no_key_is_refused() -> None:
 def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrolment_book, "MOST_NODES", 2)
     cluster = Cluster()
-    cluster.ask("a", key=0)
-    cluster.ask("b", key=1)
+    for key, node in enumerate("ab"):
+        cluster.ask(node, key=key)
+        cluster.comes_up(node)
 
     cluster.refused(RefusedBecause.TOO_MANY, node="c", key=2)
+
+
+def test_names_that_were_never_heard_from_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrolment_book, "MOST_NODES", 2)
+    cluster = Cluster()
+    cluster.ask("a", key=0)
+    cluster.ask("b", key=1)
+    cluster.refused(RefusedBecause.TOO_MANY, node="c", key=2)
+    cluster.now += COMES_UP_S
+
+    assert cluster.ask("c", key=2) == NodeEnrolled("c", 1, KEYS[2], "rack")
+    assert set(cluster.book.nodes) == {"c"}
+    assert cluster.ask("a", key=3) == NodeEnrolled("a", 2, KEYS[3], "rack")  # no session is given twice
+
+
+def test_the_longest_lost_node_makes_room_where_all_names_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrolment_book, "MOST_NODES", 2)
+    cluster = Cluster()
+    for key, node in enumerate("ab"):
+        cluster.ask(node, key=key)
+        cluster.comes_up(node)
+    cluster.is_lost("b")
+
+    assert cluster.ask("c", key=2) == NodeEnrolled("c", 1, KEYS[2], "rack")
+    assert set(cluster.book.nodes) == {"a", "c"}
 
 
 def test_who_joins_may_say_nothing_but_that() -> None:
     request = EnrolmentRequested("host", False, KEYS[0], "rack")
 
     assert _judged("joining/a", request) is None
+    assert _judged("joining/a", request, number=1) == "numbered, and not to be acknowledged"
     assert _judged("joining/a", NodeLost("host", "gone", 0.0)) == "not for a joining node to say"
     assert _judged("node/a", request) == "not for an agent to say"
 
 
-def _judged(sender: str, body: Message) -> str | None:
-    envelope = decode(encode(Envelope(PROTOCOL_VERSION, "j", sender, "controller", 0, 0, 1, 0, body)))
+def _judged(sender: str, body: Message, number: int = 0) -> str | None:
+    envelope = decode(encode(Envelope(PROTOCOL_VERSION, "j", sender, "controller", 0, 0, 1, number, body)))
     return refusal(sender, envelope, 4, Routes())
 
 
@@ -196,8 +272,8 @@ def _enroller(keys: Path, wire: _Wire, *, expires_s: int = 0) -> Enroller:
     return Enroller(wire, Standing(lambda node: False, lambda node: False), keys)  # type: ignore[arg-type]
 
 
-def _arrival(request: EnrolmentRequested) -> Arrival:
-    return Arrival(Envelope(PROTOCOL_VERSION, "j", "joining/a", "controller", 0, 0, 1, 0, request), "joining/a")
+def _arrival(request: EnrolmentRequested, connection: str = "joining/a") -> Arrival:
+    return Arrival(Envelope(PROTOCOL_VERSION, "j", connection, "controller", 0, 0, 1, 0, request), connection)
 
 
 def test_two_nodes_that_ask_before_the_first_is_durable_get_two_names(tmp_path: Path) -> None:
@@ -206,7 +282,7 @@ def test_two_nodes_that_ask_before_the_first_is_durable_get_two_names(tmp_path: 
     pended: list[NodeEnrolled] = []
     for key in range(2):
         request = EnrolmentRequested("host", False, KEYS[key], "rack")
-        enroller.take(request, _arrival(request), 0.0, lambda event, answer: pended.append(event))
+        enroller.take(request, _arrival(request, f"joining/{key}"), 0.0, lambda event, answer: pended.append(event))
 
     assert [event.node for event in pended] == ["host", "host-2"]
     assert wire.answers == []
@@ -231,6 +307,26 @@ def test_the_next_controller_lists_the_keys_of_nodes_that_an_earlier_one_has_adm
     enroller.restore()
 
     assert JobKeys.load_server(keys).identity_of(z85.decode(KEYS[0])) == "node/host"
+
+
+def test_the_next_controller_lists_no_key_of_a_node_that_is_not_known_any_more(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    enroller = _enroller(keys, _Wire())
+    JobKeys.admit(keys, "node/host", KEYS[0])
+    JobKeys.add(keys, "node/made-here")
+    enroller.restore()
+
+    assert JobKeys.load_server(keys).identity_of(z85.decode(KEYS[0])) is None
+    assert [identity for _, identity in JobKeys.listed(keys, "node/")] == ["node/made-here"]
+
+
+def test_an_admission_with_the_join_key_in_an_old_journal_leaves_that_key_what_it_is(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    enroller = _enroller(keys, _Wire())
+    enroller.book.learn(NodeEnrolled("host", 1, KEYS[3], "rack"), 0.0)
+    enroller.restore()
+
+    assert JobKeys.load_server(keys).identity_of(z85.decode(KEYS[3])) == "joining/"
 
 
 def test_a_refusal_is_answered_at_once_and_counted(tmp_path: Path) -> None:
