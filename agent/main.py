@@ -8,6 +8,7 @@ reason, everything that it has started exits too.
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import time
@@ -32,6 +33,7 @@ from ..protocol.messages import (
     EndJob,
     Envelope,
     IntroduceNode,
+    NodeGoing,
     NodeJoined,
     NodeLost,
     ProbeProgress,
@@ -51,12 +53,14 @@ from .linux import adopt_orphans
 from .own_program import OwnProgram
 from .ranks import RankHost
 from .relay import Relay, listen
-from .spare_time import SpareTime
+from .spare_time import Departure
 from .store_host import StoreHost
 from .warm_pool import WarmPool
 
 RETRY_MAX_S = 2.0
 FLUSH_S = 0.5  # for reports that are still unacknowledged when the agent exits
+GRACE_S = 30.0  # from SIGTERM to SIGKILL, as Slurm and Kubernetes have it
+CLEAR_UP_S = 1.0  # of it, to say that the node is lost and to end what is left
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +85,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
     program: OwnProgram | None = None
     log_directory: str | None = None
     outlived: bool = False  # by the controller, when its launcher ends: it says then that the node is lost
+    grace_s: float = GRACE_S  # from a signal to leave to the kill that follows it, as the environment gives it
 
 
 class Agent:
@@ -122,7 +127,7 @@ class Agent:
         self._heartbeat = Heartbeat(options.node, self._ranks, post=self._link.post)
         say = partial(self._link.post, reliable=False)
         self._words = LastWords(options.node, self._ranks.logs, post=say, is_connected=lambda: self._link.connected)
-        self._spare_time = SpareTime(lambda: bool(self._ranks.running()), self._leave_as_spare)
+        self._departure = Departure(lambda: bool(self._ranks.running()), self._leave)
         router.attach(asyncio.get_running_loop(), self._relay.received)
 
     async def run(self) -> int:
@@ -179,7 +184,7 @@ class Agent:
         self._link.mailbox.expect_ranks(job.world_size)
         if self._absence is not None:
             self._absence.leave_s = job.settings.leave_s
-            self._spare_time.limit_s = job.settings.spare_s
+            self._departure.spare_s = job.settings.spare_s
         job = job if self._options.program is None else self._options.program.of(job)
         if self._options.log_directory is not None:
             job = msgspec.structs.replace(job, job_directory=self._options.log_directory)
@@ -220,11 +225,7 @@ class Agent:
         self._exit_code = RESTART_HERE
         self._begin_end(f"no controller has been there for {self._settings.leave_s:.0f} s (agent.leave_s)")
 
-    def _leave_as_spare(self) -> None:
-        if self._spare_time.ends_soon:
-            reason = "it was asked to leave (SIGUSR1), and has no rank any more"
-        else:
-            reason = f"it has waited as a spare for {self._settings.spare_s:g} s (agent.spare_s)"
+    def _leave(self, reason: str) -> None:
         self._say_lost(reason)
         self._begin_end(reason)
 
@@ -234,7 +235,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in heard(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled, number)
-        loop.add_signal_handler(signal.SIGUSR1, self._asked_to_leave)
+        loop.add_signal_handler(signal.SIGUSR1, self._ask_to_leave, signal.SIGUSR1)
         if self._options.life_fd is not None:
             os.set_blocking(self._options.life_fd, False)
             os.set_inheritable(self._options.life_fd, False)
@@ -256,17 +257,23 @@ class Agent:
         self._begin_end("the launcher has exited")
 
     def _signalled(self, number: signal.Signals) -> None:
+        """Leave the job in order; at once when a second signal comes, or where the launcher ends the whole job."""
         if self._ending is not None:
-            self._ranks.kill_all()  # a second signal: no more grace
-        elif self._options.endpoints:
-            self._say_lost(f"its agent received {number.name}")
+            self._ranks.kill_all()  # no more grace
+        elif not self._options.endpoints:
+            self._begin_end(f"signal {number.name}")
+        elif self._exit_code:  # of the first signal
+            self._leave(f"its agent received {number.name} again")
+        else:
             self._exit_code = 128 + number
-        self._begin_end(f"signal {number.name}")
+            self._ask_to_leave(number, max(0.0, self._options.grace_s - self._settings.stop_grace_s - CLEAR_UP_S))
 
-    def _asked_to_leave(self) -> None:
-        """The machine is to go, and there is time: leave when its ranks have moved, or at once without any."""
+    def _ask_to_leave(self, number: signal.Signals, within_s: float = math.inf) -> None:
+        """The machine is to go, and there is time: the controller moves the ranks to another one first."""
         if self._options.endpoints:
-            self._spare_time.ends_soon = True
+            self._departure.ask(number.name, within_s)
+            finite_s = None if math.isinf(within_s) else within_s
+            self._link.post(NodeGoing(self._options.node, f"its agent received {number.name}", finite_s))
 
     def _say_lost(self, reason: str) -> None:
         """Say so before the ranks end: their ends would be answered by starting them here again."""
@@ -280,7 +287,7 @@ class Agent:
     async def _shut_down(self) -> None:
         self._heartbeat.close()
         self._words.close()
-        self._spare_time.close()
+        self._departure.close()
         if self._absence is not None:
             self._absence.close()
         await self._ranks.end_all(self._settings.stop_grace_s)

@@ -11,11 +11,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from ..agent.main import AgentOptions, serve
+from ..agent.main import GRACE_S, AgentOptions, serve
 from ..agent.own_program import read_program
 from ..launch.jobs.directories import base_directory, checked_name
 from ..launch.jobs.run_directory import claim_free_run_directory
 from ..launch.joining.admission import JOIN_S, Wishes, admitted
+from ..protocol import environment as names
 from ..protocol.agent_end import AgentEnd, write_agent_end
 from ..protocol.controller_addresses import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError, NotAdmitted
@@ -66,6 +67,16 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
     metavar="SECONDS",
     help="How long to try to reach a controller, with a token.",
 )
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(min=0),
+    default=GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    envvar=names.GRACE_S,
+    help="From SIGTERM to SIGKILL on this machine: the time that its ranks have to move to another. With a token.",
+)
 @click.option("--show-output", is_flag=True, help="Show what the ranks of this node print, on stdout. With a token.")
 @click.option("--life-fd", type=int, help="End when this inherited pipe is closed at its other end.")
 @click.option("--outlived", is_flag=True, hidden=True, help="The controller does not end with --life-fd.")
@@ -83,6 +94,7 @@ def command(
     failure_domain: str,
     host: str | None,
     limit_s: float,
+    grace_s: float,
     show_output: bool,
     life_fd: int | None,
     outlived: bool,
@@ -120,7 +132,7 @@ def command(
             options = admitted(endpoints(controller), invitation, wishes, place, limit_s=limit_s, life_fd=life_fd)
             logs = (log_directory or base_directory() / f"{options.job}@{options.node}").absolute()
             make_private_directory(logs / "logs")
-            options = msgspec.structs.replace(options, program=own, log_directory=str(logs))
+            options = msgspec.structs.replace(options, program=own, log_directory=str(logs), grace_s=grace_s)
             with RankOutput(logs / "logs") if show_output else contextlib.nullcontext():
                 exit_code = asyncio.run(serve(options))
             sys.exit(exit_code)

@@ -15,6 +15,7 @@ from ..protocol.messages import (
     FaultReported,
     Message,
     NewcomerWaiting,
+    NodeGoing,
     NodeHeartbeat,
     NodeJoined,
     NodeLost,
@@ -38,6 +39,7 @@ NODE_PREFIX = node_address("")
 RANK_PREFIX = "rank/"
 _OF_A_NODE = (
     NodeJoined,
+    NodeGoing,  # of itself, when it is asked to leave
     NodeLost,  # of itself, when it leaves
     StoreMoved,
     ProcessesPrepared,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ...protocol import environment as environment_names
 from . import names
 from .overlay import laid_over
 from .settings import Settings
@@ -95,7 +96,11 @@ def _agent(settings: Settings, node: str, controllers: Sequence[str]) -> dict[st
         "--token-file": f"{TOKEN_FOLDER}/token",
         "--log-dir": "/tmp/midstep",
     }
-    environment = [from_field(names.POD_IP, "status.podIP"), from_field("HOST_NAME", "spec.nodeName")]
+    environment = [
+        from_field(names.POD_IP, "status.podIP"),
+        from_field("HOST_NAME", "spec.nodeName"),
+        {"name": environment_names.GRACE_S, "value": str(LEAVE_S)},
+    ]
     return {
         "name": names.AGENT,
         "image": settings.image,

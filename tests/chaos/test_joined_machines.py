@@ -18,12 +18,13 @@ from midstep.protocol.operators import Role
 from midstep.protocol.token import FullToken, new_token, parse_token
 
 from .comparing import assert_nobody_harmed, assert_same_numbers
-from .jobs import GONE_S, PATIENCE_S, Record
+from .jobs import GONE_S, PATIENCE_S, STEPS, Record
 from .joined import MIDSTEP, JoinedJob, write_token
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]  # three times the imports of a job on one machine
 
 KILLED_AT, LOST_AT = 10, 25
+AFTER_LEAVING = 50
 SPARE_S = 60.0
 
 
@@ -154,23 +155,52 @@ def test_the_token_is_replaced_while_the_job_runs(job: JoinedJob) -> None:
     assert job.report()["incidents"] == []
 
 
-@pytest.mark.soak
-def test_a_machine_that_is_asked_to_leave_says_so_and_its_ranks_go_to_the_spare(job: JoinedJob) -> None:
-    """SIGTERM to `midstep run` where no controller runs: nothing is tried on the machine that leaves."""
+def machine_that_can_leave(job: JoinedJob, grace_s: str = "30") -> int:
+    """Start two machines and a spare, hold their ranks in a step, and return a machine with ranks and no controller."""
     job.gate(5).touch()
     for _ in range(3):
-        job.start()
+        job.start(MIDSTEP_GRACE_S=grace_s)
     job.held_at(5)
     job.until(lambda status: len(status.nodes) == 3, "the spare machine")
-    leaving = min({job.machine_of(0), job.machine_of(2)} - {job.controller()})
+    return min({job.machine_of(0), job.machine_of(2)} - {job.controller()})
 
+
+def test_a_machine_that_receives_sigterm_leaves_in_order(job: JoinedJob) -> None:
+    """Its ranks move to the spare between two steps: none is repeated, and no failure and no budget is counted."""
+    leaving = machine_that_can_leave(job)
     job.machines[leaving].send_signal(signal.SIGTERM)
+    job.until(lambda status: status.phase == "pausing", "the step boundary")
+    job.gate(AFTER_LEAVING).touch()
     job.gate(5).unlink()
 
     assert job.wait(leaving) == 128 + signal.SIGTERM
+    status = job.held_at(AFTER_LEAVING)
+    assert [node.failures for node in status.nodes] == [0, 0, 0]
+    assert not [budget for budget in status.budgets if budget.used]
+    job.gate(AFTER_LEAVING).unlink()
     assert [job.wait(number) for number in range(3) if number != leaving] == [0, 0], job.said()
     (incident,) = job.report()["incidents"]
-    assert [decision["rung"] for decision in incident["decisions"]] == ["recover"]
+    (decision,) = incident["decisions"]
+    assert decision["rung"] == "recover"
+    assert "is going (its agent received SIGTERM" in decision["reason"]
+    assert incident["committed_before"] == incident["resumed_step"] > 5
+    for rank in range(4):
+        lines = (job.records / f"steps.{rank}").read_text().splitlines()
+        assert [int(line.split()[0]) for line in lines] == list(range(STEPS))
+
+
+@pytest.mark.soak
+def test_a_machine_whose_ranks_have_not_moved_is_lost_before_its_time_is_over(job: JoinedJob) -> None:
+    """All ranks are held in a step, so no boundary comes within the grace period; the loss is answered as any is."""
+    leaving = machine_that_can_leave(job, "8")
+    job.machines[leaving].send_signal(signal.SIGTERM)
+
+    assert job.wait(leaving) == 128 + signal.SIGTERM
+    job.gate(5).unlink()
+    assert [job.wait(number) for number in range(3) if number != leaving] == [0, 0], job.said()
+    incident = job.report()["incidents"][-1]
+    assert "its ranks found no other place within" in incident["reports"][0]["detail"]
+    assert incident["decisions"][-1]["rung"] == "recover"
     assert incident["steps_lost"] == 0
 
 

@@ -184,12 +184,17 @@ def test_a_refused_node_leaves_one_that_is_going_in_use() -> None:
     assert cluster.machine.phase is not Phase.RUNNING
 
 
-@pytest.mark.parametrize("body", [PlatformJoined(True, True), GOING, NodeStaying("node1")])
-def test_only_the_platform_may_say_so(body: Any) -> None:
-    def said_by(sender: str) -> str | None:
-        envelope = Envelope(1, "test", sender, "controller", 0, 1, 1, 0, body)
-        return refusal(sender, envelope, 4, Routes())
+def said_by(sender: str, body: Any) -> str | None:
+    """Return why what a sender says over its own connection is not believed."""
+    return refusal(sender, Envelope(1, "test", sender, "controller", 0, 1, 1, 0, body), 4, Routes())
 
-    assert said_by(PLATFORM) is None
-    assert said_by("node/node1") is not None
-    assert said_by("rank/1") is not None
+
+@pytest.mark.parametrize("body", [PlatformJoined(True, True), NodeGoing("node2", "drained"), NodeStaying("node1")])
+def test_only_the_platform_may_say_so(body: Any) -> None:
+    assert said_by(PLATFORM, body) is None
+    assert said_by("node/node1", body) is not None
+    assert said_by("rank/1", body) is not None
+
+
+def test_a_node_may_say_that_it_is_going_itself() -> None:
+    assert said_by("node/node1", GOING) is None

@@ -1,11 +1,11 @@
-"""How long a machine that has joined by itself waits without a rank."""
+"""When a machine that has joined by itself leaves."""
 
 import asyncio
 
 import pytest
 
 from midstep.agent import spare_time
-from midstep.agent.spare_time import SpareTime
+from midstep.agent.spare_time import Departure
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.time_limit import within
 
@@ -25,8 +25,8 @@ def test_a_node_leaves_once_when_it_had_no_rank_for_too_long(quick: None) -> Non
             return ranks[0]
 
         left = asyncio.Event()
-        watch = SpareTime(hosts_ranks, left.set)
-        watch.limit_s = 0.0
+        watch = Departure(hosts_ranks, lambda _: left.set())
+        watch.spare_s = 0.0
         while looks[0] < 5:
             await asyncio.sleep(0)
         said.append("left with a rank" if left.is_set() else "stayed with a rank")
@@ -55,8 +55,9 @@ def test_a_node_that_is_to_go_leaves_as_soon_as_its_ranks_have_moved(
             looks[0] += 1
             return ranks[0]
 
-        watch = SpareTime(hosts_ranks, left.set)
-        watch.limit_s, watch.ends_soon = 3600.0, True
+        watch = Departure(hosts_ranks, lambda _: left.set())
+        watch.spare_s = 3600.0
+        watch.ask("SIGUSR1")
         while looks[0] < 5:
             await asyncio.sleep(0)
         stayed = not left.is_set()
@@ -68,6 +69,25 @@ def test_a_node_that_is_to_go_leaves_as_soon_as_its_ranks_have_moved(
     assert asyncio.run(run())
 
 
+def test_a_node_whose_ranks_do_not_move_leaves_when_its_time_is_over(quick: None) -> None:
+    async def run() -> list[str]:
+        said: list[str] = []
+        left = asyncio.Event()
+
+        def leave(reason: str) -> None:
+            said.append(reason)
+            left.set()
+
+        watch = Departure(lambda: True, leave)
+        watch.ask("SIGTERM", within_s=0.0)
+        await within(20, left.wait())
+        watch.close()
+        return said
+
+    why = "it was asked to leave (SIGTERM), and its ranks found no other place within 0 s"
+    assert asyncio.run(run()) == [why]
+
+
 def test_without_a_limit_a_node_waits_for_ever(quick: None) -> None:
     async def run() -> bool:
         looks, left = [0], asyncio.Event()
@@ -76,7 +96,7 @@ def test_without_a_limit_a_node_waits_for_ever(quick: None) -> None:
             looks[0] += 1
             return False
 
-        watch = SpareTime(hosts_ranks, left.set)
+        watch = Departure(hosts_ranks, lambda _: left.set())
         while looks[0] < 10:
             await asyncio.sleep(0)
         watch.close()
