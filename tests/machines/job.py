@@ -90,8 +90,9 @@ class Job:
         }
         launcher = machines[0].start((sys.executable, str(_CREATE), json.dumps(options)))
         assert launcher.stdout is not None
-        self._run_directory = launcher.stdout.readline().decode().strip()
-        assert self._run_directory.startswith("/"), launcher.communicate()[0].decode()
+        said = launcher.stdout.readline().decode()
+        assert said.startswith("/"), f"no job was created: {said}{launcher.communicate()[0].decode()}"
+        self._run_directory = said.strip()
         self.controller = self.start_controller()
         self.agents = {number: self.start_agent(number) for number in on}
 

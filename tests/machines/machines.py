@@ -6,6 +6,7 @@ computer. Nothing is made in the computer's own network namespace.
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from .namespaces import OF_MACHINE, CannotMakeMachines, Namespaces, require_prog
 from .network import BAD, GOOD, Network, address
 
 OWN_FOLDERS = ("/run", "/dev/shm", "/tmp")
+CHECKOUT = Path(__file__).resolve().parents[2]
 BAD_CABLES = "MIDSTEP_BAD_CABLES"  # set: all of them delay and lose frames
 _RUN_S = 30.0
 _UPTIME_S = 100_000  # by which each machine is longer up than the one before
@@ -125,6 +127,7 @@ class Machines:
     def __init__(self, count: int, shared: Sequence[Path] = (), *, user: bool | None = None) -> None:
         """`user`: in a user namespace; by default where this process is not root's. Raises CannotMakeMachines."""
         require_programs()
+        shared = (*shared, *programs(shared))
         cables = BAD if cables_are_bad() else GOOD
         self.network = Network(user=os.geteuid() != 0 if user is None else user, cables=cables)
         self._machines: list[Machine] = []
@@ -164,6 +167,16 @@ class Machines:
         self.network.close()  # first: what dies then says good-bye to nobody
         for machine in self._machines:
             machine.close()
+
+
+def programs(shared: Sequence[Path]) -> list[Path]:
+    """Return where midstep and its Python are, if machines would not see it: below /tmp each has files of its own."""
+    found: list[Path] = []
+    for path in (CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)):
+        hidden = any(path.is_relative_to(folder) for folder in OWN_FOLDERS)
+        if hidden and not any(path.is_relative_to(other) for other in (*shared, *found)):
+            found.append(path)
+    return found
 
 
 def cables_are_bad() -> bool:

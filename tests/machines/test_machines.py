@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -267,3 +268,19 @@ def test_what_did_not_run_is_said_at_the_end() -> None:
         "2 tests of several machines did not run here: no ip"
     )
     assert summary(["Skipped: no torch"]) == ""
+
+
+def test_a_python_below_tmp_is_there_on_every_machine(
+    reason_against: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each machine has a /tmp of its own, in which a checkout of midstep or its environment would be missing."""
+    require_machines(reason_against)
+    folder = Path("/tmp") / tmp_path.name
+    monkeypatch.setattr(sys, "prefix", str(folder))
+    folder.mkdir()
+    try:
+        (folder / "python").write_text("here")
+        with Machines(1) as machines:
+            assert machines[0].run("cat", str(folder / "python")) == "here"
+    finally:
+        shutil.rmtree(folder)
