@@ -12,90 +12,34 @@ SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Modules stay compiled, whatever the environment says: a test run starts hundreds of Pythons that import midstep.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-megatron test pytest test-machines test-etcd test-kubernetes test-mindspore test-ray test-slurm test-engines test-versions lint style types \
-	imports sim mutants chaos soak attack prove nightly-engines nightly-megatron nightly-machines bench peers docs clean
+PYTEST := $(BIN)/python -m pytest
+# Test files that are named, of which none belongs to the suite: nothing to run is no failure.
+NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
+# The tests of `make test`; each of the other suites has a folder of its own, or a mark.
+QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not ray and not slurm
+DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
+# Other seeds with each commit.
+SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD 2>/dev/null || echo f4240)):1000000000
+SUITES := unit contract chaos soak devices campaign attack prove mutants etcd machines slurm mindspore versions ray kubernetes \
+	nightly-kubernetes nightly-machines nightly-megatron
 
-demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes)
+.PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
+
+demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes); DEMO=--megatron for megatron-core
 	$(BIN)/midstep demo $(DEMO)
 
-demo-megatron: $(INSTALLED)  ## the same on megatron-core, with a second kill in each of two recoveries (a minute)
-	$(BIN)/midstep demo --megatron $(DEMO)
-
-test: $(INSTALLED)  ## lint, types, import contracts, and all tests but the long ones
+test: $(INSTALLED)  ## lint and all tests but the long ones; SUITE=ray for one suite (CONTRIBUTING.md has them), TESTS="-k mailbox" for some tests
+ifdef SUITE
+	$(MAKE) --no-print-directory suite-$(SUITE)
+else
 	$(MAKE) --no-print-directory -j 2 pytest types style imports
-
-# Without torch's compiler, which Megatron asks for when it is imported: 2 s of CPU less in each of its jobs. The soak has it.
-pytest:
-	TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest -m "not soak and not machines and not etcd and not kubernetes and not mindspore and not ray and not slurm" \
-		-n $(TEST_WORKERS) $(SPREAD) --hypothesis-profile ci $(TESTS)
-
-test-machines: $(INSTALLED)  ## training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces. CABLES=bad
-	MIDSTEP_BAD_CABLES=$(CABLES) $(BIN)/python -m pytest -m "not nightly" -n $(WORKERS) $(SPREAD) tests/machines $(TESTS)
-
-test-etcd: $(INSTALLED)  ## controllers of a job in a real etcd: needs its program (Debian: etcd-server, etcd-client)
-	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) tests/etcd $(TESTS)
-
-test-kubernetes: $(INSTALLED)  ## pods on real kubelets, on machines of namespaces: root; builds Kubernetes once, for 5 to 20 minutes
-	$(BIN)/python -m tests.kubernetes.cluster build
-	$(BIN)/python -m pytest -m "$(or $(MARKED),not nightly)" --durations=0 --durations-min=5 tests/kubernetes $(TESTS)
-
-test-mindspore: $(INSTALLED)  ## real MindSpore on the CPU, killed in every mode, in an environment without torch: 3 GB. MINDSPORE=2.9.0
-	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment $(MINDSPORE))/python -m pytest tests/mindspore $(TESTS)
-
-test-ray: $(INSTALLED)  ## jobs on a real Ray, whose raylets are on machines of namespaces (root, or user namespaces): 2 GB
-	MIDSTEP_REQUIRE_RAY=1 $$($(BIN)/python -m tests.ray.environment)/python -m pytest --durations=0 --durations-min=5 tests/ray $(TESTS)
-
-test-slurm: $(INSTALLED)  ## jobs under a real Slurm, on machines of namespaces: root; Debian: munge, slurmctld, slurmd, slurm-client
-	MIDSTEP_REQUIRE_SLURM=1 MIDSTEP_REQUIRE_MACHINES=1 $(BIN)/python -m pytest --durations=5 tests/slurm $(TESTS)
-
-test-engines: test-kubernetes test-ray  ## both engines, as above
-
-nightly-engines: $(INSTALLED)  ## tests on Kubernetes that tell again what another test tells
-	$(MAKE) --no-print-directory test-kubernetes MARKED=nightly
-
-test-versions: $(INSTALLED)  ## contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one
-	$(BIN)/python -m tests.versions.run $(VERSIONS)
+endif
 
 lint: $(INSTALLED)  ## style, types and who may import whom
 	$(MAKE) --no-print-directory -j 2 types style imports
 
-style:
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-
-types:
-	$(BIN)/mypy
-
-imports:
-	$(BIN)/lint-imports
-
-sim: $(INSTALLED)  ## the recovery machine under a simulated, seeded cluster; INCIDENTS=200000 for more
-	MIDSTEP_SIM_INCIDENTS=$(or $(INCIDENTS),50000) $(BIN)/python -m pytest -s tests/simulation $(TESTS)
-
-prove: $(INSTALLED)  ## every order of events in worlds of 2 and 3 ranks; goes on where it was stopped. TESTS="lost" for some
-	$(BIN)/python -m tests.exploration.prove $(TESTS)
-
-mutants: $(INSTALLED)  ## break the product on purpose, piece by piece: exploration or simulation has to see each break
-	$(BIN)/python -m tests.mutants $(TESTS)
-
-chaos: $(INSTALLED)  ## real processes, really killed; the long ones too. TESTS="--device fake" for all on the fake device
-	$(BIN)/python -m pytest -m "not nightly" tests/chaos $(TESTS)
-
-soak: $(INSTALLED)  ## the tests that take too long for `make test`, but not the night's: a quarter of an hour; KILLS=60 in one job
-	MIDSTEP_SIM_SEEDS=1000000:2000000 MIDSTEP_SIM_INCIDENTS=6500 $(BIN)/python -m pytest tests/simulation/test_campaign.py
-	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),60) $(BIN)/python -m pytest -m "soak and not nightly" -n $(WORKERS) \
-		$(SPREAD) tests/chaos tests/attack tests/simulation $(TESTS)
-
-attack: $(INSTALLED)  ## every attack of docs/security.md; CASES=100000 for each fuzzer and KILLS=1000 in one job are the defaults
-	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),1000) $(BIN)/python -m pytest -vs tests/attack/test_thousand_kills.py $(TESTS)
-	MIDSTEP_FUZZ_CASES=$(or $(CASES),100000) $(BIN)/python -m pytest -v -n $(WORKERS) $(SPREAD) \
-		--durations=20 tests/attack --ignore tests/attack/test_thousand_kills.py $(TESTS)
-
-nightly-megatron: $(INSTALLED)  ## every shape of Megatron job, every rank killed at every moment; TESTS="-k 'expert'" for some
-	$(BIN)/python -m pytest -v -m nightly -n $(WORKERS) --dist load --max-worker-restart 0 tests/chaos/megatron $(TESTS)
-
-nightly-machines: $(INSTALLED)  ## each machine powered off in each phase, and FAULTS=100 random faults of seed SEED in one job
-	MIDSTEP_BAD_CABLES=$(CABLES) MIDSTEP_STORM_FAULTS=$(FAULTS) MIDSTEP_STORM_SEED=$(SEED) $(BIN)/python -m pytest -vs -m nightly tests/machines $(TESTS)
+ci-all: $(INSTALLED)  ## everything that CI can run, whatever has changed, and what a release needs; LANES="ray soak" for some (tests/lanes.toml)
+	$(BIN)/python -m tests.lanes $(or $(LANES),--all)
 
 bench: $(INSTALLED)  ## recovery, overhead, repair, controller, beside what was kept last: status 1 if worse. BENCH="--keep" keeps it
 	$(BIN)/python -m benchmarks.regression --json out/bench.json $(BENCH)
@@ -117,3 +61,101 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .versions .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis midstep.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# --- parts of `make test` and of `make lint` ---------------------------------------------------------------------------
+
+# Without torch's compiler, which Megatron asks for when it is imported: 2 s of CPU less in each of its jobs. The soak has it.
+pytest:
+	TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "$(QUICK)" -n $(TEST_WORKERS) $(SPREAD) --hypothesis-profile ci $(TESTS)
+
+style:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types:
+	$(BIN)/mypy
+
+imports:
+	$(BIN)/lint-imports
+
+# --- make test SUITE=... -----------------------------------------------------------------------------------------------
+
+# What decides, and everything that needs no process: the part of `make test` that is quick to run and to fail.
+suite-unit:
+	TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "not soak" -n $(WORKERS) $(SPREAD) --hypothesis-profile ci $(or $(FILES),$(DECISIONS)) $(TESTS)
+
+# What stands behind an interface, against the real thing.
+suite-contract:
+	$(PYTEST) -m "not soak" -n $(TEST_WORKERS) $(SPREAD) $(or $(FILES),tests/contract) $(TESTS)
+
+# Real processes, really killed. The long tests of the same folders: soak. TESTS="--device fake" for all on the fake device.
+suite-chaos:
+	TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "not soak" -n $(TEST_WORKERS) $(SPREAD) $(or $(FILES),tests/chaos tests/attack) $(TESTS) $(NONE)
+
+# KILLS=60 in one job.
+suite-soak:
+	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),20) $(PYTEST) -m "soak and not second_device and not nightly" -n 3 \
+		$(SPREAD) $(or $(FILES),tests/chaos tests/attack tests/unit tests/simulation) $(TESTS) $(NONE)
+
+# The tests that are marked `both_devices`, on the second one.
+suite-devices:
+	$(PYTEST) -m "second_device and soak and not nightly" -n 3 $(SPREAD) $(or $(FILES),tests/chaos) $(TESTS) $(NONE)
+
+# The recovery machine in a simulated cluster: INCIDENTS=50000, SEEDS=7:8.
+suite-campaign:
+	MIDSTEP_SIM_SEEDS=$(SEEDS) MIDSTEP_SIM_INCIDENTS=$(or $(INCIDENTS),1500) $(PYTEST) -s tests/simulation/test_campaign.py $(TESTS)
+
+# Every attack of docs/security.md: CASES=100000 for each fuzzer, KILLS=1000 in one job.
+suite-attack:
+	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),1000) $(PYTEST) -vs tests/attack/test_thousand_kills.py $(TESTS)
+	MIDSTEP_FUZZ_CASES=$(or $(CASES),100000) $(PYTEST) -v -n $(WORKERS) $(SPREAD) \
+		--durations=20 tests/attack --ignore tests/attack/test_thousand_kills.py $(TESTS)
+
+# Every order of events in worlds of 2 and 3 ranks; goes on where it was stopped. TESTS="lost" for some.
+suite-prove:
+	$(BIN)/python -m tests.exploration.prove $(TESTS)
+
+# Break the product on purpose, piece by piece: exploration or simulation has to see each break.
+suite-mutants:
+	$(BIN)/python -m tests.mutants $(TESTS)
+
+# Controllers of a job in a real etcd: Debian's etcd-server and etcd-client.
+suite-etcd:
+	$(PYTEST) -n $(WORKERS) $(SPREAD) $(or $(FILES),tests/etcd) $(TESTS)
+
+# Training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces. CABLES=bad
+suite-machines:
+	MIDSTEP_BAD_CABLES=$(CABLES) $(PYTEST) -m "not nightly" -n $(WORKERS) $(SPREAD) $(or $(FILES),tests/machines) $(TESTS) $(NONE)
+
+# Jobs under a real Slurm, on machines of namespaces: root; Debian's munge, slurmctld, slurmd, slurm-client.
+suite-slurm:
+	MIDSTEP_REQUIRE_SLURM=1 MIDSTEP_REQUIRE_MACHINES=1 $(PYTEST) --durations=5 $(or $(FILES),tests/slurm) $(TESTS)
+
+# Real MindSpore on the CPU, killed in every mode, in an environment without torch: 3 GB. MINDSPORE=2.9.0
+suite-mindspore:
+	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment $(MINDSPORE))/python -m pytest $(or $(FILES),tests/mindspore) $(TESTS)
+
+# Contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one.
+suite-versions:
+	$(BIN)/python -m tests.versions.run $(VERSIONS)
+
+# Jobs on a real Ray, whose raylets are on machines of namespaces (root, or user namespaces): 2 GB.
+suite-ray:
+	MIDSTEP_REQUIRE_RAY=1 $$($(BIN)/python -m tests.ray.environment)/python -m pytest --durations=0 --durations-min=5 $(or $(FILES),tests/ray) $(TESTS)
+
+# Pods on real kubelets, on machines of namespaces: root; builds Kubernetes once, for 5 to 20 minutes.
+suite-kubernetes:
+	$(BIN)/python -m tests.kubernetes.cluster build
+	$(PYTEST) -m "$(or $(MARKED),not nightly)" --durations=0 --durations-min=5 $(or $(FILES),tests/kubernetes) $(TESTS) $(NONE)
+
+# Tests on Kubernetes that tell again what another test tells.
+suite-nightly-kubernetes:
+	$(MAKE) --no-print-directory suite-kubernetes MARKED=nightly
+
+# Each machine powered off in each phase, and FAULTS=100 random faults of seed SEED in one job.
+suite-nightly-machines:
+	MIDSTEP_BAD_CABLES=$(CABLES) MIDSTEP_STORM_FAULTS=$(FAULTS) MIDSTEP_STORM_SEED=$(SEED) $(PYTEST) -vs -m nightly tests/machines $(TESTS)
+
+# Every shape of Megatron job, every rank killed at every moment; TESTS="-k 'expert'" for some.
+suite-nightly-megatron:
+	$(PYTEST) -v -m nightly -n $(WORKERS) --dist load --max-worker-restart 0 tests/chaos/megatron $(TESTS)

@@ -5,7 +5,6 @@ from collections.abc import Generator
 
 import pytest
 
-from . import time_budget
 from .machines.availability import summary
 
 
@@ -29,15 +28,8 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Begin no test when the time of a run is over."""
-    time_budget.skip_if_over()
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say it when tests were skipped for want of machines or time: among thousands nobody sees it otherwise."""
-    skipped = {report.nodeid: str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])}
-    for said in (summary([*skipped.values()]), time_budget.summary([*skipped.items()])):
-        if said:
-            terminalreporter.write_line(said, yellow=True)
+    """Say it when tests were skipped for want of machines: among thousands nobody sees it otherwise."""
+    said = summary([str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])])
+    if said:
+        terminalreporter.write_line(said, yellow=True)

@@ -1,6 +1,6 @@
 """Resilient training on megatron-core that writes down what it did: every loss as exact bits, and digests at the end.
 
-`make demo-megatron` runs it twice, undisturbed and with two kills, and compares what was written.
+`make demo DEMO=--megatron` runs it twice, undisturbed and with two kills, and compares what was written.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How many cases each fuzzer of this folder tries, and how long it may take: `make attack` tries 100,000."""
+"""How many cases each fuzzer of this folder tries, and how long it may take: `make test SUITE=attack` tries 100,000."""
 
 import os
 

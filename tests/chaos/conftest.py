@@ -22,7 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker("both_devices")
     if marked is not None and "device" in metafunc.fixturenames and chosen(metafunc.config) is None:
         first, second = DEVICES
-        later = pytest.mark.soak if marked.kwargs.get("second_in_soak") else ()
+        later = [pytest.mark.second_device, *([pytest.mark.soak] if marked.kwargs.get("second_in_soak") else [])]
         metafunc.parametrize("device", [first, pytest.param(second, marks=later)], indirect=True, scope="module")
 
 

@@ -117,7 +117,7 @@ SMALL = (
         PLAIN,
     ),
 )
-# As long as it takes: `make prove`.
+# As long as it takes: `make test SUITE=prove`.
 LARGE = (
     Bound("3 ranks on 2 nodes, a spare, any one fault", THREE, ONE_FAULT, PLAIN),
     Bound("2 ranks, a spare, any one fault and a lost message", SHORT_AND_SPARE, with_more(ONE_FAULT, losses=1), PLAIN),

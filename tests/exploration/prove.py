@@ -1,4 +1,4 @@
-"""Explores the large bounds, with progress, and goes on where it was stopped: `make prove`.
+"""Explores the large bounds, with progress, and goes on where it was stopped: `make test SUITE=prove`.
 
 python tests/exploration/prove.py [--folder FOLDER] [NAME...]     NAME: part of a bound's name
 """

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from ..versions.environments import INSTALL_S, ROOT, NotHere, find_python
+from ..versions.environments import INSTALL_S, ROOT, NotHere, find_python, key
 
 MINDSPORE = "2.10.0"
 PYTHONS = ("3.11", "3.10", "3.12")
@@ -20,7 +20,7 @@ def require_mindspore(required: bool) -> None:
     """Skip the test where there is no MindSpore, with what to do; fail it where it has to run."""
     if find_spec("mindspore") is not None:
         return
-    reason = "no MindSpore in this environment: `make test-mindspore` makes one"
+    reason = "no MindSpore in this environment: `make test SUITE=mindspore` makes one"
     if required:
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
@@ -33,7 +33,7 @@ def make(version: str) -> str:
         raise NotHere(f"no Python {', '.join(PYTHONS)} is at hand")
     place = ROOT / ".versions" / f"mindspore-{version}"
     done = place / "installed"
-    wanted = f"{version}\n{(ROOT / 'pyproject.toml').read_text()}"
+    wanted = key(interpreter, version)
     if not done.is_file() or done.read_text() != wanted:
         programs = place / "bin" / "python"
         pip = [str(programs), "-m", "pip", "install", "--quiet", f"mindspore=={version}"]

@@ -1,4 +1,4 @@
-"""Hunts every mutant by exploration and by the campaign: `make mutants`.
+"""Hunts every mutant by exploration and by the campaign: `make test SUITE=mutants`.
 
 python -m tests.mutants [--write] [--seeds N] [NAME...]     --write: into docs/simulator.md
 """

@@ -1,4 +1,4 @@
-"""Exploration and simulation see what they are there to see: each mutant is caught. All: `make mutants`."""
+"""Exploration and simulation see what they are there to see: each mutant is caught. All: `make test SUITE=mutants`."""
 
 import pytest
 
@@ -24,7 +24,7 @@ BY_CAMPAIGN = (
     "report a step too few",
 )
 SEEDS = 150
-MOST_MOVES = 3_000  # those that take more are left to `make mutants`
+MOST_MOVES = 3_000  # those that take more are left to `make test SUITE=mutants`
 TOLD = told()
 BY_EXPLORATION = [
     mutant

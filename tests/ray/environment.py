@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from ..versions.environments import INSTALL_S, ROOT, NotHere, find_python
+from ..versions.environments import INSTALL_S, ROOT, NotHere, find_python, key
 
 RAY = "2.60.0"
 PYTHONS = ("3.11", "3.12", "3.13", "3.10")
@@ -20,7 +20,7 @@ def require_ray(required: bool) -> None:
     """Skip the test where there is no Ray, with what to do; fail it where it has to run."""
     if find_spec("ray") is not None:
         return
-    reason = "no Ray in this environment: `make test-ray` makes one"
+    reason = "no Ray in this environment: `make test SUITE=ray` makes one"
     if required:
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
@@ -34,7 +34,7 @@ def make(version: str) -> str:
     place = ROOT / ".versions" / f"ray-{version}"
     done = place / "installed"
     wishes = [f"ray[default,train]=={version}", "--editable", f"{ROOT}[torch,test,ray]"]  # default: `ray job submit`
-    wanted = "\n".join((*wishes, (ROOT / "pyproject.toml").read_text()))
+    wanted = key(interpreter, *wishes)
     if not done.is_file() or done.read_text() != wanted:
         program = str(place / "bin" / "python")
         pip = [program, "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]

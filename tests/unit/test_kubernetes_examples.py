@@ -1,7 +1,7 @@
 """The manifests of examples/kubernetes have only fields that their kinds have, fit together, and start midstep rightly.
 
 The fields are those of the kinds' public documentation, as far as the examples use them. What a real API server knows
-is tried on one, too (`make test-kubernetes`).
+is tried on one, too (`make test SUITE=kubernetes`).
 """
 
 import shlex

@@ -1,6 +1,7 @@
-"""The environments that `make test-versions` makes: which releases are run together, and how one is installed."""
+"""The environments that `make test SUITE=versions` makes: which releases are run together, and how one is installed."""
 
 import glob
+import hashlib
 import os
 import shutil
 import subprocess
@@ -9,6 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from midstep.cli.releases import MEGATRON, PYTHON, TORCH
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 NEEDED_BYTES = 8 * 10**9  # torch with the CUDA packages that its default build depends on, and pip's copies of them
@@ -58,7 +64,7 @@ def make(environment: Environment, folder: Path, install_s: float = INSTALL_S) -
         raise NotHere(f"no Python {' or '.join(filter(None, (environment.python, environment.instead)))} is at hand")
     place = folder / environment.name
     done = place / "installed"
-    wanted = f"{interpreter} {' '.join(environment)}\n{(ROOT / 'pyproject.toml').read_text()}"
+    wanted = key(interpreter, *environment)
     if not done.is_file() or done.read_text() != wanted:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
@@ -67,6 +73,13 @@ def make(environment: Environment, folder: Path, install_s: float = INSTALL_S) -
         _install(environment, interpreter, place, install_s)
         done.write_text(wanted)
     return Made(place / "bin", _versions(place / "bin" / "python"))
+
+
+def key(*wishes: str) -> str:
+    """Hash what an environment is made of: wishes, the project's dependencies and where it is; not how it is linted."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    made_of = (*wishes, str(ROOT), repr(project), (ROOT / "constraints.txt").read_text())
+    return hashlib.sha256("\n".join(made_of).encode()).hexdigest()
 
 
 def find_python(version: str) -> str:

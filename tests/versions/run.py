@@ -1,4 +1,4 @@
-"""Runs the contract tests and the demo with the oldest, the newest and two releases between: `make test-versions`.
+"""Run contract tests and the demo with the oldest, the newest and two releases between: `make test SUITE=versions`.
 
 python -m tests.versions.run [--short] [NAME...]     NAME: part of an environment's name, as torch-2.7
 """
@@ -50,6 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of names; all without")
     parser.add_argument("--short", action="store_true", help="some checks with the oldest; none if it cannot be made")
+    parser.add_argument("--only-make", action="store_true", help="make the environments, and run nothing in them")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where environments are made, and kept")
     parser.add_argument("--remove", action="store_true", help="remove each environment when its checks are done")
     options = parser.parse_args()
@@ -57,7 +58,8 @@ def main() -> int:
     chosen = tuple(each for each in chosen if not options.names or any(name in each.name for name in options.names))
     rows, bad = [], False
     for environment in chosen:
-        lines, failed = _run_in(environment, options.folder.absolute(), short=options.short)
+        checks = () if options.only_make else SHORT if options.short else CHECKS
+        lines, failed = _run_in(environment, options.folder.absolute(), checks, short=options.short)
         rows += lines
         bad |= failed
         if options.remove:
@@ -66,7 +68,9 @@ def main() -> int:
     return 1 if bad else 0
 
 
-def _run_in(environment: Environment, folder: Path, *, short: bool) -> tuple[list[str], bool]:
+def _run_in(
+    environment: Environment, folder: Path, checks: tuple[Check, ...], *, short: bool
+) -> tuple[list[str], bool]:
     """Return a line for each check, and whether one failed. What cannot be made fails, but not when it is `short`."""
     began_s = time.monotonic()
     try:
@@ -76,7 +80,7 @@ def _run_in(environment: Environment, folder: Path, *, short: bool) -> tuple[lis
     what = ", ".join(f"{name} {version}" for name, version in made.versions.items())
     print(f"{what}: made in {time.monotonic() - began_s:.0f} s", flush=True)
     lines, failed = [], False
-    for check in SHORT if short else CHECKS:
+    for check in checks:
         began_s = time.monotonic()
         good = _passes(check, made)
         failed |= not good

@@ -36,9 +36,9 @@ DAILY: dict[str, Shape] = {
     "context 2 x data 2, plain, bf16": Shape(context=2, bf16=True),
     "tensor 2 x pipeline 2 x data 2, a buddy, bf16": Shape(world=8, tensor=2, pipeline=2, distributed=True, bf16=True),
 }
-# Left out by `make test` for their time; `make soak` runs them on every commit, too. `make test` has a kill at every
-# moment in the shape that is left, tensor parallelism and a buddy in `test_fallback.py`, a pipeline and a copy in host
-# memory in `test_start.py`.
+# Left out by `make test` for their time; `make test SUITE=soak` runs them. `make test` has a kill at each moment in the
+# shape that is left, tensor parallelism and a buddy in `test_fallback.py`, a pipeline and a copy in host memory in
+# `test_start.py`.
 LATER = {
     "data 4, plain, fp32, batch size ramp-up",
     "expert 2 x data 2, a buddy, fp32",

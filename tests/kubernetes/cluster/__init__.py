@@ -6,7 +6,7 @@ which are numbers only. Root and version 1 cgroups are needed, and nothing is le
 
 By hand, in the repository (one cluster at a time on a computer; `up` waits for the last one to be gone):
 
-    python -m tests.kubernetes.cluster build                  # once; 5 to 20 minutes; into ~/.cache/midstep-kubernetes
+    python -m tests.kubernetes.cluster build                  # once; 5 to 20 minutes; in ~/.cache/midstep-kubernetes
     python -m tests.kubernetes.cluster up 4 [--share FOLDER]  # m0 and nodes m1..m4 in 20 s; says `up:`, and holds it
     python -m tests.kubernetes.cluster run m0 -- kubectl get pods -o wide
     python -m tests.kubernetes.cluster run m0 -- .venv/bin/midstep run ...    # in the folder in which it is typed

@@ -1,6 +1,7 @@
-"""The programs of Kubernetes, built once into a cache, and whether this computer can run them."""
+"""The programs of Kubernetes, built once into a cache keyed by how they are built, and whether they can run here."""
 
 import fcntl
+import hashlib
 import os
 import platform
 import subprocess
@@ -9,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from ...machines.machines import why_not as why_no_machines
-from ...time_budget import left_s
 from .cgroups import why_not as why_no_groups
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "midstep-kubernetes"
 _BUILD = Path(__file__).with_name("build.sh")
+_KEY = hashlib.sha256(_BUILD.read_bytes()).hexdigest()[:12]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "midstep-kubernetes" / _KEY
 _BUILT = ("kubelet", "kube-scheduler", "kube-controller-manager", "kube-apiserver")
 _BUILD_S = 3600.0
 _TIMED_OUT = 124  # what timeout(1) says then
@@ -74,11 +75,10 @@ def build() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if Programs(CACHE).are_there():
             return
-        limit_s = max(1.0, min(_BUILD_S, left_s()))
-        command = ["timeout", "--kill-after=10", f"{limit_s:.0f}", "bash", str(_BUILD), str(CACHE)]
+        command = ["timeout", "--kill-after=10", f"{_BUILD_S:.0f}", "bash", str(_BUILD), str(CACHE)]
         done = subprocess.run(command, stdout=log, stderr=log, check=False)
     if done.returncode == _TIMED_OUT:
-        raise NoKubernetes(f"the build was not ready within {limit_s:.0f} s: it continues from there the next time")
+        raise NoKubernetes(f"the build was not ready within {_BUILD_S:.0f} s: it continues from there the next time")
     if done.returncode:
         end = (CACHE / "build.log").read_text(errors="replace")[-_END_OF_LOG:]
         raise NoKubernetes(f"the build has failed, see {CACHE}/build.log: {end}")
