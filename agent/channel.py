@@ -10,6 +10,8 @@ import socket
 import msgspec
 
 from ..protocol.errors import AgentError
+from ..protocol.messages import CheckNode
+from ..protocol.types import JobSettings
 
 MAX_FDS = 4
 CHANNEL_FD = 3  # where a spawned process finds its end
@@ -88,8 +90,34 @@ class ServeStore(msgspec.Struct, frozen=True, tag=True):
     port: int
 
 
+class CheckOrder(msgspec.Struct, frozen=True, tag=True):
+    """To a process that checks the node: what it is to do, in a job with these settings."""
+
+    check: CheckNode
+    settings: JobSettings
+
+
+class CheckFigures(msgspec.Struct, frozen=True, tag=True):
+    """From a process that checks the node. None: it was not asked for, or has failed as `error` says."""
+
+    product_s: float | None = None
+    exchange_s: float | None = None
+    error: str = ""
+
+
 Assignment = RunProgram | BuildProgram | TakeRank | ServeStore
-ChannelMessage = ForkProcess | Preload | ModulesImported | Ping | Pong | ProcessIdle | ProgramBuilt | Assignment
+ChannelMessage = (
+    ForkProcess
+    | Preload
+    | ModulesImported
+    | Ping
+    | Pong
+    | ProcessIdle
+    | ProgramBuilt
+    | Assignment
+    | CheckOrder
+    | CheckFigures
+)
 MessageWithFds = tuple[ChannelMessage, list[int]]  # the descriptors are the receiver's to close
 
 _encoder = msgspec.msgpack.Encoder()

@@ -30,6 +30,7 @@ from ..protocol.mailbox import Mailbox
 from ..protocol.messages import (
     ArmFault,
     BuildAhead,
+    CheckNode,
     EndJob,
     Envelope,
     IntroduceNode,
@@ -50,6 +51,7 @@ from .heartbeat import Heartbeat
 from .last_words import LastWords
 from .leftovers import kill_leftovers, remove_run_directory
 from .linux import adopt_orphans
+from .node_check import NodeChecker
 from .own_program import OwnProgram
 from .ranks import RankHost
 from .relay import Relay, listen
@@ -94,6 +96,7 @@ class Agent:
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
         self._settings = JobSettings()
+        self._environment = dict(os.environ)  # of what the job has run here
         self._launcher = os.getppid()
         self._ending: str | None = None
         self._end = asyncio.Event()
@@ -125,6 +128,7 @@ class Agent:
         self._ranks = RankHost(options.node, router.endpoint, self._pool, post=self._link.post)
         self._relay = Relay(router, oldest_session=self._ranks.oldest_session, forward=self._link.forward)
         self._heartbeat = Heartbeat(options.node, self._ranks, post=self._link.post)
+        self._checker = NodeChecker(options.node, self._reaper, post=self._link.post)
         say = partial(self._link.post, reliable=False)
         self._words = LastWords(options.node, self._ranks.logs, post=say, is_connected=lambda: self._link.connected)
         self._departure = Departure(lambda: bool(self._ranks.running()), self._leave)
@@ -166,6 +170,8 @@ class Agent:
                 self._ranks.build_ahead(order)
             case ProbeProgress(probe=probe):
                 self._ranks.probe(probe)
+            case CheckNode() as order:
+                self._checker.start(order, self._settings, self._environment)
             case ArmFault(fault=fault) if fault.action is FaultAction.KILL_NODE:
                 self._kill_node()
             case ArmFault(fault=fault):
@@ -189,8 +195,9 @@ class Agent:
         if self._options.log_directory is not None:
             job = msgspec.structs.replace(job, job_directory=self._options.log_directory)
         directory = job.working_directory if job.is_module else str(Path(job.command[0]).parent)
+        self._environment = {**os.environ, **job.environment}
         self._pool.configure(
-            {**os.environ, **job.environment},
+            self._environment,
             job.settings.preload,
             tuple(dict.fromkeys((str(Path(job.working_directory) / directory), job.working_directory))),
             warm=job.settings.warm_standby,
@@ -288,6 +295,7 @@ class Agent:
         self._heartbeat.close()
         self._words.close()
         self._departure.close()
+        self._checker.close()
         if self._absence is not None:
             self._absence.close()
         await self._ranks.end_all(self._settings.stop_grace_s)

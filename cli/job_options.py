@@ -66,6 +66,12 @@ POLICY: tuple[Decorator, ...] = (
         help="What the ranks compute on, instead of the policy's: cpu, npu (torch-npu), or fake, a CPU that behaves "
         "like an NPU and in which device faults can be caused.",
     ),
+    click.option(
+        "--network-check",
+        "node_check",
+        is_flag=True,
+        help="Check each node before it gets ranks: a matrix product, and an exchange with another node.",
+    ),
 )
 
 PROGRAM: tuple[Decorator, ...] = (
@@ -149,6 +155,7 @@ def asked_for(
     max_restarts: int,
     policy_file: Path | None,
     device: str | None,
+    node_check: bool,
     environment: tuple[str, ...],
     environment_files: tuple[Path, ...],
     mindio: bool,
@@ -170,5 +177,6 @@ def asked_for(
         policy_file=policy_file,
         environment={**variables_of_files(environment_files), **named_variables(environment)},
         device=None if device is None else DeviceName(device),
+        node_check=node_check,
         mindio=mindio,
     )

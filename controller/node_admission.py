@@ -15,6 +15,7 @@ from ..protocol.messages import (
     FaultReported,
     Message,
     NewcomerWaiting,
+    NodeChecked,
     NodeGoing,
     NodeHeartbeat,
     NodeJoined,
@@ -39,6 +40,7 @@ NODE_PREFIX = node_address("")
 RANK_PREFIX = "rank/"
 _OF_A_NODE = (
     NodeJoined,
+    NodeChecked,
     NodeGoing,  # of itself, when it is asked to leave
     NodeLost,  # of itself, when it leaves
     StoreMoved,

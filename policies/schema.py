@@ -190,6 +190,16 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     last_call_s: SecondsOrZero = 30.0
 
 
+class NodeCheckPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether each node is checked before it gets ranks: a matrix product, and an exchange with another node.
+
+    A node for which either takes longer than `within_s` is left.
+    """
+
+    enabled: bool = False
+    within_s: Seconds = 30.0
+
+
 class IncidentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many rungs may be taken in one incident, all together."""
 
@@ -225,6 +235,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: FaultPolicy = FaultPolicy()
     sub_health: SubHealthAction = SubHealthAction.DRAIN
     scale: ScalePolicy = ScalePolicy()
+    node_check: NodeCheckPolicy = NodeCheckPolicy()
     communicator: CommunicatorPolicy = CommunicatorPolicy()
     device: DeviceName = DeviceName.CPU
     black_box_bytes: BlackBoxBytes = 1 << 20

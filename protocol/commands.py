@@ -125,6 +125,20 @@ class ArmFault(msgspec.Struct, frozen=True, tag=True):
     fault: ArmedFault
 
 
+class CheckNode(msgspec.Struct, frozen=True, tag=True):
+    """Check the node, and answer with NodeChecked.
+
+    Compute a matrix product, if it `computes`; and exchange bytes with a partner that meets this node at `store`, if
+    there is one. `number`: 0 or 1, of the two.
+    """
+
+    check: int
+    within_s: float
+    computes: bool
+    number: int
+    store: Rendezvous | None
+
+
 class CreateNode(msgspec.Struct, frozen=True, tag=True):
     """To the platform: make a node and start its agent."""
 

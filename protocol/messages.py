@@ -10,6 +10,7 @@ from .bounds import Count, Name, Number
 from .commands import (
     ArmFault,
     BuildAhead,
+    CheckNode,
     CreateNode,
     DeleteNode,
     EndJob,
@@ -30,6 +31,7 @@ from .reports import (
     CheckpointSaved,
     FaultReported,
     NewcomerWaiting,
+    NodeChecked,
     NodeGoing,
     NodeHeartbeat,
     NodeJoined,
@@ -54,6 +56,7 @@ __all__ = [
     "Ack",
     "ArmFault",
     "BuildAhead",
+    "CheckNode",
     "CheckpointSaved",
     "Command",
     "CreateNode",
@@ -65,6 +68,7 @@ __all__ = [
     "KillNode",
     "Message",
     "NewcomerWaiting",
+    "NodeChecked",
     "NodeGoing",
     "NodeHeartbeat",
     "NodeJoined",
@@ -110,6 +114,7 @@ Report = (
     | PlatformJoined
     | NodeGoing
     | NodeStaying
+    | NodeChecked
     | StoreMoved
     | ProcessesPrepared
     | ProcessStarted
@@ -139,6 +144,7 @@ Command = (
     | SaveCheckpoint
     | ProbeProgress
     | ArmFault
+    | CheckNode
     | CreateNode
     | DeleteNode
     | KillNode

@@ -84,6 +84,16 @@ class NodeStaying(msgspec.Struct, frozen=True, tag=True):
     node: Name
 
 
+class NodeChecked(msgspec.Struct, frozen=True, tag=True):
+    """Answer to CheckNode: how long each part took. None: it was not asked for, or failed as `error` says."""
+
+    node: Name
+    check: Count
+    product_s: Seconds | None = None
+    exchange_s: Seconds | None = None
+    error: Text = ""
+
+
 class StoreMoved(msgspec.Struct, frozen=True, tag=True):
     """The node's rendezvous store was restarted and listens elsewhere."""
 

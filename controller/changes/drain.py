@@ -28,11 +28,10 @@ from ..state.rank_states import RankEvent
 from ..state.world import NodeState
 from .boundary import end_newcomers, give_up, read_clocks
 from .generation import open_generation, request_node, start_command, vacate
+from .node_checks import check, is_unfit
 from .shutdown import start_saving, take_saved
 from .spares import spare_for
 
-# What keeps a node without ranks from being chosen.
-UNFIT = frozenset(Treatment) - {Treatment.NOTE}
 FAILURES = 3  # drains of one node that may fail by themselves before it is left in peace
 
 
@@ -73,7 +72,9 @@ def well_again(state: JobState, name: str | None, now: float) -> None:
         return
     node = state.world.nodes[name]
     if node.state is NodeState.ISOLATED and not node.given_back and not state.world.on(name):
-        node.state = NodeState.UNFIT if state.book.on(name, UNFIT) else NodeState.SPARE
+        node.state = NodeState.SPARE
+        check(state, name)
+        node.state = NodeState.UNFIT if is_unfit(state, name) else NodeState.SPARE
 
 
 def _not_well(state: JobState, name: str) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from ...protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
 from ...protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
-from ..state.job_state import JobState, Phase
+from ..actions import Log
+from ..state.job_state import JobState, Phase, Reschedule
 from ..state.rank_states import GONE, PARKED, RankEvent, RankState
 from ..state.world import REACHABLE, Holder, NodeState
 
@@ -314,3 +315,24 @@ def faults_of(state: JobState, ranks: Iterable[int], kind: FaultKind, what: str,
         )
         for rank in sorted(ranks)
     ]
+
+
+def restart(state: JobState, now: float, goal: Reschedule, remark: str = "") -> None:
+    """Start every process again, as soon as there are nodes. `remark`: what became of the checkpoint."""
+    if remark:
+        state.plans.remark = remark
+        state.turn.actions.append(Log(remark))
+    if goal.every_node:
+        give_back_all_nodes(state)
+    else:
+        _replace_nodes(state, goal.leaving)
+    open_world_or_wait(state, now)
+
+
+def _replace_nodes(state: JobState, leaving: tuple[str, ...]) -> None:
+    """Replace the nodes that are to be left, and those that were lost, or refused, while the checkpoint was written."""
+    nodes = state.world.nodes
+    lost = [name for name in state.world.group_nodes() if nodes[name].state is NodeState.LOST]
+    for name in dict.fromkeys((*leaving, *lost)):
+        if not nodes[name].given_back:
+            replace_node(state, name)

@@ -19,8 +19,7 @@ from ..state.incident import Verdict
 from ..state.job_state import JobState, Reschedule, Resize, Result
 from ..state.rank_states import GONE, PARKED, RankState
 from ..state.world import REACHABLE, Holder
-from .generation import quiesce
-from .restart import restart
+from .generation import quiesce, restart
 from .scaling import start_anew
 
 # A process that stands here has not trained since the job last stood at the step that the controller knows.

@@ -16,6 +16,7 @@ from ...protocol.visible_devices import visible_devices
 from ..actions import Log
 from ..changes.drain import newcomer_of
 from ..changes.generation import nodes_needed, request_node, start_if_possible
+from ..changes.node_checks import check, forget, outstanding_checks
 from ..changes.promised_nodes import ask_again, enough_promised
 from ..changes.scaling import resize
 from ..changes.shutdown import end, lost_while_saving
@@ -34,20 +35,26 @@ MAX_LOST_WAITING = 10  # nodes, before one start of the world
 def on_node_joined(state: JobState, event: NodeJoined, now: float) -> None:
     """An agent is there: a new node, or one that found this controller again, or one that was given up for lost."""
     world = state.world
-    node = world.nodes.get(event.node)
+    node, is_new = world.nodes.get(event.node), False
     if node is None or (node.state in {NodeState.LOST, NodeState.REQUESTED} and not node.given_back):
         node = world.add_node(event.node, NodeState.SPARE, event.failure_domain, late=state.generation > 0)
         node.note = too_many(state, event.node, now) or ""
         if node.note:
             node.state = NodeState.ISOLATED
         has_arrived(state)
+        is_new = True
     node.store = event.store
     node.ahead, node.prepared = AheadOrder(), {}  # its agent may be another one: it says what it has
     devices = visible_devices(state.job.environment) or event.devices
     if devices:
         state.book.visible[event.node] = devices
-    settle(state, event.node)
     state.send(node_address(event.node), WelcomeNode(state.job))
+    if is_new:
+        check(state, event.node)
+    else:
+        for name, order in outstanding_checks(state, event.node):
+            state.send(node_address(name), order)
+    settle(state, event.node)
     for process in event.processes:
         if newcomer_of(state, process.rank, process.incarnation) is not None:
             continue
@@ -81,6 +88,7 @@ def on_node_lost(state: JobState, event: NodeLost, now: float) -> None:
         state.ignore("loss of a node that is not there")
         return
     was, node.state = node.state, NodeState.LOST
+    forget(state, event.node)
     if state.phase is Phase.WAITING:
         _lost_while_waiting(state, event.node, now)
         return

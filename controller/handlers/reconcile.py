@@ -21,6 +21,7 @@ from ...protocol.prepared import builds_ahead
 from ...protocol.types import PLATFORM, node_address, rank_address
 from ..changes.drain import outstanding_starts
 from ..changes.generation import given_back, start_command
+from ..changes.node_checks import outstanding_checks
 from ..changes.shutdown import asked_to_save, save_command
 from ..changes.spares import ahead_command
 from ..state.job_state import JobState, Phase
@@ -42,6 +43,8 @@ def owed(state: JobState) -> Iterator[Owed]:
         yield PLATFORM, CreateNode(name)
     for name in given_back(state):
         yield PLATFORM, DeleteNode(name)
+    for name, check in outstanding_checks(state):
+        yield node_address(name), check
     for name in sorted(state.clocks.awaited):
         yield node_address(name), ProbeProgress(state.clocks.probe)
     for name, start in outstanding_starts(state):

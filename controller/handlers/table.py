@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ...protocol import messages as m
-from ..changes import drain, shutdown, step_clocks
+from ..changes import drain, node_checks, shutdown, step_clocks
 from ..events import (
     ControllerStarted,
     DeadlinePassed,
@@ -55,6 +55,7 @@ ROWS: tuple[Row, ...] = (
     Row(ALIVE, m.PlatformJoined, platform.on_platform_joined),
     Row(ALIVE, m.NodeGoing, platform.on_node_going),
     Row(ALIVE, m.NodeStaying, platform.on_node_staying),
+    Row(ALIVE, m.NodeChecked, node_checks.on_node_checked),
     Row(ALIVE, m.StoreMoved, nodes.on_store_moved),
     Row(ALIVE, m.ProcessesPrepared, nodes.on_processes_prepared),
     Row(ALIVE, m.ProcessStarted, reports.on_process_started),

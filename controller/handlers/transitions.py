@@ -17,7 +17,7 @@ DECIDED = frozenset({P.QUIESCING, P.STARTING, P.WAITING, P.SAVING, P.ENDED})
 # In this phase, each of these events can lead to each of those phases. What is not here leaves the phase as it is.
 _BY_PHASE: Mapping[Phase, Mapping[tuple[type, ...], tuple[Phase, ...]]] = {
     P.WAITING: {
-        (m.NodeJoined, m.NodeStaying, m.FaultReported): (P.STARTING,),
+        (m.NodeJoined, m.NodeChecked, m.NodeStaying, m.FaultReported): (P.STARTING,),
         (m.NodeRefused, DeadlinePassed): (P.STARTING, P.ENDED),
         (StopRequested,): (P.ENDED,),
     },

@@ -17,9 +17,9 @@ from ..changes.generation import (
     open_generation,
     replace_node,
     request_missing,
+    restart,
     widen_generation,
 )
-from ..changes.restart import restart
 from ..changes.scaling import least_nodes
 from ..changes.shutdown import begin_stop, save_first, saves_first
 from ..changes.spares import built_on_spares

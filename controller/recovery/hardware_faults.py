@@ -10,8 +10,9 @@ import msgspec
 from ...policies.fault_levels import TREATMENTS, Treatment, closed_text
 from ...policies.schema import SubHealthAction
 from ...protocol.types import Assertion, FaultLevel, FaultReport
-from ..changes.drain import UNFIT, take_sub_health, well_again
+from ..changes.drain import take_sub_health, well_again
 from ..changes.generation import release_held, start_if_possible
+from ..changes.node_checks import is_unfit
 from ..state.job_state import JobState, Phase
 from ..state.world import NodeState
 
@@ -86,7 +87,7 @@ def settle(state: JobState, name: str | None) -> None:
     node = state.world.nodes.get(name or "")
     if node is None:
         return
-    unfit = bool(state.book.on(node.name, UNFIT))
+    unfit = is_unfit(state, node.name)
     if unfit and node.state is NodeState.SPARE:
         node.state = NodeState.UNFIT
     elif not unfit and node.state is NodeState.UNFIT:

@@ -19,6 +19,7 @@ from .fault_book import FaultBook
 from .history import History
 from .incident import OpenIncident
 from .meeting import Meeting
+from .node_checks import NodeChecks
 from .planned_change import AT_THE_BOUNDARY, Plans
 from .rank_states import PARKED, RankState
 from .world import World
@@ -180,6 +181,7 @@ class JobState:
     saving: Saving = field(default_factory=Saving)
     accounts: Accounts = field(default_factory=Accounts)
     arrivals: Arrivals = field(default_factory=Arrivals)
+    checks: NodeChecks = field(default_factory=NodeChecks)  # of nodes, before they get ranks
     progress: Progress = field(default_factory=Progress)
     turn: Turn = field(default_factory=Turn)
     result: Result | None = None

@@ -33,8 +33,11 @@ class Meeting:
         """
         node = self._chosen(world)
         endpoint = node.store if node is not None and node.store is not None else _NOWHERE
-        secret = hashlib.blake2b(purpose.encode(), key=self.key, digest_size=_SECRET_BYTES).hexdigest()
-        return Rendezvous(endpoint.host, endpoint.port, secret)
+        return Rendezvous(endpoint.host, endpoint.port, self.secret(purpose))
+
+    def secret(self, purpose: str) -> str:
+        """Return the secret of those who meet for a purpose."""
+        return hashlib.blake2b(purpose.encode(), key=self.key, digest_size=_SECRET_BYTES).hexdigest()
 
     def begin(self) -> None:
         """Forget the store of the generation before. Runs when a generation is opened."""

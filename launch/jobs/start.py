@@ -58,6 +58,7 @@ class Start(msgspec.Struct, frozen=True):
     device: DeviceName | None = None  # instead of the policy's, with the communicator that goes with it
     listen: str | None = None  # where the controller of a job on several machines listens
     token: FullToken | None = None  # of such a job
+    node_check: bool = False  # or as the policy has it
     mindio: bool = False  # the ranks find a package mindio_ttp, which is midstep's
 
 
@@ -144,6 +145,9 @@ def policy_of(start: Start, given: Policy | None = None) -> Policy:
     policy = _with_few_nodes(given, start)
     policy = _on_device(policy, start.device)
     policy = with_mindio(policy) if start.mindio else policy
+    if start.node_check:
+        node_check = msgspec.structs.replace(policy.node_check, enabled=True)
+        policy = msgspec.structs.replace(policy, node_check=node_check)
     out_of_range = beyond(policy, start.nodes * start.ranks_per_node)
     if out_of_range is not None:
         raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")

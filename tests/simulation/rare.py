@@ -3,8 +3,8 @@
 from midstep.controller.events import DeadlinePassed
 from midstep.controller.state.job_state import Phase
 from midstep.controller.state.rank_states import RankEvent, RankState
-from midstep.policies.schema import Budget, Policy, RungPolicy
-from midstep.protocol.messages import NodeLost
+from midstep.policies.schema import Budget, NodeCheckPolicy, Policy, RungPolicy
+from midstep.protocol.messages import NodeChecked, NodeLost
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
 
 from ..fakes.cluster import job
@@ -24,7 +24,15 @@ def seen_by_hand() -> set[Happened]:
         | _saved_after_its_newcomer_has_failed()
         | _said_once_more()
         | _fit_again_while_it_is_waited_for()
+        | _begun_when_its_node_has_passed()
     )
+
+
+def _begun_when_its_node_has_passed() -> set[Happened]:
+    """No simulated policy has nodes checked."""
+    waiting = Written(job(nodes=1, spares=0), Policy(node_check=NodeCheckPolicy(enabled=True)))
+    waiting.feed(waiting.node("node0"), NodeChecked("node0", 1, product_s=0.1))
+    return waiting.seen
 
 
 def _left_by_one_and_awaited_by_the_other() -> set[Happened]:

@@ -22,6 +22,7 @@ from midstep.controller.state import world
 from midstep.controller.state.job_state import Phase
 from midstep.controller.state.rank_states import NEXT, RankEvent, RankState, after
 from midstep.protocol.enrolment import NodeEnrolled
+from midstep.protocol.messages import NodeChecked
 from midstep.simulation.campaign import run_seeds
 
 RECORDING = Path(__file__).with_name("recording.txt")
@@ -59,7 +60,7 @@ class Moved(NamedTuple):
 
 Happened = Taken | Led | Moved
 
-NOT_PLAYED = frozenset({NodeEnrolled})  # it changes nothing in any phase, and simulated nodes need no admission
+NOT_PLAYED = frozenset({NodeEnrolled, NodeChecked})  # simulated nodes need no admission, and are not checked
 _ROWS = frozenset(Taken(phase, event.__name__) for phase, event in TABLE if event not in NOT_PLAYED)
 
 
