@@ -24,12 +24,11 @@ import msgspec
 from played_rank import PlayedRank, Setting
 
 from midstep.controller.driver import Driver
-from midstep.controller.endpoints.control_socket import ControlServer
-from midstep.controller.enrolment.hosts_wire import open_wire
+from midstep.controller.endpoints.local_sockets import ControlServer
+from midstep.controller.enroller import open_wire
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
-from midstep.controller.liveness import Liveness
-from midstep.controller.progress import ProgressBoard
+from midstep.controller.liveness import Liveness, ProgressBoard
 from midstep.controller.routes import Routes
 from midstep.policies.schema import Policy, default_policy, job_settings
 from midstep.protocol.codec import encode

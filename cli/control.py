@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ..controller.endpoints.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
-from ..controller.endpoints.control_socket import NoController
+from ..controller.endpoints.local_sockets import NoController
 from ..launch.jobs.job_file import run_directory_of
 from ..launch.jobs.run_directory import launcher_of
 from ..launch.supervision.controller_notice import why_no_answer

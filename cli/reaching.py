@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from ..controller.endpoints.control_requests import Reply, Request
-from ..controller.endpoints.control_socket import NoController, ask
+from ..controller.endpoints.local_sockets import NoController, ask
 from ..controller.endpoints.operator_client import ask_from_elsewhere
 from ..launch.jobs.directories import checked_name, find_job
 from ..launch.jobs.job_file import run_directory_of

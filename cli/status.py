@@ -8,8 +8,8 @@ import click
 import msgspec
 
 from ..controller.endpoints.control_requests import Refused, StatusReply, StatusRequest
-from ..controller.endpoints.control_socket import NoController
 from ..controller.endpoints.discovery_files import read_result
+from ..controller.endpoints.local_sockets import NoController
 from ..launch.jobs.journals import living_controllers, paused_until_s, read_status
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus

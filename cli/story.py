@@ -11,7 +11,7 @@ import sys
 import msgspec
 
 from ..controller.endpoints.control_requests import Refused, Reply
-from ..controller.endpoints.story_excerpt import StoryOrder, excerpt, story_of
+from ..controller.endpoints.story import StoryOrder, excerpt, story_of
 from ..controller.story import StoryEntry
 from ..protocol.errors import MidstepError
 from .display.plain import log_to_stderr

@@ -3,25 +3,47 @@
 The transport proves which agent or platform is at the other end of a connection. What comes through that connection is
 still only believed where it is about its sender: an agent speaks of its own node and of the processes that it was
 ordered to start, a rank of itself, over the connection of the node that its process was ordered to start on. A node
-that was given back may only say what still runs there, so that it can be stopped. How big anything may be was checked
+that was given back may only say what still runs there, so that it can be stopped. Which node has which process follows
+from what was ordered (`routes.py`), never from what a node says of itself. How big anything may be was checked
 when the message was decoded (`protocol/bounds.py`).
 """
 
+import functools
+from collections.abc import Sequence
+
 from ..policies.fault_codes import DETECTABLE
+from ..protocol.bounds import MOST_OF_NODES_WORDS
 from ..protocol.enrolment import JOINING_FAMILY, EnrolmentRequested
+from ..protocol.last_words import size_of
 from ..protocol.messages import (
     Ack,
+    CheckpointSaved,
     Envelope,
     FaultReported,
+    Message,
+    NewcomerWaiting,
+    NodeChecked,
     NodeGoing,
+    NodeHeartbeat,
+    NodeJoined,
     NodeLost,
     NodeRefused,
     NodeStaying,
+    NodeWords,
     PlatformJoined,
+    ProcessesPrepared,
+    ProcessExited,
+    ProcessStarted,
+    ProgressReported,
+    RankFinished,
+    RankJoined,
+    RankQuiesced,
+    RankReady,
+    StepCommitted,
+    StoreMoved,
 )
-from ..protocol.types import DETECTOR_PREFIX, PLATFORM, FaultLevel, FaultReport
-from .node_admission import NODE_PREFIX, RANK_PREFIX, ranks_of, refusal_of_node, refusal_of_rank
-from .routes import Routes
+from ..protocol.types import DETECTOR_PREFIX, PLATFORM, FaultLevel, FaultReport, node_address, rank_address
+from .routes import PlacementHistory, Routes
 
 _OF_THE_PLATFORM = (PlatformJoined, NodeLost, NodeRefused, NodeGoing, NodeStaying, Ack)
 _LONGEST_TEXT = 4000  # of a fault: the book adds to it
@@ -98,3 +120,141 @@ def unbelievable(report: FaultReport) -> str | None:
     if report.level is FaultLevel.SOFTWARE and report.code is None:
         return "names neither code nor level"
     return "longer than a fault can be" if len(report.detail + report.meaning) > _LONGEST_TEXT else None
+
+
+NODE_PREFIX = node_address("")
+RANK_PREFIX = "rank/"
+_OF_A_NODE = (
+    NodeJoined,
+    NodeChecked,
+    NodeGoing,  # of itself, when it is asked to leave
+    NodeLost,  # of itself, when it leaves
+    StoreMoved,
+    ProcessesPrepared,
+    ProcessStarted,
+    NewcomerWaiting,
+    ProcessExited,
+    ProgressReported,
+    NodeHeartbeat,
+    NodeWords,
+)
+_OF_A_RANK = (RankJoined, RankQuiesced, RankReady, StepCommitted, RankFinished, CheckpointSaved)
+_WITH_REPORT = (RankJoined, RankQuiesced)
+_OF_A_PROCESS = (ProcessStarted, NewcomerWaiting, ProcessExited)
+_WITH_CLOCKS = (NodeHeartbeat, ProgressReported)
+_DIGITS = 9  # of a rank
+_NAMES_REMEMBERED = 1 << 17
+
+
+def refusal_of_node(envelope: Envelope, placement: PlacementHistory) -> str | None:
+    """Return why an agent's own message is not believed; None if it is."""
+    body, address = envelope.body, envelope.sender
+    if isinstance(body, Ack):
+        return None
+    if not isinstance(body, (*_OF_A_NODE, FaultReported)):
+        return "not for an agent to say"
+    if placement.is_given_back(address) and not isinstance(body, NodeJoined | ProcessStarted):
+        return "node was given back"
+    if isinstance(body, FaultReported):
+        return _refusal_of_report(body.report, address, placement)
+    if node_address(body.node) != address:
+        return "about another node"
+    return _refusal_of_processes(body, address, placement)
+
+
+def refusal_of_rank(identity: str, envelope: Envelope, world_size: int, routes: Routes) -> str | None:
+    """Return why a rank's message is not believed; None if it is.
+
+    A rank is heard through the agent that started its process. The session of a rank is its incarnation.
+    """
+    placement, rank = routes.placement, _rank_named(envelope.sender)
+    if rank is None or rank >= world_size:
+        return "no such rank"
+    if placement.node_of(rank, envelope.session) != identity:
+        is_agent = identity.startswith(NODE_PREFIX)
+        return "relayed by an agent that does not have the rank" if is_agent else "relayed by no agent"
+    if isinstance(envelope.body, Ack):  # an order has arrived only where it was sent to
+        return None if routes.connection(envelope.sender) in {None, identity} else "acknowledged where the rank was"
+    if placement.is_given_back(identity):
+        return "node was given back"
+    return _refusal_of_ranks_word(envelope, rank, identity, placement)
+
+
+def ranks_of(body: Message) -> Sequence[int]:
+    """Return the ranks that a message speaks of: what comes from the wire must not index past the world."""
+    if isinstance(body, _WITH_REPORT):
+        return [body.rank, *[copy.rank for copy in body.report.local_states]]
+    if isinstance(body, _OF_A_RANK):
+        return (body.rank,)
+    if isinstance(body, FaultReported):
+        return () if body.report.rank is None else (body.report.rank,)
+    return [rank for rank, _ in _processes_of(body)]
+
+
+def _refusal_of_report(report: FaultReport, address: str, placement: PlacementHistory) -> str | None:
+    """Refuse what an agent may not report: it reports ranks, starts and devices of its own node."""
+    if report.seen_by != address:
+        return "speaks for another observer"
+    if report.node is None or node_address(report.node) != address:
+        return "about another node"
+    if report.rank is None:
+        return None
+    if report.incarnation:
+        known = placement.node_of(report.rank, report.incarnation) == address
+    else:  # a device on which some process of the rank was
+        known = placement.has_hosted(report.rank, address)
+    return None if known else "about a process of another node"
+
+
+def _refusal_of_processes(body: Message, address: str, placement: PlacementHistory) -> str | None:
+    if isinstance(body, NodeWords) and size_of(body) > MOST_OF_NODES_WORDS:
+        return "longer than last words may be"
+    if all(placement.node_of(rank, incarnation) == address for rank, incarnation in _processes_of(body)):
+        return None
+    return "about a process of another node"
+
+
+def _refusal_of_ranks_word(envelope: Envelope, rank: int, identity: str, placement: PlacementHistory) -> str | None:
+    body = envelope.body
+    if isinstance(body, FaultReported):
+        return _refusal_of_own_report(body.report, rank, envelope, identity)
+    if not isinstance(body, _OF_A_RANK):
+        return "not for a rank to say"
+    if body.rank != rank:
+        return "about another rank"
+    # Another incarnation of the rank on this node is for the machine to judge: it knows which one is the present one.
+    if isinstance(body, CheckpointSaved) or placement.node_of(rank, body.incarnation) == identity:
+        return None
+    return "about a process of another node"
+
+
+def _refusal_of_own_report(report: FaultReport, rank: int, envelope: Envelope, identity: str) -> str | None:
+    """Refuse what a process may not report: it reports only its own faults."""
+    if report.seen_by != envelope.sender:
+        return "speaks for another observer"
+    if report.node is not None and node_address(report.node) != identity:
+        return "about another node"
+    return None if (report.rank, report.incarnation) == (rank, envelope.session) else "about another rank"
+
+
+def _processes_of(body: Message) -> Sequence[tuple[int, int]]:
+    """Return rank and incarnation of the processes that an agent speaks of."""
+    if isinstance(body, _WITH_CLOCKS):
+        return [(progress.rank, progress.incarnation) for progress in body.ranks]
+    if isinstance(body, NodeWords):
+        return [(words.rank, words.incarnation) for words in body.ranks]
+    if isinstance(body, NodeJoined):
+        return [(process.rank, process.incarnation) for process in body.processes]
+    if not isinstance(body, _OF_A_PROCESS):
+        return ()
+    process = (body.process.rank, body.process.incarnation)
+    if isinstance(body, ProcessExited) and body.last is not None:
+        return (process, (body.last.rank, body.last.incarnation))
+    return (process,)
+
+
+@functools.lru_cache(_NAMES_REMEMBERED)
+def _rank_named(sender: str) -> int | None:
+    name = sender.removeprefix(RANK_PREFIX)
+    rank = int(name) if name.isascii() and name.isdigit() and len(name) <= _DIGITS else -1
+    return rank if rank >= 0 and sender == rank_address(rank) else None

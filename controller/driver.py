@@ -6,40 +6,47 @@ journal cannot be written nothing is handled, acknowledged or sent; operators ar
 """
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from ..policies.fault_codes import FaultCodes
 from ..protocol.discovery import FOUND_S
 from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded, MidstepError
 from ..protocol.incidents import JobStatus
-from ..protocol.messages import NEVER_JOURNALED, FaultReported, NodeHeartbeat, NodeLost, NodeWords
+from ..protocol.last_words import in_lines
+from ..protocol.messages import (
+    NEVER_JOURNALED,
+    FaultReported,
+    NodeHeartbeat,
+    NodeLost,
+    NodeWords,
+)
+from ..protocol.time_limit import within
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .actions import Action, Finish, Forget, Log, Send
-from .endpoints.control_socket import ControlServer
+from .clock import said_at, stamped
+from .endpoints.control_requests import Refused, Reply
 from .endpoints.discovery_files import JobResult, write_result
-from .endpoints.operator_requests import OperatorRequests
+from .endpoints.local_sockets import ControlServer
+from .endpoints.remote_operators import OperatorRequests
 from .endpoints.request_handler import RequestHandler, StoryRequests
-from .enrolment.enroller import Enroller
-from .events import ControllerStarted, DeadlinePassed, Event, NodeReturned, StopRequested
+from .enroller import Enroller
+from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
 from .journal.store import JournalEntry, JournalStore
-from .journal.trouble import JournalTrouble
-from .journal.upkeep import Upkeep
+from .journal.upkeep import JournalTrouble, Upkeep
 from .keepalive import KeepAlive
-from .last_words import KeptWords
 from .learned import Learned
-from .live_status import LiveStatus
-from .liveness import Liveness
+from .liveness import Liveness, ProgressBoard
 from .machine import Machine
-from .pending import Answer, Pending, regret
-from .progress import ProgressBoard
 from .routes import Routes
-from .silence import SilenceWatch
 from .switchover import Switchover
-from .timestamps import said_at, stamped
-from .waiting import Waiting
 from .wire import Arrival, Wire
 
 BATCH_LIMIT = 1000  # events in one transaction
@@ -48,9 +55,90 @@ LONGEST_SLEEP_S = 0.5  # a quarter of a lease: signs of life come from the loop
 BEATS_SPACING_S = 0.005  # between turns that have nothing but heartbeats: those of hundreds of nodes are taken together
 DEADLINE_SPACING_S = 0.02  # a machine that names a passed deadline again does not flood the journal
 JOURNAL_PATIENCE_S = 600.0  # an unwritable journal for longer than this ends the controller
+LOOKS_IN_INTERVAL = 10  # for silent nodes: each goes through all of them, and a second has hundreds of turns
+MOST_NODES_WORDS = 4096  # of the nodes that spoke last
 _NODE_PREFIX = node_address("")
 
+Answer = Callable[[Reply], None]
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class Pending:
+    """An event on its way into the journal. Then `arrival` is acknowledged, and the request gets an `answer`."""
+
+    entry: JournalEntry
+    arrival: Arrival | None = None
+    answer: Answer | None = None
+
+
+def regret(error: JournalError) -> Refused:
+    """Return the answer to a request that cannot be made durable."""
+    return Refused(f"nothing was done, because the journal cannot be written: {error}")
+
+
+class KeptWords:
+    """What each node said last of what its ranks have printed, until the node is lost. It is in no journal before that.
+
+    The machine decides nothing by it. With the loss it becomes a part of the event, so that each controller has the
+    same report.
+    """
+
+    def __init__(self) -> None:
+        self._words: dict[str, NodeWords] = {}
+
+    def take(self, words: NodeWords) -> None:
+        """Keep what a node says, in place of what it said before."""
+        self._words.pop(words.node, None)
+        self._words[words.node] = words
+        if len(self._words) > MOST_NODES_WORDS:
+            del self._words[next(iter(self._words))]
+
+    def completed(self, event: Event) -> Event:
+        """Return the loss of a node with what was last heard of it, and forget that; other events as they are."""
+        words = self._words.pop(event.node, None) if isinstance(event, NodeLost) else None
+        return event if words is None else msgspec.structs.replace(event, output=in_lines(words))
+
+
+class Waiting:
+    """Watches descriptors in the running loop, inside a `with` block."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._descriptors = descriptors
+        self._woken = asyncio.Event()
+
+    def __enter__(self) -> "Waiting":
+        loop = asyncio.get_running_loop()
+        for descriptor in self._descriptors:
+            loop.add_reader(descriptor, self._woken.set)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for descriptor in self._descriptors:
+            loop.remove_reader(descriptor)
+
+    def wake(self) -> None:
+        """End the present wait, or else the next one, at once."""
+        self._woken.set()
+
+    def begin(self) -> None:
+        """Forget what has happened so far: a turn that looks at everything begins."""
+        self._woken.clear()
+
+    async def wait(self, limit_s: float) -> None:
+        """Wait until something has happened since `begin`, `limit_s` at most."""
+        with contextlib.suppress(TimeoutError):
+            await within(limit_s, self._woken.wait())
+
+    async def rest(self, duration_s: float) -> None:
+        """Wait, whatever happens. The descriptors are not looked at: one that stays readable would wake the loop."""
+        self.__exit__()
+        try:
+            await asyncio.sleep(max(0.0, duration_s))
+        finally:
+            self.__enter__()
 
 
 class Driver:
@@ -84,7 +172,6 @@ class Driver:
         self._wire = wire
         self._board = board
         self._liveness = liveness
-        self._silence = SilenceWatch(liveness)
         self._learned = Learned(machine, routes, liveness, enroller.book)
         self._upkeep = Upkeep(journal, self._learned)
         self._control = OperatorRequests(control, wire)
@@ -94,9 +181,6 @@ class Driver:
         self._enroller = enroller
         self._words = KeptWords()
         self._switchover = switchover or Switchover()
-        self._status = LiveStatus(
-            machine, board, liveness, wire=wire, control=self._control, journal=journal, switchover=self._switchover
-        )
         self._requests = RequestHandler(journal.founding.job, self._switchover, stories)
         self._job_directory = job_directory
         self._clock = journal.clock
@@ -104,7 +188,7 @@ class Driver:
         self._trouble = JournalTrouble(patience_s)
         self._numbers, self._signalled = 0, False
         self._finish: Finish | None = None
-        self._drain_until_s = self._deadline_not_before_s = self._turned_s = 0.0
+        self._drain_until_s = self._deadline_not_before_s = self._turned_s = self._look_not_before_s = 0.0
         self._waiting = Waiting((wire.fileno(), control.fileno()))
 
     async def run(self) -> int:
@@ -182,7 +266,18 @@ class Driver:
 
     def status(self) -> JobStatus:
         """Return how the job stands, with the latest heartbeats and what this controller has refused."""
-        return self._status.at(self._clock.now(), self._trouble.error)
+        now, error = self._clock.now(), self._trouble.error
+        status = self._board.overlay(self._machine.status(now))
+        controllers, paused_until_s = self._switchover.standing()
+        return msgspec.structs.replace(
+            status,
+            refused={**status.refused, **self._wire.refused, **self._control.refused},
+            reason=status.reason if error is None else f"the journal cannot be written: {error}",
+            term=self._journal.term,
+            holding=self._liveness.holding(now),
+            controllers=controllers,
+            failover_paused_until_s=paused_until_s,
+        )
 
     def _take(self, arrival: Arrival, now: float) -> None:
         envelope = arrival.envelope
@@ -228,10 +323,15 @@ class Driver:
                 self._pend(event, answer)
 
     def _listen_for_silence(self, now: float) -> None:
-        if not self._silence.is_due(now) or self._wire.pending:  # a word of a node may lie unread
+        if now < self._look_not_before_s or self._wire.pending:  # a word of a node may lie unread
             return
-        for event in self._silence.look(now):
+        self._look_not_before_s = now + self._liveness.interval_s / LOOKS_IN_INTERVAL
+        held = self._liveness.hold
+        for event in self._liveness.judge(now):
+            _log.warning("%s", event.text if isinstance(event, HoldEnded) else f"node {event.node}: {event.reason}")
             self._pend(event)
+        if held is None and self._liveness.hold is not None:
+            _log.warning("%s", self._liveness.hold.text(now))
         if self._liveness.heard_again:
             self._wire.hurry(now)
 

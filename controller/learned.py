@@ -7,7 +7,7 @@ import msgspec
 
 from ..protocol.errors import JournalError, SnapshotUnreadable
 from .actions import Action, Finish, Send
-from .enrolment.book import EnrolmentBook
+from .enrolment import EnrolmentBook
 from .events import Event, StopRequested
 from .liveness import Liveness, Watch
 from .machine import Machine

@@ -1,9 +1,9 @@
-"""Which nodes have gone silent, and whether the fault is theirs or of the controller's own network.
+"""Judge by heartbeats which nodes have gone silent, whether the fault is theirs, and how far each rank is.
 
 A controller that is cut off sees what it would see if all nodes had died, and must not act on it: the ranks train on.
 So while more than a share of the nodes owe their heartbeats at the same time, their silence is held for a while.
 Heartbeats are many and of no worth a second later, so none is journaled; the conclusions are: a node is lost, a hold
-has ended. Pure: time is an argument, and is the controller's.
+has ended. Status shows what they say of ranks (`ProgressBoard`). Pure: time is an argument, and is the controller's.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,9 @@ from collections.abc import Iterable
 import msgspec
 
 from ..policies.schema import HeartbeatPolicy
-from ..protocol.messages import Command, DeleteNode, EndJob, NodeJoined, NodeLost
-from ..protocol.types import node_address
+from ..protocol.incidents import JobStatus, RankStatus
+from ..protocol.messages import Command, DeleteNode, EndJob, NodeHeartbeat, NodeJoined, NodeLost
+from ..protocol.types import RankProgress, node_address
 from .events import Event, HoldEnded
 
 QUIET_SHARE = 1 / 3  # of the time in which a node goes silent: one that is cut off with others is late by then, too
@@ -194,3 +195,48 @@ class Liveness:
 
     def _hold_is_over(self, now: float) -> bool:
         return self.hold is not None and now >= self.hold.until_s
+
+
+class ProgressBoard:
+    """The latest step clock of every rank."""
+
+    def __init__(self, *, world_size: int) -> None:
+        """`world_size`: of the job; what speaks of other ranks is dropped."""
+        self._world_size = world_size
+        self._ranks: dict[int, dict[int, RankProgress]] = {}  # by rank, then incarnation: a successor may be ready
+
+    def take(self, heartbeat: NodeHeartbeat) -> None:
+        """Take in the step clocks of a node. An earlier incarnation never hides a later one, nor the other way."""
+        for progress in heartbeat.ranks:
+            if not 0 <= progress.rank < self._world_size:
+                continue
+            by_incarnation = self._ranks.setdefault(progress.rank, {})
+            by_incarnation[progress.incarnation] = progress
+            for incarnation in [each for each in by_incarnation if each < max(by_incarnation) - 1]:
+                del by_incarnation[incarnation]
+
+    def overlay(self, status: JobStatus) -> JobStatus:
+        """Return the machine's status with the steps and activities of the latest heartbeats.
+
+        The machine only knows what was journaled; between incidents the ranks move on without telling it.
+        """
+        ranks = tuple(self._overlay_rank(rank) for rank in status.ranks)
+        committed = max((rank.step for rank in ranks), default=0)
+        latest = [by_incarnation[max(by_incarnation)] for by_incarnation in self._ranks.values()]
+        medians = sorted(progress.median_step_s for progress in latest if progress.median_step_s > 0)
+        return msgspec.structs.replace(
+            status,
+            ranks=ranks,
+            committed=max(status.committed, committed),
+            median_step_s=medians[len(medians) // 2] if medians else status.median_step_s,
+        )
+
+    def _overlay_rank(self, rank: RankStatus) -> RankStatus:
+        progress = self._ranks.get(rank.rank, {}).get(rank.incarnation)
+        if progress is None:
+            return rank
+        return msgspec.structs.replace(
+            rank,
+            step=max(progress.step, rank.step),
+            activity="suspended" if progress.suspended else progress.activity.value,
+        )

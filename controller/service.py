@@ -26,15 +26,13 @@ from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
 from .driver import Driver
 from .election.file_election import LEASE_S
-from .endpoints.control_socket import ControlServer, socket_path
 from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
-from .endpoints.line_socket import SOCKET_NAME, LineServer
-from .endpoints.storyteller import Storyteller
-from .enrolment.hosts_wire import open_wire
+from .endpoints.local_sockets import DETECTORS_SOCKET, ControlServer, LineServer, socket_path
+from .endpoints.story import Storyteller
+from .enroller import open_wire
 from .keepalive import KeepAlive
-from .liveness import Liveness
+from .liveness import Liveness, ProgressBoard
 from .opening import ControllerPlace, Term, open_job
-from .progress import ProgressBoard
 from .relaunch_hook import RelaunchHook
 from .routes import Routes
 from .switchover import ControllerEntry
@@ -133,7 +131,7 @@ def _leave(entry: ControllerEntry) -> None:
 
 def discard_sockets(run_directory: Path) -> None:
     """Remove the unix sockets of the last leader: it may be frozen, and still be taken for one that listens."""
-    for path in (socket_path(run_directory), run_directory.resolve() / SOCKET_NAME):
+    for path in (socket_path(run_directory), run_directory.resolve() / DETECTORS_SOCKET):
         path.unlink(missing_ok=True)
 
 

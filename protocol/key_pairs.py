@@ -37,6 +37,14 @@ def derived_pair(secret: bytes, *purpose: str) -> KeyPair:
     return KeyPair(zmq.curve_public(key).decode(), key.decode())
 
 
+def is_key(text: str) -> bool:
+    """Say whether a text is one half of a key pair."""
+    try:
+        return len(z85.decode(text.encode("ascii"))) == KEY_BYTES
+    except (ValueError, KeyError, OverflowError, ArithmeticError):
+        return False
+
+
 def _hkdf_sha256(secret: bytes, info: bytes) -> bytes:
     """Return 32 bytes by HKDF (RFC 5869): one block of its output is all that a key takes."""
     extracted = hmac.digest(_SALT, secret, hashlib.sha256)

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ...controller.endpoints.control_requests import StatusReply, StatusRequest
-from ...controller.endpoints.control_socket import NoController, ask
+from ...controller.endpoints.local_sockets import NoController, ask
 from ...protocol.errors import MidstepError
 from ...protocol.incidents import Incident, JobStatus, Outcome
 from ...protocol.types import Decision

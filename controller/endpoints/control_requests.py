@@ -1,4 +1,4 @@
-"""What an operator's command line may ask of the controller, and what it may answer.
+"""The requests of operators, the answers of the controller, and the role that each request takes.
 
 Closed, tagged structs: bytes that are none of these are refused. They come over the control socket, and from operators
 on other machines, encrypted, at the controller's port.
@@ -12,6 +12,7 @@ import msgspec
 from ...protocol.bounds import Count, Name, Text
 from ...protocol.errors import MidstepError
 from ...protocol.incidents import Incident, JobStatus
+from ...protocol.operators import Role
 from ...protocol.types import ArmedFault, FaultReport
 
 MOST_PAUSED_S = 86_400
@@ -133,3 +134,34 @@ def decode_reply(source: Path | str, data: bytes) -> Reply:
             f"{source}: the controller's answer cannot be read: {error}. Use the midstep version that runs the job."
         ) from error
     return reply
+
+
+class Right(msgspec.Struct, frozen=True):
+    """The least role that a request takes, and what it does, in words."""
+
+    role: Role
+    does: str
+
+
+RIGHTS: dict[type[Request], Right] = {
+    StatusRequest: Right(Role.VIEWER, "see the status"),
+    IncidentsRequest: Right(Role.VIEWER, "read the report"),
+    StoryRequest: Right(Role.VIEWER, "read the story"),
+    InjectRequest: Right(Role.OPERATOR, "inject a fault"),
+    KillNodeRequest: Right(Role.OPERATOR, "kill a node"),
+    ReportFaultRequest: Right(Role.OPERATOR, "report a fault"),
+    StopJobRequest: Right(Role.OPERATOR, "stop the job"),
+    PromoteRequest: Right(Role.ADMIN, "promote a controller"),
+    PauseFailoverRequest: Right(Role.ADMIN, "pause the failover"),
+}
+
+
+def refusal_of(role: Role, request: Request) -> Refused | None:
+    """Return why a role may not ask for this, with the role that may; None if it may."""
+    right = RIGHTS[type(request)]
+    if role.covers(right.role):
+        return None
+    return Refused(
+        f"the role {role} may not {right.does}: that takes the role {right.role}. Whoever has the job's token makes a "
+        f"token of that role: `midstep token --role {right.role}`"
+    )

@@ -20,7 +20,7 @@ from ...protocol.operators import family_of
 from ...protocol.token import RoleToken, expiry_text
 from ...protocol.transport import DealerSocket
 from .control_requests import Reply, Request, decode_reply
-from .control_socket import NoController
+from .local_sockets import NoController
 
 _POLL_MS = 50
 _NONCE_BYTES = 8

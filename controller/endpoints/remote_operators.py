@@ -1,7 +1,8 @@
-"""Requests of operators on other machines: whose they are, in which order they are served, and at what pace.
+"""Requests of operators on this machine and on other ones: whose they are, in which order and at what pace served.
 
-They come over the controller's port, from connections whose key stands for a role. To answer takes time of the loop
-that recovers the job. So only a share of that time is theirs, whatever they send; admins come first and viewers last.
+Those of this machine come over the control socket. Those of other machines come over the controller's port, from
+connections whose key stands for a role. To answer them takes time of the loop that recovers the job. So only a share of
+that time is theirs, whatever they send; admins come first and viewers last.
 """
 
 import logging
@@ -14,8 +15,8 @@ import msgspec
 
 from ...protocol.operators import Role, role_of
 from ...protocol.transport import Received
-from .control_requests import IncidentsRequest, Refused, Reply, Request, StatusRequest, StoryRequest
-from .roles import RIGHTS, refusal_of
+from .control_requests import RIGHTS, IncidentsRequest, Refused, Reply, Request, StatusRequest, StoryRequest, refusal_of
+from .local_sockets import ControlServer
 
 MOST_WAITING = 32  # requests of each role
 SHARE = 0.1  # of the loop's time
@@ -136,3 +137,47 @@ def _decoded(data: bytes) -> Request | Refused:
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         return Refused(f"not a request of this midstep: {error}")
     return request
+
+
+Asker = str | RemoteAsker
+"""A connection to the control socket, or one from another machine."""
+
+
+class OperatorRequests:
+    """Hands out the requests of both, and brings the answers back."""
+
+    def __init__(self, control: ControlServer, wire: OperatorWire) -> None:
+        """`control` stays its creator's to close. Requests from other machines come in when `wire` is received from."""
+        self._control = control
+        self._remote = RemoteOperators(wire)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """What was refused so far, by reason."""
+        return {**self._control.refused, **self._remote.refused}
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to do now."""
+        return self._control.pending or self._remote.next_s() == 0.0
+
+    def next_due(self, now: float) -> float | None:
+        """Return when a request that waits may be answered; None: none waits."""
+        left_s = self._remote.next_s()
+        return None if left_s is None else now + left_s
+
+    def fileno(self) -> int:
+        """Return the descriptor of the control socket; the wire has its own."""
+        return self._control.fileno()
+
+    def requests(self) -> Iterator[tuple[Asker, Request]]:
+        """Yield a bounded number of requests, with whom to answer."""
+        yield from self._control.requests()
+        yield from self._remote.requests()
+
+    def answer(self, asker: Asker, reply: Reply) -> None:
+        """Answer; nothing happens if the asker is gone."""
+        if isinstance(asker, RemoteAsker):
+            self._remote.answer(asker, reply)
+        else:
+            self._control.answer(asker, reply)

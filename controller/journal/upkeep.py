@@ -1,4 +1,4 @@
-"""Keeps the journal of a running job short, between two turns of its controller."""
+"""Look after the journal of a running job: keep it short between two turns, and wait while it cannot be written."""
 
 import logging
 
@@ -40,3 +40,49 @@ class Upkeep:
             self._journal.conclude(self._learned.snapshot)
         except JournalError as error:
             _log.warning("the journal stays as it is: %s", error)
+
+
+RETRY_FIRST_S = 0.25
+RETRY_LONGEST_S = 5.0
+REMIND_S = 30.0
+
+
+class JournalTrouble:
+    """Knows whether the journal could be written last time, and when to try again. Times are the controller's."""
+
+    def __init__(self, patience_s: float) -> None:
+        """After `patience_s` of trouble, `suffer` raises."""
+        self._patience_s = patience_s
+        self._since_s = 0.0
+        self._delay_s = 0.0
+        self._reminded_s = 0.0
+        self.error: JournalError | None = None
+        self.retry_s = 0.0
+
+    @property
+    def next_try_s(self) -> float | None:
+        """When to try again; None while there is no trouble."""
+        return None if self.error is None else self.retry_s
+
+    def blocks(self, now: float) -> bool:
+        """Return whether it is too early to try again."""
+        return self.error is not None and now < self.retry_s
+
+    def suffer(self, error: JournalError, now: float, waiting: int) -> None:
+        """Writing has failed, and `waiting` events wait. Raises the error when that has gone on for too long."""
+        if self.error is None:
+            self._since_s, self._delay_s, self._reminded_s = now, RETRY_FIRST_S, now - 2 * REMIND_S
+        elif now - self._since_s > self._patience_s:
+            raise error
+        self.error = error
+        self.retry_s = now + self._delay_s
+        self._delay_s = min(2 * self._delay_s, RETRY_LONGEST_S)
+        if now - self._reminded_s > REMIND_S:
+            self._reminded_s = now
+            _log.error("%d events wait, nothing is decided meanwhile: %s", waiting, error)
+
+    def end(self, now: float) -> None:
+        """Writing has succeeded."""
+        if self.error is not None:
+            _log.warning("the journal can be written again, after %.1f s", now - self._since_s)
+            self.error = None

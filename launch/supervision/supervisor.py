@@ -17,8 +17,8 @@ import msgspec
 
 from ...cli.controller import EXIT_DAMAGED, EXIT_FAILED
 from ...controller.endpoints.control_requests import StopJobRequest
-from ...controller.endpoints.control_socket import ask
 from ...controller.endpoints.discovery_files import JobResult, read_result, write_result
+from ...controller.endpoints.local_sockets import ask
 from ...controller.journal.reading import read_status
 from ...platforms.log_files import open_log
 from ...protocol.errors import MidstepError, PlatformError

@@ -20,8 +20,7 @@ from midstep.controller.endpoints.control_requests import (
     StatusReply,
     StatusRequest,
 )
-from midstep.controller.endpoints.control_socket import ControlServer, socket_path
-from midstep.controller.endpoints.line_socket import SOCKET_NAME, LineServer
+from midstep.controller.endpoints.local_sockets import DETECTORS_SOCKET, ControlServer, LineServer, socket_path
 from midstep.controller.endpoints.request_handler import RequestHandler
 from midstep.controller.events import Event
 from midstep.controller.machine import RecoveryMachine
@@ -180,7 +179,7 @@ def test_every_line_is_answered_and_the_next_good_one_is_taken(tmp_path: Path) -
             lambda report, answer: answer(controller.reply(ReportFaultRequest(report))),
         )
         await server.open()
-        reader, writer = await asyncio.open_unix_connection(str(folder / SOCKET_NAME))
+        reader, writer = await asyncio.open_unix_connection(str(folder / DETECTORS_SOCKET))
         good, refused, last = 0, 0, json.dumps(LINE).encode()
         try:
             for case in range(CASES):

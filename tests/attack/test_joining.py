@@ -7,8 +7,8 @@ from zmq.utils import z85
 
 from midstep.controller.admission import refusal
 from midstep.controller.endpoints.control_requests import Accepted
-from midstep.controller.enrolment.book import MOST_NODES, Standing
-from midstep.controller.enrolment.enroller import Enroller
+from midstep.controller.enroller import Enroller
+from midstep.controller.enrolment import MOST_NODES, Standing
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Arrival
 from midstep.launch.joining.opening import let_nodes_join

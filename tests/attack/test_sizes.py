@@ -14,10 +14,9 @@ import zmq
 from rich.console import Console
 
 from midstep.cli.views.status_view import status_view
-from midstep.controller.endpoints import control_socket
-from midstep.controller.endpoints.abridging import Abridger
+from midstep.controller.endpoints import local_sockets as control_socket
 from midstep.controller.endpoints.control_requests import StatusReply, StatusRequest
-from midstep.controller.endpoints.request_handler import RequestHandler
+from midstep.controller.endpoints.request_handler import Abridger, RequestHandler
 from midstep.controller.state.fault_book import MAX_OF_ONE, FaultBook
 from midstep.controller.switchover import Switchover
 from midstep.policies.fault_levels import Treatment

@@ -8,9 +8,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from midstep.controller.endpoints import control_socket
+from midstep.controller.endpoints import local_sockets as control_socket
 from midstep.controller.endpoints.control_requests import Accepted, Request, StopJobRequest
-from midstep.controller.endpoints.line_socket import MAX_CONNECTIONS, SOCKET_NAME, LineServer
+from midstep.controller.endpoints.local_sockets import DETECTORS_SOCKET, MAX_CONNECTIONS, LineServer
 from midstep.protocol.time_limit import within
 
 from .attack import attack
@@ -122,10 +122,10 @@ def test_idle_local_connections_do_not_keep_detectors_away(tmp_path: Path) -> No
         crowd = []
         try:
             for _ in range(MAX_CONNECTIONS):
-                crowd.append(await asyncio.open_unix_connection(str(folder / SOCKET_NAME)))
+                crowd.append(await asyncio.open_unix_connection(str(folder / DETECTORS_SOCKET)))
             assert b"C0" in await said(*crowd[0], "C0")
             for _ in range(10):
-                crowd.append(await asyncio.open_unix_connection(str(folder / SOCKET_NAME)))
+                crowd.append(await asyncio.open_unix_connection(str(folder / DETECTORS_SOCKET)))
             assert b"C1" in await said(*crowd[-1], "C1")
             assert b"C2" in await said(*crowd[0], "C2")
         finally:

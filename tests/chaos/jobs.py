@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from midstep.cli.main import main
 from midstep.controller.endpoints.control_requests import Accepted, KillNodeRequest, Request, StatusReply, StatusRequest
-from midstep.controller.endpoints.control_socket import NoController, ask
+from midstep.controller.endpoints.local_sockets import NoController, ask
 from midstep.launch.supervision.controller_notice import read_notice
 from midstep.protocol import environment as names
 from midstep.protocol.incidents import JobStatus

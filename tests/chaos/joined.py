@@ -16,7 +16,7 @@ import psutil
 import yaml
 
 from midstep.controller.endpoints.control_requests import StatusReply, StatusRequest
-from midstep.controller.endpoints.control_socket import NoController, ask
+from midstep.controller.endpoints.local_sockets import NoController, ask
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.token import Token, new_token, token_text
 

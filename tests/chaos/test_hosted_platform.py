@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.endpoints.control_requests import Accepted, KillNodeRequest
-from midstep.controller.endpoints.control_socket import ask
+from midstep.controller.endpoints.local_sockets import ask
 from midstep.protocol.incidents import JobStatus
 
 from .comparing import assert_nobody_harmed, assert_same_numbers

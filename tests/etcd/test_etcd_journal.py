@@ -15,7 +15,7 @@ import pytest
 
 from midstep.controller import clock
 from midstep.controller.election.succession import PREFERRED_S
-from midstep.controller.endpoints.story_excerpt import StoryOrder, story_of
+from midstep.controller.endpoints.story import StoryOrder, story_of
 from midstep.controller.etcd import leaders_clock
 from midstep.controller.etcd.client import Condition, Etcd, Operation, delete, put
 from midstep.controller.etcd.journal import EtcdJournal, submit

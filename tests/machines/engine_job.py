@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from midstep.controller.endpoints.control_socket import SOCKET_NAME
+from midstep.controller.endpoints.local_sockets import SOCKET_NAME
 
 from .job import PATIENCE_S, Job
 

@@ -14,7 +14,7 @@ from midstep.controller.endpoints.control_requests import (
     StatusReply,
     StatusRequest,
 )
-from midstep.controller.endpoints.control_socket import SOCKET_NAME
+from midstep.controller.endpoints.local_sockets import SOCKET_NAME
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import ArmedFault
 

@@ -28,7 +28,7 @@ from midstep.controller.endpoints.control_requests import (
     StatusRequest,
     StopJobRequest,
 )
-from midstep.controller.endpoints.control_socket import SOCKET_NAME
+from midstep.controller.endpoints.local_sockets import SOCKET_NAME
 from midstep.protocol import environment as names
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.token import new_token, token_text

@@ -5,7 +5,7 @@ from .mutant import Mutant
 MUTANTS = (
     Mutant(
         "believe any agent about any rank",
-        "midstep.controller.node_admission",
+        "midstep.controller.admission",
         "placement.node_of(rank, ",
         "(lambda _, here=locals(): here.get('identity', here.get('address')))(",
     ),

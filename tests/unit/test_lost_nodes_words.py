@@ -10,8 +10,8 @@ from rich.console import Console
 from midstep.agent.last_words import words_of
 from midstep.cli.views.incident_data import incident_json
 from midstep.cli.views.incident_text import incident_view
-from midstep.controller import last_words
-from midstep.controller.last_words import KeptWords
+from midstep.controller import driver as last_words
+from midstep.controller.driver import KeptWords
 from midstep.protocol.bounds import LONGEST_TEXT, LONGEST_WORDS, MOST_OF_NODES_WORDS, MOST_WITH_WORDS, fits
 from midstep.protocol.incidents import Incident
 from midstep.protocol.last_words import LONGEST_OUTPUT, in_lines, room_of_each, size_of
@@ -101,7 +101,7 @@ def test_the_newest_words_go_with_the_loss_and_are_forgotten_then() -> None:
 def test_no_more_nodes_are_remembered_than_may_be_and_those_that_spoke_last_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(last_words, "MOST_NODES", 2)
+    monkeypatch.setattr(last_words, "MOST_NODES_WORDS", 2)
     kept = KeptWords()
     for node in ("a", "b", "a", "c"):
         kept.take(NodeWords(node, "there"))

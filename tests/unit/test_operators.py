@@ -9,8 +9,8 @@ import pytest
 from zmq.utils import z85
 
 from midstep.controller.endpoints import remote_operators
-from midstep.controller.endpoints.abridging import page
 from midstep.controller.endpoints.control_requests import (
+    RIGHTS,
     Accepted,
     IncidentsRequest,
     InjectRequest,
@@ -19,9 +19,10 @@ from midstep.controller.endpoints.control_requests import (
     Request,
     StatusRequest,
     StopJobRequest,
+    refusal_of,
 )
 from midstep.controller.endpoints.remote_operators import RemoteOperators
-from midstep.controller.endpoints.roles import RIGHTS, refusal_of
+from midstep.controller.endpoints.request_handler import page
 from midstep.launch.joining.opening import let_nodes_join
 from midstep.protocol.errors import ConfigurationError, KeyExpired
 from midstep.protocol.identities import may_be

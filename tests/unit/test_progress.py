@@ -1,6 +1,6 @@
 """The progress board: which step clock counts."""
 
-from midstep.controller.progress import ProgressBoard
+from midstep.controller.liveness import ProgressBoard
 from midstep.protocol.incidents import JobStatus, RankStatus
 from midstep.protocol.messages import NodeHeartbeat
 from midstep.protocol.types import Activity, RankProgress

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.node_relaunches import homes_of, relaunches
-from midstep.controller.relaunch_hook import RelaunchHook
+from midstep.controller.relaunch_hook import RelaunchHook, homes_of, relaunches
 from midstep.policies.files import parse_policy
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus

@@ -18,7 +18,7 @@ import pytest
 
 from midstep.controller import clock
 from midstep.controller.clock import HeardClock
-from midstep.controller.endpoints.story_excerpt import StoryOrder, story_of
+from midstep.controller.endpoints.story import StoryOrder, story_of
 from midstep.controller.events import StopRequested
 from midstep.controller.journal.compaction import Limits
 from midstep.controller.journal.store import JournalEntry

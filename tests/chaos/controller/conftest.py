@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.endpoints.control_requests import Request, StatusReply, StatusRequest
-from midstep.controller.endpoints.control_socket import NoController, ask
+from midstep.controller.endpoints.local_sockets import NoController, ask
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status

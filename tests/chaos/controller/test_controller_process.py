@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from midstep.controller.endpoints.control_requests import Accepted, StopJobRequest
-from midstep.controller.endpoints.control_socket import socket_path
 from midstep.controller.endpoints.discovery_files import read_result
+from midstep.controller.endpoints.local_sockets import socket_path
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import RankJoined, RankQuiesced, RankReady, StepCommitted

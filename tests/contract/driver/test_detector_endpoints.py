@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from midstep.controller.endpoints.line_socket import SOCKET_NAME, LineServer
+from midstep.controller.endpoints.local_sockets import DETECTORS_SOCKET, LineServer
 from midstep.detectors.lines import MAX_LINE_BYTES
 from midstep.detectors.reporter import FaultReporter, NotTaken
 from midstep.protocol.errors import ConfigurationError
@@ -123,14 +123,14 @@ async def connected(rig: "Rig") -> AsyncIterator[tuple[asyncio.StreamReader, asy
         server = LineServer(rig.run_directory, driver.report)
         await server.open()
         try:
-            reader, writer = await asyncio.open_unix_connection(rig.run_directory / SOCKET_NAME)
+            reader, writer = await asyncio.open_unix_connection(rig.run_directory / DETECTORS_SOCKET)
             try:
                 yield reader, writer
             finally:
                 writer.close()
         finally:
             await server.close()
-    assert not (rig.run_directory / SOCKET_NAME).exists()
+    assert not (rig.run_directory / DETECTORS_SOCKET).exists()
 
 
 async def answer(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], line: bytes) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def test_a_line_without_an_end_is_refused(rig: "Rig") -> None:
 def test_the_socket_is_the_owners_alone_and_is_not_made_where_others_could_reach_it(rig: "Rig") -> None:
     async def scenario() -> None:
         async with connected(rig):
-            assert stat.S_IMODE((rig.run_directory / SOCKET_NAME).stat().st_mode) == 0o600
+            assert stat.S_IMODE((rig.run_directory / DETECTORS_SOCKET).stat().st_mode) == 0o600
         rig.run_directory.chmod(0o755)
         with pytest.raises(ConfigurationError, match="is open to others"):
             await LineServer(rig.run_directory, lambda report, answer: None).open()

@@ -19,7 +19,7 @@ from midstep.controller.endpoints.control_requests import (
     StatusRequest,
     StopJobRequest,
 )
-from midstep.controller.endpoints.control_socket import NoController, ask, socket_path
+from midstep.controller.endpoints.local_sockets import NoController, ask, socket_path
 from midstep.controller.events import InjectRequested, KillNodeRequested, StopRequested
 from midstep.protocol import frames
 from midstep.protocol.errors import JournalError

@@ -20,7 +20,7 @@ from midstep.controller.endpoints.control_requests import (
     StatusRequest,
     StopJobRequest,
 )
-from midstep.controller.endpoints.control_socket import NoController
+from midstep.controller.endpoints.local_sockets import NoController
 from midstep.controller.endpoints.operator_client import ask_from_elsewhere
 from midstep.detectors.reporter import FaultReporter
 from midstep.launch.joining.opening import let_nodes_join

@@ -14,7 +14,7 @@ import msgspec
 from midstep.agent.fork_server import PRELOAD_STORE
 from midstep.controller.actions import Send
 from midstep.controller.endpoints.control_requests import Accepted
-from midstep.controller.enrolment.hosts_wire import open_wire
+from midstep.controller.enroller import open_wire
 from midstep.controller.liveness import Liveness
 from midstep.controller.routes import Routes
 from midstep.launch.joining.opening import let_nodes_join

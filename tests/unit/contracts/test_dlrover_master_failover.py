@@ -13,7 +13,7 @@ from midstep.controller.events import DeadlinePassed
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.store import JournalEntry
-from midstep.controller.journal.trouble import JournalTrouble
+from midstep.controller.journal.upkeep import JournalTrouble
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.state.job_state import Phase
 from midstep.policies.schema import default_policy

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from midstep.cli.story import STORY_PROGRAM, told
-from midstep.controller.endpoints import story_excerpt, storyteller
+from midstep.controller.endpoints import story as story_excerpt
+from midstep.controller.endpoints import story as storyteller
 from midstep.controller.endpoints.control_requests import Refused, Reply, StoryReply, StoryRequest
-from midstep.controller.endpoints.story_excerpt import StoryOrder, excerpt
-from midstep.controller.endpoints.storyteller import Storyteller
+from midstep.controller.endpoints.story import StoryOrder, Storyteller, excerpt
 from midstep.controller.etcd.place import Access, parse_place
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path

@@ -1,8 +1,8 @@
-"""The nodes that are enrolled in a job, and the decision whether one more is admitted, under which name and session.
+"""The nodes that have joined a job by themselves, and the decision whether one more is admitted. Pure.
 
-Pure. What was decided is an event of the journal, so the next controller knows the same nodes, and gives no session
-twice. A name costs a node nothing but a request, so names of nodes that never come up do not last: they are forgotten
-after `COMES_UP_S`, and those of lost nodes when there is no room for another one.
+Each admission is an event of the journal, so the next controller knows the same nodes, and gives no session twice. A
+name costs a node nothing but a request, so names of nodes that never come up do not last: they are forgotten after
+`COMES_UP_S`, and those of lost nodes when there is no room for another one.
 """
 
 import itertools
@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-from zmq.utils import z85
 
-from ...protocol.enrolment import (
+from ..protocol.enrolment import (
     LONGEST_NODE_NAME,
     EnrolmentRefused,
     EnrolmentRequested,
     NodeEnrolled,
     RefusedBecause,
 )
-from ...protocol.messages import NodeJoined, NodeLost
-from ...protocol.token import expiry_text
-from ...protocol.types import node_address
-from ..events import Event
+from ..protocol.key_pairs import is_key
+from ..protocol.messages import NodeJoined, NodeLost
+from ..protocol.token import expiry_text
+from ..protocol.types import node_address
+from .events import Event
 
 MOST_NODES = 16_384  # that one job knows, lost ones included
 COMES_UP_S = 60.0  # from a node's admission to its first word; until then its name is taken
@@ -177,11 +177,4 @@ def _malformed(request: EnrolmentRequested) -> EnrolmentRefused | None:
             f"{request.node[:80]!r} cannot be a node's name: up to {LONGEST_NODE_NAME} letters, digits, dots, "
             "underscores and dashes, with a letter or digit first; name it with --node",
         )
-    return None if _is_key(request.public_key) else EnrolmentRefused(RefusedBecause.BAD_KEY, "it sent no public key")
-
-
-def _is_key(text: str) -> bool:
-    try:
-        return len(z85.decode(text.encode("ascii"))) == 32
-    except (ValueError, KeyError, OverflowError, ArithmeticError):
-        return False
+    return None if is_key(request.public_key) else EnrolmentRefused(RefusedBecause.BAD_KEY, "it sent no public key")

@@ -1,8 +1,12 @@
-"""Admits nodes: takes their requests, and lists their keys when the admission is durable.
+"""Admit nodes that join a job by themselves, with its token, and list their keys once that is durable.
 
-A node that asks has the job's token, or it would not be connected. It repeats its request until it is answered, so
-nothing is lost when the controller dies in between. A token may be in wrong hands: admissions are limited in rate, each
-connection has its turn, and a key that the job knows already is refused.
+A node repeats its request until it is answered, so nothing is lost when the controller dies in between. A token may be
+in wrong hands: admissions are limited in rate, each connection has its turn, and a key that the job knows already is
+refused.
+
+Such a job has no process that makes nodes (`HostsWire`): what it would be ordered to do, the nodes' agents are. A node
+that is given back hears it from the controller. Its key still opens connections, so that one that was cut off hears it,
+too; nothing else that it says is believed (`admission.py`).
 """
 
 import logging
@@ -11,13 +15,24 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ...protocol.enrolment import EnrolmentRefused, EnrolmentRequested, NodeEnrolled, RefusedBecause
-from ...protocol.errors import ConfigurationError
-from ...protocol.keys import JobKeys
-from ...protocol.types import node_address
-from ..endpoints.control_requests import Accepted, Reply
-from ..wire import Arrival, Wire
-from .book import EnrolmentBook, Standing
+from ..platforms.hosts import agent_order
+from ..protocol.enrolment import (
+    EnrolmentRefused,
+    EnrolmentRequested,
+    NodeEnrolled,
+    RefusedBecause,
+)
+from ..protocol.errors import ConfigurationError
+from ..protocol.keys import JobKeys
+from ..protocol.mailbox import Mailbox
+from ..protocol.messages import Command, CreateNode
+from ..protocol.transport import RouterSocket
+from ..protocol.types import PLATFORM, node_address
+from .endpoints.control_requests import Accepted, Reply
+from .enrolment import EnrolmentBook, Standing
+from .liveness import Liveness
+from .routes import Routes
+from .wire import Arrival, Wire
 
 BURST = 2000  # nodes that are admitted at once; each that comes up makes room for another one
 ADMISSIONS_PER_S = 50  # of nodes that do not come up
@@ -120,3 +135,41 @@ class Enroller:
             return
         _log.info("node %s is admitted, session %d", enrolled.node, enrolled.session)
         self._wire.answer(arrival, enrolled, now)
+
+
+class HostsWire(Wire):
+    """As Wire, where there is no platform."""
+
+    def send(self, receiver: str, body: Command, generation: int, now: float) -> None:
+        """Send a command, to the agent that can do it if it is for the platform."""
+        if receiver != PLATFORM:
+            super().send(receiver, body, generation, now)
+            return
+        order = agent_order(body)
+        if order is not None:
+            super().send(order.receiver, order.body, generation, now)
+        if isinstance(body, CreateNode):
+            _log.warning("one more node is needed: start an agent, or `midstep run`, with the job's token")
+
+
+def open_wire(
+    router: RouterSocket,
+    mailbox: Mailbox,
+    routes: Routes,
+    *,
+    liveness: Liveness,
+    world_size: int,
+    keys: Path,
+    platform: str = "",
+) -> tuple[Wire, Enroller]:
+    """Return the wire of a job, and what lets nodes in. `keys`: the job's; they say whether nodes may join.
+
+    `platform`: the one that makes the nodes which join; empty: there is none.
+    """
+
+    def given_back(node: str) -> bool:
+        return routes.placement.is_given_back(node_address(node))
+
+    kind = Wire if platform or JobKeys.load_joining(keys) is None else HostsWire
+    wire = kind(router, mailbox, routes, world_size)
+    return wire, Enroller(wire, Standing(liveness.watches, given_back), keys)

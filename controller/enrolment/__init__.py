@@ -1,1 +1,0 @@
-"""Admission of nodes that join a job by themselves, with its token."""
