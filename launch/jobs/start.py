@@ -1,5 +1,6 @@
 """From the flags of `midstep run` to a job: its directories, its keys, its journal."""
 
+import ast
 import logging
 import os
 import secrets
@@ -33,6 +34,7 @@ from .mindio import mindio_environment, with_mindio
 from .run_directory import claim_run_directory
 
 _log = logging.getLogger(__name__)
+_OF_MEGATRON = ("megatron.", "mindspeed.", "mindspeed_llm.", "midstep.adapters.megatron.")  # what its scripts import
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -151,6 +153,8 @@ def policy_of(start: Start, given: Policy | None = None) -> Policy:
     out_of_range = beyond(policy, start.nodes * start.ranks_per_node)
     if out_of_range is not None:
         raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")
+    if policy.scale.min_nodes is not None:
+        _refuse_another_size(start)
     return policy
 
 
@@ -180,6 +184,30 @@ def require_script(start: Start) -> None:
         raise ConfigurationError(
             f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program."
         )
+
+
+def _refuse_another_size(start: Start) -> None:
+    """Refuse scale.min_nodes for a script that trains with Megatron, as its ranks would. Raises ConfigurationError."""
+    by = "--mindio" if start.mindio else _megatron_import(start)
+    if by:
+        raise ConfigurationError(
+            f"{by}: a world of another size is not possible with Megatron, where what a rank holds follows from the "
+            "number of ranks. Leave scale.min_nodes out of the policy; have spare nodes instead (--spares)."
+        )
+
+
+def _megatron_import(start: Start) -> str:
+    """Return where the script itself imports Megatron; empty when it does not, or is no Python that can be read."""
+    try:
+        tree = ast.parse(Path(start.command[0]).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        if any(f"{name}.".startswith(_OF_MEGATRON) for name in names):
+            return f"{start.command[0]}, line {node.lineno}"  # type: ignore[attr-defined]
+    return ""
 
 
 def _make_keys(start: Start, job: str, keys: Path) -> None:

@@ -4,15 +4,19 @@ The table with the reasons is in `docs/acjob.md`. Nothing is dropped in silence:
 midstep does differently, comes along as notes, also in the policy's own comments.
 """
 
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import resources
+
 import msgspec
 
+from ...protocol.enums import StrEnum
+from ...protocol.plain_yaml import write_yaml
 from ...protocol.types import Rung
-from ..schema import DEFAULT_LADDER, Budget, Deadlines, Policy, RungPolicy, ScalePolicy, SubHealthAction
-from .commented import render_commented
-from .device import base_policy
-from .notes import Note, notes_about
-from .reading import read_acjob
-from .settings import PODS_RESTARTED, AscendJob, Strategy
+from ...protocol.wording import one_line
+from ..files import parse_policy
+from ..schema import DEFAULT_LADDER, Budget, Deadlines, Policy, RungPolicy, SubHealthAction, default_policy
+from .reading import ACTION_TIME_LIMIT, PODS_RESTARTED, WAITS_FOR_PROCESSES, AscendJob, Strategy, read_acjob
 
 _RUNGS = {
     Strategy.RETRY: Rung.RETRY_STEP,
@@ -28,6 +32,27 @@ _SUB_HEALTHY = {
 _MOST = 1_000_000_000  # the largest count that a policy can hold
 _ORDERS_SPARE_S = 60.0
 _OURS = "midstep's own limit; the file sets none"
+_NPU_FILE = "npu.yaml"
+_SECTIONS = ("communicator", "deadlines", "stall")
+KEEPS_PROCESSES = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
+_LONGEST = 200  # of a comment, or a value in it
+
+
+class NoteKind(StrEnum):
+    """What a note is about."""
+
+    NO_COUNTERPART = "no counterpart"
+    DIFFERENT = "different"
+
+
+class Note(msgspec.Struct, frozen=True):
+    """One note on a translated policy, in words."""
+
+    kind: NoteKind
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
 
 
 class Translation(msgspec.Struct, frozen=True):
@@ -50,9 +75,7 @@ def translate(text: str, source: str, job: str | None = None) -> Translation:
     more |= times
     action, origin = _sub_health(read, ladder)
     more["sub_health"] = origin
-    scale, scale_origins = _scale(read, ladder)
-    more |= scale_origins
-    policy = msgspec.structs.replace(base, ladder=ladder, deadlines=deadlines, sub_health=action, scale=scale)
+    policy = msgspec.structs.replace(base, ladder=ladder, deadlines=deadlines, sub_health=action)
     notes = notes_about(read, policy)
     tail = [f"{note.kind.capitalize()}: {note.text}" for note in notes]
     return Translation(policy, render_commented(policy, origins | more, _head(read, source), tail), notes)
@@ -67,6 +90,9 @@ def _head(job: AscendJob, source: str) -> list[str]:
         else:  # nodes on one machine would take the same NPUs, so each is a machine that joins
             meeting = f"{size} --rdzv-endpoint HOST:PORT"
             lines.append(f"Its replicas and NPUs, on each machine: midstep run {meeting} --policy THIS_FILE ...")
+            lines.append(
+                "All machines need the job's token, which `midstep token` makes: MIDSTEP_TOKEN, or --token-file."
+            )
     return lines
 
 
@@ -145,7 +171,7 @@ def _deadlines(job: AscendJob, base: Policy) -> tuple[Deadlines, dict[str, str]]
 
 
 def _sub_health(job: AscendJob, ladder: tuple[RungPolicy, ...]) -> tuple[SubHealthAction, str]:
-    """Return what is done about sub-healthy nodes, and where that comes from."""
+    """Return the action for sub-healthy nodes, and the line that it comes from."""
     if job.sub_healthy is None:
         return SubHealthAction.IGNORE, "not in the file: MindCluster's default"
     if job.left_alone:
@@ -156,13 +182,193 @@ def _sub_health(job: AscendJob, ladder: tuple[RungPolicy, ...]) -> tuple[SubHeal
     return action, f"{job.sub_healthy}"
 
 
-# --- fewer nodes ------------------------------------------------------------------------------------------------------
+# --- the device -------------------------------------------------------------------------------------------------------
 
 
-def _scale(job: AscendJob, ladder: tuple[RungPolicy, ...]) -> tuple[ScalePolicy, dict[str, str]]:
-    """Return whether the job may continue with fewer nodes, and where that comes from."""
-    if not job.elastic or not any(entry.rung is Rung.RESCHEDULE_POD for entry in ladder):
-        return ScalePolicy(), {}
-    line = job.recover_strategy.line if job.recover_strategy is not None else 0
-    origin = f"line {line}, recover-strategy: {Strategy.ELASTIC_TRAINING}; the file names no least number of nodes"
-    return ScalePolicy(min_nodes=1), {"scale.min_nodes": origin}
+@cache
+def npu_policy() -> Policy:
+    """Return the policy for NPUs that comes along."""
+    return parse_policy(resources.files("midstep.configs").joinpath(_NPU_FILE).read_text(), _NPU_FILE)
+
+
+def base_policy(job: AscendJob) -> tuple[Policy, dict[str, str]]:
+    """Return the policy that the job's own settings change, and where each key of it comes from."""
+    plain = default_policy()
+    if not job.ranks_per_node:
+        return plain, {}
+    ours = npu_policy()
+    sections = {name: getattr(ours, name) for name in _SECTIONS}
+    origins = {"device": f"its pods ask for {job.ranks_per_node} NPUs each"}
+    for name, section in sections.items():
+        for key in section.__struct_fields__:
+            if getattr(section, key) != getattr(getattr(plain, name), key):
+                origins[f"{name}.{key}"] = f"as NPUs need it, see configs/{_NPU_FILE}"
+    return msgspec.structs.replace(plain, device=ours.device, **sections), origins
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+
+def notes_about(job: AscendJob, policy: Policy) -> tuple[Note, ...]:
+    """Return the notes on the policy that was made of a job, those on differences first."""
+    rungs = [entry.rung for entry in policy.ladder]
+    notes = (*_differences(job, policy, rungs), *_without_counterpart(job, rungs))
+    return tuple(Note(note.kind, one_line(note.text)) for note in notes)
+
+
+def _differences(job: AscendJob, policy: Policy, rungs: list[Rung]) -> list[Note]:
+    texts = [f"{typo}" for typo in job.typos]
+    if job.left_alone:
+        said = f"{job.fault_scheduling}" if job.fault_scheduling else "fault-scheduling is not in the file"
+        texts.append(
+            f"{said}: MindCluster would not reschedule this job, so any fault stops it. For recovery set "
+            'fault-scheduling to "grace" and translate again, or add rungs to the ladder.'
+        )
+        return [Note(NoteKind.DIFFERENT, text) for text in texts]
+    texts += _about_processes(job, rungs) + _about_restarts(job, rungs) + _about_sub_health(job, rungs)
+    return [Note(NoteKind.DIFFERENT, text) for text in texts]
+
+
+def _about_processes(job: AscendJob, rungs: list[Rung]) -> list[str]:
+    kept = [rung for rung in rungs if rung in KEEPS_PROCESSES]
+    if job.paused and job.recover_strategy is not None:
+        return [f"{job.process_recover}: recover-strategy is not translated, as MindCluster would not follow it now."]
+    if not kept:
+        return ["no rung keeps processes alive, as recover-strategy names none; midstep could (`midstep policy show`)."]
+    texts = [
+        "a rung that fails hands over to the next one. In MindCluster only retry does; a failed recover or "
+        "recover-in-place goes to dump or exit.",
+        "rank 0 is a rank like any other. In MindCluster a fault of its pod reschedules the job.",
+    ]
+    if Rung.RECOVER in kept:
+        texts.append(
+            "recover takes a spare node (`midstep run --spares`), or waits up to deadlines.nodes_s for one that the "
+            "platform creates, with all other processes parked; without either the ladder continues."
+        )
+    if job.fault_retry_times is None or job.fault_retry_times.number == 0:
+        texts.append(
+            "fault-retry-times is not above 0: MindCluster would not see ended processes; midstep always does."
+        )
+    if job.fault_scheduling is not None and job.fault_scheduling.value == "force":
+        texts.append(
+            f"{job.fault_scheduling}: for process-level recovery MindCluster asks for grace; midstep does not."
+        )
+    return texts
+
+
+def _about_sub_health(job: AscendJob, rungs: list[Rung]) -> list[str]:
+    if job.sub_healthy is None or job.sub_healthy.value not in WAITS_FOR_PROCESSES:
+        return []
+    if Rung.RECOVER in rungs:
+        return [
+            f"{job.sub_healthy}: no process has to exit for it. The node's ranks move to a spare node between two "
+            "steps, and no step is repeated; without a spare the node stays in use."
+        ]
+    return [
+        f"{job.sub_healthy}: recover is not on the ladder, so the node cannot be drained; it is left at once, and no "
+        "checkpoint is written before."
+    ]
+
+
+def _about_restarts(job: AscendJob, rungs: list[Rung]) -> list[str]:
+    texts = []
+    restarts = [rung for rung in rungs if rung in (Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB)]
+    limited = [rung for rung in rungs if rung in PODS_RESTARTED]
+    if job.retries is not None and len(limited) > 1:
+        texts.append(
+            f"{job.retries} limits each of {', '.join(limited)} by itself, over the whole job; in MindCluster all "
+            "restarts of pods are one count."
+        )
+    if job.retries is None:
+        texts.append("neither fault-retry-times nor backoffLimit sets a limit, so midstep's own budgets hold.")
+    spared = "as dump asks for" if Strategy.DUMP in job.strategies else "though dump is not asked for"
+    texts.append(
+        f"an emergency checkpoint is written before a stop, {spared}, and before {' and '.join(restarts)}: "
+        "training continues from it. Where the healthy processes do not hold everything, what follows the last "
+        "periodic one is lost: set checkpoint.every_steps to what may be."
+    )
+    if Rung.RESCHEDULE_JOB in restarts:
+        texts.append(
+            "reschedule_job gives all nodes back, so it is passed over where the platform cannot create nodes."
+        )
+    return texts
+
+
+def _without_counterpart(job: AscendJob, rungs: list[Rung]) -> list[Note]:
+    texts = []
+    if job.elastic and job.recover_strategy is not None:
+        needs = "" if Rung.RESCHEDULE_POD in rungs else ", and pod-rescheduling to on, since that needs reschedule_pod"
+        texts.append(
+            f"line {job.recover_strategy.line}, recover-strategy: elastic-training. The file names no least number of "
+            "nodes, and not every framework can train on fewer (Megatron cannot), so the world keeps its size. Where "
+            f"your script can, set scale.min_nodes{needs}: all processes then restart from a checkpoint of the last "
+            "step."
+        )
+    if job.grace_period is not None and job.stop_grace is None:
+        texts.append(f"{job.grace_period}. It has a meaning with fault-scheduling grace only.")
+    for other in job.others:
+        texts.append(f"{other}. {_why_idle(other.path)}")
+    return [Note(NoteKind.NO_COUNTERPART, text) for text in texts]
+
+
+def _why_idle(key: str) -> str:
+    if key == "restartPolicy":
+        return "Processes are restarted by midstep's agents; a pod that restarts by itself is a lost node to them."
+    if key == "TTP_PORT":
+        return "midstep chooses its ports."
+    if key == "MINDIO_WAIT_MINDX_TIME":
+        return "How long a parked process waits is deadlines.orders_s, which must cover the wait for nodes."
+    return f"It sets up MindCluster's own processes, of which midstep has none ({ACTION_TIME_LIMIT} is understood)."
+
+
+# --- the commented file -----------------------------------------------------------------------------------------------
+
+
+def render_commented(policy: Policy, origins: Mapping[str, str], head: Iterable[str], tail: Iterable[str]) -> str:
+    """Return `policy` as a file whose keys are those of `origins`, each with its origin as a comment.
+
+    Keys are paths: `ladder.recover`, `ladder.recover.budget`, `deadlines.nodes_s`, `sub_health`. The whole ladder is
+    always written. `head` and `tail` become comment lines. `parse_policy` makes the same policy of the text, if every
+    key of `policy` that is not its default is among `origins`.
+    """
+    lines = [*(comment(line) for line in head), "", "ladder:"]
+    for rung in policy.ladder:
+        lines += _rung_lines(rung, origins)
+    for key in origins:
+        if "." not in key:
+            lines += ["", f"{key}: {_flow(msgspec.to_builtins(getattr(policy, key)))}{_behind(origins, key)}"]
+    for section in policy.__struct_fields__:
+        keys = [key.partition(".")[2] for key in origins if key.startswith(f"{section}.") and section != "ladder"]
+        lines += ["", f"{section}:"] if keys else []
+        for key in keys:
+            value = msgspec.to_builtins(getattr(getattr(policy, section), key))
+            lines.append(f"  {key}: {_flow(value)}{_behind(origins, f'{section}.{key}')}")
+    ending = [comment(line) for line in tail]
+    return "\n".join([*lines, *([""] if ending else []), *ending]) + "\n"
+
+
+def comment(text: str) -> str:
+    """Return `text` as one comment line: whatever it holds, nothing of it becomes YAML."""
+    return f"# {one_line(text)}".rstrip()
+
+
+def _rung_lines(rung: RungPolicy, origins: Mapping[str, str]) -> list[str]:
+    lines = [f"  - rung: {rung.rung.value}{_behind(origins, f'ladder.{rung.rung}')}"]
+    if rung.rung is not Rung.STOP:
+        lines.append(f"    attempts: {rung.attempts}")
+        limits = msgspec.to_builtins(rung.budget)
+        budget = _flow({key: value for key, value in limits.items() if value is not None or key == "per_job"})
+        lines.append(f"    budget: {budget}{_behind(origins, f'ladder.{rung.rung}.budget')}")
+    return lines
+
+
+def _behind(origins: Mapping[str, str], key: str) -> str:
+    return f" # {one_line(origins[key], _LONGEST)}" if key in origins else ""
+
+
+def _flow(value: object) -> str:
+    """Return a value as YAML on one line."""
+    plain = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(plain, dict):
+        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in plain.items()) + "}"
+    return write_yaml(plain, on_one_line=True).splitlines()[0]

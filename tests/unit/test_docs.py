@@ -29,10 +29,12 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 ACJOB = ROOT / "docs" / "acjob.md"
+QUICKSTART = ROOT / "docs" / "quickstart.md"
 CONTRACTS = ROOT / "docs" / "contracts.md"
 SECURITY = ROOT / "docs" / "security.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 ACJOB_EXAMPLE = "examples/acjob.yaml"
+ACJOB_HEAD = 11  # lines of the policy that the quick start shows
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 EXAMPLES = ("train_plain.py", "train_resilient.py")
 
@@ -99,6 +101,13 @@ def acjob() -> str:
     return f"```yaml\n{translate((ROOT / ACJOB_EXAMPLE).read_text(), ACJOB_EXAMPLE).text}```\n"
 
 
+def acjob_head() -> str:
+    """Return the command that translates the example AscendJob, and the first lines of what it prints."""
+    text = translate((ROOT / ACJOB_EXAMPLE).read_text(), ACJOB_EXAMPLE).text
+    head = "\n".join(text.splitlines()[:ACJOB_HEAD])
+    return f"```\n$ midstep policy from-acjob {ACJOB_EXAMPLE}\n{head}\n...\n```\n"
+
+
 def contracts() -> str:
     """Return every contract scenario as a table for each file: the test, and the sentence that it holds midstep to."""
     lines = []
@@ -139,6 +148,7 @@ GENERATED: dict[str, tuple[Path, Callable[[], str]]] = {
     "transition table": (ARCHITECTURE, transition_table),
     "changes": (README, changes),
     "acjob": (ACJOB, acjob),
+    "acjob head": (QUICKSTART, acjob_head),
     "contracts": (CONTRACTS, contracts),
     "attacks": (SECURITY, attacks),
     "peers": (BENCHMARKS, lambda: report.page(results.load(report.KEPT, {}), PEERS)),

@@ -108,6 +108,35 @@ def test_a_range_of_nodes_is_what_the_policy_calls_its_fewest(tmp_path: Path, sc
     assert job.spec.settings.resizes
 
 
+@pytest.mark.parametrize(
+    ("text", "mindio", "named"),
+    [
+        ("import torch\n\nfrom midstep.adapters.megatron import resilient\n", False, "train.py, line 3: "),
+        ("def main():\n    import megatron.core\n", False, "train.py, line 2: "),
+        ("import mindspeed.megatron_adaptor\n", False, "train.py, line 1: "),
+        ("", True, "--mindio: "),
+    ],
+)
+def test_a_script_of_megatron_refuses_fewer_nodes_before_anything_starts(
+    text: str, mindio: bool, named: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    start = Start(command=(str(script),), nodes=2, least_nodes=1, mindio=mindio, job_directory=tmp_path / "job")
+    with pytest.raises(ConfigurationError, match=f"{named}a world of another size is not possible with Megatron"):
+        create_job(start)
+    assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize("text", ["import torch\n", "import mega\nfrom . import megatron\n", "this is no Python (\n"])
+def test_another_script_may_train_on_fewer_nodes(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    job = create_job(Start(command=(str(script),), nodes=2, least_nodes=1, job_directory=tmp_path / "job"))
+    job.held.remove()
+    assert job.spec.settings.resizes
+
+
 def test_a_policy_whose_world_cannot_get_smaller_refuses_a_range_of_nodes(tmp_path: Path, script: Path) -> None:
     """It says which of its keys is in the way."""
     policy = tmp_path / "policy.yaml"

@@ -6,7 +6,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from midstep.policies.acjob.settings import Strategy
+from midstep.policies.acjob.reading import Strategy
 from midstep.policies.acjob.translation import Translation, translate
 from midstep.policies.files import parse_policy
 from midstep.protocol.errors import PolicyError

@@ -10,9 +10,7 @@ from msgspec.structs import replace
 from midstep.cli.job_options import asked_for
 from midstep.cli.run import command as run
 from midstep.launch.jobs.start import create_job, policy_of
-from midstep.policies.acjob.device import npu_policy
-from midstep.policies.acjob.notes import NoteKind
-from midstep.policies.acjob.translation import Translation, translate
+from midstep.policies.acjob.translation import NoteKind, Translation, npu_policy, translate
 from midstep.policies.communicators import DeviceName
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import Budget, Policy, SubHealthAction, default_policy
@@ -228,14 +226,13 @@ def test_nodes_that_are_not_well_are_ignored_where_mindcluster_would_ignore_them
     assert small("subHealthyStrategy: forceExit").policy.sub_health is SubHealthAction.IGNORE
 
 
-def test_elastic_training_lets_the_world_get_smaller_where_it_may_start_anew() -> None:
-    """The example has rescheduling of pods; without it the next best thing is to say what is missing."""
-    assert translated("example").policy.scale.min_nodes == 1
-    assert "scale.min_nodes" in notes(translated("example"), NoteKind.DIFFERENT)
+def test_elastic_training_keeps_the_size_of_the_world_and_says_how_to_change_that() -> None:
+    """A policy that sets scale.min_nodes is refused by frameworks that cannot train in a world of another size."""
+    assert translated("example").policy.scale.min_nodes is None
+    assert "Megatron cannot), so the world keeps its size" in notes(translated("example"), NoteKind.NO_COUNTERPART)
 
     found = small("fault-scheduling: grace", "recover-strategy: elastic-training")
-    assert found.policy.scale.min_nodes is None
-    assert "set pod-rescheduling to on" in notes(found, NoteKind.NO_COUNTERPART)
+    assert "set scale.min_nodes, and pod-rescheduling to on" in notes(found, NoteKind.NO_COUNTERPART)
 
 
 @pytest.mark.parametrize(
