@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 
 from ..launch.jobs.directories import find_job
+from ..launch.jobs.founding import POLICY_NAME
 from ..launch.jobs.job_file import run_directory_of
+from ..policies.files import load_policy
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import detector_address
 from .detector import Watched, Way, report_faults, way_with_token
@@ -182,6 +185,9 @@ def _detect(job: str | None, watched: Watched, name: str, *, only_keys: bool) ->
     endpoint = read_endpoint(run_directory)
     if endpoint is None:
         raise ConfigurationError(f"{run_directory}: no controller has come up yet. Try again in some seconds.")
+    if not watched.signs and (job_directory / POLICY_NAME).is_file():  # `midstep run` gives the names itself
+        named = load_policy(job_directory / POLICY_NAME).faults.named_nodes
+        watched = msgspec.structs.replace(watched, serials={**named, **watched.serials})
     # The run directory has the job's name, whatever its job directory is called.
     way = Way(run_directory.name, endpoint, run_directory / KEYS_NAME, run_directory)
     return asyncio.run(report_faults(way, name, watched))

@@ -168,6 +168,11 @@ class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node_names: dict[str, str] = {}  # name of a node in the cluster's documents -> its name in the job
     node_serials: dict[str, str] = {}  # serial number of a machine -> its node, for documents that name no node
 
+    @property
+    def named_nodes(self) -> dict[str, str]:
+        """Every name or serial number by which documents may mean a node, with the node's name in the job."""
+        return {**self.node_serials, **self.node_names}
+
 
 class SubHealthAction(StrEnum):
     """What is done about a node that works, and is reported not to be well."""

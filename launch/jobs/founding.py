@@ -12,6 +12,8 @@ from ...protocol.private_files import make_private_directory, replace_file
 from ...protocol.types import JobSpec
 from .directories import is_job
 
+POLICY_NAME = "policy.yaml"  # the policy as it was read, in the directory of its job
+
 
 def make_job_directory(directory: Path, policy: Policy) -> None:
     """Make the directory of a new job, with its policy as it was read. Raises ConfigurationError."""
@@ -20,7 +22,7 @@ def make_job_directory(directory: Path, policy: Policy) -> None:
     require_local(directory)
     try:
         make_private_directory(directory / "logs")
-        replace_file(directory / "policy.yaml", render(policy).encode())
+        replace_file(directory / POLICY_NAME, render(policy).encode())
     except OSError as error:
         raise unwritable(directory, error) from error
 

@@ -94,7 +94,7 @@ def submission_of(start: Start, settings: Settings, translated: Translation | No
 
     Raises ConfigurationError for a policy that does not fit.
     """
-    policy_of(start, None if translated is None else translated.policy)
+    policy = policy_of(start, None if translated is None else translated.policy)
     nodes = str(start.nodes) if start.least_nodes is None else f"{start.least_nodes}:{start.nodes}"
     words = ["--nnodes", nodes, "--nproc-per-node", str(start.ranks_per_node), "--spares", str(start.spare_nodes)]
     words += ["--max-restarts", str(start.max_restarts)] if start.max_restarts else []
@@ -107,6 +107,7 @@ def submission_of(start: Start, settings: Settings, translated: Translation | No
         spares=start.spare_nodes,
         directory=default_directory(settings) if start.job_directory is None else str(start.job_directory),
         policy=translated.text if translated is not None else _policy_text(start),
+        named_nodes=policy.faults.named_nodes,
     )
 
 

@@ -103,9 +103,7 @@ class _FaultWatch:
 
     def _options(self) -> list[str]:
         options = [argument for source in self._job.fault_sources for argument in ("--source", str(source))]
-        for serial, node in self._job.policy.faults.node_serials.items():
-            options += ["--serial", f"{serial}={node}"]
-        for name, node in self._job.policy.faults.node_names.items():
+        for name, node in self._job.policy.faults.named_nodes.items():
             options += ["--node-name", f"{name}={node}"]
         return [*options, "--", str(self._job.job_directory)]
 

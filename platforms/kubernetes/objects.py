@@ -35,6 +35,7 @@ class Submission(msgspec.Struct, frozen=True):
     spares: int
     directory: str  # of the job, in the controller's pod and in those of the agents
     policy: str | None = None  # the text of the file
+    named_nodes: dict[str, str] = {}  # by which names and serial numbers documents of detectors mean a node
 
 
 def default_directory(settings: Settings) -> str:
@@ -118,7 +119,9 @@ def controllers_budget(settings: Settings) -> dict[str, Any]:
 def deployment(settings: Settings, submission: Submission) -> dict[str, Any]:
     """Return what keeps the controllers running, and a platform beside each, which serves while that one leads."""
     first = [check(settings), _submit(settings, submission)]
-    pod = movable_pod(settings, names.CONTROLLER, first, [_controller(settings, submission), *_beside(settings)])
+    pod = movable_pod(
+        settings, names.CONTROLLER, first, [_controller(settings, submission), *_beside(settings, submission)]
+    )
     if settings.controllers > 1:
         same = {"labelSelector": {"matchLabels": names.selected(settings.job, names.CONTROLLER)}}
         apart = {"weight": _APART, "podAffinityTerm": {**same, "topologyKey": names.HOST_LABEL}}
@@ -205,17 +208,19 @@ def _controller(settings: Settings, submission: Submission) -> dict[str, Any]:
     return {**container, "ports": [{"name": "midstep", "containerPort": settings.port}]}
 
 
-def _beside(settings: Settings) -> list[dict[str, Any]]:
+def _beside(settings: Settings, submission: Submission) -> list[dict[str, Any]]:
     """Return the containers that serve the controller of their pod, while it leads."""
-    return [_platform(settings), *([_detector(settings)] if settings.config_maps else [])]
+    return [_platform(settings), *([_detector(settings, submission)] if settings.config_maps else [])]
 
 
-def _detector(settings: Settings) -> dict[str, Any]:
+def _detector(settings: Settings, submission: Submission) -> dict[str, Any]:
     words = ["midstep", "detect", settings.job, "--standby", *_own_controller(settings)]
     # One name, whichever pod it runs in: the next one takes back what the last one has reported.
     words += ["--name", names.DETECTOR]
     for namespace in settings.config_maps:
         words += ["--config-maps", namespace]
+    for name, node in submission.named_nodes.items():
+        words += ["--node-name", f"{name}={node}"]
     return container_of(settings, names.DETECTOR, words)
 
 

@@ -15,6 +15,7 @@ from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.detectors.reporter import FaultReporter
 from midstep.launch.supervision import fault_watch
 from midstep.launch.supervision.backoff import Backoff
+from midstep.policies.schema import FaultPolicy
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink
@@ -74,7 +75,7 @@ class Watch:
             job_directory=root,
             run_directory=run,
             fault_sources=(root / "faults",),
-            policy=SimpleNamespace(faults=SimpleNamespace(node_serials={}, node_names={})),
+            policy=SimpleNamespace(faults=FaultPolicy()),
             spec=SimpleNamespace(job="gpt"),
         )
         self.lives = 0

@@ -11,6 +11,8 @@ from lightkube import codecs
 
 from midstep.cli import run
 from midstep.controller.volume.place import folder_in, parse_volume_place
+from midstep.launch.jobs.start import Start
+from midstep.launch.kubernetes.launch import submission_of
 from midstep.platforms.kubernetes import rules
 from midstep.platforms.kubernetes.objects import Submission, default_directory, manifests
 from midstep.platforms.kubernetes.overlay import laid_over
@@ -174,6 +176,16 @@ def test_config_maps_are_watched_beside_the_controller_with_rights_in_their_name
             {"kind": "ServiceAccount", "name": "midstep-demo", "namespace": "default"}
         ]
     assert "detector" not in str(objects()["Deployment"])
+
+
+def test_the_detector_of_a_job_gets_the_names_of_nodes_that_the_policy_gives(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("faults: {node_names: {worker-7: demo-1}, node_serials: {'2102': demo-0}}\n")
+    settings = Settings("demo", "image", config_maps=("kube-system",))
+    submission = submission_of(Start(command=("train.py",), policy_file=tmp_path / "policy.yaml"), settings)
+    deployment = manifests(settings, submission, new_token(job="demo"), "default")[0]
+    detector = deployment["spec"]["template"]["spec"]["containers"][-1]
+
+    assert detector["command"][-4:] == ["--node-name", "2102=demo-0", "--node-name", "worker-7=demo-1"]
 
 
 @pytest.mark.parametrize(("spares", "watch_nodes", "least"), [(1, False, 2), (0, False, 1), (0, True, 2)])
