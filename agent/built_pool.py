@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from ..platforms.log_files import open_log
+from ..platforms.processes import open_log
 from ..protocol import environment as names
 from ..protocol.errors import AgentError
 from ..protocol.prepared import PreparedProcesses

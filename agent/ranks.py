@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..platforms.log_files import open_log
+from ..platforms.processes import open_log
 from ..protocol.blackbox import BlackBox
 from ..protocol.errors import AgentError
 from ..protocol.messages import (

@@ -14,9 +14,8 @@ import click
 
 from ..launch.jobs.directories import checked_name
 from ..launch.joining.opening import required
-from ..platforms.base import PlatformContext, PlatformFactory
+from ..platforms.base import PlatformContext, PlatformFactory, platform_check, platform_factory
 from ..platforms.peer import PlatformPeer, keys_from
-from ..platforms.registry import platform_check, platform_factory
 from ..protocol.controller_addresses import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.secret_files import read_token

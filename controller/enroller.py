@@ -15,7 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ..platforms.hosts import agent_order
+import msgspec
+
 from ..protocol.enrolment import (
     EnrolmentRefused,
     EnrolmentRequested,
@@ -23,11 +24,12 @@ from ..protocol.enrolment import (
     RefusedBecause,
 )
 from ..protocol.errors import ConfigurationError
+from ..protocol.exits import ANOTHER_NODE
 from ..protocol.keys import JobKeys
 from ..protocol.mailbox import Mailbox
-from ..protocol.messages import Command, CreateNode
+from ..protocol.messages import ArmFault, Command, CreateNode, DeleteNode, EndJob, KillNode
 from ..protocol.transport import RouterSocket
-from ..protocol.types import PLATFORM, node_address
+from ..protocol.types import PLATFORM, ArmedFault, FaultAction, node_address
 from .endpoints.control_requests import Accepted, Reply
 from .enrolment import EnrolmentBook, Standing
 from .liveness import Liveness
@@ -39,6 +41,7 @@ ADMISSIONS_PER_S = 50  # of nodes that do not come up
 TURN_S = 0.5  # between two requests of one connection that are looked at
 _MOST_TURNS = 4096
 
+GIVEN_BACK = "this node is not to be used any more: start the agent on another one"
 _log = logging.getLogger(__name__)
 
 
@@ -135,6 +138,27 @@ class Enroller:
             return
         _log.info("node %s is admitted, session %d", enrolled.node, enrolled.session)
         self._wire.answer(arrival, enrolled, now)
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A command for an agent, by its address."""
+
+    receiver: str
+    body: Command
+
+
+def agent_order(command: Command) -> Order | None:
+    """Return the order for an agent that a command to the platform comes to; None where no agent has to do anything.
+
+    Each agent gets the end of the job by itself.
+    """
+    match command:
+        case DeleteNode(node=node):
+            return Order(node_address(node), EndJob(exit_code=ANOTHER_NODE, reason=GIVEN_BACK))
+        case KillNode(node=node):
+            return Order(node_address(node), ArmFault(ArmedFault(rank=0, action=FaultAction.KILL_NODE)))
+        case _:
+            return None
 
 
 class HostsWire(Wire):

@@ -1,20 +1,26 @@
-"""Interface of a platform: provides nodes when the controller asks for them, and reports when they are lost.
+"""The interface of a platform, which provides nodes and reports when they are lost; and how one is found by its name.
 
 A platform is a peer of the controller, at the address "platform". It decides nothing. `PlatformPeer` carries its
-messages; `registry.py` finds it by its name.
+messages. Besides midstep's own platforms there are those that other packages bring as entry points.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
+from ..protocol.errors import ConfigurationError
 from ..protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, PlatformJoined, Report
 from ..protocol.token import FullToken
 
+GROUP = "midstep.platforms"
+
+#: Tell the controller something; it is sent again until it has arrived. Returns at once.
 Post = Callable[[Report], None]
-"""Tell the controller something; it is sent again until it has arrived. Returns at once."""
 
 
 class Platform(Protocol):
@@ -65,8 +71,8 @@ class EndedIncident(msgspec.Struct, frozen=True):
     stopped: bool = False
 
 
+#: Return the incidents of the job that are over and have higher numbers. Raises MidstepError without an answer.
 EndedIncidents = Callable[[int], Awaitable[tuple[EndedIncident, ...]]]
-"""Return the incidents of the job that are over and have higher numbers. Raises MidstepError without an answer."""
 
 
 async def no_incidents(after: int) -> tuple[EndedIncident, ...]:
@@ -76,7 +82,7 @@ async def no_incidents(after: int) -> tuple[EndedIncident, ...]:
 
 @dataclass(frozen=True)
 class PlatformContext:
-    """What a platform is made with, in the running loop. `options`: those of `midstep platform --option`."""
+    """The arguments of a platform's factory, in the running loop. `options`: those of `midstep platform --option`."""
 
     job: str
     controllers: tuple[str, ...]  # where they may listen, tcp://; for agents
@@ -86,8 +92,64 @@ class PlatformContext:
     incidents: EndedIncidents = no_incidents
 
 
+#: Check beforehand that a platform has what it needs. Raises ConfigurationError, which says what is missing.
 PlatformCheck = Callable[[PlatformContext], Awaitable[None]]
-"""Check beforehand that a platform has what it needs. Raises ConfigurationError, which says what is missing."""
 
+#: Make a platform. Raises ConfigurationError for options that it does not know, or that do not fit.
 PlatformFactory = Callable[[PlatformContext], Platform]
-"""Make a platform. Raises ConfigurationError for options that it does not know, or that do not fit."""
+
+
+class OwnPlatform(NamedTuple):
+    """Where one of midstep's own platforms is. The module imports the engine's client, which an extra installs."""
+
+    module: str
+    factory: str
+    check: str
+
+
+OWN: MappingProxyType[str, OwnPlatform] = MappingProxyType(
+    {
+        "kubernetes": OwnPlatform(".kubernetes.platform", "kubernetes_platform", "check_kubernetes"),
+    }
+)
+
+
+def names() -> list[str]:
+    """Return the names of all platforms that are there."""
+    return sorted({*OWN, *(found.name for found in entry_points(group=GROUP))})
+
+
+def platform_factory(name: str) -> PlatformFactory:
+    """Return what makes the platform of a name. Raises ConfigurationError: there is none, or it cannot be imported."""
+    if name in OWN:
+        return cast(PlatformFactory, _own(name, OWN[name].factory))
+    found = [each for each in entry_points(group=GROUP) if each.name == name]
+    if not found:
+        known = ", ".join(names()) or "none"
+        raise ConfigurationError(
+            f"there is no platform {name!r} to be hosted (there is: {known}). A package that brings one names it in "
+            f"its entry points, in the group {GROUP}."
+        )
+    return _loaded(found[0])
+
+
+def platform_check(name: str) -> PlatformCheck | None:
+    """Return what checks the platform of a name beforehand, if it has that. Raises as `platform_factory` does."""
+    if name in OWN:
+        return cast(PlatformCheck, _own(name, OWN[name].check))
+    platform_factory(name)
+    return None
+
+
+def _own(name: str, attribute: str) -> object:
+    return getattr(import_module(OWN[name].module, __package__), attribute)
+
+
+def _loaded(found: EntryPoint) -> PlatformFactory:
+    try:
+        factory = found.load()
+    except Exception as error:  # of somebody else's package
+        raise ConfigurationError(f"the platform {found.name} ({found.value}) cannot be imported: {error}.") from error
+    if not callable(factory):
+        raise ConfigurationError(f"the platform {found.name} ({found.value}) is nothing that can be called.")
+    return cast(PlatformFactory, factory)

@@ -25,10 +25,8 @@ from ..protocol.keys import JobKeys
 from ..protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeLost, NodeRefused, PlatformJoined
 from ..protocol.removal import remove_tree
 from ..protocol.types import PLATFORM, node_address
-from .leftovers import NodeMark, kill_tree
-from .log_files import open_log
 from .peer import PlatformPeer
-from .processes import WatchedProcess
+from .processes import NodeMark, WatchedProcess, kill_tree, open_log
 
 KILLED_S = 5.0
 SERVICES = {"midstep-forksrv", "midstep-idle", "midstep-store"}  # an agent's own children, by their process names

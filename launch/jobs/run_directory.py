@@ -11,7 +11,7 @@ import pwd
 import stat
 from pathlib import Path
 
-from ...platforms.leftovers import NodeMark
+from ...platforms.processes import NodeMark
 from ...protocol.endpoints import MAX_IPC_PATH_BYTES
 from ...protocol.errors import ConfigurationError
 from ...protocol.run_directories import Fate, RunDirectory, RunDirectoryTaken, claim, clear_abandoned

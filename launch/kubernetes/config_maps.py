@@ -13,8 +13,7 @@ from ...detectors.documents import Document, documents_in, has_documents
 from ...detectors.public_fault import NO_SERIALS
 from ...detectors.reading import Report
 from ...detectors.snapshots import Snapshots
-from ...platforms.kubernetes.api import Api
-from ...platforms.kubernetes.watching import watch
+from ...platforms.kubernetes.api import Api, watch
 from ...protocol.types import detector_address
 
 _REMOVED = "DELETED"

@@ -12,10 +12,8 @@ import msgspec
 
 from ...cli.display.plain import echo
 from ...platforms.kubernetes import names
-from ...platforms.kubernetes.api import Api, Unavailable
-from ...platforms.kubernetes.readings import PodPhase, read_pod
-from ...platforms.kubernetes.trouble import Trouble, troubles
-from ...platforms.kubernetes.watching import pause_s, watch
+from ...platforms.kubernetes.api import Api, Unavailable, pause_s, watch
+from ...platforms.kubernetes.fleet import PodPhase, Trouble, read_pod, troubles
 from ...protocol.errors import PlatformError
 from .output import Output
 

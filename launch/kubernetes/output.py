@@ -5,8 +5,7 @@ import math
 from collections.abc import Callable
 from contextlib import aclosing
 
-from ...platforms.kubernetes.api import Api, RequestRefused, Unavailable
-from ...platforms.kubernetes.watching import pause_s
+from ...platforms.kubernetes.api import Api, RequestRefused, Unavailable, pause_s
 
 MOST_SHOWN = 16  # pods at once
 _MARGIN_S = 5  # what is asked for again: the host's clock and a slow line

@@ -17,9 +17,9 @@ from ...controller.endpoints.discovery_files import JobResult, write_result
 from ...platforms.kubernetes import names
 from ...platforms.kubernetes.api import Api
 from ...platforms.kubernetes.deployment import OwnDeployment
+from ...platforms.kubernetes.fleet import PodPhase, read_pod
 from ...platforms.kubernetes.objects import FILES, SETTINGS_FILE, lease_store, manifests
 from ...platforms.kubernetes.pods import TOKEN_FOLDER
-from ...platforms.kubernetes.readings import PodPhase, read_pod
 from ...platforms.kubernetes.settings import Settings, read_settings
 from ...protocol.controller_addresses import endpoints
 from ...protocol.errors import MidstepError

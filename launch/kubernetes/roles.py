@@ -8,8 +8,7 @@ import msgspec
 import yaml
 
 from ...platforms.kubernetes import names
-from ...platforms.kubernetes.objects import default_directory
-from ...platforms.kubernetes.role_objects import role_manifests
+from ...platforms.kubernetes.objects import default_directory, role_manifests
 from ...platforms.kubernetes.settings import Settings, checked_job
 from ...policies.scripted_roles import JobOfRoles, parse_roles
 from ...policies.yaml_text import read_text

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from ...controller.endpoints.discovery_files import JobResult, read_result
-from ...platforms.log_files import open_log
+from ...platforms.processes import open_log
 from ...platforms.ray.cluster import NAMESPACE, controller_name
 from ...platforms.ray.library import library
 from ...platforms.ray.platform import RayOptions, RayPlatform

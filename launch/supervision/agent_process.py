@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...platforms.leftovers import kill_tree
-from ...platforms.log_files import open_log
+from ...platforms.processes import kill_tree, open_log
 from ...protocol.agent_end import AgentEnd, read_agent_end
 from ...protocol.time_limit import within
 from ...protocol.token import TOKEN_VARIABLE

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from ...agent.linux import die_with_parent
 from ...detectors.files import Sign
 from ...detectors.reporter import FaultReporter
-from ...platforms.log_files import open_log
+from ...platforms.processes import open_log
 from ...protocol.discovery import read_endpoint
 from ...protocol.errors import MidstepError
 from ...protocol.keys import JobKeys

@@ -20,7 +20,7 @@ from ...controller.endpoints.control_requests import StopJobRequest
 from ...controller.endpoints.discovery_files import JobResult, read_result, write_result
 from ...controller.endpoints.local_sockets import ask
 from ...controller.journal.reading import read_status
-from ...platforms.log_files import open_log
+from ...platforms.processes import open_log
 from ...protocol.errors import MidstepError, PlatformError
 from ...protocol.time_limit import within
 from ..jobs.start import PreparedJob

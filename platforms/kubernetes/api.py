@@ -1,10 +1,11 @@
 """The API of Kubernetes as the platform uses it: objects as plain data, failures sorted by what can be done about them.
 
-lightkube comes with the extra `midstep[kubernetes]`, and nothing but this module imports it.
+lightkube comes with the extra `midstep[kubernetes]`; this module and `leases.py` import it, and nothing else does.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -33,12 +34,20 @@ WATCH_S = 60  # then the server ends a watch, and everything is listed again
 _GONE, _NOT_FOUND, _CONFLICT, _BUSY, _TIMED_OUT, _SERVER = 410, 404, 409, 429, 408, 500
 _ASCEND_JOB = create_namespaced_resource("mindxdl.gitee.com", "v1", "AscendJob", "ascendjobs")  # of MindCluster
 _OLD_BUDGET = "policy/v1beta1"  # of PodDisruptionBudget, before Kubernetes 1.21
+Manifest = Mapping[str, Any]
+Event = tuple[str, dict[str, Any]]
+# A connection that ends in the middle of an object shows as an error of the decoder.
+_FAILURES = (
+    *(httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError),
+    *(msgspec.MsgspecError, ConfigError, StopAsyncIteration),
+)
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
+Listing = Callable[[], Awaitable[tuple[list[dict[str, Any]], str]]]
+Watch = Callable[[str], AsyncGenerator[Event, None]]
 
 _log = logging.getLogger(__name__)
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
-
-Manifest = Mapping[str, Any]
-Event = tuple[str, dict[str, Any]]
 
 
 class RequestRefused(PlatformError):
@@ -238,13 +247,6 @@ class Api:
             raise _sorted(error, f"{manifest['kind']} {manifest['metadata']['name']}") from error
 
 
-# A connection that ends in the middle of an object shows as an error of the decoder.
-_FAILURES = (
-    *(httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError),
-    *(msgspec.MsgspecError, ConfigError, StopAsyncIteration),
-)
-
-
 def _status(error: BaseException) -> int | None:
     """Return the status with which the API has answered; None if it has not."""
     if isinstance(error, ApiError):
@@ -265,3 +267,41 @@ def _sorted(error: BaseException, what: str) -> PlatformError:
 def _plain(found: Any) -> dict[str, Any]:
     plain: dict[str, Any] = found.to_dict()
     return plain
+
+
+def pause_s(failures: int) -> float:
+    """Return how long to wait after so many failures in a row."""
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 16)))
+
+
+async def watch(
+    what: str,
+    listing: Listing,
+    events: Watch,
+    *,
+    on_all: Callable[[list[dict[str, Any]]], None],
+    on_event: Callable[[str, dict[str, Any]], None],
+) -> None:
+    """Hand on all objects, then each change of one, until it is cancelled. `what` is for the log.
+
+    After each interruption all are handed on again: what went away meanwhile is not among them. A refusal is asked
+    again, too: the right may be given later.
+    """
+    failures = 0
+    while True:
+        try:
+            found, version = await listing()
+            if failures:
+                _log.info("%s are watched again", what)
+            failures = 0
+            on_all(found)
+            async with aclosing(events(version)) as following:
+                async for operation, each in following:
+                    on_event(operation, each)
+        except Expired as error:
+            _log.debug("%s are listed again: %s", what, error)
+        except (RequestRefused, Unavailable) as error:
+            failures += 1
+            if failures == 1:
+                _log.warning("%s are not watched for now: %s", what, error)
+        await asyncio.sleep(pause_s(failures))

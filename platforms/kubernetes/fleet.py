@@ -1,13 +1,45 @@
-"""What pods and hosts mean for the controller: which nodes are lost, are going, or stay after all. Pure."""
+"""Reads pods and hosts from the API's objects, and tells which nodes are lost, are going, or stay after all. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
+from ...protocol.enums import StrEnum
 from ...protocol.messages import NodeGoing, NodeLost, NodeStaying
-from .readings import HostReading, PodPhase, PodReading
+from . import names
 
 Word = NodeLost | NodeGoing | NodeStaying
+# Whether an agent lives is heard from itself: these say only what Kubernetes has not heard.
+_NOT_A_REMOVAL = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+# Taints that say that a host will be removed, though they evict nothing themselves.
+_REMOVALS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
+_NO_EXECUTE = "NoExecute"
+_SIGNALS = 128
+_NORMAL = frozenset({"", "ContainerCreating", "PodInitializing"})
+_STARTED_AGAIN = "CrashLoopBackOff"  # how it has ended says more
+
+
+class PodPhase(StrEnum):
+    """Where a pod stands."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    ENDED = "Ended"  # Succeeded or Failed: its agent has ended
+
+
+class PodReading(msgspec.Struct, frozen=True):
+    """A node's pod. `end`: how it ended, in words. `going_s`: it is being deleted, and gets so long from then on."""
+
+    node: str
+    name: str
+    phase: PodPhase
+    host: str = ""
+    address: str = ""
+    end: str = ""
+    going_s: float | None = None
+    waits_for: str = ""  # why it does not run yet
+    uid: str = ""
 
 
 class _Member(msgspec.Struct):
@@ -17,6 +49,13 @@ class _Member(msgspec.Struct):
     deleted: bool = False  # by the controller, which knows that it is gone
     lost: bool = False
     going: str = ""
+
+
+class HostReading(msgspec.Struct, frozen=True):
+    """A machine of the cluster. `leaving`: why pods will leave it, or empty."""
+
+    name: str
+    leaving: str = ""
 
 
 class PodFleet:
@@ -140,3 +179,105 @@ class PodFleet:
             return []
         member.lost = True
         return [NodeLost(node=node, reason=reason, at_s=now)]
+
+
+def read_pod(pod: Mapping[str, Any]) -> PodReading:
+    """Return what the pod of an agent is."""
+    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    phase = _phase(status)
+    going = metadata.get("deletionTimestamp") is not None
+    return PodReading(
+        node=(metadata.get("labels") or {}).get(names.NODE, ""),
+        name=metadata["name"],
+        phase=phase,
+        host=spec.get("nodeName") or "",
+        address=status.get("podIP") or "",
+        end=_end(status) if phase is PodPhase.ENDED else "",
+        going_s=float(metadata.get("deletionGracePeriodSeconds") or 0) if going else None,
+        waits_for=_obstacle(status) if phase is PodPhase.PENDING else "",
+        uid=metadata.get("uid") or "",
+    )
+
+
+def read_host(node: Mapping[str, Any], conditions: Collection[str] = ()) -> HostReading:
+    """Return what a Node object of the API says of pods that are there. `conditions`: those that end their stay."""
+    name, spec = node["metadata"]["name"], node.get("spec") or {}
+    taints = [taint for taint in spec.get("taints") or () if taint["key"] not in _NOT_A_REMOVAL]
+    reasons = [f"has the taint {taint['key']}" for taint in taints if _removes(taint)]
+    reasons += [
+        f"has the condition {each['type']}: {each.get('message') or each.get('reason') or 'no message'}"
+        for each in (node.get("status") or {}).get("conditions") or ()
+        if each["type"] in conditions and each.get("status") == "True"
+    ]
+    if spec.get("unschedulable"):
+        return HostReading(name, f"{name} is cordoned")
+    return HostReading(name, f"{name} {reasons[0]}" if reasons else "")
+
+
+def _removes(taint: Mapping[str, Any]) -> bool:
+    return taint.get("effect") == _NO_EXECUTE or taint["key"] in _REMOVALS
+
+
+def _phase(status: Mapping[str, Any]) -> PodPhase:
+    if status.get("phase") in {"Succeeded", "Failed"}:
+        return PodPhase.ENDED
+    return PodPhase.RUNNING if status.get("phase") == "Running" else PodPhase.PENDING
+
+
+def _end(status: Mapping[str, Any]) -> str:
+    """Say how a pod has ended: by whose will, or with what its agent's container has."""
+    if status.get("reason"):  # Evicted, NodeLost, Preempting, UnexpectedAdmissionError ...
+        return f"{status['reason']}: {status.get('message') or 'no message'}"
+    for container in status.get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated")
+        if ended is not None and container.get("name") == names.AGENT:
+            return _of_container(ended)
+    return f"phase {status.get('phase')}"
+
+
+def _of_container(ended: Mapping[str, Any]) -> str:
+    code, reason = ended.get("exitCode", 0), ended.get("reason") or ""
+    how = f"signal {ended.get('signal') or code - _SIGNALS}" if code > _SIGNALS else f"exit code {code}"
+    return f"{how}, {reason}" if reason not in {"", "Error", "Completed"} else how
+
+
+def _obstacle(status: Mapping[str, Any]) -> str:
+    return _unscheduled(status) or next((why for _, why, _ in _containers(status) if why), "")
+
+
+def _unscheduled(status: Mapping[str, Any]) -> str:
+    """Return why the scheduler has found no host for a pod; empty when it has, or has not looked yet."""
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"{condition.get('reason') or 'not scheduled'}: {condition.get('message') or ''}"
+    return ""
+
+
+def _containers(status: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield each container of a pod: its name, why it waits (empty: no reason that matters), and how it has ended."""
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state = container.get("state") or {}
+        waiting = state.get("waiting") or {}
+        reason = waiting.get("reason") or ""
+        why = "" if reason in _NORMAL else f"{reason}: {waiting.get('message') or ''}"
+        yield container.get("name", ""), why, state.get("terminated") or {}
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """A container that does not get on. `ended`: its program has failed; else it could not be started."""
+
+    container: str
+    text: str
+    ended: bool = False
+
+
+def troubles(pod: Mapping[str, Any]) -> Iterator[Trouble]:
+    """Yield what keeps a pod from running, as a user has to read it."""
+    status = pod.get("status") or {}
+    if unscheduled := _unscheduled(status):
+        yield Trouble("pod", unscheduled)
+    for name, waits_for, ended in _containers(status):
+        if waits_for and not waits_for.startswith(_STARTED_AGAIN):
+            yield Trouble(name, waits_for)
+        if ended.get("exitCode") and pod["metadata"].get("deletionTimestamp") is None:
+            yield Trouble(name, f"ended with exit code {ended['exitCode']}", ended=True)

@@ -1,6 +1,7 @@
-"""All objects of a job but its agents' pods, as manifests that `kubectl apply` takes.
+"""All objects of a job, or of a job of roles, but its agents' pods, as manifests that `kubectl apply` takes.
 
-The Deployment of the controller owns the pods of the agents: they go with it.
+The Deployment of the controller owns the pods of the agents: they go with it. The Deployment of the launcher of a job
+of roles owns the Deployments of the roles' jobs, which that launcher makes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,7 @@ import msgspec
 
 from ...protocol.token import FullToken, token_text
 from . import names, rules
-from .overlay import laid_over
-from .pods import TOKEN_FOLDER, from_field, mounts, secret_volume, volumes
+from .pods import TOKEN_FOLDER, from_field, laid_over, mounts, secret_volume, volumes
 from .settings import LEASE_SCHEME, Settings, encode
 
 FULL_KEY = "token"
@@ -25,6 +25,7 @@ _APART = 100  # the most that the scheduler can weigh
 # SIGTERM would stop the job, and the pod may only be on its way to another host. The journal takes a kill.
 KILLED_BY_TERM = 'trap "kill -9 \\$!" TERM; "$@" & wait $!'
 _SETTINGS = ("--option", f"settings={FILES}/{SETTINGS_FILE}")
+ROLES_FILE = "roles.yaml"
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -259,3 +260,42 @@ def in_namespace(manifest: dict[str, Any], namespace: str) -> dict[str, Any]:
         return manifest
     where = manifest["metadata"].get("namespace", namespace)
     return {**manifest, "metadata": {**manifest["metadata"], "namespace": where}}
+
+
+# --- a job of roles ---------------------------------------------------------------------------------------------------
+
+
+def role_manifests(
+    settings: Settings, roles: str, directory: str, token: FullToken, namespace: str
+) -> list[dict[str, Any]]:
+    """Return the objects of a job of roles, the Deployment first.
+
+    `roles`: the text of its file. `directory`: of the job, on a volume that all its pods see.
+    """
+    objects = [
+        _launcher_deployment(settings, directory),
+        *account(settings, namespace),
+        secret(settings, token),
+        config_map(settings, {ROLES_FILE: roles}),
+    ]
+    return [in_namespace(each, namespace) for each in objects]
+
+
+def _launcher_deployment(settings: Settings, directory: str) -> dict[str, Any]:
+    """Return what keeps the launcher of all roles running. Another one finds the roles' jobs again."""
+    first = [check(settings), _submit_roles(settings, directory)]
+    pod = movable_pod(settings, names.LAUNCHER, first, [_launcher(settings, directory)])
+    return kept_running(settings, names.LAUNCHER, laid_over(pod, settings.launcher), 1, overlap=False)
+
+
+def _submit_roles(settings: Settings, directory: str) -> dict[str, Any]:
+    """Check the file and the scripts where they will run, and found the job, unless a pod before has done so."""
+    words = ["midstep", "submit", "--roles", f"{FILES}/{ROLES_FILE}", "--job", settings.job, "--job-dir", directory]
+    return container_of(settings, names.SUBMIT, [*words, "--platform", "kubernetes", "--if-absent"])
+
+
+def _launcher(settings: Settings, directory: str) -> dict[str, Any]:
+    # SIGTERM would stop all roles, and the pod may only be on its way to another host.
+    words = ["sh", "-c", KILLED_BY_TERM, "sh", "midstep", "resume", directory]
+    container = container_of(settings, names.LAUNCHER, words)
+    return {**container, "env": [*container["env"], from_field(names.POD_IP, "status.podIP")]}

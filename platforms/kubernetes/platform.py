@@ -1,4 +1,4 @@
-"""The platform itself: carries out what the controller asks for, and tells it what happens to its pods.
+"""The `kubernetes` platform: makes and deletes pods as the controller asks, and tells it what happens to them.
 
 Runs beside the controller, in its pod. While the API does not answer, nothing is lost but time: requests are repeated,
 training continues, and faults of processes are recovered from without it.
@@ -17,15 +17,12 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeRefused, PlatformJoined
 from ..base import PlatformContext
 from . import names
-from .api import Api, RequestRefused, Unavailable
-from .deployment import OwnDeployment
-from .fleet import PodFleet, Word
-from .incident_events import IncidentEvents
+from .api import Api, RequestRefused, Unavailable, pause_s, watch
+from .deployment import IncidentEvents, OwnDeployment
+from .fleet import PodFleet, Word, read_host, read_pod
 from .pods import agent_pod
-from .preflight import check_rights
-from .readings import read_host, read_pod
+from .rules import CLUSTER_RIGHTS, CONFIG_MAP_RIGHTS, ApiRight, own_rights
 from .settings import Settings, read_settings
-from .watching import pause_s, watch
 
 SETTINGS_OPTION = "settings"
 ADDRESS_OPTION = "address"
@@ -34,6 +31,7 @@ FORCED_AFTER_S = 6.0  # the host has not confirmed it until then, so it does not
 ENDING_S = 20.0  # for agents to end by themselves
 GONE_S = 30.0
 _LOOK_S = 0.1
+PATIENCE_S = 60.0  # with an API that does not answer
 
 _log = logging.getLogger(__name__)
 
@@ -234,3 +232,47 @@ def _settings(context: PlatformContext) -> Settings:
             f"{context.options[SETTINGS_OPTION]} is for the job {settings.job}, not {context.job}."
         )
     return settings
+
+
+async def check_rights(context: PlatformContext, settings: Settings) -> None:
+    """Ask the API whether this account has the rights of its job. Runs in the controller's pod, before all else.
+
+    Raises:
+        ConfigurationError: Rights are missing; the text names each verb and what it is for.
+        Unavailable: The API has not answered for a minute.
+    """
+    api = Api()
+    try:
+        own = (*own_rights(settings), *(CLUSTER_RIGHTS if settings.watch_nodes else ()))
+        wanted = [(api.namespace, own), *((namespace, CONFIG_MAP_RIGHTS) for namespace in settings.config_maps)]
+        missing = [
+            (namespace, right)
+            for namespace, rights in wanted
+            for right in rights
+            if not await _has(api, right, names.of_job(context.job), namespace)
+        ]
+    except RequestRefused as error:
+        _log.warning("which rights this account has cannot be asked, so they are not checked: %s", error)
+        return
+    finally:
+        await api.close()
+    if missing:
+        where = ", ".join(dict.fromkeys(namespace for namespace, _ in missing))
+        lacking = "\n".join(f"  {right.verb} {right.resource}: {right.why}" for _, right in missing)
+        account = names.of_job(settings.group or context.job)
+        raise ConfigurationError(
+            f"the service account {account} lacks rights in the namespace {where}:\n{lacking}\n"
+            "Its Role has them as `midstep run --platform kubernetes --dry-run` prints it: apply that one."
+        )
+
+
+async def _has(api: Api, right: ApiRight, job: str, namespace: str) -> bool:
+    deadline, failures = time.monotonic() + PATIENCE_S, 0
+    while True:
+        try:
+            return await api.may(right.verb, right.group, right.resource, job if right.named else "", namespace)
+        except Unavailable:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(pause_s(failures))
+        failures += 1

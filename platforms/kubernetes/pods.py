@@ -1,11 +1,13 @@
-"""The pod of a node, as a manifest: an agent, alone on its host, that nothing but midstep brings back."""
+"""The pod of a node, as a manifest: an agent, alone on its host, that nothing but midstep brings back.
+
+A part of a manifest that the user wrote is laid over midstep's own, as a strategic merge patch does.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from ...protocol import environment as environment_names
 from . import names
-from .overlay import laid_over
 from .settings import Settings
 
 TOKEN_FOLDER = "/var/run/secrets/midstep"
@@ -13,6 +15,17 @@ JOIN_KEY = "join"
 GRACE_S = 60
 LEAVE_S = 15  # of GRACE_S: from SIGTERM to SIGKILL, for what its ranks have not moved from until then
 _FOREVER_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+# By which key the items of a list are the same one. Other lists are appended to.
+_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "ports": "containerPort",
+}
+_REPLACED = {"command", "args"}
 
 
 def agent_pod(
@@ -123,3 +136,31 @@ def _affinity(job: str, avoid: Sequence[str]) -> dict[str, Any]:
         terms = {"nodeSelectorTerms": [{"matchExpressions": [elsewhere]}]}
         affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
     return affinity
+
+
+def laid_over(base: Any, over: Any, field: str = "") -> Any:
+    """Return `base` with all that `over` says: fields of objects one by one, items of lists by their names.
+
+    None takes a field away.
+    """
+    if isinstance(base, dict) and isinstance(over, dict):
+        merged = dict(base)
+        for key, value in over.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = laid_over(base[key], value, key) if key in base else value
+        return merged
+    if isinstance(base, list) and isinstance(over, list) and field not in _REPLACED:
+        return _items(base, over, _KEYS.get(field))
+    return over
+
+
+def _items(base: list[Any], over: list[Any], key: str | None) -> list[Any]:
+    if key is None:
+        return [*base, *(item for item in over if item not in base)]
+    merged = {item[key]: item for item in base}
+    for item in over:
+        name = item.get(key)
+        merged[name] = laid_over(merged[name], item) if name in merged else item
+    return list(merged.values())

@@ -21,8 +21,7 @@ from ...protocol.keys import ClientKeys, JobKeys
 from ...protocol.private_files import replace_file
 from ...protocol.run_directories import RunDirectory, claim, clear_abandoned
 from ...protocol.types import node_address
-from ..leftovers import NodeMark, kill_tree
-from ..log_files import open_log
+from ..processes import NodeMark, kill_tree, open_log
 from .library import library
 
 METHODS_AT_ONCE = 8  # one waits for the agent's end; the others are short

@@ -1,23 +1,46 @@
-"""What is asked of Ray for one job: a placement group, one actor for each node, and what becomes of the machines.
+"""Asks Ray for one job's placement group and one actor for each node, and chooses where the next node goes.
 
 All calls block on Ray's control store. Names lead from a controller's actor that Ray has started again to what the one
 before had made; both are detached, so nothing ends with who made it.
 """
 
 import contextlib
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
 
 from .agent_actor import METHODS_AT_ONCE, AgentActor, NodeOrder
 from .library import library
-from .places import Bundle, Elsewhere, InBundle, Place
 
 NAMESPACE = "midstep"
 # An actor may be in a placement group that is handed down to all that it makes without a strategy of their own.
 OUTSIDE_OF_GROUPS = "DEFAULT"
 _NODE_ID_LABEL = "ray.io/node-id"
 _CPU, _GPU = "CPU", "GPU"
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """A place of the job's placement group. `machine`: None while Ray looks for one. `busy`: a node has it."""
+
+    index: int
+    machine: str | None
+    busy: bool
+
+
+class InBundle(msgspec.Struct, frozen=True):
+    """The node takes a reserved place; Ray looks for a machine if it has none."""
+
+    index: int
+
+
+class Elsewhere(msgspec.Struct, frozen=True):
+    """The node goes to any machine but these. While there is none, Ray's autoscaler sees the request."""
+
+    excluded: tuple[str, ...]
+
+
+Place = InBundle | Elsewhere
 
 
 class RayClient:
@@ -128,3 +151,27 @@ def actor_resources(resources: dict[str, float]) -> dict[str, Any]:
         "num_gpus": resources.get(_GPU, 0),
         **({"resources": others} if others else {}),
     }
+
+
+def place_for(
+    bundles: Iterable[Bundle],
+    *,
+    alive: Collection[str],
+    used: Collection[str],
+    given_back: Collection[str],
+    searching: bool = False,
+) -> Place | None:
+    """Return where the next node goes; None: that has to wait.
+
+    `alive`: the machines of the cluster; `used`: those on which nodes of the job live; `given_back`: those that the job
+    has left. One of these is taken again only where there is no other. `searching`: a node was sent elsewhere and has
+    no machine yet. Another one is not sent there meanwhile: both could get the same machine, which Ray cannot exclude.
+    """
+    free = [bundle for bundle in bundles if not bundle.busy]
+    for bundle in free:
+        if bundle.machine is None or (bundle.machine not in given_back and bundle.machine not in used):
+            return InBundle(bundle.index)
+    excluded = tuple(sorted({*used, *given_back}))
+    if any(machine not in excluded for machine in alive) or not free:
+        return None if searching else Elsewhere(excluded)
+    return InBundle(free[0].index)

@@ -7,7 +7,7 @@ and follow the controller to its new address.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,27 +22,27 @@ from ...protocol.messages import (
     DeleteNode,
     EndJob,
     KillNode,
+    NodeGoing,
     NodeLost,
     NodeRefused,
+    NodeStaying,
     PlatformJoined,
 )
+from ...protocol.private_files import replace_file
 from ...protocol.time_limit import within
 from ...protocol.types import PLATFORM, node_address
 from ..peer import PlatformPeer
-from .agent_actor import NodeOrder
-from .books import BookKeeper
-from .cluster import RayClient
-from .drains import Drains
+from .agent_actor import NodeOrder, Placed
+from .cluster import RayClient, place_for
 from .library import library
-from .node import RayNode
-from .places import place_for
 
 LOOK_S = 0.5  # at where the controller listens
 DRAINS_S = 1.0  # between two looks at the machines that Ray is about to take away
 AGAIN_S = 0.5  # to the next question for an actor that Ray could not reach
 CLOSE_MARGIN_S = 5.0
-
 _T = TypeVar("_T")
+_NAME = "ray.json"
+
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +57,22 @@ class RayOptions(msgspec.Struct, frozen=True):
     resources: dict[str, float]
     environment: dict[str, str]
     grace_s: float
+
+
+class RayNode:
+    """Its actor, where that is, and whether the controller wants it gone. `bundle`: its place in the job's group."""
+
+    def __init__(self, name: str, actor: Any = None, bundle: int | None = None) -> None:
+        self.name = name
+        self.actor = actor
+        self.placed: Placed | None = None
+        self.bundle = bundle
+        self.deleted = False
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether Ray looks for a machine for it outside of the group."""
+        return self.actor is not None and self.placed is None and self.bundle is None
 
 
 class RayPlatform:
@@ -308,3 +324,101 @@ def _required_endpoint(run_directory: Path) -> str:
     if endpoint is None:
         raise ConfigurationError(f"{run_directory}: no controller has said where it listens")
     return endpoint
+
+
+class Books(msgspec.Struct, frozen=True):
+    """What the platform has to remember when its process is started again, and Ray's control store does not know.
+
+    `session`: of the last platform. `nodes`: those that were asked for and are not lost, `placed`: that have begun.
+
+    `bundles`: the reserved places that nodes were given. `given_back`: machines that the job has left. `founded`: the
+    first nodes have been asked for.
+    """
+
+    session: int = 0
+    nodes: tuple[str, ...] = ()
+    placed: tuple[str, ...] = ()
+    bundles: dict[str, int] = {}
+    given_back: tuple[str, ...] = ()
+    founded: bool = False
+
+
+class BookKeeper:
+    """Keeps the books of one job beside its journal. Each change is durable at once. Raises ConfigurationError."""
+
+    def __init__(self, job_directory: Path) -> None:
+        self._path = job_directory / _NAME
+        try:
+            self.books = msgspec.json.decode(self._path.read_bytes(), type=Books)
+        except FileNotFoundError:
+            self.books = Books()
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigurationError(f"{self._path} cannot be read: {error}") from error
+
+    def next_session(self) -> int:
+        """Return a number above that of every platform of the job before, whatever this machine's clock says."""
+        session = max(time.time_ns(), self.books.session + 1)
+        self._write(msgspec.structs.replace(self.books, session=session))
+        return session
+
+    def found(self, nodes: tuple[str, ...]) -> None:
+        """The first nodes have been asked for."""
+        self._write(msgspec.structs.replace(self.books, nodes=nodes, founded=True))
+
+    def add(self, node: str) -> None:
+        """A node has been asked for."""
+        if node not in self.books.nodes:
+            self._write(msgspec.structs.replace(self.books, nodes=(*self.books.nodes, node)))
+
+    def bind(self, node: str, bundle: int) -> None:
+        """A node was given a reserved place, whether it has a machine yet or not."""
+        self._write(msgspec.structs.replace(self.books, bundles={**self.books.bundles, node: bundle}))
+
+    def place(self, node: str) -> None:
+        """A node's agent has been started: if the node is not there any more, it is lost."""
+        if node not in self.books.placed:
+            self._write(msgspec.structs.replace(self.books, placed=(*self.books.placed, node)))
+
+    def remove(self, node: str) -> None:
+        """A node is gone."""
+        if node in self.books.nodes:
+            nodes, placed = (
+                tuple(each for each in names if each != node) for names in (self.books.nodes, self.books.placed)
+            )
+            bundles = {name: bundle for name, bundle in self.books.bundles.items() if name != node}
+            self._write(msgspec.structs.replace(self.books, nodes=nodes, placed=placed, bundles=bundles))
+
+    def give_back(self, machine: str) -> None:
+        """The job has left a machine."""
+        if machine not in self.books.given_back:
+            self._write(msgspec.structs.replace(self.books, given_back=(*self.books.given_back, machine)))
+
+    def _write(self, books: Books) -> None:
+        try:
+            replace_file(self._path, msgspec.json.encode(books))
+        except OSError as error:
+            raise ConfigurationError(f"{self._path} cannot be written: {error}") from error
+        self.books = books
+
+
+class Drains:
+    """Remembers which nodes the controller has been told are on machines that Ray drains. Pure."""
+
+    def __init__(self) -> None:
+        self._going: set[str] = set()
+
+    def changes(
+        self, machines: Mapping[str, str], draining: Mapping[str, float], now_s: float
+    ) -> list[NodeGoing | NodeStaying]:
+        """Return what is new. `machines`: by node; `draining`: until when each is there, 0 where it is not said."""
+        found: list[NodeGoing | NodeStaying] = []
+        for node, machine in machines.items():
+            ends_s = draining.get(machine)
+            if ends_s is not None and node not in self._going:
+                self._going.add(node)
+                found.append(NodeGoing(node, "Ray drains its machine", max(0.0, ends_s - now_s) if ends_s else None))
+            elif ends_s is None and node in self._going:
+                self._going.discard(node)
+                found.append(NodeStaying(node))
+        self._going &= machines.keys()
+        return found

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from midstep.launch.jobs.start import Start, create_job
-from midstep.platforms.leftovers import NodeMark
+from midstep.platforms.processes import NodeMark
 from midstep.protocol import environment as names
 from midstep.protocol.messages import NodeLost
 

@@ -15,7 +15,7 @@ import pytest
 from midstep.agent.output import LossyFile
 from midstep.cli.display.log_follower import LogFollower
 from midstep.controller.endpoints.discovery_files import RESULT_NAME, JobResult, read_result, write_result
-from midstep.platforms.log_files import open_log
+from midstep.platforms.processes import open_log
 from midstep.protocol.errors import AgentError, MidstepError
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.messages import NodeJoined

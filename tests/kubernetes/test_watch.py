@@ -23,7 +23,7 @@ asyncio.run(main())
 _FOLLOW = """
 import asyncio, json, sys
 from midstep.platforms.kubernetes.api import Api, Expired
-from midstep.platforms.kubernetes.watching import watch
+from midstep.platforms.kubernetes.api import watch
 
 async def main(old):
     api, listed, versions = Api(), [], []

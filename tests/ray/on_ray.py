@@ -16,8 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from midstep.platforms.ray.books import BookKeeper
-from midstep.platforms.ray.platform import RayOptions
+from midstep.platforms.ray.platform import BookKeeper, RayOptions
 from midstep.protocol.discovery import ENDPOINT_NAME
 from midstep.protocol.private_files import replace_file
 

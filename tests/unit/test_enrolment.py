@@ -8,11 +8,10 @@ from zmq.utils import z85
 from midstep.controller import enrolment as enrolment_book
 from midstep.controller.admission import refusal
 from midstep.controller.endpoints.control_requests import Accepted, Refused, Reply
-from midstep.controller.enroller import Enroller
+from midstep.controller.enroller import Enroller, agent_order
 from midstep.controller.enrolment import COMES_UP_S, EnrolmentBook, Standing
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Arrival
-from midstep.platforms.hosts import agent_order
 from midstep.protocol.codec import PROTOCOL_VERSION, decode, encode
 from midstep.protocol.enrolment import (
     EnrolmentRefused,

@@ -8,8 +8,8 @@ from click.testing import CliRunner, Result
 
 from midstep.cli.main import main
 from midstep.controller.journal.reading import read_founding
-from midstep.platforms import registry
-from midstep.platforms.registry import GROUP, platform_factory
+from midstep.platforms import base
+from midstep.platforms.base import GROUP, platform_factory
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.token import new_token, token_text
 
@@ -36,7 +36,7 @@ def midstep(*arguments: str, **environment: str) -> Result:
 
 def test_a_platform_that_is_not_there_is_refused_with_those_that_are(bring: Bring) -> None:
     bring("midstep.examples.agents_here:AgentsHere")
-    assert "theirs" in registry.names()
+    assert "theirs" in base.names()
     with pytest.raises(ConfigurationError, match=r"no platform 'elsewhere'.*theirs.*group midstep\.platforms"):
         platform_factory("elsewhere")
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from midstep.platforms.ray.books import BookKeeper
-from midstep.platforms.ray.drains import Drains
-from midstep.platforms.ray.places import Bundle, Elsewhere, InBundle, place_for
+from midstep.platforms.ray.cluster import Bundle, Elsewhere, InBundle, place_for
+from midstep.platforms.ray.platform import BookKeeper, Drains
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.messages import NodeGoing, NodeStaying
 

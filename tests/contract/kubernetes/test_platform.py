@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from midstep.platforms.base import EndedIncident, EndedIncidents, PlatformContext, no_incidents
-from midstep.platforms.kubernetes import incident_events, watching
+from midstep.platforms.kubernetes import api as api_module
+from midstep.platforms.kubernetes import deployment
 from midstep.platforms.kubernetes.platform import KubernetesPlatform, kubernetes_platform
 from midstep.platforms.kubernetes.settings import Settings, encode
 from midstep.protocol.errors import ConfigurationError, MidstepError
@@ -70,8 +71,8 @@ async def bench(
     folder: Path, monkeypatch: pytest.MonkeyPatch, incidents: EndedIncidents = no_incidents
 ) -> AsyncIterator[Bench]:
     """Run a platform of the job `demo`."""
-    monkeypatch.setattr(watching, "LONGEST_PAUSE_S", 0.05)
-    monkeypatch.setattr(incident_events, "LOOK_S", LIMIT_S if incidents is no_incidents else 0.05)
+    monkeypatch.setattr(api_module, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(deployment, "LOOK_S", LIMIT_S if incidents is no_incidents else 0.05)
     async with served(folder) as (api, config):
         monkeypatch.setenv("KUBECONFIG", str(config))
         api.put("deployments", dict(OWNER))

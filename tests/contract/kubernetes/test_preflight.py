@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from midstep.platforms.base import PlatformContext
-from midstep.platforms.kubernetes import preflight
+from midstep.platforms.kubernetes import platform
 from midstep.platforms.kubernetes.api import Unavailable
 from midstep.platforms.kubernetes.platform import check_kubernetes
 from midstep.platforms.kubernetes.rules import CLUSTER_RIGHTS, CONFIG_MAP_RIGHTS, LEASE_RIGHTS, RIGHTS, ApiRight
@@ -72,7 +72,7 @@ def test_an_api_that_does_not_answer_at_once_is_asked_again(tmp_path: Path, monk
 
 
 def test_an_api_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(platform, "PATIENCE_S", 0.1)
     with pytest.raises(Unavailable):
         checked(tmp_path, monkeypatch, failures=(503,) * 20)
 

@@ -5,9 +5,15 @@ from typing import Any
 import pytest
 
 from midstep.platforms.kubernetes import names
-from midstep.platforms.kubernetes.fleet import PodFleet
-from midstep.platforms.kubernetes.readings import HostReading, PodPhase, PodReading, read_host, read_pod
-from midstep.platforms.kubernetes.trouble import troubles
+from midstep.platforms.kubernetes.fleet import (
+    HostReading,
+    PodFleet,
+    PodPhase,
+    PodReading,
+    read_host,
+    read_pod,
+    troubles,
+)
 from midstep.protocol.messages import NodeGoing, NodeLost, NodeStaying
 
 NOW = 100.0

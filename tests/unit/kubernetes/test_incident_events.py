@@ -1,9 +1,9 @@
 """An incident as Events: of the job, and of the pods with its faults."""
 
 from midstep.platforms.base import EndedIncident
-from midstep.platforms.kubernetes.incident_events import LONGEST_MESSAGE, events_of
+from midstep.platforms.kubernetes.deployment import LONGEST_MESSAGE, events_of
+from midstep.platforms.kubernetes.fleet import PodPhase, PodReading
 from midstep.platforms.kubernetes.names import owner_reference
-from midstep.platforms.kubernetes.readings import PodPhase, PodReading
 
 OWNER = owner_reference("Deployment", "apps/v1", "midstep-demo", "0123456789abcdef")
 PODS = {"node0": PodReading("node0", "midstep-demo-node0", PodPhase.RUNNING, uid="of-node0")}

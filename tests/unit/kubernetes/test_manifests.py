@@ -15,8 +15,7 @@ from midstep.launch.jobs.start import Start
 from midstep.launch.kubernetes.launch import submission_of
 from midstep.platforms.kubernetes import rules
 from midstep.platforms.kubernetes.objects import Submission, default_directory, manifests
-from midstep.platforms.kubernetes.overlay import laid_over
-from midstep.platforms.kubernetes.pods import agent_pod
+from midstep.platforms.kubernetes.pods import agent_pod, laid_over
 from midstep.platforms.kubernetes.settings import (
     Settings,
     Volume,
