@@ -14,8 +14,8 @@ from ..forecast.outlook import Outlook
 from ..policies.files import load_policy
 from ..policies.schema import default_policy
 from ..protocol.errors import ConfigurationError, PolicyError
-from ..simulation.invariants import InvariantBroken
-from ..simulation.world import simulate
+from ..testing.simulation.invariants import InvariantBroken
+from ..testing.simulation.world import simulate
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
 from .views.outlook_text import outlook_tables

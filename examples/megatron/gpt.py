@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from midstep.adapters.megatron import skip_initial_values
-from midstep.adapters.megatron.cpu import use_cpu
 from midstep.examples.gpt import VOCABULARY, standard_library_text
+
+from ...testing.megatron_on_cpu import use_cpu
 
 MICRO_BATCH, MICRO_BATCHES = 2, 2
 

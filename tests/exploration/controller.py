@@ -11,7 +11,7 @@ from midstep.controller.events import Event
 from midstep.controller.handlers.transitions import is_known
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.state.job_state import Phase
-from midstep.simulation.contradictions import contradictions
+from midstep.testing.simulation.contradictions import contradictions
 
 from .snapshot import copied, digest, fingerprint
 

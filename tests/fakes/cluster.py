@@ -33,7 +33,7 @@ from midstep.protocol.types import (
     StepReport,
     StoreEndpoint,
 )
-from midstep.simulation.contradictions import contradictions
+from midstep.testing.simulation.contradictions import contradictions
 
 SHARD = "replicated"
 HOLDS = (ShardHold(SHARD, 1000),)

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from midstep.simulation.invariants import InvariantBroken
-from midstep.simulation.world import simulate
+from midstep.testing.simulation.invariants import InvariantBroken
+from midstep.testing.simulation.world import simulate
 
 from ..exploration.bounds import SMALL, Bound
 from ..exploration.explore import Exploration, RuleBroken

@@ -35,13 +35,13 @@ MUTANTS = (
     ),
     Mutant(
         "act before it is recorded",
-        "midstep.simulation.controller",
+        "midstep.testing.simulation.controller",
         "        self.journal.append((event, now, sender, session, number))\n",
         "        if self.crash_next is None:\n            self.journal.append((event, now, sender, session, number))\n",
     ),
     Mutant(
         "forget after a restart what was received",
-        "midstep.simulation.controller",
+        "midstep.testing.simulation.controller",
         "            self._endpoint.mailbox.remember(sender, session, number)\n",
         "",
     ),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.simulation.world import simulate
+from midstep.testing.simulation.world import simulate
 
 from ..exploration.bounds import SMALL
 from .hunts import MUTANTS, in_small_worlds, in_the_campaign

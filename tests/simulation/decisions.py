@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from midstep.controller.state.job_state import Phase
-from midstep.simulation.invariants import InvariantBroken
-from midstep.simulation.world import SimulatedWorld
+from midstep.testing.simulation.invariants import InvariantBroken
+from midstep.testing.simulation.world import SimulatedWorld
 
 CHUNK = 20  # seeds that a worker does in one go
 SHOWN = 20  # seeds that differ, of which the number is said

@@ -23,7 +23,7 @@ from midstep.controller.state.job_state import Phase
 from midstep.controller.state.rank_states import NEXT, RankEvent, RankState, after
 from midstep.protocol.enrolment import NodeEnrolled
 from midstep.protocol.messages import NodeChecked
-from midstep.simulation.campaign import run_seeds
+from midstep.testing.simulation.campaign import run_seeds
 
 RECORDING = Path(__file__).with_name("recording.txt")
 CHUNK = 10

@@ -12,12 +12,12 @@ from midstep.controller.state.job_state import Phase
 from midstep.policies.schema import default_policy
 from midstep.protocol.messages import Envelope, NodeLost, RankQuiesced
 from midstep.protocol.types import Rung
-from midstep.simulation import faults
-from midstep.simulation.invariants import InvariantBroken
-from midstep.simulation.node import SimulatedAgent
-from midstep.simulation.process_faults import cut_link
-from midstep.simulation.setting import draw_setting
-from midstep.simulation.world import SimulatedWorld
+from midstep.testing.simulation import faults
+from midstep.testing.simulation.invariants import InvariantBroken
+from midstep.testing.simulation.node import SimulatedAgent
+from midstep.testing.simulation.process_faults import cut_link
+from midstep.testing.simulation.setting import draw_setting
+from midstep.testing.simulation.world import SimulatedWorld
 
 from ..mutants.mutant import Mutant, applied
 

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from midstep.simulation.campaign import Tally, run_campaign
-from midstep.simulation.world import simulate
+from midstep.testing.simulation.campaign import Tally, run_campaign
+from midstep.testing.simulation.world import simulate
 
 INCIDENTS = int(os.environ.get("MIDSTEP_SIM_INCIDENTS", "500"))
 LIMIT_S = 60 + INCIDENTS // 5  # for machines that do other things besides

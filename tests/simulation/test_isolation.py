@@ -5,9 +5,9 @@ import random
 import pytest
 
 from midstep.controller.state.job_state import Phase
-from midstep.simulation.cluster_faults import isolate_controller
-from midstep.simulation.invariants import InvariantBroken
-from midstep.simulation.world import SimulatedWorld
+from midstep.testing.simulation.cluster_faults import isolate_controller
+from midstep.testing.simulation.invariants import InvariantBroken
+from midstep.testing.simulation.world import SimulatedWorld
 
 from ..mutants.mutant import Mutant, applied
 

@@ -4,8 +4,8 @@ import random
 
 from midstep.controller.state.job_state import Phase
 from midstep.protocol.types import RestoreSource, Rung
-from midstep.simulation.process_faults import lose_memory_and_report
-from midstep.simulation.world import SimulatedWorld
+from midstep.testing.simulation.process_faults import lose_memory_and_report
+from midstep.testing.simulation.world import SimulatedWorld
 
 from ..mutants.mutant import Mutant, applied
 

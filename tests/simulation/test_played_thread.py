@@ -8,9 +8,9 @@ import pytest
 from midstep.controller.state.job_state import Phase
 from midstep.policies.schema import default_policy
 from midstep.protocol.types import Activity
-from midstep.simulation import faults
-from midstep.simulation.setting import draw_setting
-from midstep.simulation.world import SimulatedWorld
+from midstep.testing.simulation import faults
+from midstep.testing.simulation.setting import draw_setting
+from midstep.testing.simulation.world import SimulatedWorld
 
 
 @pytest.fixture

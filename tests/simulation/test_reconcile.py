@@ -10,7 +10,7 @@ from midstep.controller.handlers.reconcile import owed
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.state.job_state import Phase
 from midstep.protocol.messages import ArmFault, Command, IntroduceNode, KillNode, StopProcess
-from midstep.simulation.campaign import run_seeds
+from midstep.testing.simulation.campaign import run_seeds
 
 SEEDS = range(4)  # for each phase that the faults wait for
 # A process that should not run is ended when its agent, welcomed again, tells of it; the others are an operator's.

@@ -2,8 +2,8 @@
 
 import pytest
 
-from midstep.simulation.invariants import Invariant, InvariantBroken
-from midstep.simulation.world import SimulatedWorld, simulate
+from midstep.testing.simulation.invariants import Invariant, InvariantBroken
+from midstep.testing.simulation.world import SimulatedWorld, simulate
 
 
 @pytest.mark.parametrize("actions_done", [0, 1])

@@ -10,7 +10,7 @@ from midstep.controller.liveness import Liveness
 from midstep.controller.machine import RecoveryMachine
 from midstep.controller.routes import Routes
 from midstep.controller.state.job_state import Phase
-from midstep.simulation.world import SimulatedWorld
+from midstep.testing.simulation.world import SimulatedWorld
 
 SEEDS = range(2)  # for each phase that the faults wait for
 FOUNDED = ("job", "ladder")

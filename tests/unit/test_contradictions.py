@@ -10,7 +10,7 @@ from midstep.controller.state.job_state import JobState, Phase, Result
 from midstep.controller.state.rank_states import RankEvent
 from midstep.controller.state.world import AheadOrder
 from midstep.protocol.types import FaultKind, FaultReport, Rung
-from midstep.simulation.contradictions import contradictions
+from midstep.testing.simulation.contradictions import contradictions
 
 from ..fakes.cluster import FakeCluster
 

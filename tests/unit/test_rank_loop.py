@@ -36,7 +36,7 @@ from midstep.protocol.types import (
     RestoreSource,
     StepReport,
 )
-from midstep.simulation.rank_thread import RankThread
+from midstep.testing.simulation.rank_thread import RankThread
 
 RANK, STEP, SECONDS = 3, 5, 0.25
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from training import digest, held  # type: ignore[import-not-found]  # beside this file, which runs as a script
 
 from midstep.adapters.megatron import resilient_pretrain
-from midstep.adapters.megatron.cpu import use_cpu
+from midstep.testing.megatron_on_cpu import use_cpu
 
 
 def use_cpu_in_training() -> Any:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import xxhash
 
 from midstep.adapters.megatron import FromSample, resilient, skip_initial_values
-from midstep.adapters.megatron.cpu import use_cpu
+from midstep.testing.megatron_on_cpu import use_cpu
 
 SEQUENCE, VOCABULARY, MICRO_BATCH = 8, 64, 2
 warnings.filterwarnings("ignore")

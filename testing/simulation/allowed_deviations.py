@@ -8,16 +8,16 @@ remembered from the moment at which the deadline passed.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..controller.actions import Action, Send
-from ..controller.events import DeadlinePassed, Event
-from ..controller.liveness import QUIET_INTERVALS
-from ..controller.state.world import REACHABLE, NodeState
-from ..protocol.messages import NodeLost, ProbeProgress, ProgressReported
-from ..protocol.types import CONTROLLER, FaultKind, node_address
+from ...controller.actions import Action, Send
+from ...controller.events import DeadlinePassed, Event
+from ...controller.liveness import QUIET_INTERVALS
+from ...controller.state.world import REACHABLE, NodeState
+from ...protocol.messages import NodeLost, ProbeProgress, ProgressReported
+from ...protocol.types import CONTROLLER, FaultKind, node_address
 from .network import RESENDS_S
 
 if TYPE_CHECKING:
-    from ..protocol.incidents import Incident
+    from ...protocol.incidents import Incident
     from .node import SimulatedAgent
     from .process import Process
     from .world import SimulatedWorld

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from ..protocol.types import Rendezvous
+from ...protocol.types import Rendezvous
 from .timeline import Timeline
 
 JITTER_S = (0.002, 0.004, 0.03)  # peers learn of the same thing at different times

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..controller.actions import Action, Send
-from ..controller.events import ControllerStarted, Event
-from ..controller.state.job_state import Phase
-from ..controller.state.world import NodeState
-from ..policies.roles import WORLD_RESTARTS
-from ..protocol.messages import Rejoin, SaveCheckpoint, StartProcess
-from ..protocol.types import RestoreSource, Rung
+from ...controller.actions import Action, Send
+from ...controller.events import ControllerStarted, Event
+from ...controller.state.job_state import Phase
+from ...controller.state.world import NodeState
+from ...policies.roles import WORLD_RESTARTS
+from ...protocol.messages import Rejoin, SaveCheckpoint, StartProcess
+from ...protocol.types import RestoreSource, Rung
 from .invariants import Invariant
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ Lines are put together when they are read: most jobs go well, and theirs are not
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from ..controller.actions import Action, Send
-from ..controller.events import Event
-from ..controller.state.job_state import Phase
+from ...controller.actions import Action, Send
+from ...controller.events import Event
+from ...controller.state.job_state import Phase
 
 SHOWN = 400  # lines that are kept, unless all are
 LONGEST_LINE = 260

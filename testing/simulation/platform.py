@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from ..protocol.mailbox import Mailbox
-from ..protocol.messages import (
+from ...protocol.mailbox import Mailbox
+from ...protocol.messages import (
     CreateNode,
     DeleteNode,
     EndJob,
@@ -15,7 +15,7 @@ from ..protocol.messages import (
     NodeStaying,
     PlatformJoined,
 )
-from ..protocol.types import CONTROLLER, PLATFORM
+from ...protocol.types import CONTROLLER, PLATFORM
 from .invariants import Invariant
 from .network import Endpoint
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..processor.rank_actions import NOTHING, ReceivedBytes
-from ..protocol.errors import CheckpointError, ChecksumMismatch, StateLost
-from ..protocol.messages import Rejoin
-from ..protocol.types import LocalStateTransfer, RestoreSource, ShardTransfer
+from ...processor.rank_actions import NOTHING, ReceivedBytes
+from ...protocol.errors import CheckpointError, ChecksumMismatch, StateLost
+from ...protocol.messages import Rejoin
+from ...protocol.types import LocalStateTransfer, RestoreSource, ShardTransfer
 from .communicators import Group, Key
 from .invariants import Invariant
 from .played_thread import Thread

@@ -3,18 +3,18 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ..controller.actions import Action, Send
-from ..controller.events import Event
-from ..controller.handlers.platform import NODE_GOING
-from ..controller.state.job_state import Phase
-from ..controller.state.rank_states import RankState
-from ..controller.state.world import NodeState
-from ..policies.fault_levels import Treatment
-from ..policies.roles import WORLD_RESTARTS
-from ..processor.session import SessionStage
-from ..protocol.incidents import Incident, Outcome
-from ..protocol.messages import Rejoin, Resume, StartProcess, StopProcess
-from ..protocol.types import Decision, RestoreSource, Rung
+from ...controller.actions import Action, Send
+from ...controller.events import Event
+from ...controller.handlers.platform import NODE_GOING
+from ...controller.state.job_state import Phase
+from ...controller.state.rank_states import RankState
+from ...controller.state.world import NodeState
+from ...policies.fault_levels import Treatment
+from ...policies.roles import WORLD_RESTARTS
+from ...processor.session import SessionStage
+from ...protocol.incidents import Incident, Outcome
+from ...protocol.messages import Rejoin, Resume, StartProcess, StopProcess
+from ...protocol.types import Decision, RestoreSource, Rung
 from .contradictions import contradictions
 from .invariants import Invariant
 from .scaling_watch import ScalingWatch

@@ -4,9 +4,9 @@ import math
 import random
 from collections.abc import Callable
 
-from ..protocol.mailbox import Mailbox
-from ..protocol.messages import Envelope, Message
-from ..protocol.types import CONTROLLER
+from ...protocol.mailbox import Mailbox
+from ...protocol.messages import Envelope, Message
+from ...protocol.types import CONTROLLER
 from .invariants import Invariant
 from .timeline import Timeline
 

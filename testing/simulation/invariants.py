@@ -1,6 +1,6 @@
 """The invariants by name: those of `docs/architecture.md`, and what the simulation itself insists on."""
 
-from ..protocol.enums import StrEnum
+from ...protocol.enums import StrEnum
 
 
 class Invariant(StrEnum):

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..processor.session import Order
-from ..protocol import messages as m
-from ..protocol.mailbox import Mailbox
-from ..protocol.types import CONTROLLER, Activity, FaultAction, FaultKind, FaultReport, RankProgress, rank_address
+from ...processor.session import Order
+from ...protocol import messages as m
+from ...protocol.mailbox import Mailbox
+from ...protocol.types import CONTROLLER, Activity, FaultAction, FaultKind, FaultReport, RankProgress, rank_address
 from .byzantine import Byzantine, falsified
 from .fake_process import FakeProcess
 from .network import Endpoint

@@ -7,9 +7,9 @@ The simulation adds a network and a clock to it (`node.py`); the fake cluster of
 from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
-from ..protocol import messages as m
-from ..protocol.prepared import PreparedProcesses
-from ..protocol.types import (
+from ...protocol import messages as m
+from ...protocol.prepared import PreparedProcesses
+from ...protocol.types import (
     FaultKind,
     FaultReport,
     LocalStateCopy,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...protocol.errors import ConfigurationError
+from ..protocol.errors import ConfigurationError
 
 _CPU = torch.device("cpu")
 _FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "ones_like", "tensor", "zeros", "zeros_like")

@@ -3,10 +3,10 @@
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from ..controller.state.world import Holder
-from ..processor.session import SessionStage
-from ..protocol.messages import Rejoin, Resume
-from ..protocol.types import StepReport
+from ...controller.state.world import Holder
+from ...processor.session import SessionStage
+from ...protocol.messages import Rejoin, Resume
+from ...protocol.types import StepReport
 from .invariants import Invariant
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ on.
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed, MidstepError
-from ..protocol.types import Activity, Rendezvous
+from ...protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed, MidstepError
+from ...protocol.types import Activity, Rendezvous
 
 if TYPE_CHECKING:
     from .communicators import Group

@@ -8,8 +8,8 @@ import random
 
 import msgspec
 
-from ..protocol import messages as m
-from ..protocol.enums import StrEnum
+from ...protocol import messages as m
+from ...protocol.enums import StrEnum
 
 _FAR = 1_000_000  # steps and messages that no simulated job gets to
 _OF_AN_INCARNATION = (m.RankJoined, m.RankQuiesced, m.RankReady, m.StepCommitted, m.RankFinished)

@@ -4,8 +4,8 @@ import random
 
 import msgspec
 
-from ..controller.state.job_state import Phase
-from ..policies.schema import (
+from ...controller.state.job_state import Phase
+from ...policies.schema import (
     Budget,
     CheckpointPolicy,
     Deadlines,
@@ -16,7 +16,7 @@ from ..policies.schema import (
     ScalePolicy,
     default_policy,
 )
-from ..protocol.types import JobSettings, JobSpec, RestoreSource, Rung, StandbyDepth
+from ...protocol.types import JobSettings, JobSpec, RestoreSource, Rung, StandbyDepth
 
 _STOP = RungPolicy(Rung.STOP)
 BUILDING_AHEAD = 0.1  # share of the worlds in which processes are built ahead of faults

@@ -7,13 +7,13 @@ of the tests at once (`tests/fakes/answering.py`).
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
-from ..processor.rank_actions import Action, Actions
-from ..processor.rank_loop import RankLoop
-from ..processor.session import Session
-from ..processor.step_order import StepOrder
-from ..processor.step_state import StepState
-from ..protocol.messages import StartProcess
-from ..protocol.types import RunningProcess
+from ...processor.rank_actions import Action, Actions
+from ...processor.rank_loop import RankLoop
+from ...processor.session import Session
+from ...processor.step_order import StepOrder
+from ...processor.step_state import StepState
+from ...protocol.messages import StartProcess
+from ...protocol.types import RunningProcess
 
 Returned = TypeVar("Returned")
 Wait = TypeVar("Wait")

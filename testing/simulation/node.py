@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..protocol import messages as m
-from ..protocol.mailbox import Mailbox
-from ..protocol.prepared import PreparedProcesses
-from ..protocol.types import (
+from ...protocol import messages as m
+from ...protocol.mailbox import Mailbox
+from ...protocol.prepared import PreparedProcesses
+from ...protocol.types import (
     CONTROLLER,
     Activity,
     Assertion,

@@ -6,18 +6,18 @@ is in charge. What it has not recorded it can never record, as the journal belon
 
 from typing import TYPE_CHECKING
 
-from ..controller.actions import Action, Finish, Forget, Send
-from ..controller.admission import refusal
-from ..controller.clock import said_at, stamped
-from ..controller.events import ControllerStarted, DeadlinePassed, Event, NodeReturned
-from ..controller.handlers.table import TABLE
-from ..controller.liveness import Liveness
-from ..controller.machine import RecoveryMachine
-from ..controller.routes import Routes
-from ..controller.state.job_state import Phase
-from ..protocol.mailbox import Mailbox
-from ..protocol.messages import Envelope, NodeLost, Report
-from ..protocol.types import CONTROLLER, PLATFORM, node_address
+from ...controller.actions import Action, Finish, Forget, Send
+from ...controller.admission import refusal
+from ...controller.clock import said_at, stamped
+from ...controller.events import ControllerStarted, DeadlinePassed, Event, NodeReturned
+from ...controller.handlers.table import TABLE
+from ...controller.liveness import Liveness
+from ...controller.machine import RecoveryMachine
+from ...controller.routes import Routes
+from ...controller.state.job_state import Phase
+from ...protocol.mailbox import Mailbox
+from ...protocol.messages import Envelope, NodeLost, Report
+from ...protocol.types import CONTROLLER, PLATFORM, node_address
 from .invariants import Invariant
 from .network import Endpoint
 

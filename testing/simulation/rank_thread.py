@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..processor import rank_actions as act
-from ..processor.exceptions import fault_in_recovery
-from ..processor.rank_actions import Action, Ended
-from ..processor.session import Order
-from ..protocol.errors import MidstepError
-from ..protocol.messages import NewcomerWaiting, RankFinished, RankJoined, RankQuiesced, RankReady, StartProcess
-from ..protocol.types import FaultKind, InjectionPoint, ShardHold, StepReport
+from ...processor import rank_actions as act
+from ...processor.exceptions import fault_in_recovery
+from ...processor.rank_actions import Action, Ended
+from ...processor.session import Order
+from ...protocol.errors import MidstepError
+from ...protocol.messages import NewcomerWaiting, RankFinished, RankJoined, RankQuiesced, RankReady, StartProcess
+from ...protocol.types import FaultKind, InjectionPoint, ShardHold, StepReport
 from .fake_process import drive
 from .invariants import Invariant
 from .played_thread import Thread

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..protocol.types import Activity, FaultKind, FaultLevel
+from ...protocol.types import Activity, FaultKind, FaultLevel
 from .byzantine import Byzantine
 from .scripts import MENDABLE, StepPoint
 

@@ -7,12 +7,12 @@ import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..processor.exceptions import Finding, Reaction, reaction
-from ..processor.rank_actions import Ended
-from ..processor.step_order import Act
-from ..protocol.errors import CommunicatorError, CommunicatorFailed, Interrupted, MidstepError
-from ..protocol.messages import StepCommitted
-from ..protocol.types import Activity, FaultKind, FaultLevel
+from ...processor.exceptions import Finding, Reaction, reaction
+from ...processor.rank_actions import Ended
+from ...processor.step_order import Act
+from ...protocol.errors import CommunicatorError, CommunicatorFailed, Interrupted, MidstepError
+from ...protocol.messages import StepCommitted
+from ...protocol.types import Activity, FaultKind, FaultLevel
 from .played_thread import Thread
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ A shard is played by one number, the count of updates in it, so that mixed-up st
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..protocol.messages import SaveCheckpoint
-from ..protocol.types import CheckpointTrace
+from ...protocol.messages import SaveCheckpoint
+from ...protocol.types import CheckpointTrace
 from .invariants import Invariant
 
 if TYPE_CHECKING:
