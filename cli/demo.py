@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..controller.journal.reading import read_status
+from ..devices.kinds import CPU, CUDA, FAKE
 from ..launch.jobs.start import Start, create_job
-from ..policies.communicators import DeviceName
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus, Outcome
@@ -52,7 +52,7 @@ class DemoRun(msgspec.Struct, frozen=True):
     nodes: int = NODES
     ranks_per_node: int = RANKS_PER_NODE
     spares: int = SPARES
-    device: DeviceName = DeviceName.CPU
+    device: str = CPU
     policy: str = "demo.yaml"
     script: str = "train_and_record.py"
     environment: dict[str, str] = {}
@@ -142,8 +142,8 @@ def scenarios(steps: int) -> tuple[Scenario, ...]:
 @click.option("--steps", type=click.IntRange(min=20), default=100, show_default=True, help="Length of the training.")
 @click.option(
     "--device",
-    type=click.Choice([DeviceName.CPU.value, DeviceName.FAKE.value]),
-    default=DeviceName.CPU.value,
+    type=click.Choice([CPU, CUDA, FAKE]),
+    default=CPU,
     show_default=True,
     help="fake: on a CPU that behaves like an NPU, with three faults of the device besides.",
 )
@@ -172,14 +172,13 @@ def command(
             raise click.ClickException(f"{library} is not installed: pip install 'midstep[{library}]'")
     if not mindspore and find_spec("torch") is None:
         raise click.ClickException("torch is not installed: pip install 'midstep[torch]', or try --mindspore")
-    if mindspore and (megatron or device != DeviceName.CPU):
+    if mindspore and (megatron or device != CPU):
         raise click.UsageError("--mindspore is on the CPU, and goes without --megatron")
     console = Terminal(width=WIDTH)
-    kind = DeviceName(device)
-    run = DemoRun(by_step(scenarios(steps), device_scenarios(steps) if kind is DeviceName.FAKE else ()), device=kind)
+    run = DemoRun(by_step(scenarios(steps), device_scenarios(steps) if device == FAKE else ()), device=device)
     if megatron:
         script = "megatron/train_and_record.py"
-        run = DemoRun(megatron_scenarios(steps), spares=0, device=kind, policy="demo-megatron.yaml", script=script)
+        run = DemoRun(megatron_scenarios(steps), spares=0, device=device, policy="demo-megatron.yaml", script=script)
     if mindspore:
         script = "mindspore/train_and_record.py"
         run = DemoRun(scenarios(steps), policy="demo-mindspore.yaml", script=script)
@@ -207,7 +206,7 @@ def perform(run: DemoRun, directory: Path, steps: int, json_file: Path | None, c
     plan = run.scenarios
     spare = ", a spare node" if run.spares else ""
     shape = f"{count(run.ranks, 'rank')} on {count(run.nodes, 'node')}{spare}"
-    device = "" if run.device is DeviceName.CPU else f", device {run.device}"
+    device = "" if run.device == CPU else f", device {run.device}"
     _head(console, f"1. undisturbed: {shape}{device}")
     _train(run, directory, "undisturbed", steps, ())
     _head(console, f"2. the same training, under {count(sum(len(scenario.faults) for scenario in plan), 'fault')}")

@@ -16,8 +16,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from ..devices import rank_environment
-from ..policies.communicators import DeviceName
+from ..devices.kinds import FAKE, NPU, device_kind
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from .demo import WIDTH, DemoRun, Scenario, by_step, device_scenarios, perform, say_problems
@@ -55,7 +54,7 @@ def command(*, acceptance: bool, look_only: bool) -> None:
     Exit code 0 if all of it went as it should, 1 otherwise.
     """
     console = Terminal(width=WIDTH)
-    environment = {**rank_environment("npu"), **os.environ}
+    environment = {**device_kind(NPU).environment, **os.environ}
     findings, devices = examine(environment)
     for finding in findings:
         word, colour = {True: ("ok", "green"), False: ("not ok", "red"), None: ("", "")}[finding.good]
@@ -66,7 +65,7 @@ def command(*, acceptance: bool, look_only: bool) -> None:
         look_only = True
     if look_only or (bad and devices):
         sys.exit(1 if bad else 0)
-    kind = DeviceName.NPU if devices else DeviceName.FAKE
+    kind = NPU if devices else FAKE
     if not devices:
         console.print("no NPU can be used here: the self-test runs on the fake device, and proves the logic only")
     try:
@@ -78,16 +77,16 @@ def command(*, acceptance: bool, look_only: bool) -> None:
     sys.exit(1 if say_problems(problems, console) else 0)
 
 
-def plan(kind: DeviceName, devices: int, steps: int, *, acceptance: bool) -> DemoRun:
+def plan(kind: str, devices: int, steps: int, *, acceptance: bool) -> DemoRun:
     """Return the job of the self-test: one node, as its ranks take the devices by their local rank."""
     ranks = min(devices, MOST_RANKS) if devices else FAKE_RANKS
-    policy, faked = ("npu.yaml", ()) if kind is DeviceName.NPU else ("demo.yaml", device_scenarios(steps))
+    policy, faked = ("npu.yaml", ()) if kind == NPU else ("demo.yaml", device_scenarios(steps))
     if acceptance:
         scenarios = by_step(_process_scenarios(steps, ranks), faked)
     else:
         ranks = TOY_RANKS
         kill, link = _kill(steps), _broken_link(steps)
-        scenarios = (kill,) if kind is DeviceName.NPU else (kill, link)
+        scenarios = (kill,) if kind == NPU else (kill, link)
     return DemoRun(
         scenarios, nodes=1, ranks_per_node=ranks, spares=0, device=kind, policy=policy, environment=REPEATABLE
     )

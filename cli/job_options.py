@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
+from ..devices.kinds import device_names
 from ..launch.jobs.rank_variables import named_variables, variables_of_files
 from ..launch.jobs.start import Start
 from ..launch.joining.torchrun_flags import spellings
-from ..policies.communicators import DeviceName
 from .numbers import NodesAsked, Whole, node_count
 
 Decorator = Callable[[Any], Any]
@@ -62,9 +62,9 @@ POLICY: tuple[Decorator, ...] = (
     ),
     click.option(
         "--device",
-        type=click.Choice([device.value for device in DeviceName]),
-        help="What the ranks compute on, instead of the policy's: cpu, npu (torch-npu), or fake, a CPU that behaves "
-        "like an NPU and in which device faults can be caused.",
+        type=click.Choice(device_names()),
+        help="What the ranks compute on, instead of the policy's: cpu, cuda (NVIDIA GPUs), npu (torch-npu), or fake, a "
+        "CPU that behaves like an NPU and in which device faults can be caused.",
     ),
     click.option(
         "--network-check",
@@ -176,7 +176,7 @@ def asked_for(
         max_restarts=max_restarts,
         policy_file=policy_file,
         environment={**variables_of_files(environment_files), **named_variables(environment)},
-        device=None if device is None else DeviceName(device),
+        device=device,
         node_check=node_check,
         mindio=mindio,
     )

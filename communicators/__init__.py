@@ -12,23 +12,15 @@
 Implementations are looked up by name and imported on first use, because importing them loads torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from ..protocol.errors import ConfigurationError
+from ..devices.kinds import EXTERNAL, GLOO, TCP, communicator_kind, made
 from .libraries import HAS_TORCH
 
 if TYPE_CHECKING:
     from .base import Communicator
 
-_HOMES = {
-    "gloo": ("gloo.communicator", "GlooCommunicator"),
-    "hccl": ("hccl", "npu_communicator"),
-    "fake": ("fake", "fake_communicator"),
-    "external": ("external", "ExternalCommunicator"),
-    "tcp": ("tcp.communicator", "TcpCommunicator"),
-}
-_WITHOUT_TORCH = {"gloo": "tcp", "external": "tcp"}
+_WITHOUT_TORCH = {GLOO: TCP, EXTERNAL: TCP}
 
 
 def communicator_named(name: str) -> "Communicator":
@@ -39,9 +31,5 @@ def communicator_named(name: str) -> "Communicator":
 
     Raises ConfigurationError for an unknown name.
     """
-    if name not in _HOMES:
-        raise ConfigurationError(
-            f"unknown communicator {name!r} in the policy (communicator.name); known: {', '.join(sorted(_HOMES))}"
-        )
-    module, kind = _HOMES[name if HAS_TORCH else _WITHOUT_TORCH.get(name, name)]
-    return cast("Communicator", getattr(import_module(f".{module}", __name__), kind)())
+    kind = communicator_kind(name if HAS_TORCH else _WITHOUT_TORCH.get(name, name))
+    return cast("Communicator", made(kind.factory))

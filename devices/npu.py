@@ -8,6 +8,7 @@ import gc
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,3 +154,23 @@ class NpuDevice:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def npu_device() -> NpuDevice:
+    """Return the device of a process on a real NPU. Raises ConfigurationError without a usable torch-npu."""
+    return _on("npu", "torch_npu")
+
+
+def fake_device() -> NpuDevice:
+    """Return the device of a process on a CPU that behaves like an NPU."""
+    return _on("fake", f"{__package__}.fake")
+
+
+def _on(name: str, library: str) -> NpuDevice:
+    try:
+        return NpuDevice(import_module(library), name)
+    except (ImportError, RuntimeError, OSError) as error:  # torch-npu without CANN fails in its own ways
+        raise ConfigurationError(
+            f"the device {name} of the policy needs {library}, which cannot be imported here: {error}. "
+            "See `midstep doctor`."
+        ) from error

@@ -5,6 +5,7 @@ Each is reported with its key, what was found, what is allowed, and the name tha
 """
 
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -43,6 +44,8 @@ def _check(value: object, kind: inspect.Type, key: str) -> list[Problem]:  # noq
             ]
         case inspect.EnumType():
             return _check_name(value, [str(member.value) for member in kind.cls], key)
+        case inspect.Metadata(extra={"names": names}):  # of what other packages may add to
+            return _check_name(value, names(), key)
         case _:
             return _check_scalar(value, kind, key)
 
@@ -86,7 +89,7 @@ def _check_list(value: object, kind: inspect.VarTupleType, key: str) -> list[Pro
     ]
 
 
-def _check_name(value: object, names: list[str], key: str) -> list[Problem]:
+def _check_name(value: object, names: Sequence[str], key: str) -> list[Problem]:
     if isinstance(value, str) and value in names:
         return []
     return [Problem(key, f"found {_shown(value)}; allowed: {', '.join(names)}{_meant(value, names)}")]

@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
+from ..devices.kinds import EXTERNAL, device_kind
 from ..protocol.types import FaultKind, RestoreSource, Rung, StandbyDepth
-from .communicators import COMMUNICATORS, CommunicatorName, DeviceName
 from .exception_rules import exception_problems
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
@@ -53,7 +53,7 @@ def advice(policy: Policy) -> tuple[str, ...]:
             f"deadlines.orders_s ({limits.orders_s:g}) is not above deadlines.quiesce_s + deadlines.save_s: ranks that "
             "have saved give up while others write"
         )
-    if policy.standby.depth is StandbyDepth.BUILT and policy.device is not DeviceName.CPU:
+    if policy.standby.depth is StandbyDepth.BUILT and device_kind(policy.device).memory_of_its_own:
         notes.append(
             "standby.depth is built: for each rank a second process opens its device and builds its model there, so "
             f"half of the device's memory has to be free{_on_spares(policy)}"
@@ -271,8 +271,8 @@ def _deadline_problems(policy: Policy) -> list[Problem]:
 
 
 def _device_problems(policy: Policy) -> list[Problem]:
-    fitting = COMMUNICATORS[policy.device]
-    if policy.communicator.name in {*fitting, CommunicatorName.EXTERNAL}:
+    fitting = [each.name for each in device_kind(policy.device).communicators]
+    if policy.communicator.name in {*fitting, EXTERNAL}:
         return []
     allowed = " or ".join(fitting)
     found = f"found {policy.communicator.name}; allowed: {allowed}, which is what the device {policy.device} has"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..devices.kinds import CPU
 from ..protocol.enums import StrEnum
 from ..protocol.exception_pattern import ExceptionPattern
 from ..protocol.types import JobSettings, RestoreSource, Rung, StandbyDepth
@@ -242,7 +243,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: ScalePolicy = ScalePolicy()
     node_check: NodeCheckPolicy = NodeCheckPolicy()
     communicator: CommunicatorPolicy = CommunicatorPolicy()
-    device: DeviceName = DeviceName.CPU
+    device: DeviceName = CPU
     black_box_bytes: BlackBoxBytes = 1 << 20
     exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own, tried before those of configs/exceptions.yaml
     retry_unknown_exceptions: bool = (
@@ -285,8 +286,8 @@ def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
         collective_s=policy.communicator.collective_s,
         stop_grace_s=policy.deadlines.stop_grace_s,
         black_box_bytes=policy.black_box_bytes,
-        communicator=policy.communicator.name.value,
-        device=policy.device.value,
+        communicator=policy.communicator.name,
+        device=policy.device,
         restore=tuple(source.value for source in policy.restore),
         resizes=policy.scale.min_nodes is not None,
         leave_s=policy.agent.leave_s,

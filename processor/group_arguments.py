@@ -13,17 +13,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from ..devices.kinds import CPU, communicator_kind, device_kind
 from ..protocol.errors import ConfigurationError
 
 UNSET = -1  # torch's default of rank and world_size
 _NUMBERS = frozenset({"rank", "world_size"})  # what an `env://` or `tcp://` URL may say besides
-_ACCELERATOR = "npu"
-_CPU = "cpu"
-# What a script may call the job's communicator. `nccl` is what torch-npu's own porting tool reads as `hccl`.
-_HCCL_NAMES = frozenset({"hccl", "nccl"})
-_NAMES = {"gloo": frozenset({"gloo"}), "hccl": _HCCL_NAMES, "fake": _HCCL_NAMES | {"gloo"}, "tcp": frozenset({"tcp"})}
-# The devices whose tensors the job's collectives take, as `backend="cpu:gloo,npu:hccl"` names them.
-_DEVICES = {"gloo": frozenset({_CPU}), "tcp": frozenset({_CPU}), "hccl": frozenset({_ACCELERATOR, "cuda"})}
 
 
 class GroupArguments(msgspec.Struct, frozen=True):
@@ -89,7 +83,8 @@ def _contradictions(given: GroupArguments, job: GroupOfJob) -> Iterator[str]:
 def _wrong_backend(backend: str | None, job: GroupOfJob) -> Iterator[str]:
     if backend is None:
         return
-    names = _NAMES[job.communicator]
+    kind = communicator_kind(job.communicator)
+    names = kind.script_names
     for part in str(backend).lower().split(","):
         device, _, name = part.strip().rpartition(":")
         if name not in names:
@@ -99,8 +94,7 @@ def _wrong_backend(backend: str | None, job: GroupOfJob) -> Iterator[str]:
                 "compute on with `midstep run --device`."
             )
             return
-        devices = _DEVICES.get(job.communicator)
-        if device and devices is not None and device not in devices:
+        if device and device not in kind.tensors:
             yield (
                 f"backend: found {backend!r}, expected none for {device} tensors, as the job's collectives are those "
                 f"of {job.communicator} alone. Leave backend out, and keep collectives to the job's device "
@@ -152,15 +146,14 @@ def _wrong_number(name: str, found: int, expected: int) -> Iterator[str]:
 def _wrong_device(device_id: Any, job: GroupOfJob) -> Iterator[str]:
     if device_id is None:
         return
-    here = f"{_ACCELERATOR}:{job.local_rank}"
-    allowed: dict[str, tuple[object, ...]] = {
-        "cpu": ("cpu", "cpu:0"),
-        "npu": (job.local_rank, _ACCELERATOR, here),
-        "fake": (job.local_rank, _ACCELERATOR, here, "cpu", "cpu:0"),
-    }
-    if (device_id if isinstance(device_id, int) else str(device_id)) not in allowed[job.device]:
+    names = device_kind(job.device).torch_names
+    allowed: set[object] = {*names, *(f"{name}:{0 if name == CPU else job.local_rank}" for name in names)}
+    if names[0] != CPU:
+        allowed.add(job.local_rank)
+    if (device_id if isinstance(device_id, int) else str(device_id)) not in allowed:
+        here = CPU if names[0] == CPU else f"{names[0]}:{job.local_rank}"
         yield (
-            f"device_id: found {str(device_id)!r}, expected {'cpu' if job.device == 'cpu' else here!r}, as this rank "
+            f"device_id: found {str(device_id)!r}, expected {here!r}, as this rank "
             f"computes on {job.device} and takes the device of its local rank, {job.local_rank}. Leave device_id "
             "out, or choose what the ranks compute on with `midstep run --device`."
         )

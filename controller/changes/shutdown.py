@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ...policies.communicators import CommunicatorName
+from ...devices.kinds import EXTERNAL
 from ...protocol.messages import CheckpointSaved, EndJob, SaveCheckpoint
 from ...protocol.types import PLATFORM, LocalStateCopy, RestoreSource, node_address, rank_address
 from ...protocol.wording import ranks_text
@@ -276,7 +276,7 @@ def _writers(state: JobState) -> tuple[int, ...]:
 
 
 def _script_writes(state: JobState) -> bool:
-    return state.policy.communicator.name is CommunicatorName.EXTERNAL
+    return state.policy.communicator.name == EXTERNAL
 
 
 def _ask_to_save(state: JobState, rank: int) -> None:

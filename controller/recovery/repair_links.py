@@ -6,10 +6,9 @@ check does not see. So an incident tries them once; any further attempt goes fro
 
 import msgspec
 
-from ...policies.communicators import CommunicatorName, CommunicatorPolicy
+from ...devices.kinds import communicator_kind
+from ...policies.communicators import CommunicatorPolicy
 from ...protocol.types import RepairLinks, RepairPlan
-
-WITH_DEVICE_LINKS = frozenset({CommunicatorName.HCCL, CommunicatorName.FAKE})
 
 _BY_DEVICE = "shards travel from device to device"
 _BY_POLICY = "shards travel from host to host, as communicator.repair_links says"
@@ -21,7 +20,8 @@ def choose_links(plan: RepairPlan, communicator: CommunicatorPolicy, *, tried: b
 
     `tried`: an attempt of this incident has been ordered to use the devices' links.
     """
-    if communicator.name not in WITH_DEVICE_LINKS or not any(part.transfers for part in plan.parts.values()):
+    moves = any(part.transfers for part in plan.parts.values())
+    if not moves or not communicator_kind(communicator.name).device_links:
         return plan
     links, reason = RepairLinks.DEVICE, _BY_DEVICE
     if communicator.repair_links is RepairLinks.HOST:

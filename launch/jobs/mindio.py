@@ -3,7 +3,7 @@
 import msgspec
 
 from ...adapters.mindio.package import refuse_installed
-from ...policies.communicators import CommunicatorName
+from ...devices.kinds import EXTERNAL
 from ...policies.schema import Policy
 from ...protocol import environment as env
 from ...protocol.types import RestoreSource
@@ -17,7 +17,7 @@ def with_mindio(policy: Policy) -> Policy:
     refuse_installed()
     return msgspec.structs.replace(
         policy,
-        communicator=msgspec.structs.replace(policy.communicator, name=CommunicatorName.EXTERNAL),
+        communicator=msgspec.structs.replace(policy.communicator, name=EXTERNAL),
         checkpoint=msgspec.structs.replace(policy.checkpoint, every_steps=0),
         restore=(RestoreSource.REPLICA,),
     )

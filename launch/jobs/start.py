@@ -13,8 +13,7 @@ import msgspec
 from ...controller.journal.head import HEAD_NAME
 from ...controller.journal.journal import Journal
 from ...controller.journal.paths import journal_path
-from ...devices import one_node_on_a_machine, rank_environment
-from ...policies.communicators import COMMUNICATORS, DeviceName
+from ...devices.kinds import device_kind
 from ...policies.files import load_policy
 from ...policies.roles import beyond
 from ...policies.rules import broken_rules
@@ -57,7 +56,7 @@ class Start(msgspec.Struct, frozen=True):
     job: str | None = None
     environment: dict[str, str] = {}
     working_directory: Path | None = None  # None: this process's
-    device: DeviceName | None = None  # instead of the policy's, with the communicator that goes with it
+    device: str | None = None  # instead of the policy's, with the communicator that goes with it
     listen: str | None = None  # where the controller of a job on several machines listens
     token: FullToken | None = None  # of such a job
     node_check: bool = False  # or as the policy has it
@@ -95,7 +94,7 @@ def create_job(start: Start) -> PreparedJob:
     name = checked_name(start.job) if start.job is not None else new_name()
     require_script(start)
     policy = policy_of(start)
-    if start.token is None and one_node_on_a_machine(policy.device) and start.nodes + start.spare_nodes > 1:
+    if start.token is None and device_kind(policy.device).local and start.nodes + start.spare_nodes > 1:
         raise ConfigurationError(
             f"--nnodes {start.nodes} --spares {start.spare_nodes} with the device {policy.device}: all nodes of the "
             "local platform are on this machine, and their ranks would take the same devices. Use --nnodes 1, without "
@@ -160,7 +159,7 @@ def policy_of(start: Start, given: Policy | None = None) -> Policy:
 
 def spec_of(start: Start, name: str, policy: Policy, directory: Path) -> JobSpec:
     """Return what is to run, as agents get it."""
-    needed = {name: value for name, value in rank_environment(policy.device).items() if name not in os.environ}
+    needed = {name: value for name, value in device_kind(policy.device).environment.items() if name not in os.environ}
     return JobSpec(
         job=name,
         command=start.command,
@@ -241,10 +240,10 @@ def _with_few_nodes(policy: Policy, start: Start) -> Policy:
     return policy
 
 
-def _on_device(policy: Policy, device: DeviceName | None) -> Policy:
+def _on_device(policy: Policy, device: str | None) -> Policy:
     if device is None:
         return policy
-    fitting = COMMUNICATORS[device]
+    fitting = [each.name for each in device_kind(device).communicators]
     if policy.communicator.name in fitting:
         return msgspec.structs.replace(policy, device=device)
     communicator = msgspec.structs.replace(policy.communicator, name=fitting[0])

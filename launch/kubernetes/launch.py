@@ -98,7 +98,7 @@ def submission_of(start: Start, settings: Settings, translated: Translation | No
     nodes = str(start.nodes) if start.least_nodes is None else f"{start.least_nodes}:{start.nodes}"
     words = ["--nnodes", nodes, "--nproc-per-node", str(start.ranks_per_node), "--spares", str(start.spare_nodes)]
     words += ["--max-restarts", str(start.max_restarts)] if start.max_restarts else []
-    words += ["--device", start.device.value] if start.device is not None else []
+    words += ["--device", start.device] if start.device is not None else []
     flags = {"--mindio": start.mindio, "--module": start.is_module, "--no-python": start.no_python}
     words += [flag for flag, given in flags.items() if given]
     return Submission(

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from ...controller.journal.reading import read_founding, read_status
-from ...policies.communicators import DeviceName
+from ...devices.kinds import device_kind
 from ...policies.schema import Policy
 from ...protocol.errors import ConfigurationError
 from ...protocol.private_files import replace_file
@@ -58,8 +58,9 @@ def is_on_ray(directory: Path) -> bool:
 
 def _job(directory: Path, spec: JobSpec, policy: Policy, reserved: Reserved) -> RayJob:
     resources = dict(reserved.node or {"CPU": float(spec.ranks_per_node)})
-    if not reserved.node and policy.device is DeviceName.NPU:
-        resources["NPU"] = float(spec.ranks_per_node)
+    resource = device_kind(policy.device).ray_resource
+    if not reserved.node and resource is not None:
+        resources[resource] = float(spec.ranks_per_node)
     return RayJob(
         job=spec.job,
         job_directory=str(directory),

@@ -14,7 +14,6 @@ import msgspec
 from ...controller.endpoints.discovery_files import JobResult
 from ...platforms.ray.cluster import NAMESPACE, OUTSIDE_OF_GROUPS, actor_resources, controller_name
 from ...platforms.ray.library import library
-from ...policies.communicators import DeviceName
 from ...protocol.errors import ConfigurationError, PlatformError
 from ..jobs.directories import checked_name
 from ..jobs.start import Start, new_name
@@ -78,7 +77,7 @@ def run(
         job_directory=Path(storage_path).absolute() / name,
         environment=dict(env or {}),
         working_directory=directory,
-        device=None if device is None else DeviceName(device),
+        device=device,
     )
     connect()
     founded = found(start, Reserved(resources_per_node or {}, controller_resources or {}))

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from midstep.devices import rank_environment
+from midstep.devices.kinds import device_kind
 from midstep.protocol.injection import InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
@@ -46,7 +46,7 @@ def test_agents_have_the_variables_of_the_device_from_their_start(start_job: Sta
     """What they import for their ranks they import in these, and once."""
     job = start_job(device="fake", steps=6, gates=[3], **ONE_NODE)
     ranks = job.held_at(3).ranks
-    needed = rank_environment("fake")
+    needed = device_kind("fake").environment
     assert needed
     for rank in ranks:
         agent = psutil.Process(rank.pid).parent()

@@ -41,7 +41,7 @@ class Collective:
 
 
 def test_an_unknown_communicator_is_refused_with_the_names_of_the_known() -> None:
-    with pytest.raises(ConfigurationError, match=r"'nccl'.*known: external, fake, gloo, hccl"):
+    with pytest.raises(ConfigurationError, match=r"'mpi'.*known: external, fake, gloo, hccl, nccl"):
         communicator_named("nccl")
 
 
@@ -54,7 +54,7 @@ def test_a_device_is_found_by_its_name() -> None:
 
 
 def test_an_unknown_device_is_refused_with_the_names_of_the_known() -> None:
-    with pytest.raises(ConfigurationError, match=r"'tpu'.*known: cpu, fake, npu"):
+    with pytest.raises(ConfigurationError, match=r"'tpu'.*known: cpu, cuda, fake, npu"):
         device_named("tpu")
 
 

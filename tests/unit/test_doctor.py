@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from midstep.cli.doctor import command as doctor
 from midstep.cli.doctor import examine, plan
 from midstep.devices import fake
+from midstep.devices.kinds import FAKE, NPU
 from midstep.devices.npu_environment import DEFAULTS
-from midstep.policies.communicators import DeviceName
 from midstep.protocol.injection import DEVICE_FAULT_ACTIONS
 
 
@@ -77,7 +77,7 @@ def test_looking_tries_nothing() -> None:
 @pytest.mark.parametrize("devices", [2, 3, 8, 16])
 def test_the_acceptance_fits_as_many_devices_as_there_are(devices: int) -> None:
     """Four faults in ranks that are there, each in the life that the rank has by then; never more than eight ranks."""
-    show = plan(DeviceName.NPU, devices, 100, acceptance=True)
+    show = plan(NPU, devices, 100, acceptance=True)
     assert show.ranks == min(devices, 8)
     faults = [scenario.fault for scenario in show.scenarios]
     assert len(faults) == 4
@@ -87,13 +87,13 @@ def test_the_acceptance_fits_as_many_devices_as_there_are(devices: int) -> None:
 
 
 def test_what_is_compared_is_asked_to_repeat_itself() -> None:
-    assert plan(DeviceName.NPU, 8, 100, acceptance=True).environment == {"HCCL_DETERMINISTIC": "true"}
+    assert plan(NPU, 8, 100, acceptance=True).environment == {"HCCL_DETERMINISTIC": "true"}
 
 
 def test_only_the_fake_device_is_harmed() -> None:
     """A real one is tried by what can happen to processes."""
-    real = plan(DeviceName.NPU, 8, 100, acceptance=True)
-    faked = plan(DeviceName.FAKE, 0, 100, acceptance=True)
+    real = plan(NPU, 8, 100, acceptance=True)
+    faked = plan(FAKE, 0, 100, acceptance=True)
     assert real.ranks == 8
     assert not {scenario.fault.action for scenario in real.scenarios} & DEVICE_FAULT_ACTIONS
     assert {scenario.fault.action for scenario in faked.scenarios} & DEVICE_FAULT_ACTIONS

@@ -8,7 +8,8 @@ import pytest
 from midstep.controller.actions import Finish
 from midstep.controller.events import DeadlinePassed, StopRequested
 from midstep.controller.state.job_state import Phase
-from midstep.policies.communicators import CommunicatorName, CommunicatorPolicy
+from midstep.devices.kinds import EXTERNAL
+from midstep.policies.communicators import CommunicatorPolicy
 from midstep.policies.schema import default_policy
 from midstep.protocol.messages import CheckpointSaved, RankQuiesced, SaveCheckpoint, StartProcess, StopProcess
 from midstep.protocol.types import ShardHold
@@ -103,7 +104,7 @@ def test_no_checkpoint_is_made_without_the_only_copy_of_a_shard_that_died_with_i
 
 def test_where_a_script_writes_the_rank_that_publishes_writes_with_the_others() -> None:
     """Handlers may need each other: it answers nothing yet, and is asked again when all have written."""
-    external = CommunicatorPolicy(name=CommunicatorName.EXTERNAL)
+    external = CommunicatorPolicy(name=EXTERNAL)
     job = scaling(msgspec.structs.replace(SCALES, communicator=external))
     lose(job)
 

@@ -21,9 +21,9 @@ from midstep.adapters.mindio.replicas import (
 )
 from midstep.adapters.mindio.update_times import tft_can_do_uce_repair
 from midstep.adapters.mindio.values import ReportState
+from midstep.devices.kinds import EXTERNAL
 from midstep.launch.jobs.mindio import with_mindio
 from midstep.launch.jobs.start import Start, policy_of
-from midstep.policies.communicators import CommunicatorName
 from midstep.policies.schema import default_policy
 from midstep.protocol import environment as env
 from midstep.protocol.errors import ConfigurationError, Interrupted, RecoveryError
@@ -267,7 +267,7 @@ def test_a_job_with_mindio_leaves_groups_and_checkpoints_to_the_script(tmp_path:
     policy = policy_of(Start(command=("train.py",), mindio=True))
 
     assert policy == with_mindio(default_policy())
-    assert policy.communicator.name is CommunicatorName.EXTERNAL
+    assert policy.communicator.name == EXTERNAL
     assert policy.checkpoint.every_steps == 0
     assert policy.restore == (RestoreSource.REPLICA,)
     assert policy_of(Start(command=("train.py",))) == default_policy()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.devices import rank_environment
+from midstep.devices.kinds import device_kind
 from midstep.devices.npu_environment import DEFAULTS, problems
 
 GOOD = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
@@ -10,8 +10,8 @@ GOOD = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
 
 def test_what_midstep_run_sets_is_all_that_is_needed() -> None:
     assert problems(DEFAULTS, 1.5, "native") == []
-    assert rank_environment("npu") == rank_environment("fake") == DEFAULTS
-    assert rank_environment("cpu") == {}
+    assert device_kind("npu").environment == device_kind("fake").environment == DEFAULTS
+    assert device_kind("cpu").environment == {}
 
 
 @pytest.mark.parametrize(

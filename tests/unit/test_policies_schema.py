@@ -120,7 +120,10 @@ def test_a_file_changes_only_what_it_names() -> None:
             "agent: {spare_s: 5}",
             "job.yaml: agent.spare_s: found 5; allowed: above deadlines.nodes_s, which is 270",
         ),
-        ("communicator: {name: nccl}", "job.yaml: communicator.name: found the text 'nccl'; allowed: gloo"),
+        (
+            "communicator: {name: mpi}",
+            "job.yaml: communicator.name: found the text 'mpi'; allowed: external, fake, gloo",
+        ),
         (
             "{device: npu, communicator: {name: tcp}}",
             "job.yaml: communicator.name: found tcp; allowed: hccl, which is what the device npu has",
@@ -129,7 +132,7 @@ def test_a_file_changes_only_what_it_names() -> None:
             "communicator: {name: hccl}",
             "job.yaml: communicator.name: found hccl; allowed: gloo or tcp, which is what the device cpu has",
         ),
-        ("device: cuda", "job.yaml: device: found the text 'cuda'; allowed: cpu"),
+        ("device: tpu", "job.yaml: device: found the text 'tpu'; allowed: cpu, cuda"),
         ("checkpoint: {keep: 1.5}", "job.yaml: checkpoint.keep: found 1.5; allowed: a whole number"),
         ("checkpoint: {directory: 3}", "job.yaml: checkpoint.directory: found 3; allowed: a text, or null"),
         ("standby: {preload: torch}", "job.yaml: standby.preload: found the text 'torch'; allowed: a list"),

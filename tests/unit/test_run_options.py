@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from midstep.cli.main import main
 from midstep.cli.run import command
+from midstep.devices.kinds import NPU
 from midstep.launch.jobs.start import Start, create_job
-from midstep.policies.communicators import DeviceName
 from midstep.policies.schema import ScalePolicy
 from midstep.protocol.errors import ConfigurationError, PolicyError
 
@@ -37,9 +37,7 @@ def test_a_job_s_name_cannot_lead_out_of_the_directory_of_jobs(
 @pytest.mark.parametrize(("nodes", "spares"), [(2, 0), (1, 1)])
 def test_npus_of_one_machine_are_not_given_out_twice(nodes: int, spares: int, script: Path, tmp_path: Path) -> None:
     """A second node of the machine would begin with device 0 again."""
-    start = Start(
-        command=(str(script),), nodes=nodes, spare_nodes=spares, device=DeviceName.NPU, job_directory=tmp_path / "job"
-    )
+    start = Start(command=(str(script),), nodes=nodes, spare_nodes=spares, device=NPU, job_directory=tmp_path / "job")
 
     with pytest.raises(ConfigurationError, match="would take the same devices"):
         create_job(start)

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli.main import main
-from midstep.policies.communicators import DeviceName
+from midstep.devices.kinds import CPU, FAKE
 from midstep.policies.files import load_policy_or_roles, load_roles, parse_policy
 from midstep.policies.schema import Budget, default_policy
 from midstep.policies.scripted_roles import JobOfRoles, advice_on_roles, parse_roles
@@ -48,7 +48,7 @@ def test_each_role_has_its_shape_and_the_policy_of_all_with_what_it_says_itself(
     trainer, rollout = job.roles
     assert (trainer.name, trainer.given.ranks, trainer.ranks_per_node, trainer.given.spares) == ("trainer", 4, 2, 1)
     assert (trainer.policy.checkpoint.every_steps, trainer.policy.checkpoint.keep) == (50, 3)
-    assert (trainer.policy.device, rollout.policy.device) == (DeviceName.FAKE, DeviceName.CPU)
+    assert (trainer.policy.device, rollout.policy.device) == (FAKE, CPU)
     assert rollout.policy.checkpoint.every_steps == 5
     assert [entry.rung for entry in trainer.policy.ladder] == [Rung.RECOVER_IN_PLACE, Rung.RECOVER, Rung.STOP]
 

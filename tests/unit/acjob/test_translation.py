@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from midstep.cli.job_options import asked_for
 from midstep.cli.run import command as run
+from midstep.devices.kinds import CPU, NPU
 from midstep.launch.jobs.start import create_job, policy_of
 from midstep.policies.acjob.translation import NoteKind, Translation, npu_policy, translate
-from midstep.policies.communicators import DeviceName
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import Budget, Policy, SubHealthAction, default_policy
 from midstep.protocol.types import Rung
@@ -155,14 +155,14 @@ def limited(seconds: int, *, npus: int = 8) -> Translation:
 def test_a_job_that_asks_for_npus_gets_a_policy_for_npus() -> None:
     """Device and communicator, and the times that building communicators of NPUs takes."""
     policy = translated("example").policy
-    assert (policy.device, policy.communicator) == (DeviceName.NPU, npu_policy().communicator)
+    assert (policy.device, policy.communicator) == (NPU, npu_policy().communicator)
     assert policy.stall == npu_policy().stall
     assert "device: npu # its pods ask for 8 NPUs each" in translated("example").text
 
 
 def test_a_job_that_asks_for_none_computes_on_cpus() -> None:
     policy = limited(60, npus=0).policy
-    assert (policy.device, policy.communicator) == (DeviceName.CPU, default_policy().communicator)
+    assert (policy.device, policy.communicator) == (CPU, default_policy().communicator)
     assert policy.deadlines.rejoin_s == 60
 
 
