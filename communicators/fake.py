@@ -29,8 +29,7 @@ from .fake_work import FakeWork
 from .gloo.connections import connect_backend
 from .gloo.group import GLOO_SOURCES
 from .gloo.work import FuturelessWork
-from .hccl import HcclCommunicator
-from .hccl_group import CollectiveLibrary
+from .hccl import CollectiveLibrary, HcclCommunicator
 from .process_group import WITH_FUTURE, WITHOUT_FUTURE
 
 BACKEND = "fake_hccl"

@@ -116,8 +116,8 @@ class TcpMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     neighbours: NeighbourAddress
 
 
-class HcclMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What each rank publishes before HCCL's communicators are resumed or rebuilt."""
+class DeviceMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The message that each rank publishes before its device's communicators are resumed or rebuilt."""
 
     groups: GroupNames
     linked: Annotated[int, msgspec.Meta(ge=-1)]  # the generation in which all its communicators were last up, or -1

@@ -170,20 +170,20 @@ class BackendRegistration:
     """
 
     def __init__(self, backend: str) -> None:
-        self._backend = backend
+        self.backend = backend
         self._owner: GroupFactory | None = None
 
     def register(self, devices: Sequence[str]) -> None:
         """Register the backend with torch for tensors on `devices`, once in a process."""
-        if not hasattr(dist.Backend, self._backend.upper()):
-            dist.Backend.register_backend(self._backend, self._create, extended_api=True, devices=list(devices))
+        if not hasattr(dist.Backend, self.backend.upper()):
+            dist.Backend.register_backend(self.backend, self._create, extended_api=True, devices=list(devices))
 
     def make_world(self, owner: GroupFactory, rank: int, world_size: int, timeout: timedelta) -> None:
         """Make torch's default group. torch asks `owner` for it, as for every later group."""
         self._owner = owner
         # Connecting has a rendezvous of its own. Torch's barrier would wait in a store that no other rank shares.
         os.environ[_BARRIER_VARIABLE] = "0"
-        dist.init_process_group(self._backend, store=HashStore(), rank=rank, world_size=world_size, timeout=timeout)
+        dist.init_process_group(self.backend, store=HashStore(), rank=rank, world_size=world_size, timeout=timeout)
 
     def destroy_world(self, owner: GroupFactory) -> None:
         """Destroy all groups, if they are `owner`'s."""
@@ -194,6 +194,6 @@ class BackendRegistration:
         """Make a group for torch: the backend's creator function."""
         if self._owner is None:
             raise CommunicatorError(
-                f"backend {self._backend} is used without a communicator; call midstep.init_process_group"
+                f"backend {self.backend} is used without a communicator; call midstep.init_process_group"
             )
         return self._owner.make_group(options, given)

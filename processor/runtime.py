@@ -165,6 +165,17 @@ class Runtime:
         """The latest generation that this process knows."""
         return self.session.generation
 
+    def finish_step(self) -> None:
+        """Wait until the device has done everything of the step. Raises CommunicatorAborted if its collectives were cut.
+
+        The queue of a GPU drains when its collectives are aborted, as if they were done. Their scope has ended by then,
+        and no rank can have entered the commit barrier that this one has not.
+        """
+        self.device.finish()
+        reason = self.communicator.failed
+        if reason is not None:
+            raise CommunicatorAborted(f"the step cannot be finished: {reason}")
+
     def shield(self) -> None:
         """Have the device not be stopped from now on: an update has begun, and must not end halfway.
 

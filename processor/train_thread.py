@@ -93,7 +93,7 @@ class TrainThread:
 
     def step_done(self) -> None:
         """Wait for the device: after that the gradients are final."""
-        self._runtime.device.finish()
+        self._runtime.finish_step()
 
     def update_done(self) -> None:
         """Wait for the device: after that the update is applied. It may be stopped again."""

@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
-from ...protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
+from ...protocol.errors import CommunicatorAborted
 from ...protocol.types import Rendezvous
 from ..background import Abandoned, BackgroundTask, Disposal
-from ..base import CollectiveObserver, Transfer
-from ..generation_scope import GenerationScope, error_text, incomplete_group
+from ..base import Transfer
+from ..generation_scope import GenerationScope, incomplete_group
 from ..handshake import Authenticator
 from ..neighbours import Neighbours
 from ..own_sockets import cut_connections
 from ..pair_sockets import PairSockets
 from ..process_group import BackendRegistration, group_name, group_names
 from ..rendezvous import GenerationStore, StoreConnection
+from ..scoped import ScopedCommunicator
 from .connections import Connections, check_groups, connect_generation, connect_group
 from .group import BACKEND, GlooBackend, GlooGroup
 from .links import GlooLinks
@@ -30,18 +31,15 @@ _CLOSE_S = 0.8
 _REGISTRATION = BackendRegistration(BACKEND)
 
 
-class GlooCommunicator:
+class GlooCommunicator(ScopedCommunicator):
     """See Communicator. All groups share one gloo device and one scope."""
 
     name = "gloo"
 
     def __init__(self) -> None:
         """Register the backend with torch."""
+        super().__init__()
         _REGISTRATION.register(["cpu"])
-        self.generation = 0
-        self.observer: CollectiveObserver | None = None
-        self._lock = threading.RLock()  # held by an abort until the sockets are down
-        self._scope = GenerationScope(self._cut)
         self._groups: list[GlooGroup] = []  # in the order of their creation
         self._group_counts: Counter[tuple[int, ...]] = Counter()  # by members, in this generation
         self._links: GlooLinks | None = None
@@ -49,38 +47,7 @@ class GlooCommunicator:
         self._neighbours: Neighbours | None = None
         self._pairs: PairSockets | None = None
         self._generation_store: GenerationStore | None = None
-        self._store: Rendezvous | None = None
-        self._task: BackgroundTask[Any] | None = None
         self._disposal = Disposal()
-        self._rank = 0
-        self._members: tuple[int, ...] = ()
-        self._collective_s = 0.0
-        self._link_up_s = 0.0
-
-    @property
-    def failed(self) -> str | None:
-        """Why no collective can succeed until the next `reconnect`; None while all is well."""
-        return self._scope.reason
-
-    def init(
-        self,
-        *,
-        rank: int,
-        world_size: int,
-        generation: int,
-        store: Rendezvous | None,
-        collective_s: float,
-        link_up_s: float,
-    ) -> None:
-        """Make the default process group of torch.distributed; connect it if there is a `store`."""
-        self._rank = rank
-        self._members = tuple(range(world_size))
-        self._collective_s = collective_s
-        self._link_up_s = link_up_s
-        self.generation = generation
-        self._make_world(timedelta(seconds=collective_s))
-        if store is not None:
-            self.reconnect(generation, store, link_up_s)
 
     def _make_world(self, timeout: timedelta) -> None:
         """Make torch's default group, which asks `make_group` for it."""
@@ -111,11 +78,7 @@ class GlooCommunicator:
             return connect_group(store, name, group, links, link_up_s=self._link_up_s, collective_s=self._collective_s)
 
         # The members come here when their programs do, as with torch's own groups.
-        task = BackgroundTask(work, time.monotonic() + self._collective_s)
-        with self._lock:
-            self._task = task
-            if scope.reason is not None:
-                task.abandon()
+        task = self._in_background(work, scope, time.monotonic() + self._collective_s)
         try:
             backend = task.result()
         except Abandoned:
@@ -132,8 +95,7 @@ class GlooCommunicator:
         with self._lock:
             if self._pairs is not None:
                 self._pairs.abort(reason)
-            self._scope.end(CommunicatorAborted, reason)
-            self._cut()
+            super().abort(reason)
 
     def _cut(self) -> None:
         with self._lock:
@@ -145,39 +107,25 @@ class GlooCommunicator:
             if self._links is not None:
                 self._links.cut()
 
-    def reconnect(self, generation: int, store: Rendezvous, link_up_s: float) -> None:
+    def _link_up(
+        self, generation: int, store: Rendezvous, scope: GenerationScope, deadline: float, old: GenerationScope
+    ) -> None:
         """Connect all live groups, in place, to the members of `generation`, and check the links."""
-        deadline = time.monotonic() + link_up_s
-        old = self._scope
-        if old.end(CommunicatorAborted, f"generation {generation} began"):
-            self._cut()
-        scope = GenerationScope(self._cut)
         names = group_names(self._groups)
         with self._lock:
-            self.generation = generation
-            self._scope = scope
             connection = self._generation_store.connection if self._generation_store is not None else None
             self._generation_store = None
             self._close_neighbours()
             pairs = self._pairs_of(generation)
-            self._store = store
-            self._task = task = BackgroundTask(
-                lambda t: self._build(t, generation, connection, scope, pairs=pairs), deadline
-            )
-        try:
-            old.wait_released()
-            self._install(task.result(), generation, names, scope)
-            self._check_links(scope, deadline)
-        except Exception as error:  # what a store sends can make torch's C++ raise errors of any kind
-            what = f"generation {generation} was not linked up within {link_up_s:g} s: {error_text(error)}"
-            scope.end(CommunicatorFailed, what)
-            self._cut()
-            self._disposal.dispose([group.disconnect(scope) for group in self._groups])
-            if scope.aborted:
-                raise scope.error("reconnect") from None
-            raise LinkUpFailed(f"rank {self._rank}: {what}") from error
-        finally:
-            self._task = None
+        task = self._in_background(
+            lambda t: self._build(t, generation, connection, scope, pairs=pairs), scope, deadline
+        )
+        old.wait_released()
+        self._install(task.result(), generation, names, scope)
+        self._check_links(scope, deadline)
+
+    def _give_up(self, scope: GenerationScope) -> None:
+        self._disposal.dispose([group.disconnect(scope) for group in self._groups])
 
     def _build(
         self,
@@ -295,10 +243,6 @@ class GlooCommunicator:
             if self._neighbours is not None:
                 self._neighbours.close()
             self._neighbours = None
-
-    def watch(self, observer: CollectiveObserver | None) -> None:
-        """Report the collectives from now on to `observer`."""
-        self.observer = observer
 
     def remove(self, group: GlooGroup) -> None:
         """Remove a group that torch destroys."""

@@ -35,7 +35,7 @@ GOOD: tuple[Any, ...] = (
     handshake.GlooMember(
         handshake.Listener("fe80::1%eth0", 1), (), handshake.NeighbourAddress(handshake.Listener("::1", 65535), NONCE)
     ),
-    handshake.HcclMember(("4x0011223344556677.0",), -1),
+    handshake.DeviceMember(("4x0011223344556677.0",), -1),
     HERE,
     None,
 )

@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d as c10d
 from torch.utils.backend_registration import rename_privateuse1_backend
 
-from midstep.communicators.hccl import HcclCommunicator
-from midstep.communicators.hccl_group import CollectiveLibrary, HcclGroup, build_backend
+from midstep.communicators.device_group import DeviceGroup
+from midstep.communicators.hccl import CollectiveLibrary, HcclCommunicator, build_backend
 
 HELPER = "_new_process_group_helper"
 HELPER_HOMES = ("torch_npu/_compat/distributed.py", "torch_npu/distributed/distributed_c10d.py")
@@ -76,7 +76,7 @@ def patch_torch(wheel: zipfile.ZipFile) -> bool:
     return False
 
 
-def batches(wheel: zipfile.ZipFile, group: HcclGroup) -> None:
+def batches(wheel: zipfile.ZipFile, group: DeviceGroup) -> None:
     """Have torch-npu make a batch of a send and a receive, in both of its ways; print what came of it.
 
     There is no memory of a device here, so the tensors only say that they are of one.
@@ -127,8 +127,8 @@ def main(wheel: zipfile.ZipFile) -> None:
     device["stop_device"](0)
     print("unconnected", called)
     sub = dist.new_group([0])
-    assert isinstance(sub, HcclGroup)
-    assert isinstance(c10d._get_default_group(), HcclGroup)
+    assert isinstance(sub, DeviceGroup)
+    assert isinstance(c10d._get_default_group(), DeviceGroup)
     for number, group in enumerate(communicator._groups):
         build_backend(communicator._library, group, f"group{number}", HashStore(), communicator._scope)
     for name, call in (

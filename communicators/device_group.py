@@ -1,43 +1,30 @@
-"""A process group on a device's collective library (HCCL).
+"""A process group whose collectives a device's library does (HCCL, NCCL), and its works.
 
-The library's own group is made once and stays as long as the process; what a reconnect rebuilds is the communicator
-inside it. Until it is made, in a newcomer, collectives return this rank's own input. The methods that torch-npu looks
-for on the groups that it finds (`_device_types`, `_get_backend`) are forwarded.
+The library queues a collective on the device and returns: that a work was waited for says nothing about its end. Until
+the library's group is there, in a newcomer, collectives return this rank's own input. What torch and torch-npu look for
+on the groups that they find (`_device_types`, `_get_backend`) is forwarded.
 """
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed import distributed_c10d as c10d
 
 from .generation_scope import GenerationScope
 from .kept_works import keep, release
-from .process_group import ReplaceableGroup, set_group_name
+from .process_group import ReplaceableGroup
 
 if TYPE_CHECKING:
     from .base import CollectiveObserver
 
-BACKEND = "midstep_hccl"  # torch-npu looks for hccl in the name
 _PAIRED = frozenset({"send", "recv"})  # outside of a batch the library has a communicator for each pair
 _BATCH = "batch"  # of sends and receives
 
 
-class CollectiveLibrary(NamedTuple):
-    """A device's collective library: torch-npu's calls, the torch.distributed backend it registers, its device."""
-
-    calls: Any
-    backend: str
-    device: str
-
-
-class HcclGroup(ReplaceableGroup):
+class DeviceGroup(ReplaceableGroup):
     """A process group whose collectives a device's collective library does."""
-
-    backend_name = BACKEND
 
     def __init__(  # noqa: PLR0917 - as its parent
         self,
@@ -47,9 +34,11 @@ class HcclGroup(ReplaceableGroup):
         scope: GenerationScope,
         timeout: timedelta,
         device: torch.device,
+        backend_name: str,
     ) -> None:
         """Make the group of the global ranks `members`. Not connected."""
         super().__init__(owner, members, group_rank, scope)
+        self.backend_name = backend_name
         self.timeout = timeout
         self.given_options: Any = None  # of the library, by the script: `pg_options` of new_group
         self.backend: Any = None  # the library's, once there is one
@@ -73,6 +62,11 @@ class HcclGroup(ReplaceableGroup):
     def disconnect(self, scope: GenerationScope) -> None:
         """Let every collective raise as `scope`, which is over, says."""
         self._scope = scope
+
+    def leave_backend(self) -> Any:
+        """Return the library's group, for the last time; None if there is none. The scope has ended, or is about to."""
+        left, self.backend = self.backend, None
+        return left
 
     def start(self, op: str, futureless: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
         """Queue the collective `op`. Raises CommunicatorAborted or CommunicatorFailed, and what the device raises."""
@@ -215,22 +209,3 @@ class Batch:
     def is_completed(self) -> bool:
         """Return whether all are over."""
         return all(work.is_completed() for work in self._works)
-
-
-def build_backend(library: CollectiveLibrary, group: HcclGroup, name: str, store: Any, scope: GenerationScope) -> None:
-    """Make the library's group behind `group`, with its own part of `store`. Connects nothing."""
-    options = c10d._DistributedBackendOptions()  # type: ignore[attr-defined]
-    options.store = PrefixStore(name, store)
-    options.group_rank = group.group_rank
-    options.group_size = len(group.members)
-    options.timeout = group.timeout
-    options.group_id = name
-    options.global_ranks_in_group = list(group.members)
-    backend = dist.Backend._plugins[library.backend.upper()].creator_fn(options, group.given_options)
-    process_group = backend
-    if not isinstance(backend, dist.ProcessGroup):  # torch's own rule: a process group stands for itself
-        process_group = dist.ProcessGroup(options.store, group.group_rank, len(group.members))
-        process_group._register_backend(torch.device(library.device), dist.ProcessGroup.BackendType.CUSTOM, backend)
-        process_group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-        set_group_name(process_group, name)
-    group.connect(process_group, backend, scope)

@@ -1,30 +1,38 @@
-"""The first use of every group after a resume or rebuild: HCCL builds a communicator then, and checks no link before.
+"""The first use of every group after a resume or rebuild: only then does the library build a communicator.
 
-So every group is used at once, in order, timed and checked. A link that does not come up is seen in this phase, and not
-in the middle of a step.
+It checks no link before. So every group is used at once, in order, timed and checked: a link that does not come up is
+seen in this phase, and not in the middle of a step.
 
 Sends and receives outside of a batch have a communicator for each pair of ranks, as stages of a pipeline have. Which
 pairs those are is known from before: each rank tells to whom it has sent, so that a newcomer knows, too.
 """
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from ..devices.device_busy import while_busy
 from ..protocol.errors import CommunicatorFailed
 from ..protocol.wording import ranks_text
 from .background import BackgroundTask
-from .handshake import HcclMember
-from .hccl_group import HcclGroup
-
-_BUSY = "the device is still in use by the process before"
+from .device_group import DeviceGroup
+from .handshake import DeviceMember
 
 
-def link_up(calls: Any, task: BackgroundTask[Any], groups: Sequence[tuple[HcclGroup, str]]) -> dict[str, float]:
+class FirstUse(NamedTuple):
+    """How a device's library is used for the first time.
+
+    `synchronize` waits for the device. `persist` makes attempts to use a group until one succeeds: most libraries need
+    no more than one.
+    """
+
+    synchronize: Callable[[], None]
+    persist: Callable[[BackgroundTask[Any], DeviceGroup, Callable[[], float]], float] = lambda task, group, use: use()
+
+
+def link_up(first: FirstUse, task: BackgroundTask[Any], groups: Sequence[tuple[DeviceGroup, str]]) -> dict[str, float]:
     """Use every group once; return how long each took. In all ranks the order of the groups that they share is one.
 
-    `calls` are torch-npu's. Runs in the task's thread. Raises Abandoned, CommunicatorFailed, and what the library does.
+    Runs in the task's thread. Raises Abandoned, CommunicatorFailed, and what the library does.
     """
     times_s = {}
     for group, name in groups:
@@ -33,7 +41,7 @@ def link_up(calls: Any, task: BackgroundTask[Any], groups: Sequence[tuple[HcclGr
         task.stage = f"the links of group {name} ({ranks_text(group.members)}) are not up"
         task.remaining_s()  # raises Abandoned when no time is left
         began_s = time.monotonic()
-        _use(calls, task, group)
+        _use(first, task, group)
         times_s[name] = time.monotonic() - began_s
         for low, high in _in_order(group):
             task.stage = (
@@ -41,12 +49,12 @@ def link_up(calls: Any, task: BackgroundTask[Any], groups: Sequence[tuple[HcclGr
             )
             task.remaining_s()
             began_s = time.monotonic()
-            _use_pair(calls, group, low, high)
+            _use_pair(first, group, low, high)
             times_s[f"{name}/{low}-{high}"] = time.monotonic() - began_s
     return times_s
 
 
-def tell_peers(groups: Sequence[tuple[HcclGroup, str]], members: Sequence[HcclMember]) -> None:
+def tell_peers(groups: Sequence[tuple[DeviceGroup, str]], members: Sequence[DeviceMember]) -> None:
     """Have each group know every pair that this rank is in, whichever of the two has told it."""
     told = [(rank, name, place) for rank, member in enumerate(members) for name, place in member.pairs]
     by_name = {name: group for group, name in groups}
@@ -58,7 +66,7 @@ def tell_peers(groups: Sequence[tuple[HcclGroup, str]], members: Sequence[HcclMe
             group.peers.add(group.members.index(rank))
 
 
-def _in_order(group: HcclGroup) -> list[tuple[int, int]]:
+def _in_order(group: DeviceGroup) -> list[tuple[int, int]]:
     """Return this rank's pairs, in an order that all ranks keep, so that no two wait for each other in a circle.
 
     Even places first: along a pipeline half of the links come up at once, then the other half.
@@ -68,30 +76,24 @@ def _in_order(group: HcclGroup) -> list[tuple[int, int]]:
     return sorted(pairs, key=lambda pair: (pair[0] % 2, pair))
 
 
-def _use_pair(calls: Any, group: HcclGroup, low: int, high: int) -> None:
+def _use_pair(first: FirstUse, group: DeviceGroup, low: int, high: int) -> None:
     place, work = group.pair_check(high if group.group_rank == low else low)
     work.wait()
-    calls.npu.synchronize()
+    first.synchronize()
     if place.item() != low:
         ranks = f"{group.members[low]} and {group.members[high]}"
         raise CommunicatorFailed(f"link check between ranks {ranks} gave {place.item():g}")
 
 
-def _use(calls: Any, task: BackgroundTask[Any], group: HcclGroup) -> None:
-    """Add up ones in the group, as soon as the device is free."""
+def _use(first: FirstUse, task: BackgroundTask[Any], group: DeviceGroup) -> None:
+    """Add up ones in the group."""
 
-    def attempt() -> float:
+    def use() -> float:
         ones, work = group.link_check()
         work.wait()
-        calls.npu.synchronize()
+        first.synchronize()
         return float(ones.item())
 
-    def before_next() -> None:
-        # The library numbers the communicators of a group; this has it count from the beginning, as the peers do.
-        # Not reinit_process_group: that would delete what the peers have left in the store.
-        group.backend.abort_hccl_comm(_BUSY)
-        task.remaining_s()
-
-    total = while_busy(attempt, before_next)
+    total = first.persist(task, group, use)
     if total != len(group.members):
         raise CommunicatorFailed(f"link check of {ranks_text(group.members)} gave {total:g}")

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from midstep.communicators.device_group import DeviceGroup
 from midstep.communicators.generation_scope import GenerationScope
-from midstep.communicators.hccl_group import HcclGroup
 from midstep.protocol.errors import CommunicatorAborted
 
 
@@ -54,9 +54,9 @@ class Observer:
 CPU = torch.device("cpu")
 
 
-def group_of(library: Library, observer: Observer, scope: GenerationScope) -> HcclGroup:
+def group_of(library: Library, observer: Observer, scope: GenerationScope) -> DeviceGroup:
     """Return a group that the library serves."""
-    group = HcclGroup(SimpleNamespace(observer=observer), (0, 1), 0, scope, timedelta(seconds=1), CPU)
+    group = DeviceGroup(SimpleNamespace(observer=observer), (0, 1), 0, scope, timedelta(seconds=1), CPU, "midstep_hccl")
     group.connect(library, object(), scope)
     return group
 

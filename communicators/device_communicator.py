@@ -1,0 +1,216 @@
+"""The base of communicators whose groups are a device's own, with a gloo group between the hosts.
+
+Rank-local state, the commit barrier and copies over the hosts travel between the hosts: they must work while the
+devices' links are down. In a reconnect the hosts are linked first. Then the ranks tell each other which groups they
+have, a subclass resumes or rebuilds the library's communicators (`_renew`), and every group is used once.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from ..protocol.errors import CommunicatorAborted
+from ..protocol.types import Rendezvous
+from .background import BackgroundTask
+from .base import DeviceMessage, Transfer
+from .device_group import Batch, DeviceGroup
+from .device_links import tell_peers
+from .generation_scope import GenerationScope, incomplete_group
+from .gloo.host_group import HostGroup
+from .handshake import DeviceMember
+from .pair_sockets import PairSockets
+from .process_group import BackendRegistration, group_name, group_names
+from .rendezvous import GenerationStore, StoreConnection
+from .scoped import ScopedCommunicator
+
+NEVER = -1
+_LEAST_S = 0.001
+
+Named = Sequence[tuple[DeviceGroup, str]]  # groups with their names, which are the same on all members
+
+
+class DeviceCommunicator(ScopedCommunicator):
+    """See Communicator and DeviceLinks. All groups share one scope."""
+
+    def __init__(self, name: str, registration: BackendRegistration, device_type: str) -> None:
+        """Register the backend with torch."""
+        super().__init__()
+        self.name = name
+        self.link_up_s: dict[str, float] = {}  # of each group, in the last rebuild
+        self._registration = registration
+        self._device = torch.device(device_type)
+        registration.register([device_type])
+        self._host = HostGroup()
+        self._groups: list[DeviceGroup] = []  # in the order of their creation
+        self._group_counts: Counter[tuple[int, ...]] = Counter()  # by members, in this generation
+        self._connected = False
+        self._linked = NEVER  # the generation in which all groups were last up
+
+    @property
+    def failed(self) -> str | None:
+        """Why no collective can succeed until the next `reconnect`; None while all is well."""
+        return self._scope.reason or self._host.failed
+
+    @property
+    def device_type(self) -> str:
+        """The type of the device whose memory the library's links carry."""
+        return self._device.type
+
+    def _make_world(self, timeout: timedelta) -> None:
+        self._host.init(
+            rank=self._rank,
+            world_size=len(self._members),
+            generation=self.generation,
+            store=None,
+            collective_s=self._collective_s,
+            link_up_s=self._link_up_s,
+        )
+        self._registration.make_world(self, self._rank, len(self._members), timeout)
+
+    def make_group(self, options: Any, given: Any = None) -> DeviceGroup:
+        """Make a group that torch asks for. In a connected world the library links it on its first use."""
+        members = tuple(options.global_ranks_in_group) or self._members
+        if self._scope.reason is not None:
+            raise self._scope.error("new_group")
+        group = DeviceGroup(
+            self,
+            members,
+            options.group_rank,
+            self._scope,
+            timeout=options.timeout,
+            device=self._device,
+            backend_name=self._registration.backend,
+        )
+        group.given_options = given
+        if self._connected:
+            name = group_name(members, self._group_counts[members])
+            self._group_counts[members] += 1
+            self._connect_group(group, name, self._scope)
+        self._groups.append(group)
+        return group
+
+    def abort(self, reason: str) -> None:
+        """Refuse collectives from now on, and end a reconnect and the traffic between hosts."""
+        super().abort(reason)
+        self._host.abort(reason)
+
+    def _cut(self) -> None:
+        with self._lock:
+            if self._task is not None:
+                self._task.abandon()
+
+    def _link_up(
+        self, generation: int, store: Rendezvous, scope: GenerationScope, deadline: float, old: GenerationScope
+    ) -> None:
+        """Connect the hosts, resume or rebuild every group's communicator, and check its links."""
+        with self._lock:
+            linked, self._linked = self._linked, NEVER
+        self._host.reconnect(generation, store, max(_LEAST_S, deadline - time.monotonic()))
+        task = self._in_background(lambda t: self._meet(t, generation, store, scope, linked), scope, deadline)
+        kept = task.result()
+        if scope.reason is not None:
+            raise scope.error("reconnect")
+        self._groups, self._connected, self._linked = kept, True, generation
+
+    def _meet(
+        self, task: BackgroundTask[Any], generation: int, store: Rendezvous, scope: GenerationScope, linked: int
+    ) -> list[DeviceGroup]:
+        """Renew the groups that all of their members have, and return them. Runs in the task's thread."""
+        generation_store = GenerationStore(StoreConnection(store, task.remaining_s()), store, generation)
+        names = group_names(self._groups)
+        named = list(zip(self._groups, names, strict=True))
+        pairs = [(name, peer) for group, name in named for peer in sorted(group.peers)]
+        own = DeviceMember(tuple(names), linked, tuple(pairs))
+        missing = "has not said which groups it has"
+        members = generation_store.exchange(task, self.name, self._members, self._rank, own, missing=missing)
+        kept = []
+        for group, name in named:
+            without = [rank for rank in group.members if name not in members[rank].groups]
+            if without:
+                group.disconnect(incomplete_group(without, generation))
+            else:
+                kept.append((group, name))
+        tell_peers(kept, members)
+        self._group_counts = Counter(group.members for group, _ in kept)
+        resume = linked != NEVER and all(member.linked == linked for member in members)
+        self._renew(task, kept, generation_store, scope, resume=resume)
+        return [group for group, _ in kept]
+
+    def _renew(
+        self,
+        task: BackgroundTask[Any],
+        kept: Named,
+        generation_store: GenerationStore,
+        scope: GenerationScope,
+        *,
+        resume: bool,
+    ) -> None:
+        """Resume or rebuild the communicators of these groups, and use each once. Runs in the task's thread.
+
+        `resume`: nobody is new, and on all ranks all groups were up before.
+        """
+        raise NotImplementedError
+
+    def _connect_group(self, group: DeviceGroup, name: str, scope: GenerationScope) -> None:
+        """Put the library's group behind one that torch has just asked for. It is linked on its first use."""
+        raise NotImplementedError
+
+    def use_device(self) -> None:
+        """Let this thread work on the device of this process: a new one would work on device 0."""
+        raise NotImplementedError
+
+    def open_pairs(self, generation: int, store: Rendezvous, link_up_s: float) -> PairSockets:
+        """Take part in pair links of `generation` between hosts, beside the link-up of all groups."""
+        links = self._host.open_pairs(generation, store, link_up_s)
+        links.prepare_thread = self.use_device  # shards are copied from the device and to it
+        return links
+
+    def isend(self, tensor: torch.Tensor, rank: int) -> Transfer:
+        """Start to send `tensor`, in host memory, to `rank`."""
+        return self._host.isend(tensor, rank)
+
+    def irecv(self, tensor: torch.Tensor, rank: int) -> Transfer:
+        """Start to receive into `tensor`, in host memory, from `rank`."""
+        return self._host.irecv(tensor, rank)
+
+    def exchange(self, messages: Sequence[DeviceMessage]) -> Transfer:
+        """Start to send and receive tensors on the device as one batch, in the group of all ranks.
+
+        torch-npu puts its own way in place of torch's, and which one that is depends on release and machine.
+        """
+        if self._scope.reason is not None:
+            raise self._scope.error("batch_isend_irecv")
+        batch = [dist.P2POp(dist.isend if each.sending else dist.irecv, each.tensor, each.peer) for each in messages]
+        observer, self.observer = self.observer, None  # the communicator's own traffic is not reported
+        try:
+            return Batch(dist.batch_isend_irecv(batch))
+        finally:
+            self.observer = observer
+
+    def swap(self, blob: bytes, to: int, source: int) -> bytes:
+        """Send `blob` to rank `to` and return what rank `source` sends, from host to host."""
+        return self._host.swap(blob, to, source)
+
+    def barrier(self) -> None:
+        """Wait for all ranks; not for their devices."""
+        self._host.barrier()
+
+    def remove(self, group: DeviceGroup) -> None:
+        """Remove a group that torch destroys."""
+        self._groups = [other for other in self._groups if other is not group]
+        closed = GenerationScope(self._cut)
+        closed.end(CommunicatorAborted, "the group was destroyed")
+        group.disconnect(closed)
+
+    def close(self) -> None:
+        """Abort, destroy the groups, and close the group between the hosts."""
+        self.abort("the communicator was closed")
+        self._registration.destroy_world(self)
+        for group in list(self._groups):
+            self.remove(group)
+        self._host.close()

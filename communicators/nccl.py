@@ -1,0 +1,237 @@
+"""The communicator of NVIDIA GPUs: torch's ProcessGroupNCCL behind groups whose handles stay.
+
+A communicator of NCCL cannot be used again after an abort, so every generation has new ones. They are made without
+blocking, so that a link-up can be aborted, and by one thread that a recovery can stop waiting for: a peer that is lost
+in the middle of it leaves NCCL waiting until TORCH_NCCL_NONBLOCKING_TIMEOUT.
+
+An abort marks the scope first and the communicators then. Kernels of aborted collectives end within milliseconds, so
+the device's queue drains and every thread that waits for it returns, as if all were well: what the collectives have
+left in their tensors is worth nothing. That a scope has ended is therefore asked when a step's queue is done
+(`Runtime.finish_step`). Releasing what NCCL holds takes half a second more; that is done in threads, and the next
+link-up waits for them.
+"""
+
+import logging
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import distributed as dist
+from torch.distributed import PrefixStore
+
+from ..protocol.errors import ConfigurationError
+from .background import Abandoned, BackgroundTask
+from .device_communicator import DeviceCommunicator, Named
+from .device_group import DeviceGroup
+from .device_links import FirstUse, link_up
+from .generation_scope import GenerationScope
+from .process_group import BackendRegistration, set_group_name
+from .rendezvous import GenerationStore
+
+_log = logging.getLogger("midstep")
+
+BACKEND = "midstep_nccl"
+_KEYS = "nccl/groups"
+# From this release on ranks may share a GPU, where this variable is set.
+SHARED_GPU_FROM = (2, 30)
+SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
+_POLL_S = 0.02
+_CLOSE_S = 0.8
+
+_REGISTRATION = BackendRegistration(BACKEND)
+
+
+class NcclLibrary(Protocol):
+    """The calls of torch's that NCCL's groups need, so that a test can play them on a CPU."""
+
+    device_type: str
+
+    def take_device(self) -> None:
+        """Keep to the device that this thread has chosen. Raises ConfigurationError if it cannot be used."""
+        ...
+
+    def make(self, store: Any, group: DeviceGroup, name: str) -> tuple[Any, Any]:
+        """Return a group that does the collectives of `group`, and what is to be aborted. Connects nothing."""
+        ...
+
+    def abort(self, backend: Any) -> None:
+        """End what is under way in a backend, and release all that it holds. Blocks for half a second."""
+        ...
+
+    def leave(self, backend: Any) -> None:
+        """Release a backend whose work is done."""
+        ...
+
+    def use_device(self) -> None:
+        """Let this thread work on the device of this process."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        ...
+
+
+class NcclCommunicator(DeviceCommunicator):
+    """See Communicator."""
+
+    def __init__(self, library: NcclLibrary, registration: BackendRegistration = _REGISTRATION) -> None:
+        """Register the backend with torch."""
+        super().__init__("nccl", registration, library.device_type)
+        self._library = library
+        self._teardown: list[threading.Thread] = []
+        self._generation_store: GenerationStore | None = None
+
+    def _make_world(self, timeout: timedelta) -> None:
+        self._library.take_device()
+        super()._make_world(timeout)
+
+    def _cut(self) -> None:
+        """Abandon an attempt, and abort every communicator: each in a thread, as a kernel may wait behind another's."""
+        with self._lock:
+            super()._cut()
+            left = [group.leave_backend() for group in self._groups if group.backend is not None]
+            self._teardown = [thread for thread in self._teardown if thread.is_alive()]
+            for backend in left:
+                thread = threading.Thread(target=self._abort_one, args=(backend,), name="midstep-abort", daemon=True)
+                thread.start()
+                self._teardown.append(thread)
+
+    def _abort_one(self, backend: Any) -> None:
+        try:
+            self._library.abort(backend)
+        except Exception as error:  # of a context that is lost: there is nothing left to release
+            _log.warning("a communicator of NCCL could not be aborted: %s", error)
+
+    def _renew(
+        self,
+        task: BackgroundTask[Any],
+        kept: Named,
+        generation_store: GenerationStore,
+        scope: GenerationScope,
+        *,
+        resume: bool,
+    ) -> None:
+        """Make new communicators, and use each once."""
+        self._library.use_device()
+        task.stage = "the communicators of the generation before are not released"
+        for thread in self._teardown:
+            while thread.is_alive():
+                thread.join(min(_POLL_S, task.remaining_s()))
+        self._generation_store = generation_store
+        for group, name in kept:
+            task.stage = f"the communicator of group {name} cannot be made"
+            task.remaining_s()
+            self._connect_group(group, name, scope)
+        task.stage = "not all ranks have come to make their communicators"
+        self._host.barrier()  # NCCL's own meeting cannot be aborted: nobody goes there before all are here
+        self.link_up_s = link_up(FirstUse(self._library.synchronize), task, kept)
+        _log.info("generation %d: made %d groups", self.generation, len(kept))
+
+    def _connect_group(self, group: DeviceGroup, name: str, scope: GenerationScope) -> None:
+        assert self._generation_store is not None
+        store = PrefixStore(name, self._generation_store.with_prefix(_KEYS))
+        process_group, backend = self._library.make(store, group, name)
+        with self._lock:
+            group.connect(process_group, backend, scope)
+            over = scope.reason is not None
+        if over:  # an abort has come just before, and has not seen it
+            self._cut()
+            raise Abandoned
+
+    def use_device(self) -> None:
+        """Let this thread work on the device of this process: a new one would work on device 0."""
+        self._library.use_device()
+
+    def remove(self, group: DeviceGroup) -> None:
+        """Remove a group that torch destroys."""
+        backend = group.leave_backend()
+        super().remove(group)
+        if backend is not None:
+            self._library.leave(backend)
+
+    def close(self) -> None:
+        """Abort, destroy the groups, and wait a moment for what is being released."""
+        end = time.monotonic() + _CLOSE_S
+        super().close()
+        for thread in self._teardown:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+class TorchNccl:
+    """The calls of torch."""
+
+    device_type = "cuda"
+
+    def __init__(self) -> None:
+        self._index = 0
+
+    def take_device(self) -> None:
+        """Keep to the device that this thread has chosen. Raises ConfigurationError if NCCL cannot share it."""
+        self._index = torch.cuda.current_device()
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        version = torch.cuda.nccl.version()
+        problem = sharing_problem(ranks, torch.cuda.device_count(), version, os.environ.get(SHARED_GPU))
+        if problem is not None:
+            raise ConfigurationError(problem)
+
+    def make(self, store: Any, group: DeviceGroup, name: str) -> tuple[Any, Any]:
+        """Make a ProcessGroupNCCL, with the options that the script has given for the group, if it has."""
+        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
+        options = nccl.Options() if group.given_options is None else group.given_options
+        options._timeout = group.timeout
+        options.config.blocking = 0
+        options.group_name = name
+        options.global_ranks_in_group = list(group.members)
+        size = len(group.members)
+        backend = nccl(store, group.group_rank, size, options)
+        process_group = dist.ProcessGroup(store, group.group_rank, size)
+        kind = dist.ProcessGroup.BackendType.NCCL
+        process_group._register_backend(torch.device(self.device_type), kind, backend)
+        process_group._set_default_backend(kind)
+        set_group_name(process_group, name)
+        return process_group, backend
+
+    def abort(self, backend: Any) -> None:
+        """Abort the communicators of a ProcessGroupNCCL."""
+        self.use_device()
+        backend.abort()
+
+    def leave(self, backend: Any) -> None:
+        """Shut the communicators of a ProcessGroupNCCL down, when their work is done."""
+        backend.shutdown()
+
+    def use_device(self) -> None:
+        """Choose the device for this thread."""
+        torch.cuda.set_device(self._index)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self._index)
+
+
+def sharing_problem(ranks: int, gpus: int, version: tuple[int, ...], shared: str | None) -> str | None:
+    """Return why `ranks` ranks of a node cannot use its `gpus` GPUs with this NCCL; None if they can. Pure.
+
+    `shared` is the value of NCCL_MULTI_RANK_GPU_ENABLE.
+    """
+    if ranks <= gpus or (version[:2] >= SHARED_GPU_FROM and shared == "1"):
+        return None
+    needed, found = (".".join(str(part) for part in each) for each in (SHARED_GPU_FROM, version))
+    return (
+        f"{ranks} ranks of this node share {gpus} GPU{'' if gpus == 1 else 's'}, which NCCL allows from {needed} on "
+        f"where {SHARED_GPU}=1 is set (found: NCCL {found}, {SHARED_GPU}={shared or 'not set'}). Start no more ranks "
+        "than there are GPUs, or set communicator.name to gloo in the policy, which moves tensors through the hosts"
+    )
+
+
+def nccl_communicator() -> NcclCommunicator:
+    """Return the communicator of NVIDIA GPUs. Raises ConfigurationError where torch is built without NCCL."""
+    if not dist.is_nccl_available():
+        raise ConfigurationError(
+            f"the communicator nccl needs a torch that is built with NCCL, and torch {torch.__version__} is not. "
+            "Install a CUDA build of torch, or use `midstep run --device cpu`."
+        )
+    return NcclCommunicator(TorchNccl())
