@@ -152,7 +152,7 @@ class DeviceCommunicator(ScopedCommunicator):
     ) -> None:
         """Resume or rebuild the communicators of these groups, and use each once. Runs in the task's thread.
 
-        `resume`: nobody is new, and on all ranks all groups were up before.
+        `resume`: no rank is new, and on all ranks all groups were up before.
         """
         raise NotImplementedError
 

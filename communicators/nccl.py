@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import distributed as dist
-from torch.distributed import PrefixStore
 
 from ..protocol.errors import ConfigurationError
 from .background import Abandoned, BackgroundTask
@@ -132,7 +131,7 @@ class NcclCommunicator(DeviceCommunicator):
 
     def _connect_group(self, group: DeviceGroup, name: str, scope: GenerationScope) -> None:
         assert self._generation_store is not None
-        store = PrefixStore(name, self._generation_store.with_prefix(_KEYS))
+        store = self._generation_store.with_prefix(f"{_KEYS}/{name}")
         process_group, backend = self._library.make(store, group, name)
         with self._lock:
             group.connect(process_group, backend, scope)
@@ -172,7 +171,7 @@ class TorchNccl:
         """Keep to the device that this thread has chosen. Raises ConfigurationError if NCCL cannot share it."""
         self._index = torch.cuda.current_device()
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        version = torch.cuda.nccl.version()
+        version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call,unused-ignore]
         problem = sharing_problem(ranks, torch.cuda.device_count(), version, os.environ.get(SHARED_GPU))
         if problem is not None:
             raise ConfigurationError(problem)

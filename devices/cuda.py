@@ -174,7 +174,7 @@ def _first_line(error: BaseException) -> str:
 
 def cuda_device() -> CudaDevice:
     """Return the device of a process on an NVIDIA GPU. Raises ConfigurationError without a torch built for CUDA."""
-    if not torch.backends.cuda.is_built():
+    if torch.version.cuda is None:
         raise ConfigurationError(
             f"the device cuda of the policy needs a torch that is built for CUDA, and torch {torch.__version__} is "
             "not. Install one (pip install 'midstep[cuda]'), and see `midstep doctor`."

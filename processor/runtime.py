@@ -166,7 +166,7 @@ class Runtime:
         return self.session.generation
 
     def finish_step(self) -> None:
-        """Wait until the device has done everything of the step. Raises CommunicatorAborted if its collectives were cut.
+        """Wait until the device has done the whole step. Raises CommunicatorAborted if the step's collectives were cut.
 
         The queue of a GPU drains when its collectives are aborted, as if they were done. Their scope has ended by then,
         and no rank can have entered the commit barrier that this one has not.

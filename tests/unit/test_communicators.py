@@ -42,7 +42,7 @@ class Collective:
 
 def test_an_unknown_communicator_is_refused_with_the_names_of_the_known() -> None:
     with pytest.raises(ConfigurationError, match=r"'mpi'.*known: external, fake, gloo, hccl, nccl"):
-        communicator_named("nccl")
+        communicator_named("mpi")
 
 
 def test_a_device_is_found_by_its_name() -> None:
