@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from midstep.benchmarks.machine import RANKS_PER_NODE, job_of, news_of_a_kill
-from midstep.controller.events import Event
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.store import JournalEntry
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
-from midstep.controller.machine import RecoveryMachine
+from midstep.controller.recovery.events import Event
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.state import Phase
 from midstep.controller.routes import Routes
-from midstep.controller.state.job_state import Phase
 from midstep.forecast.fault_trace import Model
 from midstep.forecast.fleet import Fleet
 from midstep.policies.schema import default_policy

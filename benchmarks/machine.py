@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from midstep.controller.events import Event
-from midstep.controller.machine import RecoveryMachine
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import Event
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.state import Phase
 from midstep.forecast.fault_trace import Model
 from midstep.forecast.fleet import Fleet
 from midstep.policies.schema import default_policy

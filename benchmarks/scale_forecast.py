@@ -21,10 +21,9 @@ import figures
 
 from midstep.benchmarks.machine import RANKS_PER_NODE, VICTIM, job_of, news_of_a_kill
 from midstep.benchmarks.turns import patient_policy
-from midstep.controller.actions import Action, Send
-from midstep.controller.events import Event
-from midstep.controller.machine import RecoveryMachine
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import Action, Event, Send
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.state import Phase
 from midstep.forecast.fault_trace import Model
 from midstep.forecast.fleet import Fleet
 from midstep.protocol.messages import Quiesce, Rejoin, Resume

@@ -5,7 +5,7 @@ import time
 import click
 
 from ..controller.endpoints.control_requests import ReportFaultRequest
-from ..policies.fault_levels import LevelName, level_named
+from ..policies.fault_codes import LevelName, level_named
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 
 INJECTOR = detector_address("inject")

@@ -8,9 +8,9 @@ import msgspec
 from rich.text import Text
 
 from ..launch.roles.policy_files import policy_in, role_option, show_checked_roles
+from ..policies.budgets import Roles, beyond
 from ..policies.explain import SupposedWorld, Supposition, answer, parse_fault, typical
 from ..policies.files import load_policy_or_roles, render
-from ..policies.roles import Roles, beyond
 from ..policies.rules import advice
 from ..policies.schema import Policy
 from ..policies.scripted_roles import JobOfRoles

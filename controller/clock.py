@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ..protocol.messages import Envelope, FaultReported, NodeLost, ProcessExited, StepCommitted
-from .events import Event
+from .recovery.events import Event
 
 OLDEST_S = 600.0  # for how long a message is sent again; what says that it is older is not believed
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

@@ -30,7 +30,6 @@ from ..protocol.messages import (
 )
 from ..protocol.time_limit import within
 from ..protocol.types import CONTROLLER, FaultReport, node_address
-from .actions import Action, Finish, Forget, Log, Send
 from .clock import said_at, stamped
 from .endpoints.control_requests import Refused, Reply
 from .endpoints.discovery_files import JobResult, write_result
@@ -38,13 +37,25 @@ from .endpoints.local_sockets import ControlServer
 from .endpoints.remote_operators import OperatorRequests
 from .endpoints.request_handler import RequestHandler, StoryRequests
 from .enroller import Enroller
-from .events import ControllerStarted, DeadlinePassed, Event, HoldEnded, NodeReturned, StopRequested
 from .journal.store import JournalEntry, JournalStore
 from .journal.upkeep import JournalTrouble, Upkeep
 from .keepalive import KeepAlive
 from .learned import Learned
 from .liveness import Liveness, ProgressBoard
-from .machine import Machine
+from .recovery.events import (
+    Action,
+    ControllerStarted,
+    DeadlinePassed,
+    Event,
+    Finish,
+    Forget,
+    HoldEnded,
+    Log,
+    NodeReturned,
+    Send,
+    StopRequested,
+)
+from .recovery.machine import Machine
 from .routes import Routes
 from .switchover import Switchover
 from .wire import Arrival, Wire

@@ -23,7 +23,7 @@ from ..protocol.key_pairs import is_key
 from ..protocol.messages import NodeJoined, NodeLost
 from ..protocol.token import expiry_text
 from ..protocol.types import node_address
-from .events import Event
+from .recovery.events import Event
 
 MOST_NODES = 16_384  # that one job knows, lost ones included
 COMES_UP_S = 60.0  # from a node's admission to its first word; until then its name is taken

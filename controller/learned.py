@@ -6,11 +6,10 @@ It can be written down as a snapshot, from which another controller continues wi
 import msgspec
 
 from ..protocol.errors import JournalError, SnapshotUnreadable
-from .actions import Action, Finish, Send
 from .enrolment import EnrolmentBook
-from .events import Event, StopRequested
 from .liveness import Liveness, Watch
-from .machine import Machine
+from .recovery.events import Action, Event, Finish, Send, StopRequested
+from .recovery.machine import Machine
 from .routes import Routes
 
 FORMAT = 1  # of a snapshot

@@ -14,7 +14,7 @@ from ..policies.schema import HeartbeatPolicy
 from ..protocol.incidents import JobStatus, RankStatus
 from ..protocol.messages import Command, DeleteNode, EndJob, NodeHeartbeat, NodeJoined, NodeLost
 from ..protocol.types import RankProgress, node_address
-from .events import Event, HoldEnded
+from .recovery.events import Event, HoldEnded
 
 QUIET_SHARE = 1 / 3  # of the time in which a node goes silent: one that is cut off with others is late by then, too
 QUIET_INTERVALS = 2

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from ..protocol.messages import CreateNode, DeleteNode, NodeJoined, NodeLost, ProcessStarted, StartProcess, StopProcess
 from ..protocol.types import PLATFORM, RunningProcess, node_address, rank_address
-from .actions import Action, Send
-from .events import Event
+from .recovery.events import Action, Event, Send
 
 _NODE_PREFIX = node_address("")
 _RANK_PREFIX = "rank/"

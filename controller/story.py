@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from .actions import Action
-from .events import Event
-from .machine import RecoveryMachine
-from .state.job_state import Phase
+from .recovery.events import Action, Event
+from .recovery.machine import RecoveryMachine
+from .recovery.state import Phase
 
 
 class StoryEntry(msgspec.Struct, frozen=True):

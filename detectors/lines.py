@@ -10,8 +10,7 @@ import time
 
 import msgspec
 
-from ..policies.fault_codes import DETECTABLE
-from ..policies.fault_levels import LevelName, level_named
+from ..policies.fault_codes import DETECTABLE, LevelName, level_named
 from ..protocol.bounds import Device, Rank
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address

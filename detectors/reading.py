@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..policies.fault_levels import LevelName, level_named
+from ..policies.fault_codes import LevelName, level_named
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 

@@ -7,11 +7,9 @@ a `Model`. What is wrong is reported by the forecast and the benchmarks, which i
 import heapq
 from collections.abc import Callable, Iterable
 
-from ..controller.actions import Action, Finish, Send
-from ..controller.events import DeadlinePassed, Event
-from ..controller.machine import RecoveryMachine
-from ..controller.state.rank_states import RankState
-from ..controller.state.world import Holder, NodeState
+from ..controller.recovery.events import Action, DeadlinePassed, Event, Finish, Send
+from ..controller.recovery.machine import RecoveryMachine
+from ..controller.recovery.world import Holder, NodeState, RankState
 from ..protocol.messages import (
     CheckpointSaved,
     CreateNode,

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ..controller.actions import Action, Send
-from ..controller.events import Event
-from ..controller.machine import RecoveryMachine
-from ..controller.state.job_state import Phase
-from ..controller.state.world import NodeState
-from ..policies.fault_levels import TREATMENTS, Treatment
+from ..controller.recovery.events import Action, Event, Send
+from ..controller.recovery.machine import RecoveryMachine
+from ..controller.recovery.state import Phase
+from ..controller.recovery.world import NodeState
+from ..policies.fault_codes import TREATMENTS, Treatment
 from ..policies.schema import Policy
 from ..protocol.incidents import Outcome
 from ..protocol.messages import FaultReported, NodeJoined, NodeLost, ProcessExited, StartProcess

@@ -1,20 +1,218 @@
-"""Budgets: how often a rung was taken, and whether it may be taken once more.
+"""The facts of an incident, who pays for it, and what the budgets leave.
 
-A budget is a limit over a sliding window of the job's history. What an incident has already tried limits a
-rung too: a rung that failed is not taken again in the same incident, and one that was cut short again and
-again has an end.
+`Facts` are all that the ladder may look at. Every rank belongs to one party: its role, or the ranks without a role,
+which go by the job's ladder. A role that names no ladder fails over with the job: a fault of one of its ranks restarts
+the whole world, by the job's ladder. A budget is a limit over a sliding window of the job's history. The incident's own
+history limits a rung too: a rung that failed is not taken again in the same incident, and one that was cut short again
+and again has an end.
 """
 
+import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+import msgspec
+
 from ..protocol.incidents import BudgetUse
-from ..protocol.types import Rung
+from ..protocol.types import FaultReport, Rung
 from ..protocol.wording import count, nodes_text, ranks_text
-from .facts import Facts, NodeFailure, Spent
-from .roles import WORLD_RESTARTS
-from .schema import Budget, NodePolicy, RungPolicy
+from .schema import Budget, NodePolicy, Policy, RungPolicy, entry_for
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """A rung that was taken, as its budget counts it.
+
+    `at_s` is on the clock of `Facts.now`. `ranks` are the ranks whose processes it replaced because they, or
+    their nodes, were at fault; `nodes` are the nodes that these were on. `role`: the role whose budgets it counts
+    against; empty: the job's.
+    """
+
+    rung: Rung
+    at_s: float
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    role: str = ""
+
+
+class NodeFailure(msgspec.Struct, frozen=True):
+    """A process of `node` failed at `at_s` (on the clock of `Facts.now`). Processes that fail together count once."""
+
+    node: str
+    at_s: float
+
+
+class FailedRung(msgspec.Struct, frozen=True):
+    """A rung that was taken in this incident and did not lead to a resume, with what went wrong in words."""
+
+    rung: Rung
+    reason: str
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident and its world at `now` (seconds; any clock, the same as in `spent`).
+
+    `faults` are those that are still to be dealt with, `culprits` the ranks at fault by them (all ranks of a
+    lost node are). `mendable` are ranks at fault whose process lives and can mend its fault itself, without being
+    replaced. `nodes` maps every rank of the world to its node. `healthy` are the ranks alive in a resilient train
+    function and not at fault. `node_failures` are those of all nodes, the ones that led here included.
+
+    `resilient`: at least one rank of the running world has reached a resilient train function; without one no
+    process can be kept. `max_restarts`: limit for restarts of a world that is not resilient (torchrun's
+    flag); it takes the place of the budgets of `reschedule_pod` and `reschedule_job`. None: the policy's
+    budgets hold. A job that was resilient once, and is caught while it starts, gets None; so does a fault of
+    hardware, which is not the script's doing.
+
+    `closed`: nodes in use on which no new process is to be started, with the reason; what runs there stays.
+
+    `built_ahead`: by spare, the ranks whose next process is built there. `promised_nodes`: how many nodes the platform
+    has been asked for, and has not brought yet.
+
+    `min_nodes`: with how few nodes the world may continue where lost ones cannot be replaced; None: with no fewer.
+
+    `taken`: the rungs taken so far in this incident, in order; `failed`: those of them that failed by
+    themselves (a rung that another rank's fault cut short has not failed). `spent`: what was taken in the
+    whole job.
+    """
+
+    now: float
+    faults: tuple[FaultReport, ...] = ()
+    culprits: tuple[int, ...] = ()
+    mendable: tuple[int, ...] = ()
+    nodes: dict[int, str] = {}
+    healthy: frozenset[int] = frozenset()
+    resilient: bool = True
+    max_restarts: int | None = None
+    nodes_lost: frozenset[str] = frozenset()
+    isolated: frozenset[str] = frozenset()
+    closed: dict[str, str] = {}
+    spare_nodes: tuple[str, ...] = ()
+    built_ahead: dict[str, tuple[int, ...]] = {}
+    can_create_nodes: bool = False
+    promised_nodes: int = 0
+    taken: tuple[Rung, ...] = ()
+    failed: tuple[FailedRung, ...] = ()
+    spent: tuple[Spent, ...] = ()
+    node_failures: tuple[NodeFailure, ...] = ()
+    min_nodes: int | None = None
+
+    @property
+    def attempts(self) -> int:
+        """How many rungs were taken in this incident."""
+        return len(self.taken)
+
+    def usable_spares(self) -> tuple[str, ...]:
+        """Return the spare nodes that are neither lost nor isolated, in their order."""
+        return tuple(node for node in self.spare_nodes if node not in self.nodes_lost and node not in self.isolated)
+
+
+# Rungs after which every process has been restarted.
+WORLD_RESTARTS = (Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB)
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+
+
+class Party(msgspec.Struct, frozen=True):
+    """Those that recover by one ladder. `role` is empty for the ranks without a role.
+
+    `with_job`: a role without a ladder. It has the job's, of which it can only take the rungs that restart the world.
+    """
+
+    role: str
+    ladder: tuple[RungPolicy, ...]
+    with_job: bool = False
+
+    @property
+    def charged(self) -> str:
+        """The owner of the budgets that it spends: its role, or (empty) the job."""
+        return "" if self.with_job else self.role
+
+    @property
+    def prefix(self) -> str:
+        """What is put before a reason that is this party's own."""
+        return f"role {self.role}: " if self.role else ""
+
+    def entry(self, rung: Rung) -> RungPolicy | None:
+        """Return the ladder's entry for `rung`, None where the party does without it."""
+        return None if self.with_job and rung not in {*WORLD_RESTARTS, Rung.STOP} else entry_for(rung, self.ladder)
+
+    def missing(self, rung: Rung) -> str:
+        """Say why the party has no entry for `rung`."""
+        if self.with_job and entry_for(rung, self.ladder) is not None:
+            return f"role {self.role} has no ladder of its own, so it fails over with the job"
+        return f"{self.prefix}{rung} is not on the ladder"
+
+
+def parse_ranks(text: str) -> tuple[tuple[int, int], ...]:
+    """Return the ranges, first and last rank, of text like `0-5,8`. Raises ValueError, in words, when it is not one."""
+    ranges = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"{part.strip()[:32]!r} is no rank and no range")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"the range {part.strip()} runs backwards")
+        ranges.append((first, last))
+    return tuple(sorted(ranges))
+
+
+class Roles:
+    """Which rank is of which role, and the party of each role. The policy has been checked."""
+
+    def __init__(self, policy: Policy) -> None:
+        spans = [(first, last, name) for name, role in policy.roles.items() for first, last in parse_ranks(role.ranks)]
+        self._spans = sorted(spans)
+        self._firsts = [first for first, _, _ in self._spans]
+        self._job = Party("", policy.ladder)
+        self._parties = {
+            name: Party(name, policy.ladder if role.ladder is None else role.ladder, with_job=role.ladder is None)
+            for name, role in policy.roles.items()
+        }
+
+    @property
+    def job(self) -> Party:
+        """The ranks without a role, and faults of no rank."""
+        return self._job
+
+    @property
+    def named(self) -> tuple[Party, ...]:
+        """The roles, as the policy lists them."""
+        return tuple(self._parties.values())
+
+    @property
+    def highest_rank(self) -> int:
+        """The highest rank that has a role; -1 without roles."""
+        return max((last for _, last, _ in self._spans), default=-1)
+
+    def role_of(self, rank: int) -> str:
+        """Return the role of a rank; empty for a rank without one."""
+        index = bisect_right(self._firsts, rank) - 1
+        return self._spans[index][2] if index >= 0 and rank <= self._spans[index][1] else ""
+
+    def divide(self, ranks: Iterable[int]) -> tuple[tuple[Party, list[int]], ...]:
+        """Return the parties of `ranks`, each with its ranks: those without a role first, then as the policy lists."""
+        members: dict[str, list[int]] = {}
+        for rank in ranks:
+            members.setdefault(self.role_of(rank), []).append(rank)
+        return tuple(
+            (party, members[party.role]) for party in (self._job, *self._parties.values()) if party.role in members
+        )
+
+    def parties(self, ranks: Iterable[int]) -> tuple[Party, ...]:
+        """Return the parties of `ranks`. A fault of no rank is the job's."""
+        return tuple(party for party, _ in self.divide(ranks)) or (self._job,)
+
+
+def beyond(policy: Policy, world_size: int) -> str | None:
+    """Say which role names a rank that a world of `world_size` does not have; None when all are in it."""
+    for name, role in policy.roles.items():
+        last = max(last for _, last in parse_ranks(role.ranks))
+        if last >= world_size:
+            return f"roles.{name}.ranks: there is no rank {last} in this job; allowed: 0 to {world_size - 1}"
+    return None
+
 
 _Who = TypeVar("_Who", int, str)
 

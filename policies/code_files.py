@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from .fault_codes import CodeRule, FaultCodes
-from .fault_levels import LevelName
+from .fault_codes import CodeRule, FaultCodes, LevelName
 from .reading import Problem, problems_of
 from .rules import kind_problems
 from .schema import FaultPolicy

@@ -9,7 +9,7 @@ import msgspec
 
 from ..devices.kinds import GLOO, communicator_names, device_names
 from ..protocol.types import RepairLinks
-from .bounds import Count, Seconds
+from .schema import Count, Seconds
 
 DeviceName = Annotated[str, msgspec.Meta(extra={"names": device_names})]
 CommunicatorName = Annotated[str, msgspec.Meta(extra={"names": communicator_names})]

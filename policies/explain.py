@@ -12,10 +12,10 @@ import msgspec
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.types import Decision, FaultKind, FaultLevel, FaultReport, Rung
-from . import sub_health
-from .facts import Facts, FailedRung, NodeFailure, Spent
-from .fault_levels import TREATMENTS, Treatment, closed_text
+from .budgets import Facts, FailedRung, NodeFailure, Spent
+from .fault_codes import TREATMENTS, Treatment, closed_text
 from .ladder import Ladder
+from .rungs import drain, drain_obstacle, may_drain
 from .schema import Policy, SubHealthAction, default_policy
 
 _NOW_S = 1_000_000.0  # far enough from zero for every window
@@ -148,12 +148,12 @@ def answer(policy: Policy, supposition: Supposition) -> tuple[Decision | None, t
     drained = next((fault for fault in quiet if TREATMENTS[fault.level] is Treatment.WATCH), None)
     if drained is None or drained.node is None:
         return None, tuple(_said(fault, policy) for fault in quiet)
-    asked = sub_health.question(_NOW_S, drained.node, facts.nodes, _spent(policy, world, ()))
-    why_not = sub_health.obstacle(policy, ladder.refusals(asked, Rung.RECOVER), world.spares)
+    asked = may_drain(_NOW_S, drained.node, facts.nodes, _spent(policy, world, ()))
+    why_not = drain_obstacle(policy, ladder.refusals(asked, Rung.RECOVER), world.spares)
     if why_not is not None:
         return None, (f"node {drained.node} is not well, {why_not}",)
     stay = len(facts.nodes) - len(asked.culprits)
-    return sub_health.decide(drained.node, facts.spare_nodes[0], asked.culprits, stay, drained), ()
+    return drain(drained.node, facts.spare_nodes[0], asked.culprits, stay, drained), ()
 
 
 def typical(world: SupposedWorld) -> tuple[Supposition, ...]:

@@ -1,8 +1,10 @@
-"""From a fault's code to its level: the cluster's default table, with what a job wants otherwise.
+"""From a fault's code to its level, and from the level to its treatment.
 
-Detectors name a code, a level, or both. Which level holds is decided here, once, before the report is journaled: the
-job's own word on the code comes first, then the level that the detector named (its cluster may have been configured),
-then the table that comes along (`configs/fault_codes.yaml`), then the policy's level for codes that neither has.
+A detector names a code, a level, or both. The level is decided here, once, before the report is journaled: the job's
+own word on the code comes first, then the level that the detector named (its cluster may have been configured), then
+the table that comes along (`configs/fault_codes.yaml`), then the policy's level for codes that neither has. The job's
+reaction depends on two more things: whether a rank runs where the fault is, and whether the fault lasts.
+`docs/faults.md` shows the table that is made from `TREATMENTS`.
 """
 
 import re
@@ -11,8 +13,78 @@ from typing import Annotated
 
 import msgspec
 
+from ..protocol.enums import StrEnum
 from ..protocol.types import FaultKind, FaultLevel, FaultReport
-from .fault_levels import LevelName, level_named
+
+
+class Treatment(StrEnum):
+    """What is done about a fault of a device or node that holds ranks, the mildest first."""
+
+    NOTE = "note"  # nothing; it is shown
+    WATCH = "watch"  # sub-healthy: the policy's `sub_health` says what is done
+    CLOSE = "close"  # no new process there; what runs there stays until it fails
+    RESTART = "restart"  # the process is restarted on the same device, when the device is well again
+    LEAVE = "leave"  # the node is left, at once
+
+
+def closed_text(node: str, level: FaultLevel, what: str) -> str:
+    """Say why a node gets no new process. `what`: the fault's code and place."""
+    return f"node {node} is to get no new process: {level} {what} stands there"
+
+
+TREATMENTS: dict[FaultLevel, Treatment] = {
+    FaultLevel.SOFTWARE: Treatment.RESTART,
+    FaultLevel.NOT_HANDLE: Treatment.NOTE,
+    FaultLevel.RESTART_REQUEST: Treatment.RESTART,
+    FaultLevel.RESTART_BUSINESS: Treatment.RESTART,
+    FaultLevel.FREE_RESTART_NPU: Treatment.LEAVE,
+    FaultLevel.RESTART_NPU: Treatment.LEAVE,
+    FaultLevel.SEPARATE_NPU: Treatment.LEAVE,
+    FaultLevel.MANUALLY_SEPARATE_NPU: Treatment.LEAVE,
+    FaultLevel.NODE: Treatment.LEAVE,
+    FaultLevel.PRE_SEPARATE_NPU: Treatment.CLOSE,
+    FaultLevel.SUB_HEALTH: Treatment.WATCH,
+}
+
+
+class LevelName(StrEnum):
+    """What documents, code tables and policies may call a level: the names for devices, for nodes and for switches."""
+
+    NOT_HANDLE_FAULT = "NotHandleFault"
+    RESTART_REQUEST = "RestartRequest"
+    RESTART_BUSINESS = "RestartBusiness"
+    FREE_RESTART_NPU = "FreeRestartNPU"
+    RESTART_NPU = "RestartNPU"
+    SEPARATE_NPU = "SeparateNPU"
+    PRE_SEPARATE_NPU = "PreSeparateNPU"
+    SUB_HEALTH_FAULT = "SubHealthFault"
+    MANUALLY_SEPARATE_NPU = "ManuallySeparateNPU"
+    PRE_SEPARATE_FAULT = "PreSeparateFault"  # of a node
+    SEPARATE_FAULT = "SeparateFault"
+    NOT_HANDLE = "NotHandle"  # of a switch
+    SUB_HEALTH = "SubHealth"
+    RESTART_REQUEST_FAULT = "RestartRequestFault"
+    RESET = "Reset"
+    RESET_FAULT = "ResetFault"
+    SEPARATE = "Separate"
+
+
+_OF_NODES_AND_SWITCHES: dict[LevelName, FaultLevel] = {
+    LevelName.PRE_SEPARATE_FAULT: FaultLevel.PRE_SEPARATE_NPU,
+    LevelName.SEPARATE_FAULT: FaultLevel.SEPARATE_NPU,
+    LevelName.NOT_HANDLE: FaultLevel.NOT_HANDLE,
+    LevelName.SUB_HEALTH: FaultLevel.SUB_HEALTH,
+    LevelName.RESTART_REQUEST_FAULT: FaultLevel.RESTART_REQUEST,
+    LevelName.RESET: FaultLevel.RESTART_NPU,
+    LevelName.RESET_FAULT: FaultLevel.RESTART_NPU,
+    LevelName.SEPARATE: FaultLevel.SEPARATE_NPU,
+}
+
+
+def level_named(name: LevelName) -> FaultLevel:
+    """Return the level that the field calls `name`."""
+    return _OF_NODES_AND_SWITCHES.get(name) or FaultLevel(name.value)
+
 
 # What a detector may say that it saw; the rest is for agents and processors to see.
 DETECTABLE = frozenset(
@@ -28,7 +100,9 @@ DETECTABLE = frozenset(
         FaultKind.DETECTOR,
     }
 )
+
 WILDCARD = "*"
+
 MAX_MEANING = 1000  # characters: it goes with every report
 
 

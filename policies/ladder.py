@@ -13,22 +13,22 @@ import msgspec
 from ..protocol.incidents import BudgetUse
 from ..protocol.types import Decision, Rung, SkippedRung
 from ..protocol.wording import count
-from . import recover, recover_in_place, reschedule_job, reschedule_pod, retry_step, stop
-from .budgets import Account, budget_use, counts_restarts, failed_before, still_counted, tried
-from .facts import Facts, Spent
+from .budgets import (
+    WORLD_RESTARTS,
+    Account,
+    Facts,
+    Party,
+    Roles,
+    Spent,
+    budget_use,
+    counts_restarts,
+    failed_before,
+    still_counted,
+    tried,
+)
 from .placement import Placement, place
-from .roles import WORLD_RESTARTS, Party, Roles
-from .rule import RungQuery, RungRule
+from .rungs import RULES, RungQuery
 from .schema import Policy
-
-RULES: dict[Rung, RungRule] = {
-    Rung.RETRY_STEP: retry_step,
-    Rung.RECOVER_IN_PLACE: recover_in_place,
-    Rung.RECOVER: recover,
-    Rung.RESCHEDULE_POD: reschedule_pod,
-    Rung.RESCHEDULE_JOB: reschedule_job,
-    Rung.STOP: stop,
-}
 
 
 class Course(msgspec.Struct, frozen=True):

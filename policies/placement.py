@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from ..protocol.types import FaultKind, FaultLevel, FaultReport, Rung
-from .budgets import Account, failures_by_node, tried, worn_out
-from .facts import Facts, Spent
-from .roles import WORLD_RESTARTS, Party, Roles
+from .budgets import WORLD_RESTARTS, Account, Facts, Party, Roles, Spent, failures_by_node, tried, worn_out
 from .schema import NodePolicy, RungPolicy
 
 # What a new process on the same device mends. NotHandleFault asks for nothing, so it bars nothing.

@@ -12,10 +12,10 @@ from itertools import pairwise
 
 from ..devices.kinds import EXTERNAL, device_kind
 from ..protocol.types import FaultKind, RestoreSource, Rung, StandbyDepth
+from .budgets import WORLD_RESTARTS, parse_ranks
 from .exception_rules import exception_problems
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
-from .roles import WORLD_RESTARTS, parse_ranks
 from .schema import NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)

@@ -7,17 +7,73 @@ and not a silent default. Reading and writing files is in `files.py`, the rules 
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from ..devices.kinds import CPU
 from ..protocol.enums import StrEnum
 from ..protocol.exception_pattern import ExceptionPattern
-from ..protocol.types import JobSettings, RestoreSource, Rung, StandbyDepth
-from .bounds import BlackBoxBytes, Count, CountOrZero, Factor, HangSeconds, Seconds, SecondsOrZero, Share
-from .communicators import CommunicatorPolicy, DeviceName
-from .fault_codes import CodeRule
-from .fault_levels import LevelName
+from ..protocol.types import JobSettings, RepairLinks, RestoreSource, Rung, StandbyDepth
+from .fault_codes import CodeRule, LevelName
+
+_LONGEST_S = 31_536_000  # a year: longer is a typing error, and infinity no deadline
+
+_MOST = 1_000_000_000
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
+
+SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
+
+HangSeconds = Annotated[float, msgspec.Meta(ge=6, le=_LONGEST_S)]  # a journal that others read may hold it up for 5
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+
+CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
+
+BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
+
+
+class CommunicatorName(StrEnum):
+    """The collective layers that can be re-seated."""
+
+    GLOO = "gloo"
+    HCCL = "hccl"
+    FAKE = "fake"
+    EXTERNAL = "external"  # the groups are the framework's own, as under `midstep run --mindio`
+    TCP = "tcp"
+
+
+class DeviceName(StrEnum):
+    """The devices that training processes may compute on."""
+
+    CPU = "cpu"
+    NPU = "npu"
+    FAKE = "fake"
+
+
+# What each device is linked with.
+# The first is what a device has where nothing else is asked for.
+COMMUNICATORS = {
+    DeviceName.CPU: (CommunicatorName.GLOO, CommunicatorName.TCP),
+    DeviceName.NPU: (CommunicatorName.HCCL,),
+    DeviceName.FAKE: (CommunicatorName.FAKE,),
+}
+
+
+class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The collective layer: how long one attempt to build it may take, how many, and its own timeout."""
+
+    name: CommunicatorName = CommunicatorName.GLOO
+    link_up_s: Seconds = 1.5
+    link_up_attempts: Count = 5
+    collective_s: Seconds = 1800.0
+    # Of lost shards, with devices that have links of their own: `device` falls back to `host` within an incident.
+    repair_links: RepairLinks = RepairLinks.DEVICE
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

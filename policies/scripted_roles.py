@@ -12,11 +12,10 @@ import msgspec
 
 from ..protocol.errors import PolicyError
 from ..protocol.types import Rung
-from .bounds import Count, CountOrZero
 from .code_files import with_codes_spelled_out
 from .reading import Problem, problems_of
 from .rules import ROLE_NAME, broken_rules
-from .schema import Budget, Policy, RungPolicy, entry_for
+from .schema import Budget, Count, CountOrZero, Policy, RungPolicy, entry_for
 from .yaml_text import read_tree, refuse
 
 STOP_ONLY = (RungPolicy(Rung.STOP),)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .framework import Framework
     from .injection_points import InjectionPoints
     from .step_clock import StepClock
-    from .step_state import StepState
+    from .step_order import StepState
 
 HISTORY_STEPS = 31
 

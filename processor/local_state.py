@@ -78,8 +78,7 @@ class LocalState:
 class LocalStateCopies:
     """Write this rank's local state to its black box, and swap copies with its buddies.
 
-    Which rank is whose buddy, says the controller in each generation (`controller/buddies.py`). Used by the train
-    thread.
+    The controller pairs the ranks in each generation (`controller/recovery/repair.py`). Used by the train thread.
     """
 
     def __init__(self, *, rank: int, black_box: BlackBox, communicator: "Communicator") -> None:

@@ -23,8 +23,7 @@ from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import rank_actions as act
 from .rank_actions import Actions, Ended
 from .session import Order, Session, SessionStage
-from .step_order import Leave, StepOrder
-from .step_state import StepState
+from .step_order import Leave, StepOrder, StepState
 
 GIVEN_UP = "the step is given up"
 

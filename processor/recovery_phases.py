@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .framework import Framework
     from .local_state import LocalState
     from .runtime import Runtime
-    from .step_state import StepState
+    from .step_order import StepState
 
 _log = logging.getLogger("midstep")
 

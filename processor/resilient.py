@@ -21,7 +21,7 @@ from .ledger import Ledger
 from .runtime import Runtime
 from .session import SessionStage
 from .step_clock import StepClock
-from .step_state import StepState
+from .step_order import StepState
 from .train_thread import TrainThread
 
 if TYPE_CHECKING:

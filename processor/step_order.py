@@ -1,22 +1,24 @@
-"""The order of a step, and where it may be left: pure. It yields acts; a driver carries them out.
+"""The order of a step, where it may be left, and what a rank holds meanwhile: pure.
 
-A step ends in this order: all its collectives, then `ready`, then the commit barrier, then the purely local update,
-then it is committed. So at any fault all survivors have committed step s, or hold its final gradients, or are still
-computing it; there is never more than one step of skew, and never half an update.
+It yields acts; a driver carries them out. A step ends in this order: all its collectives, then `ready`, then the commit
+barrier, then the purely local update, then it is committed. So at any fault all survivors have committed step s, or
+hold its final gradients, or are still computing it; there is never more than one step of skew, and never half an
+update.
 
 With the commit barrier each rank's local state (random numbers, data position) goes to a buddy on another node. No rank
-commits before all have entered the barrier, and none enters before its peer copy is here; so if a rank is lost,
-the state that was its alone is at hand for the step that will be repeated.
+commits before all have entered the barrier, and none enters before its peer copy is here; so if a rank is lost, the
+state that was its alone is at hand for the step that will be repeated.
 
-The ledger of a training process goes by it (`ledger.py`), and so does each process of the simulation.
+`StepState` counts updates and says which shards are whole; the step report of barrier one is made of it. The ledger of
+a training process goes by both (`ledger.py`), and so does each process of the simulation.
 """
 
 import enum
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol
 
 from ..protocol.errors import Interrupted, ProtocolViolation
-from .step_state import StepState
+from ..protocol.types import CheckpointTrace, LocalStateCopy, RepairPart, RestoreSource, ShardHold, StepReport
 
 
 class Orders(Protocol):
@@ -48,6 +50,77 @@ class Leave(enum.Enum):
     FINISHED = "finished"
     HELD = "held"  # an order that was taken at the broken barrier comes next
     STOP = "stop"  # stop, clean, and wait for orders
+
+
+class StepState:
+    """Updates applied and shards held by one rank. Call a method here before the shards themselves are changed."""
+
+    def __init__(self, *, clean: bool) -> None:
+        """`clean`: True in a world that starts together, which holds its initial state; False in a single newcomer."""
+        self.count = 0  # updates applied, so also the index of the next step
+        self.ready = False  # the gradients of step `count` are final
+        self.updating = False  # the update of step `count` has begun
+        self.clean = clean  # what is held is of one step
+        self.corrupted: frozenset[str] = frozenset()  # shards that are lost, while the rest is clean
+        self._reported = self.corrupted
+
+    def report(
+        self,
+        shards: Sequence[ShardHold],
+        local_states: tuple[LocalStateCopy, ...],
+        checkpoints: tuple[int, ...],
+        trace: CheckpointTrace,
+    ) -> StepReport:
+        """Return the report of this rank for barrier one, from which the repair is planned."""
+        self._reported = self.corrupted
+        return StepReport(
+            committed=self.count,
+            ready=self.ready and self.clean and not self.corrupted,  # gradients are memory, too
+            clean=self.clean,
+            holds=tuple(hold for hold in shards if hold.held and self.clean and hold.shard_id not in self.corrupted),
+            needs=tuple(hold.shard_id for hold in shards),
+            local_states=local_states,
+            checkpoints=checkpoints,
+            trace=trace,
+        )
+
+    @property
+    def corrupted_since_report(self) -> bool:
+        """Whether a shard was corrupted after the last report, so that no plan can take it into account."""
+        return not self.corrupted <= self._reported
+
+    def mark_corrupted(self, shards: Iterable[str]) -> None:
+        """Count these shards as lost: their memory has an uncorrectable error."""
+        self.corrupted |= frozenset(shards)
+
+    def gradients_dropped(self) -> None:
+        """Note that the gradients are gone: the interrupted step has to be repeated. In clean."""
+        self.ready = False
+
+    def update_torn(self) -> None:
+        """Note that an update has ended halfway: the shards belong to no one step."""
+        self.updating = self.ready = self.clean = False
+
+    def repairing(self, part: RepairPart, rank: int) -> None:
+        """Note that a repair begins: what it overwrites is not whole until all of it has arrived."""
+        arriving = {transfer.shard_id for transfer in part.transfers if transfer.destination == rank}
+        if arriving and part.target_step == self.count and self.clean:
+            self.corrupted |= arriving  # the rest is of the same step, and stays
+        elif arriving or part.restore is RestoreSource.CHECKPOINT:
+            self.clean = False
+
+    def repaired(self) -> None:
+        """Note that all has arrived. A rank that lacked nothing else is whole again, even if the rollback fails."""
+        if self.clean:
+            self.corrupted = frozenset()
+
+    def rolled_back(self, step: int) -> None:
+        """Note that all state is as of `step` updates."""
+        self.count, self.ready, self.updating = step, False, False
+
+    def whole_again(self) -> None:
+        """Note that repair and rollback have succeeded."""
+        self.clean, self.corrupted = True, frozenset()
 
 
 class StepOrder:

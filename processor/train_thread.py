@@ -27,7 +27,7 @@ from .rank_loop import RankLoop
 from .recovery_phases import RecoveryPhases
 from .runtime import Runtime
 from .session import Order
-from .step_state import StepState
+from .step_order import StepState
 
 if TYPE_CHECKING:
     from .framework import Framework

@@ -5,7 +5,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...policies.fault_levels import TREATMENTS, Treatment
+from ...policies.fault_codes import TREATMENTS, Treatment
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
 from ...protocol.prepared import PreparedProcesses
 from ...protocol.types import DETECTOR_PREFIX, FaultReport, StandbyDepth

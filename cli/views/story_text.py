@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ...controller.actions import Action, Finish, Forget, Log, Send
+from ...controller.recovery.events import Action, Finish, Forget, Log, Send
 from ...controller.story import StoryEntry
 from ...protocol.types import rank_address
 from .wording import clock_text, telling_line

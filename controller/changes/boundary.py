@@ -10,10 +10,8 @@ import math
 from ...protocol.messages import Quiesce, StopProcess
 from ...protocol.types import Activity, RankProgress, node_address, rank_address
 from ..faults import excused_ranks
-from ..state.job_state import JobState, Phase
-from ..state.planned_change import Plan, Stage
-from ..state.rank_states import RankEvent, RankState
-from ..state.world import NodeState
+from ..recovery.state import JobState, Phase, Plan, Stage
+from ..recovery.world import NodeState, RankEvent, RankState
 from . import step_clocks
 from .generation import next_generation, quiesce
 

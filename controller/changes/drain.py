@@ -7,9 +7,9 @@ replicas that the others hold. The old processes end only when it is sure that n
 
 import msgspec
 
-from ...policies import sub_health
-from ...policies.facts import Facts
-from ...policies.fault_levels import Treatment
+from ...policies.budgets import Facts
+from ...policies.fault_codes import Treatment
+from ...policies.rungs import drain, drain_given_up, drain_obstacle, may_drain
 from ...protocol.errors import StateLost
 from ...protocol.messages import CheckpointSaved, NewcomerWaiting, Quiesce, StartProcess
 from ...protocol.types import (
@@ -21,11 +21,9 @@ from ...protocol.types import (
     node_address,
     rank_address,
 )
-from ..repair import plan_repair
-from ..state.job_state import JobState, Phase
-from ..state.planned_change import AT_THE_BOUNDARY, Newcomer, Plan, Stage, Unwell
-from ..state.rank_states import RankEvent
-from ..state.world import NodeState
+from ..recovery.repair import plan_repair
+from ..recovery.state import AT_THE_BOUNDARY, JobState, Newcomer, Phase, Plan, Stage, Unwell
+from ..recovery.world import NodeState, RankEvent
 from .boundary import end_newcomers, give_up, read_clocks
 from .generation import open_generation, request_node, start_command, vacate
 from .node_checks import check, is_unfit
@@ -98,7 +96,7 @@ def begin(state: JobState, now: float) -> None:
         if not ranks or unwell.failures >= FAILURES:
             continue
         refused = state.ladder.refusals(_question(state, name, now), Rung.RECOVER)
-        why_not = sub_health.obstacle(state.policy, refused, len(spares), going=name in state.plans.going)
+        why_not = drain_obstacle(state.policy, refused, len(spares), going=name in state.plans.going)
         if why_not is None and state.phase is not Phase.RUNNING:
             why_not = "its ranks move when the job runs again"
         spare = spare_for(state, name)
@@ -109,7 +107,7 @@ def begin(state: JobState, now: float) -> None:
 
 def _question(state: JobState, name: str, now: float) -> Facts:
     spent = () if name in state.plans.going else state.spent
-    return sub_health.question(now, name, {each.rank: each.node for each in state.world.holders}, spent)
+    return may_drain(now, name, {each.rank: each.node for each in state.world.holders}, spent)
 
 
 def _start_newcomers(state: JobState, name: str, spare: str, ranks: tuple[int, ...], now: float) -> None:
@@ -120,7 +118,7 @@ def _start_newcomers(state: JobState, name: str, spare: str, ranks: tuple[int, .
         node=name,
         spare=spare,
         report=report,
-        decision=sub_health.decide(name, spare, ranks, state.world.size - len(ranks), report, what=what),
+        decision=drain(name, spare, ranks, state.world.size - len(ranks), report, what=what),
         charges=charges,
         newcomers={rank: Newcomer(rank, state.world.holders[rank].next_incarnation()) for rank in ranks},
         awaiting=set(ranks),
@@ -187,7 +185,7 @@ def stay(state: JobState, plan: Plan, why_not: str, now: float) -> None:
     give_up(state, why_not, now, failed=True)
     if plan.node in state.plans.unwell and spare_of(state, plan):
         state.plans.unwell[plan.node].failures = FAILURES  # who holds what does not change by waiting
-    state.plans.remark = sub_health.stays(plan.node, why_not)
+    state.plans.remark = drain_given_up(plan.node, why_not)
     open_generation(state, (), now)
 
 

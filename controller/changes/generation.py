@@ -8,10 +8,9 @@ from collections.abc import Iterable
 
 from ...protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
 from ...protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
-from ..actions import Log
-from ..state.job_state import JobState, Phase, Reschedule
-from ..state.rank_states import GONE, PARKED, RankEvent, RankState
-from ..state.world import REACHABLE, Holder, NodeState
+from ..recovery.events import Log
+from ..recovery.state import JobState, Phase, Reschedule
+from ..recovery.world import GONE, PARKED, REACHABLE, Holder, NodeState, RankEvent, RankState
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
 

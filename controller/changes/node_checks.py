@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from ...policies.fault_levels import Treatment
+from ...policies.fault_codes import Treatment
 from ...protocol.messages import CheckNode, NodeChecked
 from ...protocol.types import Rendezvous, node_address
-from ..actions import Log
-from ..state.job_state import JobState, Phase
-from ..state.node_checks import Check
-from ..state.world import NodeState
+from ..recovery.events import Log
+from ..recovery.node_checks import Check
+from ..recovery.state import JobState, Phase
+from ..recovery.world import NodeState
 from .generation import request_missing, start_if_possible
 from .scaling import least_nodes, nodes_asked
 

@@ -2,10 +2,8 @@
 
 from ...protocol.incidents import NodeStatus
 from ...protocol.wording import ranks_text
-from ..state.job_state import JobState, Phase, Resize
-from ..state.planned_change import AT_THE_BOUNDARY, Stage
-from ..state.rank_states import DONE
-from ..state.world import Node, NodeState
+from ..recovery.state import AT_THE_BOUNDARY, JobState, Phase, Resize, Stage
+from ..recovery.world import DONE, Node, NodeState
 from .boundary import READINGS, give_up, not_stopped, read_clocks
 from .drain import begin, leave_or_stay
 from .scaling import consider_growth

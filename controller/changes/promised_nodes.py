@@ -4,8 +4,8 @@ Until then they stay in the books of the node that was left. The platform is ask
 """
 
 from ...protocol.types import node_address
-from ..state.job_state import JobState
-from ..state.world import NodeState
+from ..recovery.state import JobState
+from ..recovery.world import NodeState
 from .generation import nodes_needed, request_missing, start_command
 
 MAX_LOST = 10  # nodes, on their way to the same ranks; then they are not asked for again

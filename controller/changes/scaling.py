@@ -6,12 +6,11 @@ new rank and the new number of ranks, and loads it. The data position knows how 
 
 import math
 
-from ...policies import scale
+from ...policies.rungs import growth, may_grow
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
-from ..actions import Log
-from ..state.job_state import JobState
-from ..state.planned_change import Plan
-from ..state.world import NodeState
+from ..recovery.events import Log
+from ..recovery.state import JobState, Plan
+from ..recovery.world import NodeState
 from .boundary import read_clocks
 from .generation import nodes_needed, open_world, replace_node, stop_all_processes, wait_for_nodes
 
@@ -76,7 +75,7 @@ def consider_growth(state: JobState, now: float) -> None:
     if now < earliest_s:
         plans.grow_due_s = earliest_s
         return
-    question = scale.question(now, {each.rank: each.node for each in state.world.holders}, state.spent)
+    question = may_grow(now, {each.rank: each.node for each in state.world.holders}, state.spent)
     if state.ladder.refusals(question, Rung.RESCHEDULE_POD):
         plans.grow_due_s = now + max(1.0, state.policy.scale.min_interval_s)
         return
@@ -88,7 +87,7 @@ def consider_growth(state: JobState, now: float) -> None:
     detail = f"{nodes} of the {nodes_asked(state)} nodes that the job asked for are there, and the world has {before}"
     plans.current = plan = Plan(
         report=FaultReport(FaultKind.NODE_JOINED, now, CONTROLLER, detail, node=name),
-        decision=scale.decide(before, nodes, nodes_asked(state)),
+        decision=growth(before, nodes, nodes_asked(state)),
         charges=state.ladder.course(question, Rung.RESCHEDULE_POD).cost,
         nodes=nodes,
     )

@@ -14,11 +14,10 @@ from ...devices.kinds import EXTERNAL
 from ...protocol.messages import CheckpointSaved, EndJob, SaveCheckpoint
 from ...protocol.types import PLATFORM, LocalStateCopy, RestoreSource, node_address, rank_address
 from ...protocol.wording import ranks_text
-from ..repair import lost_shards
-from ..state.incident import Verdict
-from ..state.job_state import JobState, Reschedule, Resize, Result
-from ..state.rank_states import GONE, PARKED, RankState
-from ..state.world import REACHABLE, Holder
+from ..recovery.incident import Verdict
+from ..recovery.repair import lost_shards
+from ..recovery.state import JobState, Reschedule, Resize, Result
+from ..recovery.world import GONE, PARKED, REACHABLE, Holder, RankState
 from .generation import quiesce, restart
 from .scaling import start_anew
 

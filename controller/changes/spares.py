@@ -14,8 +14,8 @@ from ...protocol.messages import BuildAhead
 from ...protocol.prepared import builds_ahead
 from ...protocol.types import StandbyDepth, node_address
 from ..built_ahead import cover
-from ..state.job_state import JobState, Phase
-from ..state.world import REACHABLE, AheadOrder, Node, NodeState
+from ..recovery.state import JobState, Phase
+from ..recovery.world import REACHABLE, AheadOrder, Node, NodeState
 from .generation import request_node, start_command
 from .promised_nodes import give_up_waiting
 from .scaling import nodes_asked

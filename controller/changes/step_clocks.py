@@ -6,7 +6,7 @@ follows when every node has answered is in `barriers.py`.
 
 from ...protocol.messages import ProbeProgress, ProgressReported
 from ...protocol.types import RankProgress, node_address
-from ..state.job_state import JobState
+from ..recovery.state import JobState
 
 
 def ask(state: JobState) -> None:

@@ -16,9 +16,8 @@ import msgspec
 from ...protocol.incidents import Incident, JobStatus, StandingFault
 from ...protocol.messages import FaultReported
 from ...protocol.types import ArmedFault, Assertion, FaultReport, JobSpec
-from ..actions import Action, Send
 from ..admission import unbelievable
-from ..events import Event, InjectRequested, KillNodeRequested, StopRequested
+from ..recovery.events import Action, Event, InjectRequested, KillNodeRequested, Send, StopRequested
 from .control_requests import (
     Accepted,
     IncidentsReply,

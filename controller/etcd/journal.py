@@ -20,14 +20,14 @@ from ...protocol.dedup import SenderMemory
 from ...protocol.errors import ElectionLost, JournalError, StoreUnreachable
 from ...protocol.types import JobSpec
 from ..clock import Clock
-from ..events import Event
 from ..journal import event_rows
 from ..journal.chain import damaged
 from ..journal.compaction import Growth, Limits
 from ..journal.records import Founding
 from ..journal.senders import TakenIn
 from ..journal.store import JournalEntry
-from ..state.meeting import KEY_BYTES
+from ..recovery.events import Event
+from ..recovery.state import KEY_BYTES
 from . import reading
 from .client import Condition, Etcd, Operation, absent, delete, holds, put, unchanged
 from .election import POLL_S, EtcdLeadership, LeaderEntry, wait_to_lead

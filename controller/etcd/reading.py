@@ -8,13 +8,13 @@ import msgspec
 
 from ...protocol.errors import JournalError, SnapshotUnreadable
 from ...protocol.incidents import ControllerStatus, JobStatus
-from ..events import Event
 from ..journal import event_rows
 from ..journal.chain import damaged, origin
 from ..journal.reading import restore_from
 from ..journal.records import Founding, ReplayStart
 from ..journal.senders import TakenIn
 from ..journal.snapshots import SavedSnapshot
+from ..recovery.events import Event
 from ..story import StoryEntry, turns
 from .client import Etcd, Kept
 from .place import EtcdPlace, number_of, numbered

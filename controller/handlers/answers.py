@@ -8,9 +8,8 @@ from ...protocol.types import CONTROLLER, FaultKind, FaultReport
 from ..changes.boundary import before_boundary
 from ..changes.boundary import stopped as begin_at_the_boundary
 from ..recovery.decision import blame_and_decide
-from ..state.job_state import JobState, Phase
-from ..state.rank_states import RankEvent, RankState
-from ..state.world import Holder
+from ..recovery.state import JobState, Phase
+from ..recovery.world import Holder, RankEvent, RankState
 
 
 def on_rank_joined(state: JobState, event: RankJoined, now: float) -> None:

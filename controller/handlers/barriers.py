@@ -14,19 +14,16 @@ from ...protocol.errors import StateLost
 from ...protocol.messages import Rejoin, Release, Resume
 from ...protocol.types import FaultKind, RepairPlan, RestoreSource, Rung, StepReport, rank_address
 from ...protocol.wording import ranks_text
-from ..beginning import why_not_begin
 from ..changes.boundary import consider
 from ..changes.generation import faults_of
 from ..changes.planned_changes import all_finished, all_stopped, make_change
 from ..changes.promised_nodes import has_come, place
 from ..changes.shutdown import all_parked, end, save
 from ..recovery.decision import blame_and_decide, rung_failed, stop_now
-from ..recovery.repair_links import choose_links, uses_devices
+from ..recovery.repair import choose_links, plan_repair, uses_devices, why_not_begin
+from ..recovery.state import OVER, JobState, Phase
 from ..recovery.suspicion import resolve_suspicion
-from ..repair import plan_repair
-from ..state.job_state import OVER, JobState, Phase
-from ..state.rank_states import DONE, PARKED, RankEvent, RankState
-from ..state.world import Holder, World
+from ..recovery.world import DONE, PARKED, Holder, RankEvent, RankState, World
 
 MOST_IN_A_ROW = 20  # rules after one event: each leads to another phase, and no way through them is that long
 UNSETTLED = "rules that do not settle"

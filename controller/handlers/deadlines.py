@@ -14,12 +14,11 @@ from ..changes.planned_changes import overdue as overdue_plan
 from ..changes.promised_nodes import give_up_waiting
 from ..changes.shutdown import end, saving_overdue
 from ..changes.spares import refill_overdue
-from ..events import DeadlinePassed
 from ..recovery.decision import blame, blame_and_decide, rung_failed
+from ..recovery.events import DeadlinePassed
+from ..recovery.state import JobState, Phase
 from ..recovery.suspicion import resolve_suspicion, suspect
-from ..state.job_state import JobState, Phase
-from ..state.rank_states import DONE, RankState
-from ..state.world import NodeState
+from ..recovery.world import DONE, NodeState, RankState
 from .nodes import nodes_missing
 from .reports import take_up
 

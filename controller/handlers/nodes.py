@@ -13,7 +13,6 @@ from ...protocol.messages import (
 )
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
 from ...protocol.visible_devices import visible_devices
-from ..actions import Log
 from ..changes.drain import newcomer_of
 from ..changes.generation import nodes_needed, request_node, start_if_possible
 from ..changes.node_checks import check, forget, outstanding_checks
@@ -21,12 +20,11 @@ from ..changes.promised_nodes import ask_again, enough_promised
 from ..changes.scaling import resize
 from ..changes.shutdown import end, lost_while_saving
 from ..changes.spares import has_arrived, refill
-from ..events import HoldEnded, NodeReturned
 from ..recovery.decision import blame, decide, rung_failed, too_many
+from ..recovery.events import HoldEnded, Log, NodeReturned
 from ..recovery.hardware_faults import settle
-from ..state.job_state import OVER, JobState, Phase
-from ..state.rank_states import GONE
-from ..state.world import AheadOrder, NodeState
+from ..recovery.state import OVER, JobState, Phase
+from ..recovery.world import GONE, AheadOrder, NodeState
 
 MAX_HOLDS = 100  # that are remembered
 MAX_LOST_WAITING = 10  # nodes, before one start of the world

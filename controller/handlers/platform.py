@@ -6,8 +6,8 @@ from ..changes.drain import take_going
 from ..changes.generation import nodes_needed, request_node
 from ..changes.spares import refill
 from ..recovery.hardware_faults import settle, sort_out
-from ..state.job_state import JobState, Phase
-from ..state.world import NodeState
+from ..recovery.state import JobState, Phase
+from ..recovery.world import NodeState
 
 NODE_GOING = "node_going"  # the code of the fault that a node has which is about to go
 

@@ -24,9 +24,8 @@ from ..changes.generation import given_back, start_command
 from ..changes.node_checks import outstanding_checks
 from ..changes.shutdown import asked_to_save, save_command
 from ..changes.spares import ahead_command
-from ..state.job_state import JobState, Phase
-from ..state.rank_states import RankState
-from ..state.world import REACHABLE, Holder, NodeState
+from ..recovery.state import JobState, Phase
+from ..recovery.world import REACHABLE, Holder, NodeState, RankState
 from .barriers import rejoin_command
 
 Owed = tuple[str, Command]  # who is to get it, and what

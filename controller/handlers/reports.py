@@ -13,10 +13,10 @@ from ..faults import SUSPICIONS, describe_exit
 from ..recovery import memory_faults
 from ..recovery.decision import blame_and_decide
 from ..recovery.hardware_faults import asks_to_leave, put_off, sort_out, stands
+from ..recovery.incident import Verdict
+from ..recovery.state import OVER, JobState, Phase
 from ..recovery.suspicion import suspect
-from ..state.incident import Verdict
-from ..state.job_state import OVER, JobState, Phase
-from ..state.rank_states import DONE, GONE, RankEvent, RankState
+from ..recovery.world import DONE, GONE, RankEvent, RankState
 
 
 def on_fault_reported(state: JobState, event: FaultReported, now: float) -> None:

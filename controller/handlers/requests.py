@@ -3,9 +3,9 @@
 from ...protocol.messages import ArmFault, KillNode
 from ...protocol.types import PLATFORM, ArmedFault, FaultAction, node_address, rank_address
 from ..changes.shutdown import begin_stop, end
-from ..events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
+from ..recovery.events import ControllerStarted, InjectRequested, KillNodeRequested, StopRequested
+from ..recovery.state import JobState, Phase, Result
 from ..recovery.suspicion import answer_limit_s
-from ..state.job_state import JobState, Phase, Result
 from .reconcile import owed
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C

@@ -11,7 +11,7 @@ import msgspec
 
 from ...protocol import messages as m
 from ..changes import drain, node_checks, shutdown, step_clocks
-from ..events import (
+from ..recovery.events import (
     ControllerStarted,
     DeadlinePassed,
     HoldEnded,
@@ -20,7 +20,7 @@ from ..events import (
     NodeReturned,
     StopRequested,
 )
-from ..state.job_state import JobState, Phase
+from ..recovery.state import JobState, Phase
 from . import answers, deadlines, nodes, platform, reports, requests
 from .transitions import LEADS_TO
 

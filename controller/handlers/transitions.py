@@ -7,8 +7,8 @@ what they see against it. The diagram in `docs/architecture.md` is drawn from it
 from collections.abc import Iterable, Mapping
 
 from ...protocol import messages as m
-from ..events import DeadlinePassed, StopRequested
-from ..state.job_state import Phase
+from ..recovery.events import DeadlinePassed, StopRequested
+from ..recovery.state import Phase
 
 P = Phase
 # Where a decision can lead: on with survivors, with a new world, to wait for nodes, or to the stop.

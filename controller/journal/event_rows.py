@@ -8,7 +8,7 @@ import msgspec
 
 from ...protocol.errors import JournalError
 from ..clock import ClockReading
-from ..events import Event
+from ..recovery.events import Event
 from .chain import damaged, link
 from .records import Founding
 from .senders import TakenIn

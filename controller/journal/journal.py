@@ -25,8 +25,8 @@ from ...protocol.types import JobSpec
 from ..clock import Clock
 from ..election.election import Election, Leadership
 from ..election.file_election import FileElection
-from ..events import Event
-from ..state.meeting import KEY_BYTES
+from ..recovery.events import Event
+from ..recovery.state import KEY_BYTES
 from . import records, snapshots, sqlite_file, writing
 from .chain import damaged, link, origin
 from .compaction import Compaction, CompactionStep, Limits

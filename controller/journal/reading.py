@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...protocol.incidents import JobStatus
 from ..learned import read_snapshot
-from ..machine import RecoveryMachine
+from ..recovery.machine import RecoveryMachine
 from ..story import StoryEntry, turns
 from . import records, sqlite_file
 from .paths import journal_path

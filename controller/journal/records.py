@@ -11,8 +11,8 @@ from ...policies.schema import Policy
 from ...protocol.errors import JournalError, SnapshotUnreadable
 from ...protocol.types import JobSpec
 from ..clock import ClockReading
-from ..events import Event
-from ..machine import RecoveryMachine
+from ..recovery.events import Event
+from ..recovery.machine import RecoveryMachine
 from . import archive, snapshots, sqlite_file
 from .archive import EventRow
 from .chain import damaged, link, origin

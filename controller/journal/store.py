@@ -10,7 +10,7 @@ import msgspec
 
 from ...protocol.dedup import SenderMemory
 from ..clock import Clock
-from ..events import Event
+from ..recovery.events import Event
 from .records import Founding
 
 

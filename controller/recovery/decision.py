@@ -4,10 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ...policies.budgets import failures_by_node, worn_out
-from ...policies.facts import Facts, FailedRung, NodeFailure, Spent
+from ...policies.budgets import WORLD_RESTARTS, Facts, FailedRung, NodeFailure, Spent, failures_by_node, worn_out
 from ...policies.ladder import Choice
-from ...policies.roles import WORLD_RESTARTS
 from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
 from ...protocol.wording import summary_line
 from ..changes.boundary import give_up
@@ -23,11 +21,11 @@ from ..changes.generation import (
 from ..changes.scaling import least_nodes
 from ..changes.shutdown import begin_stop, save_first, saves_first
 from ..changes.spares import built_on_spares
-from ..state.incident import Verdict
-from ..state.job_state import JobState, Phase, Reschedule, Resize
-from ..state.world import NodeState
 from . import memory_faults
 from .hardware_faults import closed_nodes
+from .incident import Verdict
+from .state import JobState, Phase, Reschedule, Resize
+from .world import NodeState
 
 
 def blame(state: JobState, report: FaultReport) -> None:

@@ -7,14 +7,14 @@ What is left is a fault of a rank or of a node in use, and is taken by `take_fau
 
 import msgspec
 
-from ...policies.fault_levels import TREATMENTS, Treatment, closed_text
+from ...policies.fault_codes import TREATMENTS, Treatment, closed_text
 from ...policies.schema import SubHealthAction
 from ...protocol.types import Assertion, FaultLevel, FaultReport
 from ..changes.drain import take_sub_health, well_again
 from ..changes.generation import release_held, start_if_possible
 from ..changes.node_checks import is_unfit
-from ..state.job_state import JobState, Phase
-from ..state.world import NodeState
+from .state import JobState, Phase
+from .world import NodeState
 
 # What keeps a node in use from getting new processes.
 MAX_PUT_OFF = 1000  # faults that wait for a world; the oldest goes

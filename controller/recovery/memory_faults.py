@@ -4,11 +4,11 @@ The process knows more: whether it lives on and can mend itself. So the detector
 suspicion does, and a report that comes after that word is the same fault once more.
 """
 
-from ...policies.fault_levels import TREATMENTS, Treatment
+from ...policies.fault_codes import TREATMENTS, Treatment
 from ...protocol.types import FaultKind, FaultReport, rank_address
-from ..state.incident import Verdict
-from ..state.job_state import JobState, Phase
-from ..state.rank_states import AT_WORK
+from .incident import Verdict
+from .state import JobState, Phase
+from .world import AT_WORK
 
 MOST_S = 10.0  # a process notices within the step that it is in, and a long one is not waited for
 SAME_FAULT_S = 30.0  # a detector that speaks later than this after the process means something new

@@ -11,10 +11,10 @@ from ...protocol.wording import ranks_text
 from ..changes import step_clocks
 from ..changes.generation import open_generation
 from ..faults import SUSPICIONS, describe_clock, excused_ranks, moved_on, nobody_waits, stalled_ranks
-from ..state.job_state import JobState, Phase
-from ..state.rank_states import DONE
 from . import memory_faults
 from .decision import blame, current_rung, decide, rung_failed, with_rank
+from .state import JobState, Phase
+from .world import DONE
 
 ENOUGH_SUSPICIONS = 64
 PROBE_S = 2.0  # a node that is heard, and does not read its clocks in this time, counts as silent

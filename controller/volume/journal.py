@@ -24,14 +24,14 @@ from ...protocol.errors import ElectionLost, JournalError, JournalSuperseded, St
 from ...protocol.types import JobSpec
 from ..clock import Clock, HeardClock
 from ..election.election import Election, Leadership
-from ..events import Event
 from ..journal.chain import damaged
 from ..journal.compaction import Growth, Limits
 from ..journal.event_rows import TermRecord, chained
 from ..journal.records import Founding
 from ..journal.senders import TakenIn
 from ..journal.store import JournalEntry
-from ..state.meeting import KEY_BYTES
+from ..recovery.events import Event
+from ..recovery.state import KEY_BYTES
 from . import reading
 from .entries import Body, LogEntry, Mark, newest, pack, pack_snapshot, read_entry
 from .files import link_whole

@@ -8,13 +8,13 @@ import msgspec
 
 from ...protocol.errors import JournalError, SnapshotUnreadable
 from ...protocol.incidents import JobStatus
-from ..events import Event
 from ..journal.chain import damaged, origin
 from ..journal.event_rows import event_of
 from ..journal.event_rows import read_founding as decode_founding
 from ..journal.reading import restore_from
 from ..journal.records import Founding, ReplayStart
 from ..journal.senders import TakenIn
+from ..recovery.events import Event
 from ..story import StoryEntry, turns
 from .entries import Mark, VolumeSnapshot, entries_behind, read_entry, read_snapshot
 from .files import NumberedFiles, read_whole

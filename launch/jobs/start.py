@@ -14,8 +14,8 @@ from ...controller.journal.head import HEAD_NAME
 from ...controller.journal.journal import Journal
 from ...controller.journal.paths import journal_path
 from ...devices.kinds import device_kind
+from ...policies.budgets import beyond
 from ...policies.files import load_policy
-from ...policies.roles import beyond
 from ...policies.rules import broken_rules
 from ...policies.schema import Policy, default_policy, job_settings
 from ...policies.yaml_text import refuse

@@ -13,7 +13,7 @@ from typing import Any
 from ...controller.endpoints.control_requests import StatusReply, StatusRequest
 from ...controller.endpoints.discovery_files import JobResult
 from ...controller.endpoints.local_sockets import NoController, ask
-from ...controller.state.world import NodeState
+from ...controller.recovery.world import NodeState
 from ...platforms.local import LocalOptions, LocalPlatform
 from ...protocol.discovery import read_endpoint
 from ...protocol.errors import PlatformError

@@ -8,10 +8,9 @@ remembered from the moment at which the deadline passed.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...controller.actions import Action, Send
-from ...controller.events import DeadlinePassed, Event
 from ...controller.liveness import QUIET_INTERVALS
-from ...controller.state.world import REACHABLE, NodeState
+from ...controller.recovery.events import Action, DeadlinePassed, Event, Send
+from ...controller.recovery.world import REACHABLE, NodeState
 from ...protocol.messages import NodeLost, ProbeProgress, ProgressReported
 from ...protocol.types import CONTROLLER, FaultKind, node_address
 from .network import RESENDS_S

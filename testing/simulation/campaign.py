@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field, fields
 from itertools import islice, pairwise
 
-from ...controller.state.job_state import Phase
+from ...controller.recovery.state import Phase
 from ...protocol.incidents import Outcome
 from .invariants import Invariant, InvariantBroken
 from .world import SimulatedWorld

@@ -5,9 +5,9 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...controller.events import InjectRequested, KillNodeRequested, NodeReturned, StopRequested
-from ...controller.state.world import NodeState
-from ...policies.fault_levels import TREATMENTS, Treatment
+from ...controller.recovery.events import InjectRequested, KillNodeRequested, NodeReturned, StopRequested
+from ...controller.recovery.world import NodeState
+from ...policies.fault_codes import TREATMENTS, Treatment
 from ...protocol.types import ArmedFault, Assertion, FaultAction, FaultKind, FaultLevel
 from .process_faults import Inject, victim
 

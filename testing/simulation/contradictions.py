@@ -6,10 +6,10 @@ What is held here is what a reader of the handlers may rely on.
 from collections.abc import Iterator
 
 from ...controller.handlers.barriers import UNSETTLED
-from ...controller.state.incident import OpenIncident, Verdict
-from ...controller.state.job_state import OVER, JobState, Phase
-from ...controller.state.rank_states import RankState as S
-from ...controller.state.world import NodeState
+from ...controller.recovery.incident import OpenIncident, Verdict
+from ...controller.recovery.state import OVER, JobState, Phase
+from ...controller.recovery.world import NodeState
+from ...controller.recovery.world import RankState as S
 
 # In which states ranks can be in a phase. A suspicion, and the saving before a stop, can come at any time.
 _FITTING: dict[Phase, frozenset[S]] = {

@@ -6,15 +6,23 @@ is in charge. What it has not recorded it can never record, as the journal belon
 
 from typing import TYPE_CHECKING
 
-from ...controller.actions import Action, Finish, Forget, Send
 from ...controller.admission import refusal
 from ...controller.clock import said_at, stamped
-from ...controller.events import ControllerStarted, DeadlinePassed, Event, NodeReturned
 from ...controller.handlers.table import TABLE
 from ...controller.liveness import Liveness
-from ...controller.machine import RecoveryMachine
+from ...controller.recovery.events import (
+    Action,
+    ControllerStarted,
+    DeadlinePassed,
+    Event,
+    Finish,
+    Forget,
+    NodeReturned,
+    Send,
+)
+from ...controller.recovery.machine import RecoveryMachine
+from ...controller.recovery.state import Phase
 from ...controller.routes import Routes
-from ...controller.state.job_state import Phase
 from ...protocol.mailbox import Mailbox
 from ...protocol.messages import Envelope, NodeLost, Report
 from ...protocol.types import CONTROLLER, PLATFORM, node_address

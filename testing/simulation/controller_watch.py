@@ -3,14 +3,12 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ...controller.actions import Action, Send
-from ...controller.events import Event
 from ...controller.handlers.platform import NODE_GOING
-from ...controller.state.job_state import Phase
-from ...controller.state.rank_states import RankState
-from ...controller.state.world import NodeState
-from ...policies.fault_levels import Treatment
-from ...policies.roles import WORLD_RESTARTS
+from ...controller.recovery.events import Action, Event, Send
+from ...controller.recovery.state import Phase
+from ...controller.recovery.world import NodeState, RankState
+from ...policies.budgets import WORLD_RESTARTS
+from ...policies.fault_codes import Treatment
 from ...processor.session import SessionStage
 from ...protocol.incidents import Incident, Outcome
 from ...protocol.messages import Rejoin, Resume, StartProcess, StopProcess

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from ...processor.rank_actions import Action, Actions
 from ...processor.rank_loop import RankLoop
 from ...processor.session import Session
-from ...processor.step_order import StepOrder
-from ...processor.step_state import StepState
+from ...processor.step_order import StepOrder, StepState
 from ...protocol.messages import StartProcess
 from ...protocol.types import RunningProcess
 

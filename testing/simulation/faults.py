@@ -8,7 +8,7 @@ import random
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
-from ...controller.state.job_state import Phase
+from ...controller.recovery.state import Phase
 from . import cluster_faults as cluster
 from . import process_faults as processes
 from .process_faults import Inject, OneShot

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from ...controller.state.world import Holder
+from ...controller.recovery.world import Holder
 from ...processor.session import SessionStage
 from ...protocol.messages import Rejoin, Resume
 from ...protocol.types import StepReport

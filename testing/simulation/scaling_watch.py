@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...controller.actions import Action, Send
-from ...controller.events import ControllerStarted, Event
-from ...controller.state.job_state import Phase
-from ...controller.state.world import NodeState
-from ...policies.roles import WORLD_RESTARTS
+from ...controller.recovery.events import Action, ControllerStarted, Event, Send
+from ...controller.recovery.state import Phase
+from ...controller.recovery.world import NodeState
+from ...policies.budgets import WORLD_RESTARTS
 from ...protocol.messages import Rejoin, SaveCheckpoint, StartProcess
 from ...protocol.types import RestoreSource, Rung
 from .invariants import Invariant

@@ -4,7 +4,7 @@ import random
 
 import msgspec
 
-from ...controller.state.job_state import Phase
+from ...controller.recovery.state import Phase
 from ...policies.schema import (
     Budget,
     CheckpointPolicy,

@@ -6,9 +6,8 @@ Lines are put together when they are read: most jobs go well, and theirs are not
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from ...controller.actions import Action, Send
-from ...controller.events import Event
-from ...controller.state.job_state import Phase
+from ...controller.recovery.events import Action, Event, Send
+from ...controller.recovery.state import Phase
 
 SHOWN = 400  # lines that are kept, unless all are
 LONGEST_LINE = 260

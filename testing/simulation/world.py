@@ -5,10 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ...controller.actions import Action
-from ...controller.events import Event
-from ...controller.machine import RecoveryMachine
-from ...controller.state.job_state import Phase
+from ...controller.recovery.events import Action, Event
+from ...controller.recovery.machine import RecoveryMachine
+from ...controller.recovery.state import Phase
 from ...protocol.messages import Envelope
 from ...protocol.types import Rendezvous
 from . import faults

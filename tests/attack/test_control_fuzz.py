@@ -22,8 +22,8 @@ from midstep.controller.endpoints.control_requests import (
 )
 from midstep.controller.endpoints.local_sockets import DETECTORS_SOCKET, ControlServer, LineServer, socket_path
 from midstep.controller.endpoints.request_handler import RequestHandler
-from midstep.controller.events import Event
-from midstep.controller.machine import RecoveryMachine
+from midstep.controller.recovery.events import Event
+from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.switchover import Switchover
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.messages import NodeJoined

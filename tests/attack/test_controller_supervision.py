@@ -18,12 +18,12 @@ import pytest
 
 from midstep.controller.endpoints.control_requests import StopJobRequest
 from midstep.controller.endpoints.discovery_files import JobResult, read_result
-from midstep.controller.events import StopRequested
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.memory_copy import open_copy
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
 from midstep.controller.journal.store import JournalEntry
+from midstep.controller.recovery.events import StopRequested
 from midstep.launch.jobs.start import PreparedJob
 from midstep.launch.supervision import controller_process
 from midstep.launch.supervision import supervisor as supervision

@@ -6,8 +6,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from midstep.controller.actions import Action, Send
-from midstep.controller.events import ControllerStarted
+from midstep.controller.recovery.events import Action, ControllerStarted, Send
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
 from midstep.protocol import frames

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from midstep.controller.events import DeadlinePassed
+from midstep.controller.recovery.events import DeadlinePassed
 from midstep.policies.schema import HeartbeatPolicy
 from midstep.protocol.messages import NodeHeartbeat, NodeJoined, NodeLost
 from midstep.protocol.types import StoreEndpoint

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.events import StopRequested
 from midstep.controller.journal import file_system
 from midstep.controller.journal.head import HEAD_NAME
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
 from midstep.controller.journal.store import JournalEntry
+from midstep.controller.recovery.events import StopRequested
 from midstep.launch.jobs.start import Start, create_job
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import ConfigurationError, JournalDamaged, JournalError

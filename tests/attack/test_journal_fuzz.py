@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, StopRequested
 from midstep.controller.journal.head import HEAD_NAME
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
 from midstep.controller.journal.store import JournalEntry
+from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed, Event, StopRequested
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import JournalError
 from midstep.protocol.messages import NodeJoined, NodeLost

@@ -2,9 +2,8 @@
 
 import pytest
 
-from midstep.controller.actions import Finish
-from midstep.controller.events import StopRequested
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import Finish, StopRequested
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import CheckpointSaved
 from midstep.protocol.types import FaultKind, Rung

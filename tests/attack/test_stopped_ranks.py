@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from midstep.controller.events import StopRequested
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import StopRequested
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import EndJob, FaultReported, NodeHeartbeat, StartProcess, StopProcess
 from midstep.protocol.types import FaultAction, FaultKind, InjectionPoint, RankProgress
 

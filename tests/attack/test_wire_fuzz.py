@@ -9,8 +9,8 @@ from typing import cast
 import msgspec
 import pytest
 
-from midstep.controller.events import Event
-from midstep.controller.machine import RecoveryMachine
+from midstep.controller.recovery.events import Event
+from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
 from midstep.policies.schema import default_policy, job_settings

@@ -9,7 +9,7 @@ import pytest
 
 from midstep.cli.device_faults import build
 from midstep.controller.endpoints.control_requests import Accepted, InjectRequest
-from midstep.policies.fault_levels import LevelName
+from midstep.policies.fault_codes import LevelName
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import ArmedFault, FaultAction, FaultLevel
 

@@ -13,10 +13,10 @@ import pytest
 
 from midstep.controller.election.file_election import BEAT_S, FileElection
 from midstep.controller.election.succession import FileSuccession
-from midstep.controller.events import StopRequested
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path, lock_path
 from midstep.controller.journal.store import JournalEntry
+from midstep.controller.recovery.events import StopRequested
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import JournalError, JournalSuperseded
 from midstep.protocol.types import JobSpec
@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 LEADER = """
 import os, signal, sys, time
 from pathlib import Path
-from midstep.controller.events import StopRequested
+from midstep.controller.recovery.events import StopRequested
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.store import JournalEntry
 

@@ -30,7 +30,7 @@ DYING = """
 import os, signal, sys
 from midstep.cli.main import main
 from midstep.controller.etcd.journal import EtcdJournal
-from midstep.controller.events import ControllerStarted
+from midstep.controller.recovery.events import ControllerStarted
 from midstep.protocol.messages import NodeJoined
 
 append, written, when = EtcdJournal.append, [], sys.argv.pop(1)

@@ -23,12 +23,12 @@ from midstep.controller.etcd.place import EtcdPlace, numbered, parse_place
 from midstep.controller.etcd.presence import LOOP_ALIVE_S, Presence
 from midstep.controller.etcd.reading import read_status, read_story
 from midstep.controller.etcd.succession import EtcdSuccession
-from midstep.controller.events import StopRequested
 from midstep.controller.journal import event_rows
 from midstep.controller.journal.compaction import Limits
 from midstep.controller.journal.store import JournalEntry
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
+from midstep.controller.recovery.events import StopRequested
 from midstep.controller.routes import Routes
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import ConfigurationError, JournalDamaged, JournalError, JournalSuperseded

@@ -10,8 +10,8 @@ from midstep.controller.etcd.journal import EtcdJournal, submit
 from midstep.controller.etcd.place import Access, EtcdPlace, parse_place
 from midstep.controller.etcd.presence import Presence
 from midstep.controller.etcd.reading import read_status
-from midstep.controller.events import StopRequested
 from midstep.controller.journal.store import JournalEntry
+from midstep.controller.recovery.events import StopRequested
 from midstep.policies.schema import default_policy
 from midstep.protocol.errors import StoreUnreachable
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
-from midstep.controller.actions import Action, Forget, Send
-from midstep.controller.events import Event
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import Action, Event, Forget, Send
+from midstep.controller.recovery.state import Phase
 from midstep.processor.session import SessionStage
 from midstep.protocol.messages import (
     ArmFault,

@@ -6,11 +6,10 @@ has been computed before.
 
 from dataclasses import dataclass
 
-from midstep.controller.actions import Action
-from midstep.controller.events import Event
 from midstep.controller.handlers.transitions import is_known
-from midstep.controller.machine import RecoveryMachine
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import Action, Event
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.state import Phase
 from midstep.testing.simulation.contradictions import contradictions
 
 from .snapshot import copied, digest, fingerprint

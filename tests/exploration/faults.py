@@ -5,9 +5,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from midstep.controller.actions import Action
-from midstep.controller.events import ControllerStarted, NodeReturned, StopRequested
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import Action, ControllerStarted, NodeReturned, StopRequested
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import FaultReported, NodeJoined, NodeLost
 from midstep.protocol.types import DETECTOR_PREFIX, PLATFORM, Assertion, FaultKind, FaultLevel, FaultReport
 

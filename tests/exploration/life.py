@@ -12,8 +12,7 @@ from midstep.processor.exceptions import fault_in_recovery
 from midstep.processor.rank_actions import Action, Ended
 from midstep.processor.rank_loop import RankLoop
 from midstep.processor.session import Session
-from midstep.processor.step_order import Act, StepOrder
-from midstep.processor.step_state import StepState
+from midstep.processor.step_order import Act, StepOrder, StepState
 from midstep.protocol.errors import CommunicatorAborted, Interrupted, LinkUpFailed, MidstepError
 from midstep.protocol.messages import (
     FaultReported,

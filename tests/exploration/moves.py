@@ -7,10 +7,9 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from midstep.controller.actions import Action
-from midstep.controller.events import ControllerStarted, DeadlinePassed
-from midstep.controller.machine import RecoveryMachine
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import Action, ControllerStarted, DeadlinePassed
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Policy
 from midstep.protocol.messages import FaultReported, Rejoin
 from midstep.protocol.types import PLATFORM, FaultKind, FaultLevel, FaultReport, JobSettings, JobSpec, node_address

@@ -5,10 +5,9 @@ What a process says and does is held against what it holds in `life.py`; here is
 
 from collections.abc import Iterable, Iterator
 
-from midstep.controller.actions import Action, Send
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.rank_states import RankState
-from midstep.controller.state.world import NodeState
+from midstep.controller.recovery.events import Action, Send
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import NodeState, RankState
 from midstep.processor.session import SessionStage
 from midstep.protocol.messages import Rejoin, Resume, StartProcess
 from midstep.protocol.types import FaultLevel, LocalStateCopy, RepairPart, RestoreSource, Rung

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from midstep.controller.machine import RecoveryMachine
+from midstep.controller.recovery.machine import RecoveryMachine
 
 # The same in all states of one job.
 SHARED = frozenset({"ladder", "job"})

@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 
-from midstep.controller.actions import Action, Send
-from midstep.controller.events import ControllerStarted, Event, StopRequested
+from midstep.controller.recovery.events import Action, ControllerStarted, Event, Send, StopRequested
+from midstep.controller.recovery.state import Phase
 from midstep.controller.routes import Routes
-from midstep.controller.state.job_state import Phase
 from midstep.policies.files import parse_policy
 from midstep.processor.session import Order
 from midstep.protocol import messages as m

@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.controller.actions import Action, Finish, Send
-from midstep.controller.events import DeadlinePassed, Event
 from midstep.controller.handlers.table import TABLE
-from midstep.controller.machine import RecoveryMachine
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.rank_states import RankState
+from midstep.controller.recovery.events import Action, DeadlinePassed, Event, Finish, Send
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import RankState
 from midstep.policies.schema import Policy, default_policy
 from midstep.protocol import messages as m
 from midstep.protocol.types import (

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import NamedTuple
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 
 CODE_PARTS = ("co_code", "co_consts", "co_names")  # in which a function that was broken differs
 FOCUSES = (None, Phase.RESUMING, Phase.SAVING, Phase.REJOINING)  # in turn: where faults wait in a simulated job

@@ -1,6 +1,6 @@
 """Emergency checkpoints, the end of a job, and worlds of another size, broken on purpose."""
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 
 from .mutant import Mutant
 

@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "go back one step more than needed",
-        "midstep.controller.repair",
+        "midstep.controller.recovery.repair",
         "target = max(report.committed for report in clean.values())",
         "target = max(0, max(report.committed for report in clean.values()) - 1)",
     ),
@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "wait without a deadline",
-        "midstep.controller.state.job_state",
+        "midstep.controller.recovery.state",
         "self.due.phase_s = None if limit_s is None else now + limit_s",
         "self.due.phase_s = None",
     ),
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "open no new generation",
-        "midstep.controller.state.job_state",
+        "midstep.controller.recovery.state",
         "        self.generation += 1\n",
         "        pass\n",
     ),

@@ -17,7 +17,7 @@ MUTANTS = (
     ),
     Mutant(
         "take a torn update for a whole one",
-        "midstep.processor.step_state",
+        "midstep.processor.step_order",
         "self.updating = self.ready = self.clean = False",
         "self.count, self.updating, self.ready = self.count + 1, False, False",
     ),
@@ -53,25 +53,25 @@ MUTANTS = (
     ),
     Mutant(
         "be ready without the gradients",
-        "midstep.processor.step_state",
+        "midstep.processor.step_order",
         "        self.ready = False\n",
         "        pass\n",
     ),
     Mutant(
         "report a step too few",
-        "midstep.processor.step_state",
+        "midstep.processor.step_order",
         "committed=self.count,",
         "committed=max(0, self.count - 1),",
     ),
     Mutant(
         "stand at another step after the rollback",
-        "midstep.processor.step_state",
+        "midstep.processor.step_order",
         "= step, False, False",
         "= step + 1, False, False",
     ),
     Mutant(
         "hand out what is being overwritten",
-        "midstep.processor.step_state",
+        "midstep.processor.step_order",
         "            self.clean = False\n",
         "            pass\n",
     ),

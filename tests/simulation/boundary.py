@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from midstep.controller.events import Event
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import Event
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Budget, Policy, RungPolicy, default_policy
 from midstep.protocol.messages import CheckpointSaved, NodeLost, RankQuiesced
 from midstep.protocol.types import FaultKind, Rung

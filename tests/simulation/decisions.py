@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.testing.simulation.invariants import InvariantBroken
 from midstep.testing.simulation.world import SimulatedWorld
 

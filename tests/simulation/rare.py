@@ -1,8 +1,8 @@
 """What few simulated jobs come upon, or none: played by hand."""
 
-from midstep.controller.events import DeadlinePassed
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.rank_states import RankEvent, RankState
+from midstep.controller.recovery.events import DeadlinePassed
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import RankEvent, RankState
 from midstep.policies.schema import Budget, NodeCheckPolicy, Policy, RungPolicy
 from midstep.protocol.messages import NodeChecked, NodeLost
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung

@@ -18,9 +18,9 @@ from unittest.mock import patch
 
 from midstep.controller.handlers.table import TABLE
 from midstep.controller.handlers.transitions import LEADS_TO
-from midstep.controller.state import world
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.rank_states import NEXT, RankEvent, RankState, after
+from midstep.controller.recovery import world
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import NEXT, RankEvent, RankState, after
 from midstep.protocol.enrolment import NodeEnrolled
 from midstep.protocol.messages import NodeChecked
 from midstep.testing.simulation.campaign import run_seeds
@@ -52,7 +52,7 @@ class Led(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """An event took a rank on (`controller/state/rank_states.py`)."""
+    """An event took a rank on (`controller/recovery/world.py`)."""
 
     state: RankState
     event: RankEvent

@@ -7,8 +7,8 @@ from itertools import count
 import msgspec
 import pytest
 
-from midstep.controller.events import DeadlinePassed
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import DeadlinePassed
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import default_policy
 from midstep.protocol.messages import Envelope, NodeLost, RankQuiesced
 from midstep.protocol.types import Rung

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.testing.simulation.cluster_faults import isolate_controller
 from midstep.testing.simulation.invariants import InvariantBroken
 from midstep.testing.simulation.world import SimulatedWorld

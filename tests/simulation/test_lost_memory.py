@@ -2,7 +2,7 @@
 
 import random
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.types import RestoreSource, Rung
 from midstep.testing.simulation.process_faults import lose_memory_and_report
 from midstep.testing.simulation.world import SimulatedWorld

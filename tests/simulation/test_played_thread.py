@@ -5,7 +5,7 @@ from itertools import count, islice
 
 import pytest
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import default_policy
 from midstep.protocol.types import Activity
 from midstep.testing.simulation import faults

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from midstep.controller.actions import Action, Send
-from midstep.controller.events import Event
 from midstep.controller.handlers.reconcile import owed
-from midstep.controller.machine import RecoveryMachine
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import Action, Event, Send
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import ArmFault, Command, IntroduceNode, KillNode, StopProcess
 from midstep.testing.simulation.campaign import run_seeds
 

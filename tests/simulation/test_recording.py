@@ -6,7 +6,7 @@ import pytest
 
 from midstep.controller.handlers.table import TABLE
 from midstep.controller.handlers.transitions import LEADS_TO, diagram
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 
 from . import boundary
 from .rare import seen_by_hand

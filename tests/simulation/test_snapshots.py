@@ -7,9 +7,9 @@ import pytest
 
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
-from midstep.controller.machine import RecoveryMachine
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.state import Phase
 from midstep.controller.routes import Routes
-from midstep.controller.state.job_state import Phase
 from midstep.testing.simulation.world import SimulatedWorld
 
 SEEDS = range(2)  # for each phase that the faults wait for

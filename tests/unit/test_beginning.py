@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.controller.beginning import why_not_begin
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.repair import why_not_begin
+from midstep.controller.recovery.state import Phase
 from midstep.devices.base import Damage
 from midstep.policies.schema import CheckpointPolicy, Policy
 from midstep.processor.checkpoints import archive
@@ -20,7 +20,7 @@ from midstep.processor.checkpoints.fence import Fence
 from midstep.processor.checkpoints.files import remove_checkpoint
 from midstep.processor.checkpoints.survey import survey
 from midstep.processor.recovery_phases import RecoveryPhases
-from midstep.processor.step_state import StepState
+from midstep.processor.step_order import StepState
 from midstep.protocol.messages import Rejoin
 from midstep.protocol.types import (
     CheckpointTrace,

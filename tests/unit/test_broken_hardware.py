@@ -5,9 +5,9 @@ import math
 import msgspec
 import pytest
 
-from midstep.controller.events import DeadlinePassed
-from midstep.controller.state.job_state import Phase
-from midstep.policies.fault_levels import Treatment
+from midstep.controller.recovery.events import DeadlinePassed
+from midstep.controller.recovery.state import Phase
+from midstep.policies.fault_codes import Treatment
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import FaultReported, NodeLost, ProcessStarted, StartProcess, StopProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung, RunningProcess

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.controller.buddies import buddies
-from midstep.controller.repair import plan_repair
-from midstep.controller.sources import Location, distance
+from midstep.controller.recovery.repair import Location, buddies, distance, plan_repair
 from midstep.protocol.types import LocalStateCopy, ShardHold, StepReport
 
 

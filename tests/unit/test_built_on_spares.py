@@ -5,9 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.controller.actions import Log, Send
 from midstep.controller.built_ahead import cover
-from midstep.controller.events import ControllerStarted
+from midstep.controller.recovery.events import ControllerStarted, Log, Send
 from midstep.policies.schema import Policy, StandbyPolicy, default_policy
 from midstep.protocol.messages import BuildAhead, NodeLost, ProcessesPrepared, StartProcess
 from midstep.protocol.prepared import PreparedProcesses

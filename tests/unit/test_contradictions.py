@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from midstep.controller.events import StopRequested
 from midstep.controller.handlers.barriers import UNSETTLED
-from midstep.controller.state.job_state import JobState, Phase, Result
-from midstep.controller.state.rank_states import RankEvent
-from midstep.controller.state.world import AheadOrder
+from midstep.controller.recovery.events import StopRequested
+from midstep.controller.recovery.state import JobState, Phase, Result
+from midstep.controller.recovery.world import AheadOrder, RankEvent
 from midstep.protocol.types import FaultKind, FaultReport, Rung
 from midstep.testing.simulation.contradictions import contradictions
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from midstep.controller.events import DeadlinePassed
-from midstep.controller.state.fault_book import FaultBook
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import DeadlinePassed
+from midstep.controller.recovery.fault_book import FaultBook
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import TooOften
 from midstep.protocol.messages import FaultReported, NodeLost, Quiesce, StartProcess, StopProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung

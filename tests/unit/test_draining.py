@@ -8,11 +8,10 @@ import pytest
 
 from midstep.controller.changes.boundary import READINGS
 from midstep.controller.changes.drain import FAILURES
-from midstep.controller.events import ControllerStarted, DeadlinePassed
+from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import NodeState, RankState
 from midstep.controller.routes import Routes
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.rank_states import RankState
-from midstep.controller.state.world import NodeState
 from midstep.policies.schema import Policy, SubHealthAction, default_policy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (

@@ -15,7 +15,7 @@ from midstep.processor import early_transfer
 from midstep.processor.callbacks import Callbacks, Lifecycle
 from midstep.processor.early_transfer import EarlyTransfers
 from midstep.processor.recovery_phases import RecoveryPhases
-from midstep.processor.step_state import StepState
+from midstep.processor.step_order import StepState
 from midstep.protocol.errors import ChecksumMismatch, CommunicatorAborted, CommunicatorFailed, RecoveryError
 from midstep.protocol.messages import Rejoin
 from midstep.protocol.types import (

@@ -5,9 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.controller.actions import Finish
-from midstep.controller.events import DeadlinePassed, StopRequested
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import DeadlinePassed, Finish, StopRequested
+from midstep.controller.recovery.state import Phase
 from midstep.devices.kinds import EXTERNAL
 from midstep.policies.communicators import CommunicatorPolicy
 from midstep.policies.schema import default_policy

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from midstep.cli.views.incident_data import report_json
 from midstep.cli.views.status_view import status_view
-from midstep.controller.actions import Log
+from midstep.controller.recovery.events import Log
 from midstep.policies.explain import SupposedWorld, Supposition, answer, parse_fault
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import Policy

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from midstep.policies.code_files import default_codes, fault_codes, load_codes
-from midstep.policies.fault_codes import CodeRule, FaultCodes
-from midstep.policies.fault_levels import TREATMENTS, LevelName, level_named
+from midstep.policies.fault_codes import TREATMENTS, CodeRule, FaultCodes, LevelName, level_named
 from midstep.policies.files import load_policy, parse_policy, render
 from midstep.policies.schema import FaultPolicy, Policy
 from midstep.protocol.errors import PolicyError

@@ -7,8 +7,7 @@ from typing import cast
 import msgspec
 
 from midstep.agent.relay import Relay
-from midstep.controller.actions import Send
-from midstep.controller.events import ControllerStarted
+from midstep.controller.recovery.events import ControllerStarted, Send
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
 from midstep.protocol.codec import encode

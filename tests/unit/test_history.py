@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.controller.state.history import MAX_INCIDENTS, MAX_REPORTS_PER_INCIDENT, History
+from midstep.controller.recovery.incident import MAX_INCIDENTS, MAX_REPORTS_PER_INCIDENT, History
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.types import Decision, FaultKind, FaultReport, RestoreSource, Rung
 

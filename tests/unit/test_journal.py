@@ -12,12 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.events import ControllerStarted, DeadlinePassed, Event, InjectRequested, StopRequested
 from midstep.controller.journal.chain import link
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
 from midstep.controller.journal.store import JournalEntry
+from midstep.controller.recovery.events import (
+    ControllerStarted,
+    DeadlinePassed,
+    Event,
+    InjectRequested,
+    StopRequested,
+)
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import JournalError, JournalSuperseded
 from midstep.protocol.messages import NodeJoined, RankJoined
@@ -266,7 +272,7 @@ def test_status_of_a_finished_job_is_read_where_nothing_may_be_written(
 WRITER = """
 import sys
 from pathlib import Path
-from midstep.controller.events import StopRequested
+from midstep.controller.recovery.events import StopRequested
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.store import JournalEntry
 journal = Journal.open(Path(sys.argv[1]))

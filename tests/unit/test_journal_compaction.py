@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli.report import command
-from midstep.controller.events import Event
 from midstep.controller.journal import records, sqlite_file
 from midstep.controller.journal.compaction import Limits
 from midstep.controller.journal.journal import Journal
@@ -20,7 +19,8 @@ from midstep.controller.journal.reading import read_status, read_story
 from midstep.controller.journal.store import JournalEntry
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
-from midstep.controller.machine import RecoveryMachine
+from midstep.controller.recovery.events import Event
+from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.routes import Routes
 from midstep.policies.schema import default_policy
 from midstep.protocol.errors import JournalDamaged, JournalError, SnapshotUnreadable

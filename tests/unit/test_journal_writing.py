@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstep.controller.events import ControllerStarted
 from midstep.controller.journal import sqlite_file
 from midstep.controller.journal.chain import link, origin
 from midstep.controller.journal.store import JournalEntry
 from midstep.controller.journal.writing import insert
+from midstep.controller.recovery.events import ControllerStarted
 
 FIRST = (0, origin(b"a job"))
 

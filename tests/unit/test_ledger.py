@@ -9,7 +9,7 @@ from midstep.processor.framework import Framework
 from midstep.processor.injection_points import InjectionPoints
 from midstep.processor.ledger import HISTORY_STEPS, Ledger, Step
 from midstep.processor.step_clock import StepClock
-from midstep.processor.step_state import StepState
+from midstep.processor.step_order import StepState
 from midstep.protocol.blackbox import BlackBox
 from midstep.protocol.errors import CommunicatorAborted, InjectedFault, Interrupted, ProtocolViolation
 from midstep.protocol.types import Activity, ArmedFault, FaultAction, InjectionPoint, RankProgress

@@ -1,6 +1,6 @@
 """How long an attempt to link up may take."""
 
-from midstep.policies.communicators import CommunicatorPolicy
+from midstep.policies.schema import CommunicatorPolicy
 from midstep.processor.link_patience import LinkPatience
 
 

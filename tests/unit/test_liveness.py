@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from midstep.controller.events import HoldEnded
 from midstep.controller.liveness import Liveness
+from midstep.controller.recovery.events import HoldEnded
 from midstep.policies.schema import HeartbeatPolicy
 from midstep.protocol.messages import DeleteNode, EndJob, NodeJoined, NodeLost
 from midstep.protocol.types import StoreEndpoint

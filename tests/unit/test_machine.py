@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
-from midstep.controller.actions import Finish, Send
-from midstep.controller.events import ControllerStarted, DeadlinePassed, StopRequested
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed, Finish, Send, StopRequested
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Budget, IncidentPolicy, NodePolicy, Policy, RungPolicy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (

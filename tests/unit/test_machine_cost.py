@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from midstep.controller.events import ControllerStarted, StopRequested
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import ControllerStarted, StopRequested
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CheckpointSaved
 from midstep.protocol.types import FaultKind
 

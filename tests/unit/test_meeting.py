@@ -3,8 +3,8 @@ ranks could not link up."""
 
 import pytest
 
-from midstep.controller.events import DeadlinePassed
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import DeadlinePassed
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Rejoin, StartProcess, StoreMoved
 from midstep.protocol.types import FaultKind, Rendezvous
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.controller.events import DeadlinePassed
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import DeadlinePassed
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Budget, Deadlines, NodePolicy, Policy, RungPolicy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import FaultReported, ProcessStarted, Quiesce, Rejoin, StartProcess

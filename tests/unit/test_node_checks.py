@@ -7,10 +7,10 @@ import pytest
 
 from midstep.agent.channel import CheckOrder
 from midstep.agent.node_check import measure
-from midstep.controller.events import ControllerStarted
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.node_checks import NodeChecks
-from midstep.controller.state.world import NodeState
+from midstep.controller.recovery.events import ControllerStarted
+from midstep.controller.recovery.node_checks import NodeChecks
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import NodeState
 from midstep.policies.schema import NodeCheckPolicy, Policy
 from midstep.protocol.messages import CheckNode, NodeChecked, NodeLost, StartProcess
 from midstep.protocol.types import JobSettings

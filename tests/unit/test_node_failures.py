@@ -2,9 +2,9 @@
 
 import msgspec
 
-from midstep.controller.events import DeadlinePassed
-from midstep.controller.state.world import NodeState
-from midstep.policies.facts import NodeFailure
+from midstep.controller.recovery.events import DeadlinePassed
+from midstep.controller.recovery.world import NodeState
+from midstep.policies.budgets import NodeFailure
 from midstep.policies.ladder import Ladder
 from midstep.policies.rules import advice
 from midstep.policies.schema import Budget, NodePolicy, Policy, RungPolicy

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from midstep.controller.events import ControllerStarted, NodeReturned, StopRequested
 from midstep.controller.liveness import Liveness
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import ControllerStarted, NodeReturned, StopRequested
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import HeartbeatPolicy, Policy
 from midstep.protocol.messages import (
     DeleteNode,

@@ -21,7 +21,7 @@ from midstep.devices.npu import NpuDevice
 from midstep.processor.exception_patterns import known_patterns
 from midstep.processor.exceptions import chain_of, classify
 from midstep.processor.recovery_phases import RecoveryPhases
-from midstep.processor.step_state import StepState
+from midstep.processor.step_order import StepState
 from midstep.protocol.errors import ConfigurationError, RecoveryError
 from midstep.protocol.injection import DEVICE_FAULT_ACTIONS, FaultAction
 from midstep.protocol.types import ShardHold

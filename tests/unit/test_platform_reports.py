@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from midstep.controller.admission import refusal
-from midstep.controller.events import KillNodeRequested
+from midstep.controller.recovery.events import KillNodeRequested
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import NodeState
 from midstep.controller.routes import Routes
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.world import NodeState
 from midstep.policies.schema import Policy, SubHealthAction, default_policy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstep.policies.facts import Facts, FailedRung, Spent
+from midstep.policies.budgets import Facts, FailedRung, Spent
 from midstep.policies.ladder import Ladder
 from midstep.policies.schema import Budget, Policy, RungPolicy
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, Rung

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from midstep.policies.facts import Facts, FailedRung, Spent
+from midstep.policies.budgets import Facts, FailedRung, Spent
 from midstep.policies.ladder import Ladder
 from midstep.policies.schema import Budget, IncidentPolicy, Policy, RungPolicy, default_policy
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, Rung

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstep.policies.facts import Facts, FailedRung, NodeFailure, Spent
+from midstep.policies.budgets import Facts, FailedRung, NodeFailure, Spent
 from midstep.policies.ladder import Ladder
 from midstep.policies.schema import Budget, NodePolicy, Policy, RolePolicy, RungPolicy
 from midstep.protocol.types import Decision, FaultKind, FaultLevel, FaultReport, Rung

@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 
-from midstep.policies.facts import Facts, FailedRung, Spent
+from midstep.policies.budgets import Facts, FailedRung, Roles, Spent, beyond, parse_ranks
 from midstep.policies.files import parse_policy
 from midstep.policies.ladder import Ladder
-from midstep.policies.roles import Roles, beyond, parse_ranks
 from midstep.policies.rules import advice
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.types import FaultKind, FaultReport, Rung

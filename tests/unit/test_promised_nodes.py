@@ -2,9 +2,8 @@
 
 import pytest
 
-from midstep.controller.actions import Send
-from midstep.controller.events import ControllerStarted
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import ControllerStarted, Send
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Policy
 from midstep.protocol.messages import CreateNode, NodeLost, NodeRefused, Quiesce, StartProcess
 from midstep.protocol.types import Rung

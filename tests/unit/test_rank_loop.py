@@ -10,8 +10,7 @@ from midstep.processor import rank_actions as act
 from midstep.processor.rank_actions import Action, Actions, Ended
 from midstep.processor.rank_loop import GIVEN_UP, RankLoop
 from midstep.processor.session import Order, Session, SessionStage
-from midstep.processor.step_order import StepOrder
-from midstep.processor.step_state import StepState
+from midstep.processor.step_order import StepOrder, StepState
 from midstep.processor.train_thread import TrainThread
 from midstep.protocol.errors import CommunicatorAborted, LinkUpFailed, StateLost
 from midstep.protocol.messages import (

@@ -1,8 +1,8 @@
 """Who is waited for follows from where the ranks stand, and from nothing else."""
 
-from midstep.controller.events import DeadlinePassed, StopRequested
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.rank_states import RankState
+from midstep.controller.recovery.events import DeadlinePassed, StopRequested
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import RankState
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import CreateNode, NodeLost, Quiesce, RankFinished, Release
 from midstep.protocol.types import Rung

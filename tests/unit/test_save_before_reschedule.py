@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.controller.events import DeadlinePassed, StopRequested
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import DeadlinePassed, StopRequested
+from midstep.controller.recovery.state import Phase
 from midstep.policies.rules import advice
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import (

@@ -5,11 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.controller.actions import Finish
-from midstep.controller.events import ControllerStarted, StopRequested
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.rank_states import RankState
-from midstep.policies.facts import Facts
+from midstep.controller.recovery.events import ControllerStarted, Finish, StopRequested
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import RankState
+from midstep.policies.budgets import Facts
 from midstep.policies.ladder import Ladder
 from midstep.policies.rules import broken_rules
 from midstep.policies.schema import Budget, Policy, RolePolicy, RungPolicy, ScalePolicy

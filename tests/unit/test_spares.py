@@ -2,9 +2,9 @@
 
 import itertools
 
-from midstep.controller.actions import Send
 from midstep.controller.changes.spares import TRIES
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import Send
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CreateNode, NodeLost, NodeRefused
 
 from ..fakes.cluster import FakeCluster, job, only

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.processor.step_order import Act, Leave, StepOrder
-from midstep.processor.step_state import StepState
+from midstep.processor.step_order import Act, Leave, StepOrder, StepState
 from midstep.protocol.errors import Interrupted, ProtocolViolation
 from midstep.protocol.types import CheckpointTrace, RepairPart, RestoreSource, ShardHold, ShardTransfer, StepReport
 

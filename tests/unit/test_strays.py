@@ -1,6 +1,6 @@
 """No process is left running where its rank is not any more."""
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import NodeJoined, NodeLost, ProcessStarted, StartProcess, StopProcess
 from midstep.protocol.types import Rung, RunningProcess, StoreEndpoint

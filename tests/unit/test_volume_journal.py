@@ -19,11 +19,11 @@ import pytest
 from midstep.controller import clock
 from midstep.controller.clock import HeardClock
 from midstep.controller.endpoints.story import StoryOrder, story_of
-from midstep.controller.events import StopRequested
 from midstep.controller.journal.compaction import Limits
 from midstep.controller.journal.store import JournalEntry
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
+from midstep.controller.recovery.events import StopRequested
 from midstep.controller.routes import Routes
 from midstep.controller.volume import files, journal, reading
 from midstep.controller.volume.journal import VolumeJournal, submit

@@ -2,9 +2,8 @@
 
 import pytest
 
-from midstep.controller.sources import Location
-from midstep.controller.state.rank_states import NEXT, RankEvent, RankState
-from midstep.controller.state.world import NodeState, World
+from midstep.controller.recovery.repair import Location
+from midstep.controller.recovery.world import NEXT, NodeState, RankEvent, RankState, World
 from midstep.protocol.types import StepReport, StoreEndpoint
 
 

@@ -1,6 +1,6 @@
 """Ranks whose answers cannot be: they are at fault, and what others have done for the recovery stays theirs."""
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, StartProcess
 from midstep.protocol.types import FaultKind
 

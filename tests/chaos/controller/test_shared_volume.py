@@ -33,7 +33,7 @@ MOST_CONTROLLERS = 60
 DYING = """
 import os, signal, sys
 from midstep.cli.main import main
-from midstep.controller.events import ControllerStarted
+from midstep.controller.recovery.events import ControllerStarted
 from midstep.controller.volume.journal import VolumeJournal
 from midstep.protocol.messages import NodeJoined
 

@@ -15,8 +15,8 @@ BEFORE, AFTER = "before", "after"
 
 def _die_over_news() -> None:
     """Die when the first news are durable and nothing has followed from them, or in front of the next, as WHEN says."""
-    from midstep.controller.events import ControllerStarted
     from midstep.controller.journal.journal import Journal
+    from midstep.controller.recovery.events import ControllerStarted
     from midstep.protocol.messages import NodeJoined
 
     append = Journal.append

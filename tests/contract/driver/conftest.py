@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.actions import Action, Send
 from midstep.controller.driver import Driver
 from midstep.controller.endpoints.control_requests import Reply, Request
 from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.controller.endpoints.local_sockets import ControlServer, ask
 from midstep.controller.enroller import open_wire
-from midstep.controller.events import Event
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.keepalive import KeepAlive
 from midstep.controller.liveness import Liveness, ProgressBoard
+from midstep.controller.recovery.events import Action, Event, Send
 from midstep.controller.routes import Routes
 from midstep.controller.service import bind
 from midstep.policies.schema import HeartbeatPolicy, default_policy, job_settings

@@ -4,9 +4,16 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from midstep.controller.actions import Action, Finish, Forget, Send
 from midstep.controller.endpoints.discovery_files import read_result
-from midstep.controller.events import ControllerStarted, DeadlinePassed, StopRequested
+from midstep.controller.recovery.events import (
+    Action,
+    ControllerStarted,
+    DeadlinePassed,
+    Finish,
+    Forget,
+    Send,
+    StopRequested,
+)
 from midstep.protocol import frames
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.messages import (

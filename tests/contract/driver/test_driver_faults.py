@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from midstep.controller.actions import Finish, Send
 from midstep.controller.endpoints.control_requests import (
     Accepted,
     InjectRequest,
@@ -20,7 +19,7 @@ from midstep.controller.endpoints.control_requests import (
     StopJobRequest,
 )
 from midstep.controller.endpoints.local_sockets import NoController, ask, socket_path
-from midstep.controller.events import InjectRequested, KillNodeRequested, StopRequested
+from midstep.controller.recovery.events import Finish, InjectRequested, KillNodeRequested, Send, StopRequested
 from midstep.protocol import frames
 from midstep.protocol.errors import JournalError
 from midstep.protocol.messages import (

@@ -12,8 +12,8 @@ import pytest
 
 from midstep.controller.election.lease_election import LeaseElection, LeaseLeadership
 from midstep.controller.election.succession import FileSuccession
-from midstep.controller.events import StopRequested
 from midstep.controller.journal.store import JournalEntry
+from midstep.controller.recovery.events import StopRequested
 from midstep.controller.volume.journal import VolumeJournal, submit
 from midstep.controller.volume.presence import VolumePresence, controllers_in, server_time_s
 from midstep.platforms.kubernetes.leases import KubernetesLease

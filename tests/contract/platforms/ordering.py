@@ -12,10 +12,10 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from midstep.agent.fork_server import PRELOAD_STORE
-from midstep.controller.actions import Send
 from midstep.controller.endpoints.control_requests import Accepted
 from midstep.controller.enroller import open_wire
 from midstep.controller.liveness import Liveness
+from midstep.controller.recovery.events import Send
 from midstep.controller.routes import Routes
 from midstep.launch.joining.opening import let_nodes_join
 from midstep.policies.schema import HeartbeatPolicy

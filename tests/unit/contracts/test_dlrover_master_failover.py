@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.events import DeadlinePassed
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.store import JournalEntry
 from midstep.controller.journal.upkeep import JournalTrouble
-from midstep.controller.machine import RecoveryMachine
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.events import DeadlinePassed
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import default_policy
 from midstep.protocol.errors import JournalError
 from midstep.protocol.messages import CheckpointSaved, Quiesce, Rejoin, Release, Resume, SaveCheckpoint

@@ -6,8 +6,8 @@ or `reschedule_pod` with a node that the platform creates.
 
 import pytest
 
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.world import NodeState
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import NodeState
 from midstep.protocol.messages import CreateNode, DeleteNode, NodeLost, StartProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
 

@@ -1,6 +1,6 @@
 """DLRover Unified's roles: with a sub-master (an own ladder) a role fails over alone, without one with the job."""
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.types import FaultKind, FaultLevel, Rung
 
 from ...fakes.answering import AnsweringCluster

@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CreateNode, StartProcess
 from midstep.protocol.types import FaultKind, FaultLevel
 

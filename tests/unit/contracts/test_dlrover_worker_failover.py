@@ -7,7 +7,7 @@ again as a whole.
 
 import pytest
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, Rejoin, Resume, StartProcess
 from midstep.protocol.types import FaultKind, Rung
 

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import NodeLost, Quiesce, Rejoin, Resume, StartProcess
 from midstep.protocol.types import Activity, FaultKind, FaultLevel, Rung

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.world import NodeState
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import NodeState
 from midstep.protocol.messages import (
     CreateNode,
     EndJob,

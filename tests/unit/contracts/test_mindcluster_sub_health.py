@@ -1,7 +1,7 @@
 """Sub-healthy nodes in MindCluster (`subHealthyStrategy`: ignore, graceExit, forceExit, hotSwitch), and here."""
 
-from midstep.controller.state.job_state import Phase
-from midstep.controller.state.world import NodeState
+from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.world import NodeState
 from midstep.protocol.messages import Quiesce, Rejoin
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
 

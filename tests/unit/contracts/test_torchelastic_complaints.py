@@ -3,7 +3,7 @@
 import pytest
 
 from midstep.controller.liveness import Liveness
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import HeartbeatPolicy, job_settings
 from midstep.protocol.messages import NodeJoined, NodeLost, Quiesce, Rejoin, StartProcess, StopProcess

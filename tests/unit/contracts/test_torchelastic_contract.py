@@ -6,7 +6,7 @@ is better off, and keeps what the contract promises.
 
 import pytest
 
-from midstep.controller.state.job_state import Phase
+from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, Release, StartProcess
 from midstep.protocol.types import FaultKind, Rung
 

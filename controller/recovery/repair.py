@@ -1,28 +1,113 @@
 """The repair plan: the step with which all resume, and which rank sends what to which. Pure, from step reports.
 
 The consistent step (`docs/architecture.md`): if any clean rank has committed step s, all ranks passed the commit
-barrier of s, all gradients of s are final, and the target is s. If none has, s is repeated. Only ranks that lost
-state receive any; no other rank reloads.
+barrier of s, all gradients of s are final, and the target is s. If none has, s is repeated. Only ranks that lost state
+receive any; no other rank reloads.
+
+Lost shards come from near holders first, each with about as many bytes as the others; holders are kept by node and by
+failure domain, the least loaded at hand, so that a choice among ten thousand costs no more than one among ten. They
+travel over the devices' own links, which are fast and have just been rebuilt and checked; where an attempt of the same
+incident over these was not completed, they travel from host to host.
+
+Each rank has a buddy that keeps the copy of its local state, in another failure domain where there is one: the ranks
+stand in a circle in which those of one domain, and of one node, are neighbours, and the buddy of each is as many places
+further as the largest domain has ranks. A copy that does not belong to the pairs of a generation is kept until the next
+one has arrived: of its two slots for copies a black box gives up the older one.
+
+Where a checkpoint was ever complete, beginning at the first step throws training away. The user decides that, by
+`checkpoint.begin_again`, and never a file that could not be read (`why_not_begin`).
 """
 
+import heapq
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sized
 
 import msgspec
 
-from ..protocol.errors import StateLost
-from ..protocol.types import (
+from ...policies.schema import CommunicatorName, CommunicatorPolicy
+from ...protocol.errors import StateLost
+from ...protocol.types import (
     LocalStateTransfer,
+    RepairLinks,
     RepairPart,
     RepairPlan,
     RestoreSource,
     ShardTransfer,
     StepReport,
 )
-from ..protocol.wording import ranks_text
-from .buddies import buddies
-from .sources import Location, Sources, distance
+from ...protocol.wording import ranks_text
 
 REASONS = 8  # ranks and shards that are named
+
+
+MAX_SOURCES_PER_SHARD = 4
+
+MIN_STRIPE_BYTES = 8 * 1024 * 1024
+
+
+class Location(msgspec.Struct, frozen=True):
+    """Where a rank runs; near sources are preferred."""
+
+    node: str
+    failure_domain: str
+
+
+def distance(one: Location, other: Location) -> int:
+    """Return how far apart two places are: 0 on one node, 1 in one failure domain, 2 elsewhere."""
+    if one.node == other.node:
+        return 0
+    return 1 if one.failure_domain == other.failure_domain else 2
+
+
+class Sources:
+    """The clean holders of every shard, and how many bytes each has to send by now."""
+
+    def __init__(self, places: Mapping[int, Location]) -> None:
+        self._places = places
+        self._load: dict[int, int] = {}
+        self._sizes: dict[str, int] = {}
+        # shard -> node, failure domain or everywhere -> holders as (bytes to send when it was looked at, rank)
+        self._holders: dict[str, dict[tuple[str, str], list[tuple[int, int]]]] = {}
+
+    def add(self, shard_id: str, size_bytes: int, rank: int) -> None:
+        """Enter a holder. Ranks come in order, so that each list is a heap from the start."""
+        place = self._places[rank]
+        groups = self._holders.setdefault(shard_id, {})
+        for key in (("node", place.node), ("domain", place.failure_domain), ("", "")):
+            groups.setdefault(key, []).append((0, rank))
+        self._sizes[shard_id] = size_bytes
+
+    def __contains__(self, shard_id: str) -> bool:
+        return shard_id in self._holders
+
+    def send(self, shard_id: str, destination: int) -> list[ShardTransfer]:
+        """Cut a shard over the nearest, least loaded holders; remember what each will have to send."""
+        size_bytes, place = self._sizes[shard_id], self._places[destination]
+        groups = self._holders[shard_id]
+        keys = (("node", place.node), ("domain", place.failure_domain), ("", ""))
+        heap = next(groups[key] for key in keys if key in groups)
+        chosen = self._least_loaded(heap, max(1, min(MAX_SOURCES_PER_SHARD, size_bytes // MIN_STRIPE_BYTES)))
+        piece = -(-size_bytes // len(chosen))
+        transfers = []
+        for number, source in enumerate(chosen):
+            offset = number * piece
+            length = min(piece, size_bytes - offset)
+            self._load[source] = self._load.get(source, 0) + length
+            heapq.heappush(heap, (self._load[source], source))
+            transfers.append(ShardTransfer(shard_id, offset, length, source, destination))
+        return transfers
+
+    def _least_loaded(self, heap: list[tuple[int, int]], count: int) -> list[int]:
+        """Take the ranks with the least to send off the heap. What has grown elsewhere since is sorted in again."""
+        chosen: list[int] = []
+        while heap and len(chosen) < count:
+            known, rank = heapq.heappop(heap)
+            load = self._load.get(rank, 0)
+            if known == load:
+                chosen.append(rank)
+            else:
+                heapq.heappush(heap, (load, rank))
+        return chosen
 
 
 def plan_repair(
@@ -257,3 +342,130 @@ def _assemble(  # noqa: PLR0917 - private; the public signature is plan_repair's
 def _verb(base: str, subjects: Sized) -> str:
     """Return the verb in the number of its subjects: one rank finishes or gets, two finish or get."""
     return base if len(subjects) != 1 else base + ("es" if base.endswith("sh") else "s")
+
+
+def buddies(places: Mapping[int, Location]) -> dict[int, int]:
+    """Return the buddy of each rank. Each is the buddy of one other rank; a rank that is alone has none.
+
+    As many as can have it in another failure domain, then as many as can on another node. Where every domain has at
+    most half of the ranks all have; where each node is its own domain it is the same place on the next node.
+    """
+    circle = _circle(places)
+    if len(circle) < 2:
+        return {}
+    shifts = dict.fromkeys(
+        max(Counter(each).values()) % len(circle) or 1
+        for each in ((place.failure_domain for place in places.values()), (place.node for place in places.values()))
+    )
+    paired = [dict(zip(circle, circle[shift:] + circle[:shift], strict=True)) for shift in shifts]
+    return max(paired, key=lambda pairs: _apart(pairs, places))
+
+
+def _circle(places: Mapping[int, Location]) -> list[int]:
+    """Return all ranks, those of a domain and of a node together; both in the order of their lowest rank."""
+    domains: dict[str, int] = {}
+    nodes: dict[str, int] = {}
+    for rank in sorted(places):
+        domains.setdefault(places[rank].failure_domain, rank)
+        nodes.setdefault(places[rank].node, rank)
+    return sorted(places, key=lambda rank: (domains[places[rank].failure_domain], nodes[places[rank].node], rank))
+
+
+def _apart(pairs: Mapping[int, int], places: Mapping[int, Location]) -> tuple[int, int]:
+    """Return how many pairs are in two domains, and how many on two nodes."""
+    distances = [distance(places[rank], places[buddy]) for rank, buddy in pairs.items()]
+    return _at_least(2, distances), _at_least(1, distances)
+
+
+def _at_least(least: int, distances: Iterable[int]) -> int:
+    return sum(each >= least for each in distances)
+
+
+INSTEAD = (
+    "name another checkpoint.directory, or set checkpoint.begin_again: true to begin at the first step all the same, "
+    "which keeps what is there under other names"
+)
+
+
+def why_not_begin(
+    reports: Mapping[int, StepReport],
+    *,
+    restore: Iterable[str],
+    trusted_step: int | None,
+    begin_again: bool,
+    marked_before: bool,
+) -> str:
+    """Return why training must not begin at its first step; empty: it may.
+
+    Runs at barrier one, in the controller, when a plan leads to step 0. `marked_before`: this job has trained before,
+    and marked the checkpoint directory then. Where a directory cannot be listed, `begin_again` does not help: what is
+    there could not be distinguished from later checkpoints.
+    """
+    where = next((report.trace.directory for report in reports.values() if report.trace.directory), "the directory")
+    unlisted = {rank: report.trace.unlisted for rank, report in reports.items() if report.trace.unlisted}
+    if unlisted:
+        rank, why = next(iter(unlisted.items()))
+        return (
+            f"training does not begin at its first step, as rank {rank}{_others(unlisted)} does not know whether "
+            f"checkpoints are there: {why}. Mend {where} and start the job again"
+        )
+    if begin_again:
+        return ""
+    found = _found(reports, restore=tuple(restore), trusted_step=trusted_step, where=where)
+    if not found and marked_before and all(report.trace.unmarked for report in reports.values()):
+        found = f"this job has marked {where}, and no rank finds the mark there: it is empty, or not mounted. Mend it"
+    return f"training does not begin at its first step: {found}, {INSTEAD}" if found else ""
+
+
+def _found(reports: Mapping[int, StepReport], *, restore: tuple[str, ...], trusted_step: int | None, where: str) -> str:
+    """Say which trace of checkpoints there is and what can be done about it; empty where there is none."""
+    readers = {rank: report.checkpoints for rank, report in reports.items() if report.checkpoints}
+    if readers:
+        rank, steps = next(iter(readers.items()))
+        there = f"rank {rank}{_others(readers)} can read the checkpoint of step {max(steps)} in {where}"
+        if RestoreSource.CHECKPOINT not in restore:
+            return f"{there}, and restore is without checkpoint. Add it to continue from there"
+        if trusted_step is not None and min(steps) > trusted_step:
+            return f"{there}, and no state of more than {trusted_step} updates can be trusted. Bring an older one back"
+        blind = [rank for rank, report in reports.items() if not report.checkpoints]
+        cannot = f"rank {blind[0]}{_others(blind)} none" if blind else "no checkpoint can be read by all"
+        return f"{there}, and {cannot}. Mount one directory on all nodes"
+    for rank, report in reports.items():
+        if report.trace.unusable:
+            return f"no checkpoint in {where} can be used, says rank {rank}: {report.trace.unusable}. Bring one back"
+    return ""
+
+
+def _others(ranks: Mapping[int, object] | list[int]) -> str:
+    others = len(ranks) - 1
+    return f" (and {others} more)" if others else ""
+
+
+WITH_DEVICE_LINKS = frozenset({CommunicatorName.HCCL, CommunicatorName.FAKE})
+
+_BY_DEVICE = "shards travel from device to device"
+
+_BY_POLICY = "shards travel from host to host, as communicator.repair_links says"
+
+_TRIED = "shards travel from host to host: an attempt of this incident over the devices' links was not completed"
+
+
+def choose_links(plan: RepairPlan, communicator: CommunicatorPolicy, *, tried: bool) -> RepairPlan:
+    """Return the plan with the links that its shards travel over, and the reason.
+
+    `tried`: an attempt of this incident has been ordered to use the devices' links.
+    """
+    if communicator.name not in WITH_DEVICE_LINKS or not any(part.transfers for part in plan.parts.values()):
+        return plan
+    links, reason = RepairLinks.DEVICE, _BY_DEVICE
+    if communicator.repair_links is RepairLinks.HOST:
+        links, reason = RepairLinks.HOST, _BY_POLICY
+    elif tried:
+        links, reason = RepairLinks.HOST, _TRIED
+    parts = {rank: msgspec.structs.replace(part, links=links) for rank, part in plan.parts.items()}
+    return msgspec.structs.replace(plan, parts=parts, reasons=(*plan.reasons, reason))
+
+
+def uses_devices(plan: RepairPlan) -> bool:
+    """Return whether shards of the plan travel over the devices' links."""
+    return any(part.links is RepairLinks.DEVICE for part in plan.parts.values())

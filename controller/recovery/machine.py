@@ -5,26 +5,29 @@ told it, so its journal is the truth about it: replay the events, and it stands 
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, get_type_hints
 
-from ..policies.ladder import Ladder
-from ..policies.schema import Policy
-from ..protocol.enrolment import NodeEnrolled
-from ..protocol.incidents import Incident, JobStatus, RankStatus
-from ..protocol.types import JobSpec
-from . import machine_memory
-from .actions import Action
-from .changes.generation import wait_for_nodes
-from .changes.planned_changes import follow, node_status
-from .changes.spares import prepare
-from .events import Event
-from .handlers.barriers import advance
-from .handlers.table import TABLE
-from .recovery.decision import failure_counts
-from .state.fault_book import FaultBook
-from .state.job_state import Arrivals, JobState, Phase
-from .state.meeting import Meeting
-from .state.world import World
+import msgspec
+
+from ...policies.ladder import Ladder
+from ...policies.schema import Policy
+from ...protocol.enrolment import NodeEnrolled
+from ...protocol.errors import SnapshotUnreadable
+from ...protocol.incidents import Incident, JobStatus, RankStatus
+from ...protocol.types import JobSpec
+from ..changes.generation import wait_for_nodes
+from ..changes.planned_changes import follow, node_status
+from ..changes.spares import prepare
+from ..handlers.barriers import advance
+from ..handlers.table import TABLE
+from .decision import failure_counts
+from .events import Action, Event
+from .fault_book import FaultBook
+from .state import Arrivals, JobState, Meeting, Phase
+from .world import World
+
+_FOUNDED = frozenset({"job", "ladder"})
 
 
 class Machine(Protocol):
@@ -112,11 +115,11 @@ class RecoveryMachine:
 
     def memory(self) -> bytes:
         """Return everything that the events so far have left in it, for `restore`. Not in the middle of an event."""
-        return machine_memory.encode(self._state, self._started)
+        return _encoded(self._state, self._started)
 
     def restore(self, memory: bytes) -> None:
         """Stand where the machine of the same job stood whose memory this is. Raises SnapshotUnreadable."""
-        self._started = machine_memory.restore(memory, self._state)
+        self._started = _restore(memory, self._state)
 
     @property
     def phase(self) -> Phase:
@@ -173,3 +176,40 @@ class RecoveryMachine:
             ranks_asked=state.job.world_size,
             holds=tuple(state.history.holds),
         )
+
+
+_STARTED = "started"
+
+_encode = msgspec.msgpack.Encoder().encode
+
+_decode_parts = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+
+_DECODERS: dict[str, Callable[[msgspec.Raw], Any]] = {
+    name: msgspec.msgpack.Decoder(kind).decode
+    for name, kind in {**get_type_hints(JobState), _STARTED: bool}.items()
+    if name not in _FOUNDED
+}
+
+
+def _encoded(state: JobState, started: bool) -> bytes:
+    """Return the memory of a machine between two events. `started`: it has had its first one."""
+    return _encode({name: started if name == _STARTED else getattr(state, name) for name in _DECODERS})
+
+
+def _restore(memory: bytes, state: JobState) -> bool:
+    """Fill the state of a machine of the same job; say whether it has had its first event.
+
+    All or nothing. Raises SnapshotUnreadable: a field is missing, unknown, or not of its type.
+    """
+    try:
+        parts = _decode_parts(memory)
+        if parts.keys() != _DECODERS.keys():
+            other = ", ".join(sorted(parts.keys() ^ _DECODERS.keys()))
+            raise SnapshotUnreadable(f"it was written by another version of midstep (other fields: {other})")
+        values = {name: decode(parts[name]) for name, decode in _DECODERS.items()}
+    except msgspec.MsgspecError as error:
+        raise SnapshotUnreadable(f"it is not what this version of midstep writes: {error}") from error
+    started = bool(values.pop(_STARTED))
+    for name, value in values.items():
+        setattr(state, name, value)
+    return started

@@ -1,14 +1,15 @@
-"""What can happen to the recovery machine.
+"""What can happen to the recovery machine, and what it wants done.
 
-Reports from below are events as they are (`protocol.messages.Report`); here are those that arise in the controller
-itself. All of them go into the journal, so all of them are frozen, tagged structs.
+Reports from below are events as they are (`protocol.messages.Report`); the events here arise in the controller itself.
+All of them go into the journal, so all of them are frozen, tagged structs. The driver does the actions, in order, after
+the event that caused them is durable.
 """
 
 import msgspec
 
-from ..protocol.enrolment import NodeEnrolled
-from ..protocol.messages import Report
-from ..protocol.types import ArmedFault
+from ...protocol.enrolment import NodeEnrolled
+from ...protocol.messages import Command, Report
+from ...protocol.types import ArmedFault
 
 
 class DeadlinePassed(msgspec.Struct, frozen=True, tag=True):
@@ -72,3 +73,33 @@ Event = (
     | HoldEnded
     | StopRequested
 )
+
+
+class Send(msgspec.Struct, frozen=True, tag=True):
+    """Send a command and see that it arrives. `generation` is stamped on the envelope."""
+
+    receiver: str
+    body: Command
+    generation: int
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Stop resending to a receiver: what was for it is void, or it is gone."""
+
+    receiver: str
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """The job is over: deliver what is outstanding, then leave with `exit_code`."""
+
+    exit_code: int
+    reason: str
+
+
+class Log(msgspec.Struct, frozen=True, tag=True):
+    """Write a line into the controller's log: what was decided, and why."""
+
+    text: str
+
+
+Action = Send | Forget | Finish | Log

@@ -1,28 +1,35 @@
 """Everything that the recovery machine knows, and the few verbs with which its handlers change it.
 
-The state is a fold of the events: same events, same state, same actions. That is what lets a restarted controller
-replay its journal and go on.
+The state is a fold of the events: same events, same state, same actions. That lets a restarted controller replay its
+journal and go on.
 """
 
+import hashlib
+import math
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ...policies.facts import NodeFailure, Spent
+from ...policies.budgets import NodeFailure, Spent
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.enums import StrEnum
 from ...protocol.messages import Command
-from ...protocol.types import Decision, FaultReport, JobSpec, RankProgress, Rendezvous, RepairPlan, rank_address
-from ..actions import Action, Finish, Forget, Log, Send
+from ...protocol.types import (
+    Decision,
+    FaultReport,
+    JobSpec,
+    RankProgress,
+    Rendezvous,
+    RepairPlan,
+    StoreEndpoint,
+    rank_address,
+)
+from .events import Action, Finish, Forget, Log, Send
 from .fault_book import FaultBook
-from .history import History
-from .incident import OpenIncident
-from .meeting import Meeting
+from .incident import History, OpenIncident
 from .node_checks import NodeChecks
-from .planned_change import AT_THE_BOUNDARY, Plans
-from .rank_states import PARKED, RankState
-from .world import World
+from .world import PARKED, Node, NodeState, RankState, World
 
 
 class Phase(StrEnum):
@@ -43,6 +50,7 @@ class Phase(StrEnum):
 
 # Towards barrier one.
 _ON_THE_WAY = (RankState.STARTING, *PARKED, RankState.QUIESCING)
+
 # In these nothing more can be mended: faults are not taken in.
 OVER = frozenset({Phase.SAVING, Phase.ENDED})
 
@@ -111,6 +119,128 @@ class Saving:
     def before_a_start(self) -> bool:
         """Whether the world starts again when it is written."""
         return isinstance(self.then, Resize | Reschedule)
+
+
+class Stage(StrEnum):
+    """How far a planned change has got."""
+
+    PREPARING = "preparing"  # newcomers are started, beside those whose ranks they will hold
+    READING = "reading"  # the step clocks are read, to choose the boundary
+    STOPPING = "stopping"  # the ranks have been told where to stop
+    HANDING_OVER = "handing over"  # all have stopped, and write what only those that leave hold
+
+
+# The way back from here is an incident of its own.
+AT_THE_BOUNDARY = frozenset({Stage.STOPPING, Stage.HANDING_OVER})
+
+
+@dataclass
+class Newcomer:
+    """A process that gets ready to take a rank over."""
+
+    rank: int
+    incarnation: int
+    pid: int = 0
+
+
+@dataclass
+class Plan:
+    """The ranks of `node` move to `spare`; or, without them, the world grows to `nodes` nodes.
+
+    `awaiting`: newcomers that have not reached their train function.
+    """
+
+    report: FaultReport
+    decision: Decision
+    charges: tuple[Spent, ...]
+    node: str = ""
+    spare: str = ""
+    nodes: int = 0
+    newcomers: dict[int, Newcomer] = field(default_factory=dict)
+    awaiting: set[int] = field(default_factory=set)
+    stage: Stage = Stage.PREPARING
+    readings: int = 0  # how often the step clocks were asked for
+    looking: bool = False  # the boundary is overdue, and the clocks are read to see why
+    after_step: int | None = None  # where all stop; None: not known, or given up for stopping at once
+
+
+@dataclass
+class Unwell:
+    """A node that is not well: who said so, what stands in the way of its drain, and how often one has failed."""
+
+    report: FaultReport
+    note: str = ""
+    failures: int = 0
+
+
+@dataclass
+class Plans:
+    """What is planned, what is to be planned, and when to look again."""
+
+    current: Plan | None = None
+    unwell: dict[str, Unwell] = field(default_factory=dict)
+    going: set[str] = field(default_factory=set)  # nodes that the platform will take away
+    due_s: float | None = None
+    scaled_s: float = -math.inf  # when the world last got another size
+    grow_due_s: float | None = None  # when it is time to look whether the world can grow
+    remark: str = ""  # why a change was not made after all, for the record of the incident
+
+    def what_is_wrong(self, node: str) -> str:
+        """Say in words why a node is to be left."""
+        return "going" if node in self.going else "not well"
+
+
+KEY_BYTES = 32
+
+_SECRET_BYTES = 16
+
+_NOWHERE = StoreEndpoint("", 0)
+
+
+@dataclass
+class Meeting:
+    """The store of the present generation. `key`: what the secrets of all generations are derived from."""
+
+    key: bytes = b""
+    node: str = ""  # whose store it is; empty: not chosen yet
+    failed: bool = False  # ranks could not link up there
+
+    def rendezvous(self, world: World, purpose: str) -> Rendezvous:
+        """Return where the present generation meets: the same for all its members, and in a replay.
+
+        The secret follows from the job's key and the purpose, which names job and generation, so that the machine needs
+        no chance of its own. Where no store is known the answer leads nowhere: the link-up fails, and the ladder takes
+        the next rung.
+        """
+        node = self._chosen(world)
+        endpoint = node.store if node is not None and node.store is not None else _NOWHERE
+        return Rendezvous(endpoint.host, endpoint.port, self.secret(purpose))
+
+    def secret(self, purpose: str) -> str:
+        """Return the secret of those who meet for a purpose."""
+        return hashlib.blake2b(purpose.encode(), key=self.key, digest_size=_SECRET_BYTES).hexdigest()
+
+    def begin(self) -> None:
+        """Forget the store of the generation before. Runs when a generation is opened."""
+        self.node, self.failed = "", False
+
+    def link_up_failed(self, world: World) -> None:
+        """Prefer other stores to that of the present generation from now on, however many ranks report it."""
+        if self.node in world.nodes and not self.failed:
+            self.failed = True
+            world.nodes[self.node].failed_link_ups += 1
+
+    def linked_up(self, world: World) -> None:
+        """Trust the store of the present generation: all ranks have met there."""
+        if self.node in world.nodes:
+            world.nodes[self.node].failed_link_ups = 0
+
+    def _chosen(self, world: World) -> Node | None:
+        node = world.nodes.get(self.node)
+        if node is None or node.store is None or node.state not in {NodeState.ACTIVE, NodeState.SPARE}:
+            node = world.best_store()
+            self.node = node.name if node is not None else ""
+        return node
 
 
 @dataclass

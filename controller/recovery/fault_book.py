@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ...policies.fault_levels import TREATMENTS, Treatment
+from ...policies.fault_codes import TREATMENTS, Treatment
 from ...policies.schema import TooOften
 from ...protocol.incidents import StandingFault
 from ...protocol.types import Assertion, FaultLevel, FaultReport
